@@ -1,0 +1,70 @@
+"""The exceptions autotune raises, all of them.
+
+    AutotuneError            exit code 1: a fault of autotune itself
+    ├── BadInput             exit code 2: what the user typed or wrote cannot be done
+    ├── NothingWorked        exit code 3: no configuration of the study trained
+    ├── ClaimBroken          exit code 4: `verify` found a slower winner than its file claims
+    └── Interrupted          exit code 130: stopped by the user, everything measured is kept
+
+A trial that fails raises nothing: it is a value with an outcome, a reason and evidence (records.py).
+Errors of other libraries are translated into these where they enter.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AutotuneError(Exception):
+    """Base of everything autotune raises on purpose."""
+
+    exit_code = 1
+
+
+class BadInput(AutotuneError):
+    """Input that cannot be used; carries every problem found, so that one run shows them all.
+
+    Each problem reads `<full key or path>: <what is wrong>, got <value>. <What is allowed, nearest first>. <What to do.>`
+    """
+
+    exit_code = 2
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class NothingWorked(AutotuneError):
+    """No trial of the study produced a number, baseline included."""
+
+    exit_code = 3
+
+
+class ClaimBroken(AutotuneError):
+    """A verified file's claim does not hold on this machine now."""
+
+    exit_code = 4
+
+
+class Interrupted(AutotuneError):
+    """The user stopped the study; what was measured is on disk."""
+
+    exit_code = 130
+
+
+def nearest(word: str, allowed: Iterable[str]) -> list[str]:
+    """Returns the allowed words ordered by likeness to `word`, likest first."""
+    ranked = [(difflib.SequenceMatcher(None, word.lower(), a.lower()).ratio(), a) for a in allowed]
+    return [a for _, a in sorted(ranked, key=lambda pair: (-pair[0], pair[1]))]
+
+
+def one_of(word: str, allowed: Iterable[str], *, show: int = 12) -> str:
+    """Returns "Did you mean 'x'? Allowed: x, y, z" for a word that is not among `allowed`."""
+    ranked = nearest(word, allowed)
+    if not ranked:
+        return "Nothing is allowed here."
+    close = difflib.get_close_matches(word.lower(), [a.lower() for a in ranked], n=1, cutoff=0.6)
+    hint = f"Did you mean {ranked[0]!r}? " if close else ""
+    more = f" and {len(ranked) - show} more" if len(ranked) > show else ""
+    return f"{hint}Allowed: {', '.join(ranked[:show])}{more}."

@@ -1,0 +1,251 @@
+"""The files between tuner and harness: what the tuner asks for, and what each rank answers.
+
+This module is the only one both sides import. It needs Python 3.9 and the standard library, because the harness runs in
+the program's interpreter, where autotune is not installed. Stored numbers are SI floats and byte ints; every stored
+document carries `schema`. History of the schema: 1, the first.
+
+    spec.json             tuner -> harness   Spec: which trial this is, its knobs, when to stop measuring
+    progress.jsonl        harness -> tuner   one Progress line at each phase change and at most five a second
+    result.rank<R>.json   harness -> tuner   RankResult, written under a temporary name and renamed: there or not, never half
+    stop.json             rank 0 -> ranks    {"step": n}: every rank writes its result and leaves after its n-th step
+    loader<K>.bin         loader workers     (batches, busy seconds) of each worker of the K-th DataLoader, two float64 each
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Any, Dict, List, Optional
+
+SCHEMA = 1
+SPEC_VARIABLE = "AUTOTUNE_SPEC"  # path of spec.json; its presence is what wakes the harness
+MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>", inherited by every process of a trial: how leftovers are found
+SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
+STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
+
+# Phases of a trial, in order. Each is entered once; "steady" may not be reached.
+PHASES = ("spawn", "import", "init", "first_batch", "compile", "warmup", "steady", "exit")
+
+# What a rank says of each knob it was given.
+APPLIED, NOT_APPLICABLE, OVERRIDDEN = "applied", "not applicable", "overridden by the program"
+
+
+def result_file(rank: int) -> str:
+    """Returns the name of a rank's result file."""
+    return f"result.rank{rank}.json"
+
+
+@dataclasses.dataclass
+class MeasureRules:
+    """When warm-up ends and when measuring stops; the thresholds of the whole tool, in one place.
+
+    Sources: the steady-state and stopping rules of nvbench and Kernel Tuner, block means after Law & Kelton's batch means;
+    figures from our own probes (a loader's prefetch queue makes naive short trials 2.3x wrong).
+    """
+
+    warmup_min_device_s: float = 1.0  # work done before the window may open
+    warmup_max_s: float = 60.0  # then the window opens anyway and the trial is `unsteady`
+    warmup_mean_frac: float = 0.03  # last two blocks' means agree within this
+    warmup_quartile_frac: float = 0.05  # and their quartiles within this
+    warmup_quiet_steps: int = 3  # steps without a newly compiled graph
+    slow_step_s: float = 0.25  # steps longer than this use the slow-step rule
+    slow_warmup_steps: int = 2
+    slow_min_steps: int = 6
+    slow_max_s: float = 15.0
+    block_min_s: float = 0.05
+    min_blocks: int = 5
+    min_steps: int = 20
+    min_s: float = 2.0
+    max_s: float = 30.0
+    half_width_frac: float = 0.03  # stop when the 95 % interval is this narrow, relative to the mean
+
+
+@dataclasses.dataclass
+class Spec:
+    """One trial as the harness sees it.
+
+    Attributes:
+        trial: number of the trial within its study.
+        nonce: random word that must come back in the result; results of an earlier attempt are not mistaken for this one's.
+        folder: absolute path of the trial's folder.
+        mode: "measure" (stop after the window), "inspect" (stop after a few steps), "apply" (never stop, never measure).
+        knobs: knob key -> value, only those to be changed; absent means "as the program does it".
+        passed: knob key -> value of those the command line already carries; the harness only checks them.
+        target: `RankResult.target` of the baseline: which loaders to change. None in the baseline itself.
+        device: "cuda" or "cpu", or "auto" when nobody said.
+        memory_limit_bytes: per-process cap, CUDA by allocator fraction and CPU by RLIMIT_DATA; None for none.
+    """
+
+    trial: int
+    nonce: str
+    folder: str
+    mode: str = "measure"
+    knobs: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    passed: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    target: Optional[List[Dict[str, Any]]] = None
+    device: str = "auto"
+    memory_limit_bytes: Optional[int] = None
+    rules: MeasureRules = dataclasses.field(default_factory=MeasureRules)
+    schema: int = SCHEMA
+
+
+@dataclasses.dataclass
+class KnobReport:
+    """What became of one knob in one rank.
+
+    Attributes:
+        status: APPLIED, NOT_APPLICABLE or OVERRIDDEN.
+        reason: why not, in a sentence's words; empty when applied.
+        observed: the value read back from the process after the last step, None when it cannot be read.
+    """
+
+    status: str
+    reason: str = ""
+    observed: Any = None
+
+
+@dataclasses.dataclass
+class Window:
+    """The steady phase: the only place throughput comes from.
+
+    Attributes:
+        steps: counted optimizer steps.
+        seconds: wall time, synchronised at both ends on CUDA.
+        samples: work units consumed.
+        rate_per_s: samples per second as consumed.
+        block_rates_per_s: the same per block of whole multiples of the worker count.
+        half_width_frac: 95 % half-width from block means relative to the mean; None under five blocks, or when slow steps
+            make one block a step and there are fewer than five.
+        is_steady: False when warm-up hit its cap or memory was still moving.
+        reason: why it stopped, or why it is not steady.
+        clock_gap_frac: |sum of device event gaps - wall time| / wall time; None on the CPU.
+    """
+
+    steps: int
+    seconds: float
+    samples: float
+    rate_per_s: float
+    block_rates_per_s: List[float]
+    half_width_frac: Optional[float]
+    is_steady: bool
+    reason: str
+    clock_gap_frac: Optional[float] = None
+
+
+@dataclasses.dataclass
+class RankResult:
+    """Everything one rank of one trial found out.
+
+    Attributes:
+        status: "measured" (the harness ended the program), "ended" (the program ended by itself first), "failed" (exception).
+        error: {"type", "message", "traceback"} of the exception that ended the program; None otherwise.
+        phases_s: seconds spent in each phase of PHASES.
+        unit: "samples", or "steps" when no batch dimension could be found; `unit_source` says where it was read.
+        steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}; `end_s` on the
+            monotonic clock from the first step's end, `wait_s` host seconds inside the loader's __next__.
+        window: None when no window was reached.
+        throughput_per_s: the trial's number for this rank: consumed rate, capped by what the loader can sustain.
+        device_rate_per_s: D, what the device would do with a free loader; None when unknown.
+        loader_rate_per_s: L, what the loader can sustain; None without a loader.
+        memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}, unknown = None.
+        loss: {"first", "last", "is_finite", "count"} seen at backward(); None where backward was not seen.
+        knobs: knob key -> KnobReport for every knob of the spec.
+        observed: knob key -> the program's own value, for every knob the harness can read (what "baseline" means).
+        applicability: knob key -> reason why that knob cannot be turned in this program; absent = it can.
+        target: loaders whose batches reach the optimizer, as [{"site", "ordinal"}]; None without a DataLoader.
+        detected: what `inspect` prints: {"loader", "modules", "optimizers", "precision", "compile", "world_size", ...}.
+        facts: interpreter, torch, device and instruction set as the program's process sees them.
+        compiled: {"graphs", "recompile_limit_hit", "seconds"}.
+    """
+
+    trial: int
+    nonce: str
+    rank: int
+    world_size: int
+    pid: int
+    status: str
+    error: Optional[Dict[str, str]] = None
+    phases_s: Dict[str, float] = dataclasses.field(default_factory=dict)
+    unit: str = "steps"
+    unit_source: str = ""
+    steps: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    window: Optional[Window] = None
+    throughput_per_s: Optional[float] = None
+    device_rate_per_s: Optional[float] = None
+    loader_rate_per_s: Optional[float] = None
+    data_wait_frac: Optional[float] = None
+    memory: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    loss: Optional[Dict[str, Any]] = None
+    knobs: Dict[str, KnobReport] = dataclasses.field(default_factory=dict)
+    observed: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    applicability: Dict[str, str] = dataclasses.field(default_factory=dict)
+    target: Optional[List[Dict[str, Any]]] = None
+    detected: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    facts: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    compiled: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    schema: int = SCHEMA
+
+
+@dataclasses.dataclass
+class Progress:
+    """One line of progress.jsonl: where rank 0 stands.
+
+    Attributes:
+        time_s: monotonic clock of the machine (comparable between processes of one host).
+        phase: member of PHASES.
+        step: counted optimizer steps so far.
+        rate_per_s: samples per second over the last block, None before there is one.
+    """
+
+    time_s: float
+    phase: str
+    step: int = 0
+    rate_per_s: Optional[float] = None
+
+
+def write_json(path: str, document: Any) -> None:
+    """Writes a dataclass or plain document as JSON: whole under a temporary name, then renamed."""
+    plain = dataclasses.asdict(document) if dataclasses.is_dataclass(document) and not isinstance(document, type) else document
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(plain, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_spec(path: str) -> Spec:
+    """Returns the spec stored at `path`.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not a spec of this schema.
+    """
+    raw = _read(path)
+    raw["rules"] = MeasureRules(**raw["rules"])
+    return Spec(**raw)
+
+
+def read_result(path: str) -> RankResult:
+    """Returns the rank result stored at `path`.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not a result of this schema (a program may have overwritten it).
+    """
+    raw = _read(path)
+    try:
+        raw["window"] = Window(**raw["window"]) if raw.get("window") else None
+        raw["knobs"] = {key: KnobReport(**report) for key, report in raw.get("knobs", {}).items()}
+        return RankResult(**raw)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: not a result of schema {SCHEMA}: {error}") from error
+
+
+def _read(path: str) -> Dict[str, Any]:
+    with open(path, encoding="utf-8") as file:
+        raw = json.load(file)
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: not a document of schema {SCHEMA}")
+    return raw

@@ -1,0 +1,1 @@
+"""The knobs: the tuner's side."""

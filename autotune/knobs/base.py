@@ -1,0 +1,87 @@
+"""What a knob is, for the tuner: key, tier, domain rule, applicability rule, documentation.
+
+The other half, how a knob is set and verified inside the process, is in `harness/apply/`; the two are joined by the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.records import Knobs, KnobValue, Tier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """What a knob's rules may look at: this machine, and this program as the baseline trial found it.
+
+    Attributes:
+        num_cores: effective CPU cores, min(affinity, cgroup quota).
+        has_cuda: whether the program's process sees a CUDA device.
+        compute_capability: (major, minor) of the device; None on the CPU.
+        device_memory_bytes: memory of one device; None on the CPU.
+        cpu_isa: instruction sets that matter: "avx2", "avx512_bf16", "amx_bf16", ...
+        has_compiler: whether torch.compile can work for this device (a C++ compiler on the CPU, triton on CUDA).
+        observed: knob key -> the program's own value, from the baseline.
+        not_applicable: knob key -> reason, from the baseline's harness.
+        is_recipe: whether a built-in recipe is tuned (its batch size and workers are ours to choose).
+    """
+
+    num_cores: int
+    has_cuda: bool = False
+    compute_capability: tuple[int, int] | None = None
+    device_memory_bytes: int | None = None
+    cpu_isa: frozenset[str] = frozenset()
+    has_compiler: bool = True
+    observed: Knobs = field(default_factory=dict)
+    not_applicable: dict[str, str] = field(default_factory=dict)
+    is_recipe: bool = False
+
+
+def no_reason(_: Circumstances) -> str | None:
+    """Returns None: the knob can always be turned."""
+    return None
+
+
+def no_seed(_: Circumstances) -> KnobValue | None:
+    """Returns None: an expert would leave this knob alone."""
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """One tunable setting.
+
+    Attributes:
+        key: dotted key, "loader.num_workers".
+        tier: what it changes beside speed.
+        type: bool, int or str; what a value must be.
+        default: value in a program that says nothing (the library's own default).
+        domain: values worth trying under the circumstances, ascending for numbers; the baseline's own value is added by the space.
+        choices: the only values allowed for a str knob; empty = any.
+        bounds: smallest and largest value allowed for an int knob here; None = no bound on that side.
+        blocked: reason why it cannot be turned under the circumstances, None when it can.
+        expert: value an expert would start with under the circumstances, None to leave it.
+        is_active: whether it means anything beside the other knobs' values (prefetch_factor needs workers).
+        environment: environment variables a value stands for; set by the launcher, before the interpreter starts.
+        is_costly: each value costs a compilation; tried only on the best of the others.
+        summary, helps, hurts, start_cost: documentation, printed by `autotune knobs NAME`.
+    """
+
+    key: str
+    tier: Tier
+    type: type
+    default: KnobValue
+    domain: Callable[[Circumstances], list[KnobValue]]
+    choices: tuple[str, ...] = ()
+    bounds: Callable[[Circumstances], tuple[int | None, int | None]] = lambda _: (None, None)
+    blocked: Callable[[Circumstances], str | None] = no_reason
+    expert: Callable[[Circumstances], KnobValue | None] = no_seed
+    is_active: Callable[[Knobs], bool] = lambda _: True
+    environment: Callable[[Any], dict[str, str]] = lambda _: {}
+    is_costly: bool = False
+    summary: str
+    helps: str
+    hurts: str
+    start_cost: str = "none"
