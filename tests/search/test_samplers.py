@@ -54,7 +54,7 @@ def test_grid_levels_are_what_a_person_would_list(distribution, levels):
 
 
 def test_grid_over_a_continuous_range_is_refused_with_a_way_out():
-    with pytest.raises(BadInput, match="search.sampler=tpe"):
+    with pytest.raises(BadInput, match=r"search\.sampler=tpe"):
         make_sampler("grid", seed=0, distributions={"x": FloatDistribution(0, 1)})
 
 
