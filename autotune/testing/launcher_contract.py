@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from autotune.errors import BadInput
 from autotune.failures import classify
 from autotune.harness import protocol
+from autotune.launchers import process_tree
 from autotune.launchers.base import Deadlines, Ended, Launch, Launcher, Running
 from autotune.records import Outcome
 from autotune.testing.stub_programs import IGNORES_SIGTERM, program
@@ -55,17 +57,9 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def marked_processes() -> list[int]:
-    """Returns the processes of any trial that are still there."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            marked = protocol.MARK_VARIABLE in process.environ()
-        except (psutil.Error, OSError):
-            continue
-        if marked and process.pid != os.getpid() and is_alive(process.pid):
-            found.append(process.pid)
-    return found
+def marked_processes(study: Path) -> list[psutil.Process]:
+    """Returns the processes of a study's trials that are still there."""
+    return process_tree.members(None, lambda mark: mark.startswith(f"{study}:"))
 
 
 class LauncherContract:
@@ -84,11 +78,12 @@ class LauncherContract:
         return study / "trials" / "0007"
 
     @pytest.fixture(autouse=True)
-    def nothing_left(self) -> Iterator[None]:
-        """Fails the test that leaves a process."""
-        before = set(marked_processes())
+    def nothing_left(self, folder: Path) -> Iterator[None]:
+        """Fails the test that leaves a process, and ends it."""
         yield
-        assert set(marked_processes()) <= before
+        left = marked_processes(folder.parent.parent)
+        process_tree.send(left, signal.SIGKILL)
+        assert not left
 
     def run(self, launcher: Launcher, launch: Launch) -> Ended:
         """Starts and waits."""
@@ -125,6 +120,7 @@ class LauncherContract:
     def test_hostile_paths_and_arguments_arrive_unchanged(self, launcher: Launcher, tmp_path: Path) -> None:
         """No shell is in between."""
         folder = tmp_path / "a b'c\"d\n$(e) ü" / "s" / "trials" / "0007"
+        folder.mkdir(parents=True)
         arguments = ["a b", "'", '"', "$(touch x)", "\n", "ü☃", "", "--", "*"]
         ended = self.run(launcher, a_launch(folder, [*program("result(detected={'argv': sys.argv[1:]})"), *arguments]))
         assert ended.results[0].detected["argv"] == arguments
@@ -179,17 +175,19 @@ class LauncherContract:
         assert classify(ended.facts(launch.spec)) == (Outcome.error, "ValueError: x (rank 1)")
 
     @pytest.mark.parametrize(
-        "what", ["nonce='somebody else'", "trial=8", "rank=4", "world_size='many'", "schema=99", "knobs=[1]"]
+        "body",
+        [
+            "result(nonce='of another attempt')",
+            "result(trial=8)",
+            "result(rank=4, world_size=9); os.rename(folder + '/result.rank4.json', folder + '/result.rank0.json')",
+            "result(world_size='many')",
+            "result(schema=99)",
+            "result(knobs=[1])",
+        ],
     )
-    def test_result_of_another_attempt_or_shape_is_a_problem(self, launcher: Launcher, folder: Path, what: str) -> None:
+    def test_result_of_another_attempt_or_shape_is_a_problem(self, launcher: Launcher, folder: Path, body: str) -> None:
         """Never taken for this trial's, never an exception."""
-        launch = a_launch(
-            folder,
-            program(
-                f"result(**dict({what})) if 'rank=' not in '{what}' else result(detected={{}}) or "
-                "os.rename(folder + '/result.rank0.json', folder + '/result.rank4.json')"
-            ),
-        )
+        launch = a_launch(folder, program(body))
         ended = self.run(launcher, launch)
         assert (ended.cause, ended.results) == ("exit", [])
         assert len(ended.problems) == 1
@@ -278,17 +276,14 @@ class LauncherContract:
 
     def test_children_in_sessions_of_their_own_that_ignore_sigterm_are_ended(self, launcher: Launcher, folder: Path) -> None:
         """Orphans too: their parent has gone before."""
-        deaf = f"spawn({IGNORES_SIGTERM!r}, start_new_session=True, stdout=subprocess.PIPE)"
-        orphan = (
-            "import subprocess, sys; p = subprocess.Popen([sys.executable, '-S', '-c', sys.argv[1]], start_new_session=True)"
-        )
         body = f"""
-child = {deaf}
+child = spawn({IGNORES_SIGTERM!r}, stdout=subprocess.PIPE, start_new_session=True)
 child.stdout.readline()
-out = subprocess.run([sys.executable, '-S', '-c', {orphan!r} + '; print(p.pid)', 'import time; time.sleep(600)'],
-                     stdout=subprocess.PIPE).stdout
-open(folder + '/pids.tmp2', 'w').write('%d %d' % (child.pid, int(out)))
-os.rename(folder + '/pids.tmp2', folder + '/pids')
+parent = "import subprocess as s, sys; print(s.Popen(sys.argv[1:], start_new_session=True, stdout=s.DEVNULL).pid)"
+sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+orphan = int(subprocess.run([sys.executable, "-S", "-c", parent, *sleeper], stdout=subprocess.PIPE).stdout)
+open(folder + "/pids.tmp2", "w").write("%d %d" % (child.pid, orphan))
+os.rename(folder + "/pids.tmp2", folder + "/pids")
 time.sleep(600)
 """
         running = launcher.start(a_launch(folder, program(body)))
