@@ -40,7 +40,9 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     is_best = entry["trial"] == (summary["best"] or {}).get("trial")
     speedup = summary["speedup"] if is_best else _search_ratio(summary, entry)
     knobs = {**(summary.get("pinned") or {}), **entry["overrides"]}
-    return Winner(knobs=knobs, headline=_headline(summary, entry, speedup), provenance=_provenance(summary, entry, speedup, tier))
+    return Winner(
+        knobs=knobs, headline=_headline(summary, entry, speedup), provenance=_provenance(summary, entry, speedup, tier)
+    )
 
 
 def describe_machine(machine: dict[str, Any]) -> str:

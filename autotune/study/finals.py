@@ -102,7 +102,7 @@ class Finals:
         session = self._session
         candidates = finalists(session.searched)
         if not candidates:
-            self.decision = Decision(verdict="same", reason="no configuration that trained came near the baseline")
+            self.decision = _without_finalist(session.searched)
             return self.decision
         session.listener.finals_started([0, *(c.number for c in candidates)], self._left_s_or_none())
         while candidates:
@@ -117,9 +117,7 @@ class Finals:
         rules = self._session.plan.config.measure.finals
         if self._session.budget.total_s is None:
             return rules
-        return finals_rules(
-            rules, seconds_each=self._session.budget.left_s / WANTED_TRIALS, baseline=self._session.baseline
-        )
+        return finals_rules(rules, seconds_each=self._session.budget.left_s / WANTED_TRIALS, baseline=self._session.baseline)
 
     def _chosen(self, candidates: list[TrialRecord]) -> TrialRecord:
         """Runs choosing rounds while they leave time for the pairs that report, two at most; returns the winner."""
@@ -198,6 +196,12 @@ class Finals:
 
     def _left_s_or_none(self) -> float | None:
         return None if self._session.budget.total_s is None else max(0.0, self._session.budget.left_s)
+
+
+def _without_finalist(records: list[TrialRecord]) -> Decision:
+    if len(records) == 1:
+        return Decision(verdict="ambiguous", reason="nothing but the baseline was measured")
+    return Decision(verdict="same", reason="no configuration that trained came near the baseline")
 
 
 def _judge(chosen: TrialRecord, pairs: list[tuple[float, float]]) -> Decision:

@@ -84,7 +84,9 @@ def _best(records: list[TrialRecord], baseline: TrialRecord | None, standing: St
 
 def _leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> TrialRecord:
     """Returns the best search trial up to a tier, or the baseline where none beat it by more than the margin."""
-    able = [r for r in records if r.repeats is None and r.outcome.may_win and r.value and r.tier.rank <= tier.rank and r.changed]
+    able = [
+        r for r in records if r.repeats is None and r.outcome.may_win and r.value and r.tier.rank <= tier.rank and r.changed
+    ]
     top = max(able, key=lambda record: record.value or 0.0, default=baseline)
     return top if (top.value or 0.0) > (baseline.value or 0.0) * (1 + stats.MARGIN_FRAC) else baseline
 
@@ -139,11 +141,17 @@ def _speedup(baseline: TrialRecord | None, best: TrialRecord | None, standing: S
 def _unproven(baseline: TrialRecord, best: TrialRecord, decision: Decision | None) -> dict[str, Any]:
     """Returns the speedup as the search saw it: one measurement each, picked as the best, so it overstates."""
     if decision is not None and decision.finalist is None:
-        return {"ratio": 1.0, "ci": None, "verdict": decision.verdict, "reason": decision.reason}
+        ratio = 1.0 if decision.verdict == "same" else None
+        return {"ratio": ratio, "ci": None, "verdict": decision.verdict, "reason": decision.reason}
     leader = decision.finalist if decision and decision.finalist else best
     reason = decision.reason if decision else "the finals have not run"
     ratio = (leader.value or 0.0) / baseline.value if baseline.value else None
-    return {"ratio": ratio, "ci": None, "verdict": "ambiguous", "reason": f"{reason}: the search's own numbers, which overstate"}
+    return {
+        "ratio": ratio,
+        "ci": None,
+        "verdict": "ambiguous",
+        "reason": f"{reason}: the search's own numbers, which overstate",
+    }
 
 
 def _seconds(records: list[TrialRecord], total_s: float) -> dict[str, float]:
