@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune import stats
-from autotune.records import SCHEMA, Knobs, StudyRecord, Summary, Tier, TrialRecord
+from autotune.records import SCHEMA, StudyRecord, Summary, Tier, TrialRecord
 from autotune.study.budget import START_PHASES
 from autotune.study.diagnosis import diagnose
 from autotune.study.finals import Decision
@@ -109,7 +109,7 @@ def _entry(record: TrialRecord, standing: Standing, *, knobs: bool = False, over
     """Returns trial, value and interval: from the finals' reporting rounds where there are any, else from the search."""
     rates = standing.decision.values.get(record.number) if standing.decision else None
     value, ci = stats.log_mean_interval(rates) if rates else (record.value, record.ci)
-    entry = {"trial": record.number, "value": value, "ci": ci, "measured_in": "finals" if rates else "search"}
+    entry: dict[str, Any] = {"trial": record.number, "value": value, "ci": ci, "measured_in": "finals" if rates else "search"}
     if overrides:
         entry["overrides"] = record.changed
     if knobs:

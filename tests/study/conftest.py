@@ -43,6 +43,6 @@ class Bench:
         return self.folder.read_trials()
 
 
-@pytest.fixture()
+@pytest.fixture
 def bench(tmp_path):
     return lambda *args, **kwargs: Bench(tmp_path / "runs", *args, **kwargs)
