@@ -132,7 +132,7 @@ def test_first_ctrl_c_finishes_the_running_trial(bench):
     def failures(trial, knobs):
         if trial == 2:
             signal.raise_signal(signal.SIGINT)
-        return None
+        return
 
     study = bench(Surface(failures=failures))
     before = signal.getsignal(signal.SIGINT)
@@ -166,7 +166,7 @@ def test_interrupt_in_the_finals_reports_the_rounds_there_are(bench):
             return Failure(raises=KeyboardInterrupt)
         return None
 
-    study = bench(Surface(gains={("precision.amp", "bf16"): 2.0}, failures=failures), "study.budget.trials=6", "study.budget.minutes=20")
+    study = bench(Surface(gains={("precision.amp", "bf16"): 2.0}, failures=failures), "study.budget.trials=6", minutes=20)
     summary = study.run()
     assert summary["status"] == "interrupted"
     assert summary["speedup"]["verdict"] == "faster"
