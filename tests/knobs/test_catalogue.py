@@ -13,7 +13,9 @@ from autotune.knobs.values import value_of
 from autotune.records import Tier
 
 MACHINES = [
-    Circumstances(num_cores=cores, has_cuda=cuda, compute_capability=(capability if cuda else None), cpu_isa=isa, is_recipe=recipe)
+    Circumstances(
+        num_cores=cores, has_cuda=cuda, compute_capability=(capability if cuda else None), cpu_isa=isa, is_recipe=recipe
+    )
     for cores, cuda, capability, isa, recipe in itertools.product(
         (1, 2, 3, 8, 192), (False, True), ((7, 0), (8, 0), (9, 0)), (frozenset(), frozenset({"avx512_bf16"})), (False, True)
     )
@@ -69,5 +71,5 @@ def test_only_the_batch_size_changes_the_training() -> None:
 
 
 def test_unknown_knobs_name_the_nearest() -> None:
-    with pytest.raises(BadInput, match="Did you mean 'loader.num_workers'"):
+    with pytest.raises(BadInput, match=r"Did you mean 'loader\.num_workers'"):
         knob("loader.num_worker")
