@@ -15,11 +15,9 @@ PHRASES: dict[str, str] = {
     "loader.num_workers": "workers {}",
     "loader.prefetch_factor": "prefetch {}",
     "threads.intra": "threads {}",
-    "threads.intra_op": "threads {}",
     "threads.omp": "OMP {}",
     "precision.matmul": "matmul {}",
     "compile.mode": "compile {}",
-    "optimizer.impl": "{} optimizer",
     "optimizer.implementation": "{} optimizer",
 }
 OFF_PHRASES = {"precision.amp": "fp32", "compile.mode": "eager"}
@@ -131,8 +129,8 @@ def machine_text(machine: dict[str, object]) -> str:
     gpus = machine.get("gpus") or []
     names = [str(gpu.get("name", "GPU")) for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
     device = f"{len(names)} x {names[0]}" if len(names) > 1 else (names[0] if names else "")
-    model = re.sub(r"\((R|TM|r|tm)\)|\bCPU\b|@.*$", "", str(machine.get("cpu") or machine.get("cpu_model") or "")).strip()
-    cores, memory = machine.get("cores") or machine.get("num_cores"), machine.get("memory_bytes")
+    model = re.sub(r"\((R|TM|r|tm)\)|\bCPU\b|@.*$", "", str(machine.get("cpu_model") or "")).strip()
+    cores, memory = machine.get("num_cores"), machine.get("memory_bytes")
     parts = [device, re.sub(r"\s+", " ", model), f"{cores} cores" if cores else ""]
     parts.append(bytes_text(float(memory)) if isinstance(memory, int | float) else "")
     return ", ".join(part for part in parts if part) or "unknown machine"

@@ -117,7 +117,7 @@ class MlflowTracker(Tracker):
             self._known = None
             done = state.written + state.present
             state.pending = [trial.number for trial in trials[done:]]
-            state.problem = masked(_first_line(error))
+            state.problem = masked(_problem(error))
         return state
 
     def _connect(self) -> None:
@@ -281,6 +281,13 @@ def _tail(file: Path) -> str:
 
 def _milliseconds(seconds: float) -> int:
     return int(seconds * 1000)
+
+
+def _problem(error: Exception) -> str:
+    text = str(error)
+    if "Max retries exceeded" in text or "Connection" in text:
+        return "no answer"
+    return _first_line(error)
 
 
 def _first_line(error: Exception) -> str:
