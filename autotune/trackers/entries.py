@@ -200,5 +200,3 @@ def _name(key: str) -> str:
 
 def _finite(numbers: dict[str, Any]) -> dict[str, float]:
     return {_name(k): float(v) for k, v in numbers.items() if isinstance(v, int | float) and math.isfinite(v)}
-
-
