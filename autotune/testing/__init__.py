@@ -1,1 +1,1 @@
-"""Public fakes and contract suites, for our tests and for those who write a launcher, a sampler or a tracker."""
+"""For tests, ours and those of other people's launchers, knobs and trackers: contract suites and fakes."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
+from autotune.monitors import logs
 from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import StudyFolder, read_json
 from autotune.trackers import entries, store
@@ -274,9 +275,7 @@ def _nonce(folder: StudyFolder, trial: TrialRecord) -> str:
 
 
 def _tail(file: Path) -> str:
-    with file.open("rb") as stream:
-        stream.seek(max(0, file.stat().st_size - LOG_TAIL_BYTES))
-        return masked(stream.read().decode("utf-8", "replace"))
+    return logs.mask(logs.tail(file, LOG_TAIL_BYTES))
 
 
 def _milliseconds(seconds: float) -> int:
