@@ -22,7 +22,9 @@ def test_every_fence_of_commands_says_how_it_is_run() -> None:
 
 def test_no_command_hides_in_an_unmarked_fence() -> None:
     bodies = TEXT.split("```")[1::2]
-    prompts = [body for body in bodies if not body.startswith("sh") and any(line.startswith("$ ") for line in body.splitlines())]
+    prompts = [
+        body for body in bodies if not body.startswith("sh") and any(line.startswith("$ ") for line in body.splitlines())
+    ]
     assert prompts == []
 
 
@@ -46,7 +48,9 @@ def test_continued_lines_and_comments_are_read_as_a_shell_would() -> None:
     assert list(commands(text)) == [Command("sh", "autotune run    model=x")]
 
 
-@pytest.mark.parametrize("line", [c.line for c in COMMANDS if c.line.split()[:1] == ["autotune"] and c.line.split()[1] in CHEAP])
+@pytest.mark.parametrize(
+    "line", [c.line for c in COMMANDS if c.line.split()[:1] == ["autotune"] and c.line.split()[1] in CHEAP]
+)
 def test_cheap_commands_run(line: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(README.parent)}
     command = [sys.executable, "-m", "autotune", *shlex.split(line)[1:]]
