@@ -5,13 +5,14 @@
 1. A program of about one millisecond a step that times itself, with the harness (no knobs, measuring all the time, heartbeat
    included) and without it, in alternating fresh processes; compared pair by pair.
 2. A small study: seconds of each trial outside warm-up and window, by phase, and the tuner's own seconds between trials.
-3. `autotune sync` of that study, once with some of its trials and once with all: the difference is what one trial costs the tracker.
-   It runs beside the study at the lowest priority and is not part of a trial's time.
+3. `autotune sync` of that study, once with its first trial and once with all: the difference is what one trial costs the
+   tracker. It runs beside the study at the lowest priority and is not part of a trial's time.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import statistics
@@ -93,7 +94,7 @@ def trial_costs(trials: list[TrialRecord]) -> list[tuple[str, str]]:
     """Returns where the seconds of a trial go, median over trials, and what lies between two trials."""
     measured = [trial for trial in trials if trial.value is not None]
     outside = [t.seconds - sum(t.phases_s.get(phase, 0.0) for phase in MEASURED_PHASES) for t in measured]
-    gaps = [b.started_at - a.started_at - a.seconds for a, b in zip(trials, trials[1:], strict=False)]
+    gaps = [b.started_at - a.started_at - a.seconds for a, b in itertools.pairwise(trials)]
     phases = [phase for phase in measured[0].phases_s if phase not in MEASURED_PHASES]
     rows = [("outside warm-up and window", outside)]
     rows += [(f"  of it, {phase}", [trial.phases_s.get(phase, 0.0) for trial in measured]) for phase in phases]

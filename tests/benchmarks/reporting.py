@@ -8,21 +8,20 @@ from typing import Any
 
 from autotune.machine import host_facts
 
+LIBRARIES = ("torch", "torchvision", "optuna", "mlflow")
+
 
 def machine_lines() -> list[str]:
     """Returns the machine and versions, one fact a line."""
     facts = host_facts()
-    gpus = ", ".join(str(gpu.get("name")) for gpu in facts["gpus"]) or "none"
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "torchvision", "optuna", "mlflow")]
-    return [
-        f"machine   {facts.get('cpu_model') or facts.get('cpu')}, {facts.get('num_cores') or facts.get('cores')} cores, GPUs: {gpus}",
-        f"versions  {', '.join(versions)}",
-    ]
+    gpus = ", ".join(str(gpu["name"]) for gpu in facts["gpus"]) or "none"
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
+    return [f"machine   {facts['cpu_model']}, {facts['num_cores']} cores, GPUs: {gpus}", f"versions  {versions}"]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Returns a Markdown table with columns aligned for a terminal."""
-    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    cells = [[str(cell).replace("\n", " ") for cell in row] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])

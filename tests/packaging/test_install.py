@@ -48,7 +48,8 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def test_the_installed_copy_composes_a_recipe_from_its_own_conf(installed: Path, tmp_path: Path) -> None:
-    source = "from autotune.config.compose import compose; print(compose(['model=resnet50', 'search_space=quick'], command=None).yaml)"
+    overrides = ["model=resnet50", "search_space=quick"]
+    source = f"from autotune.config.compose import compose; print(compose({overrides}, command=None).yaml)"
     assert "resnet50" in run(installed, "-c", source, cwd=tmp_path)
 
 

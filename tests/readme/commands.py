@@ -3,8 +3,8 @@
     python tests/readme/commands.py tests          prints the command that installs and passes the tests
     python tests/readme/commands.py runnable [M]   prints the other commands, a line each, with budgets of M minutes if given
 
-What a fence's first line says decides: "sh" runs as it stands, "sh example" needs something that only the reader has, "sh server"
-runs until it is ended.
+What a fence's first line says decides: "sh" runs as it stands, "sh example" needs something that only the reader has,
+"sh server" runs until it is ended.
 """
 
 from __future__ import annotations
