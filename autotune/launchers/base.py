@@ -157,7 +157,7 @@ class Launcher(ABC):
             BadInput: the working directory does not exist, or the trial's folder cannot be written.
         """
 
-    def sweep(self, study: Path) -> list[str]:  # noqa: B027 (a launcher without processes of its own has nothing to sweep)
+    def sweep(self, study: Path) -> list[str]:
         """Ends what an earlier, killed tuner left running for this study; called before its first trial, never beside one.
 
         Args:
@@ -168,5 +168,5 @@ class Launcher(ABC):
         """
         return []
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Gives back what the launcher holds for the whole study. Called once, after the last trial."""
