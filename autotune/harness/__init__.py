@@ -1,0 +1,25 @@
+"""The harness: the part of autotune that runs inside the training process, applies knobs and measures.
+
+It rides along in every Python process of a trial. `inject/sitecustomize.py`, first on PYTHONPATH, loads this package by
+file path under the name `_autotune_harness`, so the program's interpreter needs no autotune: only its own torch >= 2.4 and
+Python >= 3.9. Nothing here imports anything of autotune, and of this package the tuner imports `protocol` alone.
+
+    inject/sitecustomize.py   gets in, and chains to the sitecustomize it shadows
+    boot.py                   waits for `import torch`
+    session.py                one per process: what was asked, what was seen, where it ends
+    loaders.py, worker.py     which DataLoader trains; input wait; what its workers can sustain
+    modules.py                which modules train; the class swap that carries autocast and counting
+    optimizers.py             what a step is
+    meter.py                  when warm-up ends and measuring stops (pure)
+    process.py                facts and memory of the process
+    apply/                    how each family of knobs is set and read back
+"""
+
+from __future__ import annotations
+
+
+def wake(spec_path: str) -> None:
+    """Arms this process: once torch is imported, the trial of `spec_path` applies and measures."""
+    from . import boot
+
+    boot.wait_for_torch(spec_path)

@@ -1,0 +1,326 @@
+"""How a trial ended: one outcome and one line of reason, decided from plain facts.
+
+The order of belief: what a rank wrote about itself, the way the first process ended, the limit that passed, and only then
+known messages in the log. Nothing here looks for the word "error".
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from autotune.harness.protocol import APPLIED, RankResult
+from autotune.records import Knobs, Outcome
+
+Verdict = tuple[Outcome, str]
+
+MAX_REASON_CHARS = 400
+NEAR_CAP_FRAC = 0.9  # of the device's memory: evidence enough to read an unclear CUDA failure as want of memory
+STARTING = ("spawn", "import", "init", "first_batch")
+
+# Exception classes and messages that mean want of memory whatever else is known. torch.AcceleratorError and NCCL say it in
+# words only.
+OOM_CLASSES = frozenset({"OutOfMemoryError"})
+DEVICE_OOM = re.compile(
+    r"CUDA out of memory|CUDA error: out of memory|HIP out of memory|XPU out of memory|cudaErrorMemoryAllocation"
+    r"|Cuda failure \d* ?'out of memory'|(?:NCCL|nccl)[^\n]*(?:Failed to CUDA calloc|out of memory)|Failed to CUDA calloc"
+)
+HOST_OOM_CLASSES = frozenset({"MemoryError", "bad_alloc"})
+HOST_OOM = re.compile(
+    r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)|std::bad_alloc|\[Errno 12\] Cannot allocate memory"
+)
+SHARED_MEMORY = re.compile(
+    r"unable to allocate shared memory\s?\(shm\)|out of shared memory|killed by signal: Bus error"
+    r"|unable to (?:write to|open|mmap|resize) [^\n]*(?:shm|torch_)"
+)
+# These libraries say the same when memory is short and when a kernel does not exist: memory only with evidence.
+SUSPECTED_OOM = re.compile(
+    r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_NOT_SUPPORTED|CUDNN_STATUS_INTERNAL_ERROR"
+    r"|[Uu]nable to find an engine|INTERNAL ASSERT FAILED[^\n]*CachingAllocator"
+)
+WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)?[^)]*\) (?:is killed by signal: Killed|exited unexpectedly)")
+TOO_MANY_FILES = re.compile(r"\[Errno 24\]|Too many open files")
+# A rank that only lost its peer: somebody else's failure is the trial's.
+PEER_LOST = re.compile(
+    r"Connection (?:reset|closed|refused)|connectFullMesh|[Gg]loo|DistBackendError|ProcessGroup|NCCL|Broken pipe|heartbeat",
+)
+ELASTIC_CODE = re.compile(r"exitcode\s*:\s*-(\d+)")  # torchrun reports how its worker died, and exits with 1 itself
+TRACEBACK = re.compile(r"^[ |+-]*Traceback \(most recent call last\):", re.MULTILINE)
+RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*)?$")  # "torch.OutOfMemoryError: CUDA out of memory ..."
+LONGER = "Let it train longer: more epochs, or more data"
+UNTRAINED = "no optimizer step was seen: the program does not train, or in a way that is not recognised"
+UNLOADED = (
+    "harness not loaded: the program ended without a sign of it. Python was started with -I or -E, the environment was cleared "
+    "on the way, or the command runs no Python"
+)
+START_REFUSED = "autotune: the command cannot be started: "
+
+
+@dataclass(kw_only=True)
+class Facts:
+    """Everything the decision looks at, plain values only.
+
+    Attributes:
+        exit_code: of the first process, when it ended by itself.
+        signal: name of the signal that ended it, "SIGSEGV"; None when none did or when autotune sent it.
+        cause: "result", "exit", "deadline" or "stopped": why the trial was over.
+        phase: last phase known.
+        results: rank results of this trial.
+        problems: results that could not be used, one sentence each.
+        log_tail: end of standard error.
+        stop_reason: why it was stopped; "" otherwise.
+        deadline: the limit that passed, in words; "" otherwise.
+        oom_kills: how many processes of our cgroup the kernel killed for memory meanwhile.
+        is_harness_seen: whether the harness left any sign: a progress line or a result.
+        num_steps: optimizer steps seen.
+        asked: knobs the harness was asked for, or asked to check.
+        mode: the spec's mode; only "measure" has to bring a number.
+        device_used_frac: largest share of device memory seen in use; None unknown.
+    """
+
+    exit_code: int | None = None
+    signal: str | None = None
+    cause: str = "exit"
+    phase: str = "spawn"
+    results: Sequence[RankResult] = ()
+    problems: Sequence[str] = ()
+    log_tail: str = ""
+    stop_reason: str = ""
+    deadline: str = ""
+    oom_kills: int = 0
+    is_harness_seen: bool = False
+    num_steps: int = 0
+    asked: Knobs = field(default_factory=dict)
+    mode: str = "measure"
+    device_used_frac: float | None = None
+
+
+def classify(facts: Facts) -> Verdict:
+    """Returns how a trial ended and why, in one line; the line is empty for a plain ok."""
+    outcome, reason = _decide(facts)
+    line = " ".join(reason.split())
+    return outcome, line if len(line) <= MAX_REASON_CHARS else f"{line[: MAX_REASON_CHARS - 1]}…"
+
+
+def _decide(facts: Facts) -> Verdict:
+    if facts.cause == "stopped":
+        return Outcome.interrupted, facts.stop_reason or "stopped"
+    failed = [result for result in facts.results if result.status == "failed"]
+    if failed:
+        return _of_exception(_root(failed), facts)
+    if facts.results and not _missing(facts.results):
+        return _of_answers(facts)
+    return _of_ending(facts)
+
+
+# Every rank has answered ---------------------------------------------------------------------------------------------------
+
+
+def _of_answers(facts: Facts) -> Verdict:
+    for result in facts.results:
+        if result.loss is not None and result.loss.get("is_finite") is False:
+            return Outcome.nonfinite, f"the loss is not finite after {_steps_of(result)} steps{_on(result, facts)}"
+    for result in facts.results:
+        if reason := _unapplied(result, facts.asked):
+            return Outcome.invalid, f"{reason}{_on(result, facts)}"
+    if facts.mode != "measure":
+        return Outcome.ok, ""
+    for result in facts.results:
+        if result.window is None or result.throughput_per_s is None:
+            return Outcome.error, f"{_unmeasured(result)}{_on(result, facts)}"
+        if not result.throughput_per_s > 0:  # also NaN
+            return Outcome.error, f"no usable rate was measured, got {result.throughput_per_s}{_on(result, facts)}"
+    for result in facts.results:
+        if result.window is not None and not result.window.is_steady:
+            return Outcome.unsteady, f"{result.window.reason or 'no steady state was reached'}{_on(result, facts)}"
+    return Outcome.ok, ""
+
+
+def _unapplied(result: RankResult, asked: Knobs) -> str:
+    """Returns the knob that did not take effect and why; "" when all did. A knob nobody reports did not."""
+    for key, report in result.knobs.items():
+        if report.status != APPLIED:
+            value = f"={asked[key]}" if key in asked else ""
+            return f"{key}{value}: {report.status}{f': {report.reason}' if report.reason else ''}"
+    if result.rank == 0 and (silent := sorted(set(asked) - set(result.knobs))):
+        return f"{silent[0]}={asked[silent[0]]}: the harness did not report on it"
+    is_compiled = any(key.startswith("compile.") and value not in ("off", False) for key, value in asked.items())
+    if is_compiled and result.compiled.get("recompile_limit_hit"):
+        return "compile: torch hit its recompile limit and went on eagerly"
+    return ""
+
+
+def _unmeasured(result: RankResult) -> str:
+    if (num_steps := _steps_of(result)) == 0:
+        return UNTRAINED
+    return f"the program ended after {num_steps} optimizer steps, before the window could be measured. {LONGER}"
+
+
+def _steps_of(result: RankResult) -> int:
+    return len(result.steps.get("end_s") or ())
+
+
+# A rank has raised ---------------------------------------------------------------------------------------------------------
+
+
+def _root(failed: Sequence[RankResult]) -> RankResult:
+    """Returns the rank that failed first, as far as can be told: not one that only lost its peer, then the lowest."""
+    return min(failed, key=lambda result: (bool(PEER_LOST.search(_raised(result))), result.rank))
+
+
+def _of_exception(result: RankResult, facts: Facts) -> Verdict:
+    error = result.error or {}
+    line = f"{_raised(result)}{_on(result, facts)}"
+    if error.get("type", "").rsplit(".", 1)[-1] in OOM_CLASSES:
+        return Outcome.device_oom, line
+    if error.get("type", "").rsplit(".", 1)[-1] in HOST_OOM_CLASSES:
+        return Outcome.host_oom, line
+    text = f"{error.get('message', '')}\n{facts.log_tail if WORKER_KILLED.search(error.get('message', '')) else ''}"
+    return _of_message(text, line, facts) or (Outcome.error, line)
+
+
+def _raised(result: RankResult) -> str:
+    """Returns the last line of the user's traceback: "ValueError: bad shape"."""
+    error = result.error or {}
+    lines = [line.strip() for line in error.get("message", "").splitlines() if line.strip()]
+    name = error.get("type", "").rsplit(".", 1)[-1] or "an exception of unknown class"
+    return f"{name}: {lines[0]}" if lines else name
+
+
+def _of_message(text: str, line: str, facts: Facts) -> Verdict | None:
+    """Returns what a known message means; None when it is not known."""
+    if DEVICE_OOM.search(text):
+        return Outcome.device_oom, line
+    if SHARED_MEMORY.search(text):
+        return Outcome.host_oom, f"shared memory (/dev/shm) ran out: {line}"
+    if HOST_OOM.search(text):
+        return Outcome.host_oom, line
+    if WORKER_KILLED.search(text) and facts.oom_kills:
+        return Outcome.host_oom, f"the kernel killed {facts.oom_kills} process(es) for memory: {line}"
+    if SUSPECTED_OOM.search(text):
+        if (used_frac := _used_frac(facts)) > NEAR_CAP_FRAC:
+            return Outcome.device_oom, f"{line} (with {used_frac:.0%} of the device's memory in use)"
+        return Outcome.crash, f"{line} (memory was not short)"
+    if TOO_MANY_FILES.search(text):
+        return Outcome.error, f"{line} (open files ran out; raise the hard limit, see `ulimit -Hn`)"
+    return None
+
+
+def _used_frac(facts: Facts) -> float:
+    """Returns the largest share of device memory known to have been in use; 0 when nothing is known."""
+    shares = [facts.device_used_frac or 0.0]
+    for memory in (result.memory for result in facts.results):
+        peak, capacity = memory.get("peak_reserved_bytes") or memory.get("peak_bytes"), memory.get("capacity_bytes")
+        if peak and capacity:
+            shares.append(peak / capacity)
+    return max(shares)
+
+
+# Some rank never answered --------------------------------------------------------------------------------------------------
+
+
+def _of_ending(facts: Facts) -> Verdict:
+    name, is_relayed = _signal(facts)
+    raised = raised_in(facts.log_tail)
+    if name in ("SIGKILL", "SIGBUS") and facts.oom_kills:
+        return Outcome.host_oom, f"the kernel killed {facts.oom_kills} process(es) for memory in phase {facts.phase}"
+    if facts.cause == "deadline":
+        return _of_silence(facts)
+    if name and not (is_relayed and raised):
+        return _of_message(raised, raised, facts) or (Outcome.crash, _crash(name, is_relayed, facts))
+    if raised:
+        return _of_message(f"{raised}\n{_relevant(facts.log_tail, raised)}", raised, facts) or (Outcome.error, raised)
+    if facts.results:
+        return Outcome.error, "; ".join(facts.problems) or f"no result from rank {_missing(facts.results)[0]}"
+    if facts.problems:
+        return Outcome.error, f"the result is unusable: {'; '.join(facts.problems)}"
+    if facts.exit_code:
+        return _of_status(facts)
+    return Outcome.error, _unseen(facts)
+
+
+def _of_silence(facts: Facts) -> Verdict:
+    """A deadline has passed. Who waits for a process that died for want of memory is not slow."""
+    limit = facts.deadline or f"a deadline passed in phase {facts.phase}"
+    if WORKER_KILLED.search(facts.log_tail) and facts.oom_kills:
+        return Outcome.host_oom, f"the kernel killed {facts.oom_kills} loader worker(s) for memory, then {limit}"
+    raised = raised_in(facts.log_tail)
+    known = _of_message(raised, raised, facts) if raised else None
+    if known and known[0] in (Outcome.device_oom, Outcome.host_oom):
+        return known
+    return Outcome.timeout, f"{limit}; the log's last exception: {raised}" if raised else limit
+
+
+def _of_status(facts: Facts) -> Verdict:
+    lines = [line.strip() for line in facts.log_tail.splitlines() if line.strip()]
+    last = lines[-1] if lines else "nothing on standard error"
+    if last.startswith(START_REFUSED):
+        return Outcome.error, last.removeprefix("autotune: ")
+    return _of_message(facts.log_tail, last, facts) or (Outcome.error, f"exit status {facts.exit_code}: {last}")
+
+
+def _unseen(facts: Facts) -> str:
+    if not facts.is_harness_seen:
+        return UNLOADED
+    if facts.num_steps == 0 and facts.phase in (*STARTING, "exit"):
+        return f"{UNTRAINED} (last phase: {facts.phase})"
+    return f"the program ended after {facts.num_steps} optimizer steps, in phase {facts.phase}, without a result. {LONGER}"
+
+
+def _signal(facts: Facts) -> tuple[str, bool]:
+    """Returns the signal that ended the program, and whether a shell or torchrun passed the news on ("" for none)."""
+    if facts.signal:
+        return facts.signal, False
+    if facts.exit_code is not None and 128 < facts.exit_code <= 128 + 64:
+        return _signal_name(facts.exit_code - 128), True
+    relayed = ELASTIC_CODE.search(facts.log_tail)
+    if facts.exit_code and relayed:
+        return _signal_name(int(relayed[1])), True
+    return "", False
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _crash(name: str, is_relayed: bool, facts: Facts) -> str:
+    who = "a process of the program" if is_relayed else "the program"
+    hint = {
+        "SIGBUS": " (often: shared memory in /dev/shm ran out)",
+        "SIGILL": " (an instruction this processor does not have)",
+        "SIGKILL": " (ended from outside; the kernel reports no kill for memory)",
+    }.get(name, "")
+    return f"{who} was ended by {name} in phase {facts.phase}{hint}"
+
+
+def raised_in(log: str) -> str:
+    """Returns the line a log's last user traceback ends with, "ValueError: bad shape"; "" without a traceback.
+
+    torchrun's own traceback, which follows its worker's, is passed over.
+    """
+    for start in reversed([match.end() for match in TRACEBACK.finditer(log)]):
+        lines = (line.lstrip(" |+-") if "|" in line[:8] else line for line in log[start:].splitlines())
+        line = next((line.strip() for line in lines if RAISED.match(line)), "")
+        if line and "ChildFailedError" not in line and "torch.distributed.elastic" not in line:
+            return line
+    return ""
+
+
+def _relevant(log: str, raised: str) -> str:
+    """Returns what follows the raised line: messages go on for several lines."""
+    return log[log.rfind(raised) :]
+
+
+def _missing(results: Sequence[RankResult]) -> list[int]:
+    there = {result.rank for result in results}
+    return [rank for rank in range(max((result.world_size for result in results), default=0)) if rank not in there]
+
+
+def _on(result: RankResult, facts: Facts) -> str:
+    """Returns " (rank 3)" when there are several."""
+    return f" (rank {result.rank})" if max(r.world_size for r in facts.results) > 1 else ""

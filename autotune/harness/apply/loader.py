@@ -1,0 +1,112 @@
+"""Knobs of the training DataLoader: changed in the arguments of its constructor, read back from the loader that yields."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+
+PREFIX = "loader."
+DEFAULT_PREFETCH = 2  # torch's own, where workers are used and nothing is said
+
+
+def apply(knobs: Dict[str, Any], arguments: Dict[str, Any], reports: Dict[str, KnobReport], is_chained: bool) -> None:
+    """Changes the constructor's arguments in place and notes the knobs that have no hold there.
+
+    Args:
+        knobs: the trial's knobs.
+        arguments: bound arguments of `DataLoader.__init__`.
+        reports: where knobs without effect are noted.
+        is_chained: the loader is made around an earlier target's batch sampler, which carries the batch size already.
+    """
+    for key, value in knobs.items():
+        if not key.startswith(PREFIX):
+            continue
+        name = key[len(PREFIX) :]
+        if name == "batch_size":
+            problem = None if is_chained else _set_batch_size(arguments, value)
+        else:
+            arguments[name] = value
+            problem = None
+        if problem:
+            reports[key] = KnobReport(NOT_APPLICABLE, problem)
+    _drop_what_needs_workers(arguments, reports, knobs)
+
+
+def _set_batch_size(arguments: Dict[str, Any], value: int) -> Optional[str]:
+    sampler = arguments.get("batch_sampler")
+    if sampler is not None:
+        if not isinstance(getattr(sampler, "batch_size", None), int):
+            return f"the loader is built with its own batch sampler ({type(sampler).__name__}) without a batch_size"
+        sampler.batch_size = value
+        return None
+    if arguments.get("batch_size", 1) is None:
+        return "the program batches by itself (batch_size=None)"
+    arguments["batch_size"] = value
+    return None
+
+
+def _drop_what_needs_workers(arguments: Dict[str, Any], reports: Dict[str, KnobReport], knobs: Dict[str, Any]) -> None:
+    # torch refuses these without workers, so a program's own setting must go when the workers go.
+    if arguments.get("num_workers", 0):
+        return
+    for name, neutral in (("prefetch_factor", None), ("persistent_workers", False)):
+        if arguments.get(name, neutral) != neutral:
+            arguments[name] = neutral
+            key = PREFIX + name
+            if key in knobs:
+                reports[key] = KnobReport(NOT_APPLICABLE, "means nothing without workers (loader.num_workers=0)")
+
+
+def settings(loader: Any, batch_size: Optional[int]) -> Dict[str, Any]:
+    """Returns knob key -> value as the constructed loader has it; knobs it has no value for are left out."""
+    found = {
+        "loader.batch_size": batch_size,
+        "loader.num_workers": loader.num_workers,
+        "loader.prefetch_factor": loader.prefetch_factor if loader.num_workers else None,
+        "loader.pin_memory": bool(loader.pin_memory),
+        "loader.persistent_workers": bool(loader.persistent_workers) if loader.num_workers else None,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], found: Optional[Dict[str, Any]]) -> Dict[str, KnobReport]:
+    """Returns a report for every loader knob of the trial.
+
+    Args:
+        knobs: the trial's knobs.
+        noted: what construction could not do.
+        found: `settings` of the loader whose batches reached the optimizer; None when there was none.
+    """
+    reports = {}
+    for key, value in knobs.items():
+        if not key.startswith(PREFIX):
+            continue
+        observed = (found or {}).get(key)
+        if key in noted:
+            reports[key] = KnobReport(noted[key].status, noted[key].reason, observed)
+        elif found is None:
+            reports[key] = KnobReport(NOT_APPLICABLE, "no DataLoader feeds the optimizer's steps")
+        elif observed != value:
+            reports[key] = KnobReport(OVERRIDDEN, f"the training loader has {observed!r}, {value!r} was asked", observed)
+        else:
+            reports[key] = KnobReport(APPLIED, "", observed)
+    return reports
+
+
+def applicability(loader: Any, num_worker_info_asked: int) -> Dict[str, str]:
+    """Returns knob key -> why it cannot be turned, for the training loader of the baseline (None: no loader)."""
+    names = ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+    if loader is None:
+        return {PREFIX + name: "no DataLoader feeds the optimizer's steps" for name in names}
+    reasons = {}
+    if loader.batch_size is None:
+        reasons["loader.batch_size"] = "the training loader has no batch size of its own"
+    from torch.utils.data import IterableDataset
+
+    # Seen in the process itself, or already running with workers: then the program's author has seen to it.
+    if isinstance(loader.dataset, IterableDataset) and not num_worker_info_asked and not loader.num_workers:
+        why = "the IterableDataset never asks get_worker_info(): every worker would yield all of its data"
+        for name in ("num_workers", "prefetch_factor", "persistent_workers"):
+            reasons[PREFIX + name] = why
+    return reasons

@@ -1,0 +1,211 @@
+"""Knobs of the training modules: precision, memory layout, compilation.
+
+Autocast is entered around the root's `__call__`, outside whatever is compiled, and floating outputs go back in float32, so
+that the program's own loss sees what it saw before. Layout and compilation are set on the module itself, before its first
+call or, under DDP, before the wrapper is built.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Dict, List, Optional
+
+from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+
+AMP, LAYOUT, COMPILE = "precision.amp", "layout.channels_last", "compile.mode"
+KEYS = (AMP, LAYOUT, COMPILE)
+
+
+def observe(module: Any) -> Dict[str, Any]:
+    """Returns the program's own values of these knobs, as the module is about to be called."""
+    import torch
+
+    device = _device(module)
+    found: Dict[str, Any] = {AMP: "off", LAYOUT: False, COMPILE: "off"}
+    if torch.is_autocast_enabled(device):
+        found[AMP] = _short(torch.get_autocast_dtype(device))
+    dtypes = {_short(p.dtype) for p in module.parameters() if p.is_floating_point()}
+    found["parameter_dtypes"] = sorted(dtypes)
+    weights = _convolution_weights(module)
+    found["has_convolutions"] = bool(weights)
+    found[LAYOUT] = bool(weights) and any(_is_channels_last(w) for w in weights)
+    if _is_compiled(module):
+        found[COMPILE] = "default"
+    return found
+
+
+def prepare(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobReport], observed: Dict[str, Any]) -> None:
+    """Sets layout and compilation on a module that has not been called yet."""
+    import torch
+
+    if knobs.get(LAYOUT) is True:
+        if observed["has_convolutions"]:
+            module.to(memory_format=torch.channels_last)
+            reports[LAYOUT] = KnobReport(APPLIED)
+        elif LAYOUT not in reports:
+            reports[LAYOUT] = KnobReport(NOT_APPLICABLE, "no module that trains has convolution weights of four dimensions")
+    elif knobs.get(LAYOUT) is False:
+        module.to(memory_format=torch.contiguous_format)
+        reports[LAYOUT] = KnobReport(APPLIED)
+    mode = knobs.get(COMPILE)
+    if mode is None:
+        return
+    if _is_compiled(module):
+        reports[COMPILE] = KnobReport(OVERRIDDEN, "the program compiles this module itself", "default")
+    elif mode == "off":
+        reports[COMPILE] = KnobReport(APPLIED)
+    else:
+        module.compile(mode=None if mode == "default" else mode)
+        reports[COMPILE] = KnobReport(APPLIED)
+
+
+def autocast_of(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobReport]) -> Optional[Callable[..., Any]]:
+    """Returns what to put around the calls of a root: autocast and inputs in the trial's layout; None for nothing."""
+    import torch
+
+    device, mode = _device(module), knobs.get(AMP)
+    is_channels_last = knobs.get(LAYOUT) is True and bool(_convolution_weights(module))
+    if mode is not None:
+        problem = _amp_problem(module, device, mode)
+        reports[AMP] = KnobReport(*problem) if problem else KnobReport(APPLIED)
+        if problem:
+            mode = None
+    if mode in (None, "off"):
+        return _with_layout if is_channels_last else None
+    dtype = torch.bfloat16 if mode == "bf16" else torch.float16
+
+    def around(original: type, self: Any, args: Any, kwargs: Any) -> Any:
+        if is_channels_last:
+            args = tuple(_channels_last(a) for a in args)
+        with torch.autocast(device, dtype=dtype):
+            out = original.__call__(self, *args, **kwargs)  # type: ignore[operator]
+        return _to_float32(out)
+
+    return around
+
+
+def _with_layout(original: Any, self: Any, args: Any, kwargs: Any) -> Any:
+    return original.__call__(self, *(_channels_last(a) for a in args), **kwargs)
+
+
+def _amp_problem(module: Any, device: str, mode: str) -> Any:
+    import torch
+
+    if torch.is_autocast_enabled(device):
+        own = _short(torch.get_autocast_dtype(device))
+        return None if own == mode else (OVERRIDDEN, f"the program enters autocast({own}) itself", own)
+    half = [p for p in module.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
+    if half:
+        own = _short(half[0].dtype)
+        return NOT_APPLICABLE, f"the parameters are {own} already", own
+    return None
+
+
+def _channels_last(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.dim() == 4 and value.is_floating_point():
+        return value.contiguous(memory_format=torch.channels_last)
+    return value
+
+
+def _to_float32(out: Any) -> Any:
+    import torch
+    from torch.utils import _pytree
+
+    if isinstance(out, torch.Tensor):
+        return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
+    return _pytree.tree_map(lambda x: _to_float32(x) if isinstance(x, torch.Tensor) else x, out)
+
+
+def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], roots: List[Any], num_graphs: int) -> Dict[str, KnobReport]:
+    """Returns a report for every module knob of the trial.
+
+    Args:
+        knobs: the trial's knobs.
+        noted: what was found when they were applied.
+        roots: the training roots' modules.
+        num_graphs: graphs compiled in this process.
+    """
+    reports = {}
+    for key in KEYS:
+        if key not in knobs:
+            continue
+        report = noted.get(key)
+        if not roots or report is None:
+            report = KnobReport(NOT_APPLICABLE, "no module call was seen that owns parameters of the optimizer")
+        elif key == LAYOUT and report.status == APPLIED:
+            report = _verify_layout(roots, bool(knobs[LAYOUT]))
+        elif key == COMPILE and report.status == APPLIED and knobs[COMPILE] != "off":
+            report = _verify_compile(num_graphs, knobs[COMPILE])
+        elif report.status == APPLIED:
+            report = KnobReport(APPLIED, "", knobs[key])
+        reports[key] = report
+    return reports
+
+
+def _verify_layout(roots: List[Any], asked: bool) -> KnobReport:
+    weights = [w for root in roots for w in _convolution_weights(root) if max(w.shape[2:]) > 1]
+    found = bool(weights) and all(_is_channels_last(w) for w in weights)
+    if weights and found != asked:
+        return KnobReport(OVERRIDDEN, "the program has changed the memory format since", found)
+    return KnobReport(APPLIED, "", asked)
+
+
+def _verify_compile(num_graphs: int, asked: str) -> KnobReport:
+    if num_graphs == 0:
+        return KnobReport(NOT_APPLICABLE, "torch.compile produced no graph for this module and ran it eagerly", "off")
+    limit = _recompile_limit_reason()
+    return KnobReport(OVERRIDDEN, limit, "off") if limit else KnobReport(APPLIED, "", asked)
+
+
+def _recompile_limit_reason() -> str:
+    """Returns why compiled code may silently run eagerly, "" when it does not: torch counts hits of its recompile limit."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    reasons = list(dynamo.counters["unimplemented"]) if dynamo is not None else []
+    if any("recompile_limit" in str(reason) or "recompile limit" in str(reason) for reason in reasons):
+        return "torch.compile passed its recompile limit and runs parts eagerly"
+    return ""
+
+
+def applicability(roots: List[Any]) -> Dict[str, str]:
+    """Returns knob key -> why it cannot be turned in this program (from the baseline)."""
+    if not roots:
+        return dict.fromkeys(KEYS, "no module call was seen that owns parameters of the optimizer")
+    reasons = {}
+    observed = [root.observed for root in roots]
+    if not any(o["has_convolutions"] for o in observed):
+        reasons[LAYOUT] = "no module that trains has convolution weights of four dimensions"
+    own = next((o[AMP] for o in observed if o[AMP] != "off"), None)
+    if own:
+        reasons[AMP] = f"the program enters autocast({own}) itself"
+    half = next((d for o in observed for d in o["parameter_dtypes"] if d in ("bf16", "fp16")), None)
+    if half:
+        reasons[AMP] = f"the parameters are {half} already"
+    if any(o[COMPILE] != "off" for o in observed):
+        reasons[COMPILE] = "the program compiles its modules itself"
+    return reasons
+
+
+def _device(module: Any) -> str:
+    parameter = next(iter(module.parameters()), None)
+    return str(parameter.device.type) if parameter is not None else "cpu"
+
+
+def _short(dtype: Any) -> str:
+    name = str(dtype).replace("torch.", "")
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}.get(name, name)
+
+
+def _convolution_weights(module: Any) -> List[Any]:
+    return [p for p in module.parameters() if p.dim() == 4]
+
+
+def _is_channels_last(weight: Any) -> bool:
+    import torch
+
+    return bool(weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous())
+
+
+def _is_compiled(module: Any) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

@@ -1,0 +1,77 @@
+"""Waits for torch: an import hook that acts when torch is executed, not when somebody only asks whether it is there."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import traceback
+from typing import Any, Optional, Sequence
+
+
+class TorchFinder(importlib.abc.MetaPathFinder):
+    """Finds torch as the other finders would, with a loader that starts the session once torch has been executed.
+
+    `importlib.util.find_spec("torch")` (transformers asks so) gets a spec and uses nothing up: the hook steps aside only
+    inside `exec_module`.
+    """
+
+    def __init__(self, spec_path: str) -> None:
+        self._spec_path = spec_path
+
+    def find_spec(self, fullname: str, path: Optional[Sequence[str]], target: Any = None) -> Any:
+        """Returns torch's spec with the wrapped loader; None for every other module."""
+        if fullname != "torch":
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    self._wrap(spec.loader)
+                return spec
+        return None
+
+    def _wrap(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            if loader.__dict__.get("exec_module") is exec_module:
+                del loader.exec_module  # torch.__spec__.loader is the plain loader again
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            session = _begin(self._spec_path)
+            execute(module)
+            if session is not None:
+                _guarded(session.torch_is_there)
+
+        loader.exec_module = exec_module
+
+
+def wait_for_torch(spec_path: str) -> None:
+    """Installs the import hook, or starts at once when torch is already imported."""
+    if "torch" in sys.modules:
+        session = _begin(spec_path)
+        if session is not None:
+            _guarded(session.torch_is_there)
+        return
+    sys.meta_path.insert(0, TorchFinder(spec_path))
+
+
+def _begin(spec_path: str) -> Any:
+    def begin() -> Any:
+        from .session import Session
+
+        return Session(spec_path)
+
+    return _guarded(begin)
+
+
+def _guarded(action: Any) -> Any:
+    # A fault of the harness must not become a fault of the program: it is reported, and the trial has no result.
+    try:
+        return action()
+    except Exception:
+        sys.stderr.write("autotune: the harness failed to start\n" + traceback.format_exc())
+        return None

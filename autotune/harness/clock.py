@@ -1,0 +1,135 @@
+"""When steps ended: the monotonic clock on the CPU, one CUDA event a step on a GPU, read without waiting for it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, Deque, Iterator, List, NamedTuple, Optional
+
+
+class Mark(NamedTuple):
+    """What the host knew of a step when it ended."""
+
+    samples: float
+    wait_s: float  # host seconds inside the loader's __next__
+    is_quiet: bool  # nothing compiled, no memory segment taken
+    is_foreign: bool  # an evaluation or another loader's pass lay in it
+
+
+class Finished(NamedTuple):
+    """A step whose end is known; seconds from the first step's end, from the previous end, and with input at hand."""
+
+    end_s: float
+    step_s: float
+    busy_s: float
+    mark: Mark
+
+
+class HostClock:
+    """Step ends as the host sees them; right where the device is the host."""
+
+    def __init__(self) -> None:
+        self._origin_s: Optional[float] = None
+        self._last_s = 0.0
+        self._waiting: List[Any] = []
+        self.window_is_open = False
+        self.gap_frac: Optional[float] = None
+
+    def batch_is_there(self) -> None:
+        """Called before the first forward of a step."""
+
+    def mark(self, mark: Mark) -> None:
+        """Marks the end of a step."""
+        self._waiting.append((time.monotonic(), mark))
+
+    def finished(self) -> Iterator[Finished]:
+        """Yields the steps finished since the last call; the very first only sets the origin."""
+        waiting, self._waiting = self._waiting, []
+        for now_s, mark in waiting:
+            if self._origin_s is None:
+                self._origin_s = self._last_s = now_s
+                continue
+            step_s, self._last_s = now_s - self._last_s, now_s
+            yield Finished(now_s - self._origin_s, step_s, max(0.0, step_s - mark.wait_s), mark)
+
+    def open_window(self) -> None:
+        """Opens the window at the last mark."""
+        self.window_is_open = True
+
+    def close_window(self) -> None:
+        """Closes the window."""
+
+
+class CudaClock:
+    """One event a step on the current stream; read back once it has happened, so that the program never waits.
+
+    The window is synchronised at both ends; wall time and the sum of the event gaps must agree within 1 %.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        self._cuda = torch.cuda
+        self._pending: Deque[Any] = deque()
+        self._last: Any = None
+        self._begin: Any = None
+        self._end_s = 0.0
+        self._opened_s: Optional[float] = None
+        self._gaps_s = 0.0
+        self.window_is_open = False
+        self.gap_frac: Optional[float] = None
+
+    def _event(self) -> Any:
+        event = self._cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def batch_is_there(self) -> None:
+        """Called before the first forward of a step: from here to the step's end the device has what it needs."""
+        if self._begin is None:
+            self._begin = self._event()
+
+    def mark(self, mark: Mark) -> None:
+        """Marks the end of a step."""
+        self._pending.append((self._event(), self._begin, mark))
+        self._begin = None
+
+    def finished(self) -> Iterator[Finished]:
+        """Yields the steps whose events have happened since the last call; the very first only sets the origin."""
+        while self._pending and self._pending[0][0].query():
+            event, begin, mark = self._pending.popleft()
+            if self._last is None:
+                self._last = event
+                continue
+            step_s = self._last.elapsed_time(event) / 1e3
+            self._end_s += step_s
+            self._last = event
+            if self.window_is_open:
+                self._gaps_s += step_s
+            busy_s = begin.elapsed_time(event) / 1e3 if begin is not None else step_s
+            yield Finished(self._end_s, step_s, busy_s, mark)
+
+    def open_window(self) -> None:
+        """Waits for the device and opens the window there."""
+        self._cuda.synchronize()
+        for _ in self.finished():  # queued before the window
+            pass
+        self._opened_s = time.monotonic()
+        self.window_is_open = True
+
+    def close_window(self) -> None:
+        """Waits for the device and compares wall time with the events."""
+        if self._opened_s is None:
+            return
+        self._cuda.synchronize()
+        closed_s = time.monotonic()
+        for _ in self.finished():
+            pass
+        wall_s = closed_s - self._opened_s
+        if wall_s > 0 and self._gaps_s > 0:
+            self.gap_frac = abs(self._gaps_s - wall_s) / wall_s
+
+
+def make_clock(device_type: str) -> Any:
+    """Returns the clock for the device the model lives on."""
+    return CudaClock() if device_type == "cuda" else HostClock()

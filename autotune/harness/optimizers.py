@@ -1,0 +1,134 @@
+"""What a step is: the first optimizer to step is the trial's clock.
+
+Read from hooks on each optimizer instance, and from `GradScaler.step`, because a scaler that finds an inf skips the
+optimizer's step while the program's iteration, and the samples it used, are over all the same (measured: the optimizer's
+own hook saw 3 of 5 iterations).
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, List, Optional, Set
+
+from .apply import optimizer as apply_optimizer
+
+
+class OptimizerWatch:
+    """Watches every optimizer of this process."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._knobs = session.spec.knobs
+        self._known: List[Any] = []  # weak references, in construction order
+        self._held: Set[int] = set()
+        self._held_groups = -1
+        self._clock: Optional[Any] = None
+        self._is_scaling = False
+        self.is_stepping = False
+        self.num_skipped = 0
+        self.has_scaler = False
+        self.reports: dict = {}
+        self.observed: Optional[str] = None
+        self._patch()
+
+    def _patch(self) -> None:
+        import torch
+        from torch.optim import Optimizer
+
+        construct, watch = Optimizer.__init__, self
+
+        @functools.wraps(construct)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            construct(self, *args, **kwargs)
+            watch._known.append(weakref.ref(self))
+            watch._held_groups = -1
+            self.register_step_pre_hook(watch._before)
+            self.register_step_post_hook(watch._after)
+
+        Optimizer.__init__ = __init__  # type: ignore[method-assign]
+        scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
+        if scaler is not None:
+            self._patch_scaler(scaler)
+
+    def _patch_scaler(self, scaler: Any) -> None:
+        step, watch = scaler.step, self
+
+        @functools.wraps(step)
+        def scaled_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.is_enabled():
+                return step(self, optimizer, *args, **kwargs)
+            watch.has_scaler, watch._is_scaling, watch._stepped_inside = True, True, False
+            try:
+                return step(self, optimizer, *args, **kwargs)
+            finally:
+                watch._is_scaling = False
+                if not watch._stepped_inside:
+                    watch.num_skipped += 1
+                watch._count(optimizer)
+
+        scaler.step = scaled_step
+
+    _stepped_inside = False
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.is_stepping = True
+        if self._clock is None or self._clock() is None:
+            self._clock = weakref.ref(optimizer)
+        if id(optimizer) not in self._prepared:
+            self._prepared.add(id(optimizer))
+            self.prepare(optimizer)
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.is_stepping = False
+        if self._is_scaling:
+            self._stepped_inside = True  # counted when the scaler is done
+        else:
+            self._count(optimizer)
+
+    # The compiler must not look into our hooks when a program compiles its optimizer's step.
+    _before._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _after._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    def _count(self, optimizer: Any) -> None:
+        if self._clock is None:  # the scaler skipped the very first step
+            self._clock = weakref.ref(optimizer)
+        if self._clock() is optimizer or self._is_wrapper_of_clock(optimizer):
+            self._session.step_done()
+            self._session.modules.step_done()
+
+    def _is_wrapper_of_clock(self, optimizer: Any) -> bool:
+        inner = getattr(optimizer, "optimizer", None)
+        return inner is not None and self._clock is not None and inner is self._clock()
+
+    @functools.cached_property
+    def _prepared(self) -> Set[int]:
+        return set()
+
+    def prepare(self, optimizer: Any) -> None:
+        """Sets the implementation before an optimizer's first step."""
+        if self.observed is None:
+            self.observed = apply_optimizer.implementation(optimizer)
+        apply_optimizer.apply(optimizer, self._knobs, self.reports)
+
+    # --- facts ---
+
+    def optimizers(self) -> List[Any]:
+        """Returns the optimizers that are still alive."""
+        return [optimizer for ref in self._known if (optimizer := ref()) is not None]
+
+    def held_parameters(self) -> Set[int]:
+        """Returns the ids of all parameters any optimizer holds."""
+        groups = sum(len(o.param_groups) for o in self.optimizers() if hasattr(o, "param_groups"))
+        if groups != self._held_groups:
+            self._held_groups = groups
+            self._held = {id(p) for o in self.optimizers() for g in getattr(o, "param_groups", []) for p in g["params"]}
+        return self._held
+
+    def device_type(self) -> str:
+        """Returns "cuda" when the clock's parameters live there, else "cpu"."""
+        for optimizer in self.optimizers():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    return "cuda" if parameter.device.type == "cuda" else "cpu"
+        return "cpu"

@@ -1,0 +1,165 @@
+"""The process itself: what it runs on, what memory it takes, which losses it saw."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+import sysconfig
+from typing import Any, Dict, List, Optional
+
+ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "sve", "asimd", "bf16")
+
+
+def limit_memory(spec: Any) -> None:
+    """Caps this process's data segment on the CPU (workers inherit the cap); CUDA is capped when training begins.
+
+    RLIMIT_DATA and not RLIMIT_AS: importing torch alone reserves more address space than small limits allow.
+    """
+    if spec.memory_limit_bytes and spec.device != "cuda":
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = int(spec.memory_limit_bytes)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+class LossWatch:
+    """Keeps the first and the last scalar that `backward()` was called on, without waiting for the device."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.first: Any = None
+        self.last: Any = None
+        self.count = 0
+        backward, watch = torch.Tensor.backward, self
+
+        @functools.wraps(backward)
+        def watched_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling() and self.numel() == 1:
+                watch.last = self.detach()
+                watch.count += 1
+                if watch.first is None:
+                    watch.first = watch.last.clone()
+            return backward(self, *args, **kwargs)
+
+        torch.Tensor.backward = watched_backward  # type: ignore[method-assign]
+
+    def summary(self) -> Optional[Dict[str, Any]]:
+        """Returns {"first", "last", "is_finite", "count"}; None when no scalar was seen. Waits for the device."""
+        if self.last is None:
+            return None
+        first, last = float(self.first), float(self.last)
+        finite = first - first == 0.0 and last - last == 0.0
+        return {"first": first if first - first == 0 else None, "last": last if finite else None, "is_finite": finite, "count": self.count}
+
+
+class MemoryWatch:
+    """Peak memory of this process: the allocator's on CUDA, the sampled data segment (VmData) on the CPU."""
+
+    def __init__(self) -> None:
+        self._peak_data_bytes = 0
+        self._cuda: Any = None
+
+    def begin(self, device: str) -> None:
+        """Called as training begins."""
+        if device == "cuda":
+            import torch
+
+            self._cuda = torch.cuda
+            limit = int(os.environ.get("AUTOTUNE_CUDA_MEMORY_LIMIT", "0"))
+            if limit:
+                total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+                torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
+
+    def sample(self) -> None:
+        """Reads VmData; called with each heartbeat (there is no peak of it in the kernel)."""
+        try:
+            with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+                for line in file:
+                    if line.startswith("VmData:"):
+                        self._peak_data_bytes = max(self._peak_data_bytes, int(line.split()[1]) * 1024)
+                        return
+        except OSError:
+            return
+
+    def num_segments(self) -> int:
+        """Returns segments taken plus allocation retries: changes while the allocator is still growing or thrashing."""
+        if self._cuda is None:
+            return 0
+        stats = self._cuda.memory_stats_as_nested_dict()
+        return int(stats["segment"]["all"]["allocated"] + stats.get("num_alloc_retries", 0))
+
+    def summary(self) -> Dict[str, Any]:
+        """Returns {"kind", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; unknown is None."""
+        if self._cuda is not None:
+            stats = self._cuda.memory_stats()
+            total = self._cuda.get_device_properties(self._cuda.current_device()).total_memory
+            return {
+                "kind": "cuda",
+                "peak_bytes": self._cuda.max_memory_allocated(),
+                "peak_reserved_bytes": self._cuda.max_memory_reserved(),
+                "capacity_bytes": total,
+                "alloc_retries": stats.get("num_alloc_retries"),
+            }
+        self.sample()
+        limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        return {
+            "kind": "cpu",
+            "peak_bytes": self._peak_data_bytes or None,
+            "peak_reserved_bytes": None,
+            "capacity_bytes": None if limit == resource.RLIM_INFINITY else limit,
+            "alloc_retries": None,
+        }
+
+
+def facts(device: str) -> Dict[str, Any]:
+    """Returns what the program's interpreter, torch and device are; unknown is None."""
+    import torch
+
+    vision = sys.modules.get("torchvision")
+    found: Dict[str, Any] = {
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "torch": str(torch.__version__),
+        "torchvision": str(vision.__version__) if vision is not None else None,
+        "cuda": torch.version.cuda,
+        "hostname": socket.gethostname(),
+        "device": device,
+        "device_name": None,
+        "compute_capability": None,
+        "device_memory_bytes": None,
+        "num_threads": torch.get_num_threads(),
+        "isa": instruction_sets(),
+        "has_compiler": _has_compiler(device),
+    }
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        found["device_name"] = properties.name
+        found["compute_capability"] = [properties.major, properties.minor]
+        found["device_memory_bytes"] = properties.total_memory
+    return found
+
+
+def instruction_sets() -> List[str]:
+    """Returns the instruction sets of this CPU that matter for training, from /proc/cpuinfo."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            line = next((line for line in file if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        return []
+    flags = set(line.split(":", 1)[-1].split())
+    return [name for name in ISA if name in flags]
+
+
+def _has_compiler(device: str) -> bool:
+    if device == "cuda":
+        import importlib.util
+
+        return importlib.util.find_spec("triton") is not None
+    header = os.path.join(sysconfig.get_paths()["include"], "Python.h")
+    found = any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name)
+    return found and os.path.exists(header)

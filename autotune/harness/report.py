@@ -1,0 +1,146 @@
+"""Puts a rank's result together from what the session saw."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, Optional
+
+from . import modules, process, protocol
+from .apply import loader as apply_loader
+from .apply import module as apply_module
+from .apply import optimizer as apply_optimizer
+from .apply import process as apply_process
+
+
+def result(session: Any, status: str) -> protocol.RankResult:
+    """Returns the result of this rank; every part that fails is left out rather than the whole."""
+    spec = session.spec
+    found = protocol.RankResult(
+        trial=spec.trial,
+        nonce=spec.nonce,
+        rank=session.rank,
+        world_size=session.world_size,
+        pid=session.pid,
+        status=status,
+        error=session.error,
+        phases_s=dict(session.phases_s),
+        unit=session.loaders.unit,
+        unit_source=session.loaders.unit_source,
+        detected={"num_steps": session.num_steps},
+    )
+    if not session.is_active:
+        return found
+    _add_rates(found, session)
+    roots = [root.module for root in session.modules.roots]
+    clock = _clock_optimizer(session)
+    training = session.loaders.training
+    settings = getattr(training, "settings", None)
+    found.memory = session.memory.summary()
+    found.loss = session.losses.summary()
+    found.knobs = {
+        **apply_process.verify(spec.knobs),
+        **apply_loader.verify(spec.knobs, session.loaders.reports, settings),
+        **apply_module.verify(spec.knobs, session.modules.reports, roots, session.modules.num_graphs()),
+        **apply_optimizer.verify(spec.knobs, session.optimizers.reports, clock),
+    }
+    found.observed = _observed(session, settings)
+    _check_passed(found, spec.passed)
+    found.applicability = {
+        **apply_loader.applicability(training, session.loaders.num_worker_info_asked),
+        **apply_module.applicability(session.modules.roots),
+        **apply_optimizer.applicability(clock),
+        **apply_process.applicability(session.device),
+    }
+    found.target = session.loaders.target()
+    found.detected = _detected(session, settings)
+    found.facts = process.facts(session.device)
+    found.compiled = _compiled(session)
+    return found
+
+
+def _add_rates(found: protocol.RankResult, session: Any) -> None:
+    steps = session.steps
+    found.steps = {**{name: [round(v, 7) for v in values] for name, values in steps.items()}, "warmup": 0}
+    if session.meter is None:
+        return
+    found.steps["warmup"] = session.meter.warmup_steps
+    window = session.meter.window()
+    if window is None:
+        return
+    found.window = window
+    gap = session.clock.gap_frac
+    if gap is not None:
+        found.window = dataclasses.replace(window, clock_gap_frac=gap)
+    found.data_wait_frac = min(1.0, session.window_wait_s / window.seconds)
+    if session.window_busy_s > 0:
+        found.device_rate_per_s = window.samples / session.window_busy_s
+    capacity = session.loaders.capacity_per_s() if session.loaders.unit_source == "loader" else None
+    found.loader_rate_per_s = capacity
+    rate = window.rate_per_s
+    # A queue filled before the window makes the consumed rate too good; the producers' own rate bounds it.
+    found.throughput_per_s = min(rate, capacity) if capacity and session.loaders.num_workers() else rate
+
+
+def _observed(session: Any, settings: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    found: Dict[str, Any] = dict(apply_process.observe())
+    found.update(settings or {})
+    if session.modules.roots:
+        first = session.modules.roots[0].observed
+        found.update({key: first[key] for key in apply_module.KEYS})
+    if session.optimizers.observed is not None:
+        found[apply_optimizer.KEY] = session.optimizers.observed
+    return found
+
+
+def _check_passed(found: protocol.RankResult, passed: Dict[str, Any]) -> None:
+    # Knobs that travelled on the command line: the program must have done what it was asked.
+    for key, value in passed.items():
+        observed = found.observed.get(key)
+        if observed is None or observed == value:
+            found.knobs[key] = protocol.KnobReport(protocol.APPLIED, "", observed)
+        else:
+            why = f"the command line asked for {value!r}, the program uses {observed!r}"
+            found.knobs[key] = protocol.KnobReport(protocol.OVERRIDDEN, why, observed)
+
+
+def _clock_optimizer(session: Any) -> Any:
+    reference = session.optimizers._clock
+    return reference() if reference is not None else None
+
+
+def _detected(session: Any, settings: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    training, watch = session.loaders.training, session.modules
+    loader = None
+    if training is not None:
+        kind = type(training.dataset)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, **(settings or {})}
+    first = watch.roots[0].observed if watch.roots else {}
+    return {
+        "num_steps": session.num_steps,
+        "loader": loader,
+        "num_loaders": len(session.loaders.loaders),
+        "modules": modules.root_names(watch),
+        "wrappers": list(watch.wrappers),
+        "num_parameters": [sum(p.numel() for p in root.module.parameters()) for root in watch.roots],
+        "optimizers": [type(o).__name__ for o in session.optimizers.optimizers()],
+        "precision": {"autocast": first.get("precision.amp"), "parameters": first.get("parameter_dtypes")},
+        "grad_scaler": session.optimizers.has_scaler,
+        "skipped_steps": session.optimizers.num_skipped,
+        "compile": first.get("compile.mode"),
+        "world_size": session.world_size,
+        "device": session.device,
+        "unit": session.loaders.unit,
+        "unit_source": session.loaders.unit_source,
+    }
+
+
+def _compiled(session: Any) -> Dict[str, Any]:
+    graphs = session.modules.num_graphs()
+    return {
+        "graphs": graphs,
+        "recompile_limit_hit": bool(apply_module._recompile_limit_reason()),
+        "seconds": session.phases_s.get("compile", 0.0) if graphs else 0.0,
+    }
+
+

@@ -1,0 +1,1 @@
+"""Starting a trial's processes, watching them, and ending every one of them."""

@@ -1,0 +1,31 @@
+"""Which limit a trial has passed, if any."""
+
+from __future__ import annotations
+
+from autotune.launchers.base import Deadlines
+from autotune.launchers.progress_file import ProgressFile
+
+STARTING = ("spawn", "import", "init", "first_batch")
+
+
+def passed(deadlines: Deadlines, progress: ProgressFile, *, started_s: float, now_s: float) -> str:
+    """Returns the limit that has passed, in words for the user; "" while all hold.
+
+    Args:
+        deadlines: the limits.
+        progress: what rank 0 has said so far.
+        started_s: when the trial was launched, monotonic clock.
+        now_s: the monotonic clock now.
+    """
+    phase = progress.phase
+    if phase in STARTING:
+        what, limit_s, since_s = f"start: no training step began (last phase: {phase})", deadlines.start_s, started_s
+    elif phase == "compile":
+        what, limit_s, since_s = "compile: it did not finish", deadlines.compile_s, progress.entered_s["compile"]
+    else:
+        what, limit_s, since_s = f"step: nothing moved in phase {phase}", deadlines.step_s, progress.changed_s
+    if now_s - since_s > limit_s:
+        return f"{what} within {limit_s:g} s"
+    if now_s - started_s > deadlines.total_s:
+        return f"total: the trial was not over within {deadlines.total_s:g} s (last phase: {phase})"
+    return ""

@@ -1,0 +1,53 @@
+"""Becomes the program of a trial: `python -I -S doorway.py TUNER_PID COMMAND ...`. Standard library only, run by file path.
+
+A process of its own instead of a `preexec_fn`, because the tuner has threads (the live table) and Python code between fork
+and exec may then deadlock. `exec` keeps the process id, so nothing of this file is left once the program runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+MAX_OPEN_FILES = 65_536  # a soft limit of millions makes programs that close every descriptor slow
+NOT_FOUND = 127  # the shell's exit status for a command that cannot be started
+
+
+def end_with_tuner(tuner: int) -> None:
+    """Asks the kernel to end this process when the tuner dies, however it dies.
+
+    SIGTERM, not SIGKILL: a torchrun agent that is terminated ends its workers, a killed one leaves them.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != tuner:  # it died before the call
+        sys.exit(1)
+
+
+def raise_open_files() -> None:
+    """Raises the soft limit of open files: workers pass tensors as descriptors, and 1024 of them run out."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def main(tuner: int, argv: list[str]) -> None:
+    """Replaces this process by `argv`; says why on standard error when that cannot be done."""
+    end_with_tuner(tuner)
+    raise_open_files()
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored_by_python, signal.SIG_DFL)  # ignored signals are inherited, and shells rely on SIGPIPE
+    try:
+        os.execvp(argv[0], argv)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"autotune: the command cannot be started: {argv[0]!r}: {getattr(error, 'strerror', error)}\n")
+        sys.exit(NOT_FOUND)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,57 @@
+"""The environment of a trial's processes: the tuner's own, the harness's way in, and no side effects on the user's records."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import autotune.harness
+from autotune.harness import protocol
+from autotune.launchers.base import Launch
+
+INJECT = Path(autotune.harness.__file__).resolve().parent / "inject"
+
+# Set by the user for a real run of theirs, and wrong in a trial: they name records that trials must not write to.
+UNWANTED = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "WANDB_RUN_ID", "WANDB_RESUME")
+
+
+def mark_of(study: Path, trial: int) -> str:
+    """Returns what every process of a trial carries in protocol.MARK_VARIABLE."""
+    return f"{study.resolve()}:{trial}"
+
+
+def study_of(folder: Path) -> Path:
+    """Returns the study's folder of a trial's folder, `runs/<study>/trials/0007`."""
+    return folder.resolve().parent.parent
+
+
+def trial_environment(launch: Launch) -> dict[str, str]:
+    """Returns the environment for a trial: the tuner's, quietened, then `launch.env`, then the protocol's variables.
+
+    What the user adds beats what we quieten (somebody may want W&B on); nothing beats the protocol.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name not in UNWANTED}
+    environment = {**inherited, **_quiet(launch.folder.resolve()), **launch.env}
+    before = environment.get("PYTHONPATH", "")
+    environment["PYTHONPATH"] = f"{INJECT}{os.pathsep}{before}" if before else str(INJECT)
+    environment[protocol.SPEC_VARIABLE] = str(launch.folder.resolve() / protocol.SPEC_FILE)
+    environment[protocol.MARK_VARIABLE] = mark_of(study_of(launch.folder), launch.spec.trial)
+    return environment
+
+
+def inductor_cache(folder: Path) -> Path:
+    """Returns where torch.compile keeps its code: shared by a study's trials, never between machines or studies."""
+    return study_of(folder) / "cache" / "inductor"
+
+
+def _quiet(folder: Path) -> dict[str, str]:
+    scratch = folder / "scratch"
+    return {
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": str(scratch),
+        # A file store, not SQLite: making a fresh SQLite store costs the trial five seconds.
+        "MLFLOW_TRACKING_URI": (scratch / "mlruns").as_uri(),
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "TORCHINDUCTOR_CACHE_DIR": str(inductor_cache(folder)),
+    }

@@ -1,0 +1,62 @@
+"""Reading progress.jsonl while rank 0 writes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+from autotune.harness.protocol import PHASES, Progress
+
+MAX_READ_BYTES = 1 << 20  # a program that writes into our file must not cost the tuner its memory
+_FIELDS = {field.name for field in dataclasses.fields(Progress)}
+
+
+class ProgressFile:
+    """What is known from the progress lines so far.
+
+    Attributes:
+        newest: last good line; None before the first.
+        changed_s: when `newest` was written, on the monotonic clock.
+        entered_s: phase -> when its first line was written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.newest: Progress | None = None
+        self.changed_s = 0.0
+        self.entered_s: dict[str, float] = {}
+        self._path = path
+        self._offset = 0
+
+    @property
+    def phase(self) -> str:
+        """Last phase known; "spawn" before the harness has spoken."""
+        return self.newest.phase if self.newest else PHASES[0]
+
+    def read(self) -> None:
+        """Takes in the lines written since the last call. Lines that are not progress are passed over."""
+        try:
+            if self._path.stat().st_size <= self._offset:
+                return
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read(MAX_READ_BYTES)
+        except OSError:
+            return
+        whole = new.rfind(b"\n") + 1  # a line without its end is still being written
+        self._offset += whole or (len(new) if len(new) == MAX_READ_BYTES else 0)
+        for line in new[:whole].splitlines():
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            raw = json.loads(line)
+            progress = Progress(**{name: value for name, value in raw.items() if name in _FIELDS})
+            written_s = min(float(progress.time_s), time.monotonic())
+            progress.step = int(progress.step)
+        except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+            return
+        if progress.phase in PHASES:
+            self.newest, self.changed_s = progress, written_s
+            self.entered_s.setdefault(progress.phase, written_s)

@@ -1,0 +1,82 @@
+"""Gathering the rank results of one trial, and only of that one."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from autotune.harness import protocol
+from autotune.harness.protocol import RankResult, Spec
+
+MAX_RESULT_BYTES = 64 << 20  # ten times what a million steps take
+_NAME = re.compile(r"result\.rank(\d{1,6})\.json")
+
+
+class RankResults:
+    """The results found so far in a trial's folder, joined by trial number and nonce.
+
+    Attributes:
+        by_rank: rank -> its result.
+    """
+
+    def __init__(self, folder: Path, spec: Spec) -> None:
+        self.by_rank: dict[int, RankResult] = {}
+        self._folder, self._spec = folder, spec
+        self._problems: dict[str, str] = {}
+        self._seen: dict[str, tuple[int, int, int]] = {}
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be used, one sentence a file."""
+        return list(self._problems.values())
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have not answered; empty before any has."""
+        world_size = max((result.world_size for result in self.by_rank.values()), default=0)
+        return [rank for rank in range(world_size) if rank not in self.by_rank]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every rank has answered."""
+        return bool(self.by_rank) and not self.missing
+
+    def collect(self) -> None:
+        """Reads the results that are new or have changed since the last call."""
+        try:
+            entries = [entry for entry in os.scandir(self._folder) if _NAME.fullmatch(entry.name)]
+        except OSError:
+            return
+        for entry in entries:
+            try:
+                status = entry.stat()
+            except OSError:
+                continue
+            signature = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if self._seen.get(entry.name) != signature:
+                self._seen[entry.name] = signature
+                self._take(entry.name, status.st_size)
+
+    def _take(self, name: str, size_bytes: int) -> None:
+        self._problems.pop(name, None)
+        try:
+            if size_bytes > MAX_RESULT_BYTES:
+                raise ValueError(f"{size_bytes} bytes, more than a result can have")
+            result = protocol.read_result(str(self._folder / name))
+            self._check(result, name)
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+            self._problems[name] = f"{name} cannot be used: {error or type(error).__name__}"
+        else:
+            self.by_rank[result.rank] = result
+
+    def _check(self, result: RankResult, name: str) -> None:
+        numbers = (result.rank, result.world_size, result.trial)
+        if not all(type(number) is int for number in numbers) or not 0 <= result.rank < result.world_size <= 1_000_000:
+            raise ValueError(f"rank {result.rank!r} of {result.world_size!r} makes no sense")
+        if name != protocol.result_file(result.rank):
+            raise ValueError(f"it holds rank {result.rank}")
+        if (result.trial, result.nonce) != (self._spec.trial, self._spec.nonce):
+            raise ValueError(
+                f"it belongs to another attempt (trial {result.trial}), not to this one (trial {self._spec.trial})"
+            )

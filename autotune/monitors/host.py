@@ -1,0 +1,131 @@
+"""What the host was doing meanwhile: steal, load, pressure, and the kernel's own killings for want of memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostTimes:
+    """Counters since boot; a difference of two is what happened between them.
+
+    Attributes:
+        cpu_s: all processor time, every kind.
+        steal_s: processor time the hypervisor gave to others.
+        pressure_s: resource ("cpu", "memory", "io") -> time some task waited for it; absent without PSI.
+        throttled_s: time the cgroup's quota held us back; None unknown.
+    """
+
+    cpu_s: float
+    steal_s: float
+    pressure_s: dict[str, float]
+    throttled_s: float | None
+
+
+class HostMonitor:
+    """Watches the host from its making, or from the last `restart`, to `metrics`.
+
+    Args:
+        read: gives the counters now; replaced in tests.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, read: Callable[[], HostTimes], clock: Callable[[], float]) -> None:
+        self._read, self._clock = read, clock
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins a new span."""
+        self._before, self._since_s = self._read(), self._clock()
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the span's numbers; what the machine does not tell is absent, never zero.
+
+        Returns:
+            host.steal_frac, host.load_per_core (1 minute), host.pressure_{cpu,memory,io}_frac, host.throttled_frac.
+        """
+        now, wall_s = self._read(), max(self._clock() - self._since_s, 1e-9)
+        before = self._before
+        metrics = {"host.load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1)}
+        if now.cpu_s > before.cpu_s:
+            metrics["host.steal_frac"] = max(0.0, (now.steal_s - before.steal_s) / (now.cpu_s - before.cpu_s))
+        for resource, waited_s in now.pressure_s.items():
+            if resource in before.pressure_s:
+                metrics[f"host.pressure_{resource}_frac"] = max(0.0, (waited_s - before.pressure_s[resource]) / wall_s)
+        if now.throttled_s is not None and before.throttled_s is not None:
+            metrics["host.throttled_frac"] = max(0.0, (now.throttled_s - before.throttled_s) / wall_s)
+        return metrics
+
+
+def read_times(proc: Path = PROC, cgroups: Path = CGROUPS) -> HostTimes:
+    """Returns the host's counters now."""
+    times = psutil.cpu_times()
+    pressure = {name: _pressure_s(proc / "pressure" / name) for name in ("cpu", "memory", "io")}
+    return HostTimes(
+        cpu_s=sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0),  # counted in user already
+        steal_s=getattr(times, "steal", 0.0),
+        pressure_s={name: waited_s for name, waited_s in pressure.items() if waited_s is not None},
+        throttled_s=_throttled_s(proc, cgroups),
+    )
+
+
+def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
+    """Returns how many processes of our cgroup the kernel has killed for memory so far; None where it does not say."""
+    counts = [
+        _field(folder / name, "oom_kill")
+        for folder in _cgroup_folders("memory", proc, cgroups)
+        for name in ("memory.events", "memory.oom_control")
+    ]
+    return next((count for count in counts if count is not None), None)
+
+
+def _cgroup_folders(controller: str, proc: Path, cgroups: Path) -> list[Path]:
+    """Returns where this process's cgroup may be mounted, likeliest first: version 2, then 1, seen from host or container."""
+    folders = []
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        if line.count(":") < 2:
+            continue
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            folders += [cgroups / path.lstrip("/"), cgroups / "unified" / path.lstrip("/"), cgroups]
+        elif controller in controllers.split(","):
+            folders += [cgroups / controllers / path.lstrip("/"), cgroups / controller / path.lstrip("/"), cgroups / controller]
+    return folders
+
+
+def _throttled_s(proc: Path, cgroups: Path) -> float | None:
+    for folder in _cgroup_folders("cpu", proc, cgroups):
+        for name, per_s in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
+            if (count := _field(folder / "cpu.stat", name)) is not None:
+                return count / per_s
+    return None
+
+
+def _pressure_s(file: Path) -> float | None:
+    for line in _text(file).splitlines():
+        words = line.split()
+        if words[:1] == ["some"]:
+            return next((int(word[6:]) / 1e6 for word in words if word.startswith("total=") and word[6:].isdigit()), None)
+    return None
+
+
+def _field(file: Path, name: str) -> int | None:
+    for line in _text(file).splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0] == name and words[1].isdigit():
+            return int(words[1])
+    return None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError):  # PSI may be compiled in and switched off: reading then fails
+        return ""
