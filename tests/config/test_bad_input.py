@@ -133,6 +133,12 @@ def test_a_pin_and_a_sweep_of_one_key_contradict(refused) -> None:
     assert "two domains" in refused("loader.num_workers=0,1", "loader.num_workers=1,2")[0]
 
 
+def test_pins_that_mean_nothing_beside_another_pin_contradict(refused) -> None:
+    problems = refused("loader.num_workers=0", "loader.prefetch_factor=4", "loader.persistent_workers=true")
+    assert len(problems) == 2
+    assert "means nothing without workers" in problems[0]
+
+
 def test_a_sweep_above_the_tier_bound_contradicts(refused) -> None:
     assert "tier is numerics" in refused("tiers=exact", "precision.amp=off,bf16")[0]
 
