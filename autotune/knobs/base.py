@@ -58,7 +58,7 @@ class Knob:
         tier: what it changes beside speed.
         type: bool, int or str; what a value must be.
         default: value in a program that says nothing (the library's own default).
-        domain: values worth trying under the circumstances, ascending for numbers; the baseline's own value is added by the space.
+        domain: values worth trying under the circumstances, ascending for numbers; the space adds the baseline's own.
         choices: the only values allowed for a str knob; empty = any.
         bounds: smallest and largest value allowed for an int knob here; None = no bound on that side.
         blocked: reason why it cannot be turned under the circumstances, None when it can.

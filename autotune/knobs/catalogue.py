@@ -1,0 +1,30 @@
+"""Every knob there is, by key."""
+
+from __future__ import annotations
+
+from autotune.errors import BadInput, one_of
+from autotune.knobs import execution, loader, precision, threads
+from autotune.knobs.base import Knob
+from autotune.knobs.environment import PREFIX, env_knob
+
+CATALOGUE: dict[str, Knob] = {knob.key: knob for knob in [*loader.KNOBS, *precision.KNOBS, *execution.KNOBS, *threads.KNOBS]}
+GROUPS = list(dict.fromkeys(key.partition(".")[0] for key in CATALOGUE))
+
+
+def knob(key: str) -> Knob:
+    """Returns the knob of a key, env.NAME included.
+
+    Raises:
+        BadInput: there is none; names the nearest.
+    """
+    if key.startswith(PREFIX):
+        return env_knob(key.removeprefix(PREFIX))
+    if key not in CATALOGUE:
+        allowed = one_of(key, [*CATALOGUE, "env.NAME"])
+        raise BadInput(f"knob: there is no such knob, got {key!r}. {allowed} See `autotune knobs`.")
+    return CATALOGUE[key]
+
+
+def is_knob(key: str) -> bool:
+    """Returns whether a key names a knob, or would if its environment variable could be used."""
+    return key in CATALOGUE or key.startswith(PREFIX)

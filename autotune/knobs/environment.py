@@ -1,0 +1,53 @@
+"""Any environment variable as a knob: env.NAME."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from autotune.errors import BadInput
+from autotune.knobs.base import Knob
+from autotune.records import Tier
+
+PREFIX = "env."
+NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+# Variables that something else already owns: name -> what to use instead.
+OWNED = {
+    "OMP_NUM_THREADS": "Use threads.omp, which is this variable.",
+    "PYTHONPATH": "Set it in your shell: the launcher puts its own folder before it.",
+    "AUTOTUNE_SPEC": "It is how the tuner speaks to the training process.",
+    "AUTOTUNE_MARK": "It is how the tuner finds its own processes.",
+}
+
+
+def env_knob(name: str) -> Knob:
+    """Returns the knob that stands for the environment variable `name`.
+
+    Its default is the variable's value in this process; "" stands for a variable that is not set.
+
+    Raises:
+        BadInput: no such variable can exist, or autotune needs it for itself.
+    """
+    key = f"{PREFIX}{name}"
+    if not NAME_PATTERN.fullmatch(name):
+        raise BadInput(
+            f"{key}: not a name of an environment variable, got {name!r}. Allowed: letters, digits and '_', not starting with "
+            "a digit. Correct the name."
+        )
+    if name in OWNED:
+        raise BadInput(f"{key}: not free to tune, got {name!r}. {OWNED[name]}")
+    return Knob(
+        key=key,
+        tier=Tier.exact,
+        type=str,
+        default=os.environ.get(name, ""),
+        domain=lambda _: [],  # nobody knows what is worth trying: the user lists the values
+        environment=lambda value: {name: str(value)},
+        summary=(
+            f"Sets the environment variable {name} before the program's interpreter starts. autotune does not know what it "
+            "does and treats it as exact: that it leaves the results alone is your responsibility."
+        ),
+        helps="Allocators (LD_PRELOAD, PYTORCH_CUDA_ALLOC_CONF), CUDA_DEVICE_MAX_CONNECTIONS, KMP_AFFINITY, library switches.",
+        hurts="A variable that changes the mathematics would be compared as if it did not.",
+    )

@@ -1,0 +1,68 @@
+"""Knobs of number formats."""
+
+from __future__ import annotations
+
+from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.ranges import below_ampere, has_fast_bf16, no_cuda
+from autotune.records import KnobValue, Tier
+
+
+def amp_values(circumstances: Circumstances) -> list[KnobValue]:
+    """Returns the autocast formats worth a trial: bf16 only where hardware multiplies it."""
+    return ["off", "bf16"] if has_fast_bf16(circumstances) else ["off"]
+
+
+def amp_blocked(circumstances: Circumstances) -> str | None:
+    """Returns why autocast cannot be used: on CUDA, bf16 before Ampere is emulated; on a CPU it always runs, if slowly."""
+    return below_ampere(circumstances) if circumstances.has_cuda else None
+
+
+AMP = Knob(
+    key="precision.amp",
+    tier=Tier.numerics,
+    type=str,
+    default="off",
+    choices=("off", "bf16"),
+    domain=amp_values,
+    blocked=amp_blocked,
+    expert=lambda c: "bf16" if has_fast_bf16(c) else None,
+    summary=(
+        "Automatic mixed precision: forward passes run under torch.autocast, so matrix products and convolutions compute in "
+        "bfloat16 while weights, optimizer state, losses and reductions stay in float32. bf16 has float32's range, so no "
+        "gradient scaling is needed."
+    ),
+    helps=(
+        "Usually the largest single gain: Tensor Cores (compute capability 8.0 and newer), AMX (Intel Sapphire Rapids and "
+        "newer) or AVX-512 BF16 (AMD Zen 4 and newer) do 2 to 16 times float32's rate, and activations take half the memory."
+    ),
+    hurts=(
+        "8 bits of mantissa: losses differ in the third digit, and sums the program does by hand in bf16 can stall. Models of "
+        "many tiny operators pay more for casts than they gain; layout.channels_last should go with it for convolutions. "
+        "CPUs without a bf16 instruction emulate it and are slower than float32."
+    ),
+)
+
+MATMUL = Knob(
+    key="precision.matmul",
+    tier=Tier.numerics,
+    type=str,
+    default="highest",
+    choices=("highest", "high", "medium"),
+    # `medium` is the same as `high` in cuBLAS today, so it is allowed and not tried by itself.
+    domain=lambda _: ["highest", "high"],
+    # On a CPU `medium` may hand float32 products to oneDNN's bf16 kernels; not offered there until that has been measured.
+    blocked=lambda c: no_cuda(c) or below_ampere(c),
+    expert=lambda _: "high",
+    summary=(
+        "torch.set_float32_matmul_precision: how exactly float32 matrix products are computed. `highest` is true float32; "
+        "`high` lets Tensor Cores use TF32 (float32's range, 10 bits of mantissa); `medium` allows bfloat16 inside."
+    ),
+    helps="float32 models on Ampere and newer whose time is in linear layers or attention: up to several times faster.",
+    hurts=(
+        "Products lose about 13 bits: harmless for most training, not for ill-conditioned solvers or second-order optimizers. "
+        "Under precision.amp=bf16 little is left in float32, so little is gained. Convolutions have a switch of their own in "
+        "cuDNN, on by default."
+    ),
+)
+
+KNOBS = [AMP, MATMUL]

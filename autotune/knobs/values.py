@@ -1,0 +1,92 @@
+"""Turning what a person wrote into a knob's value, or saying why it is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.errors import BadInput, one_of
+from autotune.knobs.base import Circumstances, Knob
+from autotune.records import KnobValue
+
+MAX_TEXT = 4096
+WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def value_of(knob: Knob, raw: Any, circumstances: Circumstances | None = None) -> KnobValue:
+    """Returns `raw` as a value of `knob`.
+
+    YAML 1.1 reads a bare `off` as False; where the knob knows the word, it is meant.
+
+    Args:
+        knob: whose value it is to be.
+        raw: what was written: parsed YAML, a parsed override, or text.
+        circumstances: the machine whose bounds hold; None leaves them out.
+
+    Raises:
+        BadInput: it is not of the knob's type, not among its choices, or beyond what this machine can serve.
+    """
+    value = _READERS[knob.type](knob, raw)
+    if circumstances is not None and isinstance(value, int) and not isinstance(value, bool):
+        _check_bounds(knob, value, circumstances)
+    return value
+
+
+def _bool(knob: Knob, raw: Any) -> KnobValue:
+    if isinstance(raw, bool):
+        return raw
+    if isinstance(raw, str) and raw.strip().lower() in WORDS:
+        return WORDS[raw.strip().lower()]
+    raise BadInput(f"{knob.key}: not true or false, got {shown(raw)}. Allowed: true, false.")
+
+
+def _int(knob: Knob, raw: Any) -> KnobValue:
+    if isinstance(raw, float) and raw.is_integer():
+        return int(raw)
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        return raw
+    if isinstance(raw, str):
+        try:
+            return int(raw)
+        except ValueError:
+            pass
+    raise BadInput(f"{knob.key}: not a whole number, got {shown(raw)}. Give one, or a sweep such as choice(1,2,4).")
+
+
+def _str(knob: Knob, raw: Any) -> KnobValue:
+    text = _text(raw)
+    if text is None or "\0" in text or len(text) > MAX_TEXT:
+        allowed = f"Allowed: {', '.join(knob.choices)}." if knob.choices else f"Allowed: text of at most {MAX_TEXT} characters."
+        raise BadInput(f"{knob.key}: not usable text, got {shown(raw)}. {allowed}")
+    if not knob.choices:
+        return text
+    word = "off" if text.lower() == "false" and "off" in knob.choices else text
+    if word not in knob.choices:
+        raise BadInput(f"{knob.key}: no such value, got {shown(raw)}. {one_of(word, knob.choices)}")
+    return word
+
+
+def _text(raw: Any) -> str | None:
+    if isinstance(raw, bool):
+        return str(raw).lower()
+    return str(raw) if isinstance(raw, str | int | float) else None
+
+
+_READERS = {bool: _bool, int: _int, str: _str}
+
+
+def _check_bounds(knob: Knob, value: int, circumstances: Circumstances) -> None:
+    low, high = knob.bounds(circumstances)
+    if low is not None and value < low:
+        raise BadInput(f"{knob.key}: too small, got {value}. Allowed: {low} and more.")
+    if high is not None and value > high:
+        least = low if low is not None else "..."
+        raise BadInput(
+            f"{knob.key}: more than this machine can serve ({circumstances.num_cores} effective cores), got {value}. "
+            f"Allowed: {least} to {high}."
+        )
+
+
+def shown(raw: Any) -> str:
+    """Returns a value as a message shows it: quoted when text, cut when long."""
+    text = repr(raw)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,126 @@
+"""Facts of the host, the fingerprint that says which results may be compared, and the circumstances of one study."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from autotune.harness.protocol import RankResult
+from autotune.knobs.base import Circumstances
+from autotune.machine.cores import memory_limit_bytes, num_cores
+from autotune.machine.gpus import gpus
+from autotune.records import KnobValue
+
+CPUINFO = Path("/proc/cpuinfo")
+
+# Instruction sets that decide which kernels torch and oneDNN pick; x86 names, then Arm's.
+ISA = (
+    "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx10_2", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16",
+    "asimd", "sve", "sve2", "bf16", "sve_bf16",
+)  # fmt: skip
+
+
+def host_facts() -> dict[str, Any]:
+    """Returns plain facts of this host, the tuner's side of them.
+
+    Keys: hostname, cpu_model, num_cores (effective), num_cpus, memory_bytes (cgroup limit included), isa, kernel, python,
+    has_compiler (C++), gpus ([] without NVML).
+    """
+    text = _cpuinfo()
+    memory_bytes = int(psutil.virtual_memory().total)
+    return {
+        "hostname": platform.node(),
+        "cpu_model": cpu_model(text),
+        "num_cores": num_cores(),
+        "num_cpus": psutil.cpu_count() or 1,
+        "memory_bytes": min(memory_bytes, memory_limit_bytes() or memory_bytes),
+        "isa": instruction_sets(text),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "has_compiler": has_cxx_compiler(),
+        "gpus": gpus(),
+    }
+
+
+def cpu_model(cpuinfo: str) -> str:
+    """Returns the processor's name from the text of /proc/cpuinfo; the architecture where it has none (Arm)."""
+    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
+
+
+def instruction_sets(cpuinfo: str) -> list[str]:
+    """Returns the members of ISA that the text of /proc/cpuinfo lists as flags."""
+    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    flags = set((found[1] if found else "").replace("svebf16", "sve_bf16").split())
+    return [name for name in ISA if name in flags]
+
+
+def has_cxx_compiler() -> bool:
+    """Returns whether torch.compile would find a C++ compiler for its CPU kernels."""
+    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
+def fingerprint(facts: dict[str, Any]) -> str:
+    """Returns a hash of what makes results comparable: processor, cores, instruction sets, GPUs, torch.
+
+    Args:
+        facts: `host_facts()`, with the harness's facts laid over them where there are any.
+    """
+    parts = {
+        "cpu_model": facts.get("cpu_model"),
+        "num_cores": facts.get("num_cores"),
+        "isa": sorted(facts.get("isa") or []),
+        "gpus": sorted(str(gpu.get("name")) for gpu in facts.get("gpus") or []),
+        "device_name": facts.get("device_name"),
+        "torch": facts.get("torch"),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def circumstances(
+    facts: dict[str, Any], baseline: RankResult | None = None, *, is_recipe: bool, device: str = "auto"
+) -> Circumstances:
+    """Returns what knobs' rules look at.
+
+    Args:
+        facts: `host_facts()`.
+        baseline: rank 0's result of the baseline trial; None before there is one, then the host alone speaks.
+        is_recipe: whether a built-in recipe is tuned.
+        device: `device.kind`, used only without a baseline.
+    """
+    if baseline is None:
+        has_cuda = device == "cuda" or (device == "auto" and bool(facts.get("gpus")))
+        seen: dict[str, Any] = {"device": "cuda" if has_cuda else "cpu", "has_compiler": facts.get("has_compiler", True)}
+    else:
+        seen = baseline.facts
+    capability = seen.get("compute_capability")
+    observed = baseline.observed if baseline else {}
+    return Circumstances(
+        num_cores=int(facts["num_cores"]),
+        has_cuda=seen.get("device") == "cuda",
+        compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
+        device_memory_bytes=seen.get("device_memory_bytes"),
+        cpu_isa=frozenset(seen.get("isa") or facts.get("isa") or []),
+        has_compiler=bool(seen.get("has_compiler", True)),
+        observed={key: value for key, value in observed.items() if _is_value(value)},
+        not_applicable=dict(baseline.applicability) if baseline else {},
+        is_recipe=is_recipe,
+    )
+
+
+def _is_value(value: KnobValue | None) -> bool:
+    return isinstance(value, bool | int | float | str)
+
+
+def _cpuinfo() -> str:
+    try:
+        return CPUINFO.read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -1,0 +1,49 @@
+"""GPUs as NVML names them; no CUDA context is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Returns {"name", "uuid", "memory_bytes", "driver"} of every GPU; [] without NVML, a driver or permission.
+
+    What a device does not report is None.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        driver = _text(pynvml.nvmlSystemGetDriverVersion)
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [_gpu(handle, driver) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(handle: Any, driver: str | None) -> dict[str, Any]:
+    import pynvml
+
+    try:
+        memory_bytes: int | None = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError:
+        memory_bytes = None
+    name, uuid = _text(pynvml.nvmlDeviceGetName, handle), _text(pynvml.nvmlDeviceGetUUID, handle)
+    return {"name": name, "uuid": uuid, "memory_bytes": memory_bytes, "driver": driver}
+
+
+def _text(ask: Any, *args: Any) -> str | None:
+    import pynvml
+
+    try:
+        answer = ask(*args)
+    except pynvml.NVMLError:
+        return None
+    return answer.decode() if isinstance(answer, bytes) else str(answer)

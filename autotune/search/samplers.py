@@ -1,0 +1,100 @@
+"""The samplers behind one name each. The study loop knows `optuna.samplers.BaseSampler` only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from autotune.errors import BadInput, one_of
+
+NUM_STARTUP_TRIALS = 6  # of Optuna's 10: the baseline, the expert seeds and single changes stand in for random trials
+MAX_GRID_POINTS = 100_000
+Distributions = Mapping[str, BaseDistribution]
+
+
+class CompleteGrid(optuna.samplers.GridSampler):
+    """Optuna's grid, usable with ask and tell: its own version calls `Study.stop`, which raises outside `optimize`."""
+
+    def after_trial(
+        self,
+        study: optuna.Study,
+        trial: optuna.trial.FrozenTrial,
+        state: optuna.trial.TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        """Does nothing: the study loop asks `is_exhausted` instead."""
+
+
+def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optuna.samplers.BaseSampler:
+    """Returns the sampler of that name.
+
+    Args:
+        name: member of SAMPLERS.
+        seed: makes proposals repeatable.
+        distributions: what will be suggested, by knob; the grid is made of it.
+
+    Raises:
+        BadInput: no such sampler, or a grid too large to list.
+    """
+    if name not in SAMPLERS:
+        raise BadInput(f"search.sampler: no such sampler, got {name!r}. {one_of(name, SAMPLERS)}")
+    return SAMPLERS[name](seed, distributions)
+
+
+def _tpe(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
+    # Multivariate and constant liar are Optuna 5's defaults for one objective; said aloud because METHOD rests on them.
+    # Not `group`: it is experimental, and what it adds (knobs that exist only beside others) is one or two knobs here, which
+    # TPE then samples on their own (the log line about that is silenced in `open_study`).
+    return optuna.samplers.TPESampler(
+        seed=seed,
+        n_startup_trials=NUM_STARTUP_TRIALS,
+        multivariate=True,
+        constant_liar=True,
+    )
+
+
+def _random(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.RandomSampler(seed=seed)
+
+
+def _grid(seed: int, distributions: Distributions) -> optuna.samplers.BaseSampler:
+    levels = {key: grid_levels(distribution) for key, distribution in distributions.items()}
+    size = 1
+    for values in levels.values():
+        size *= len(values)
+    if size > MAX_GRID_POINTS:
+        raise BadInput(
+            f"search.sampler: a grid over this search space has {size:,} points, got 'grid'. At most {MAX_GRID_POINTS:,}. "
+            "Pin knobs, narrow their domains, or use search.sampler=tpe."
+        )
+    return CompleteGrid(levels, seed=seed)
+
+
+SAMPLERS: dict[str, Callable[[int, Distributions], optuna.samplers.BaseSampler]] = {
+    "tpe": _tpe,
+    "random": _random,
+    "grid": _grid,
+}
+
+
+def grid_levels(distribution: BaseDistribution) -> list[Any]:
+    """Returns the values a grid visits: every choice, every integer; powers of two from the low end on a log scale.
+
+    Raises:
+        BadInput: a float range, which has no finite list of values.
+    """
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    if isinstance(distribution, IntDistribution) and distribution.log:
+        powers = itertools.takewhile(lambda v: v < distribution.high, (distribution.low * 2**n for n in itertools.count()))
+        return [*powers, distribution.high]
+    if isinstance(distribution, IntDistribution):
+        return list(range(distribution.low, distribution.high + 1, distribution.step))
+    if isinstance(distribution, FloatDistribution) and distribution.step is not None:
+        count = round((distribution.high - distribution.low) / distribution.step)
+        return [distribution.low + n * distribution.step for n in range(count + 1)]
+    raise BadInput(f"search.sampler: a grid needs listed values, got {distribution}. Use choice(...), or search.sampler=tpe.")

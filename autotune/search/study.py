@@ -1,0 +1,123 @@
+"""The Optuna study: its journal, and how each outcome of a trial is told to it.
+
+Facts of Optuna 5 that decide this: samplers ignore FAIL, so a configuration that failed is proposed again and again; told as
+COMPLETE with the worst value seen and a violated constraint it is avoided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from autotune.records import Knobs, Outcome, TrialRecord
+from autotune.search.samplers import Distributions
+
+NUMBER_ATTRIBUTE = "trial"  # user attribute: number of the trial in the study folder
+MIN_MEMORY_VIOLATION = 0.01
+UNKNOWN_MEMORY_VIOLATION = 0.1  # a process killed for memory leaves no peak behind
+
+# How an outcome without a value of its own is told; METHOD: what cannot work must not be proposed again, chance may.
+_MEMORY = frozenset({Outcome.device_oom, Outcome.host_oom})
+_CHANCE = frozenset({Outcome.disturbed, Outcome.interrupted})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What Optuna is told of a trial.
+
+    Attributes:
+        state: COMPLETE, or FAIL for what may be proposed again.
+        value: rate per second; None for FAIL.
+        constraints: name -> violation, above 0 = violated.
+    """
+
+    state: TrialState
+    value: float | None = None
+    constraints: dict[str, float] = field(default_factory=dict)
+
+
+def told(record: TrialRecord, *, worst: float, memory_capacity_bytes: int | None = None) -> Told:
+    """Returns what Optuna is told of a finished trial.
+
+    Args:
+        record: the trial.
+        worst: lowest value any trial of the study has had, per second.
+        memory_capacity_bytes: memory of the device (or the process's limit); None unknown.
+    """
+    if record.outcome.has_value and record.value is not None:
+        return Told(state=TrialState.COMPLETE, value=record.value)
+    if record.outcome in _CHANCE:
+        return Told(state=TrialState.FAIL)
+    if record.outcome in _MEMORY:
+        violation = _memory_violation(record.peak_memory_bytes, memory_capacity_bytes)
+        return Told(state=TrialState.COMPLETE, value=worst, constraints={"memory": violation})
+    return Told(state=TrialState.COMPLETE, value=worst, constraints={"works": 1.0})
+
+
+def _memory_violation(peak_bytes: int | None, capacity_bytes: int | None) -> float:
+    if not peak_bytes or not capacity_bytes:
+        return UNKNOWN_MEMORY_VIOLATION
+    return max(MIN_MEMORY_VIOLATION, peak_bytes / capacity_bytes - 1)
+
+
+def open_study(journal: Path, name: str, sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+    """Returns the Optuna study kept in a journal file, made when it is not there."""
+    storage = JournalStorage(JournalFileBackend(str(journal)))
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would print lines into the live table
+    return optuna.create_study(storage=storage, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True)
+
+
+def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **limits: Any) -> None:
+    """Tells Optuna how a trial it proposed ended.
+
+    Args:
+        study: the study.
+        trial: what `study.ask` returned.
+        record: the finished trial, or an earlier one of the same configuration.
+        **limits: `worst` and `memory_capacity_bytes` of `told`.
+    """
+    answer = told(record, **limits)
+    trial.set_user_attr(NUMBER_ATTRIBUTE, record.number)
+    for name, violation in answer.constraints.items():
+        trial.set_constraint(name, violation)
+    study.tell(trial, answer.value, state=answer.state)
+
+
+def add_known(study: optuna.Study, record: TrialRecord, distributions: Distributions, **limits: Any) -> None:
+    """Tells Optuna of a trial it did not propose: the baseline, an expert seed, a single change.
+
+    Args:
+        study: the study.
+        record: the finished trial.
+        distributions: of the knobs that are searched; knobs and values outside them are left out.
+        **limits: `worst` and `memory_capacity_bytes` of `told`.
+    """
+    answer = told(record, **limits)
+    params = _within(record.knobs, distributions)
+    study.add_trial(
+        optuna.trial.create_trial(
+            state=answer.state,
+            value=answer.value,
+            params=params,
+            distributions={key: distributions[key] for key in params},
+            user_attrs={NUMBER_ATTRIBUTE: record.number},
+            constraints=answer.constraints,
+        )
+    )
+
+
+def _within(knobs: Knobs, distributions: Distributions) -> Knobs:
+    return {key: value for key, value in knobs.items() if key in distributions and _holds(distributions[key], value)}
+
+
+def _holds(distribution: optuna.distributions.BaseDistribution, value: Any) -> bool:
+    try:
+        return bool(distribution._contains(distribution.to_internal_repr(value)))
+    except (ValueError, TypeError):
+        return False

@@ -1,0 +1,312 @@
+"""The search space: domains as the user asked for them, resolved for one machine and one program, and walked by Optuna."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from autotune.errors import BadInput
+from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.catalogue import is_knob, knob
+from autotune.knobs.values import value_of
+from autotune.records import Knobs, KnobValue, Tier
+
+if TYPE_CHECKING:  # Optuna costs half a second to import and only a running study needs it
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import Trial
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A list of values; each is as far from every other."""
+
+    values: tuple[KnobValue, ...]
+
+    def contains(self, value: KnobValue) -> bool:
+        """Returns whether `value` may be proposed. True is not 1 here."""
+        return any(value == own and type(value) is type(own) for own in self.values)
+
+    def including(self, value: KnobValue) -> Choice:
+        """Returns the domain with `value` in it, ascending when all are numbers."""
+        return self if self.contains(value) else Choice(_ordered((*self.values, value)))
+
+    def nearest(self, value: KnobValue) -> KnobValue | None:
+        """Returns the value closest to `value`, None when no distance is defined."""
+        if self.contains(value):
+            return value
+        numbers = [own for own in self.values if _is_number(own)]
+        if not _is_number(value) or not numbers:
+            return None
+        return min(numbers, key=lambda own: abs(float(own) - float(value)))
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns {"choice": [...]}."""
+        return {"choice": list(self.values)}
+
+    def distribution(self) -> BaseDistribution:
+        """Returns the domain in Optuna's words."""
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(list(self.values))
+
+    def suggest(self, trial: Trial, key: str) -> KnobValue:
+        """Asks the sampler for a value."""
+        return cast(KnobValue, trial.suggest_categorical(key, list(self.values)))
+
+
+@dataclass(frozen=True)
+class IntInterval:
+    """All whole numbers from `low` to `high`, both included; `log` spaces proposals by ratio."""
+
+    low: int
+    high: int
+    log: bool = False
+
+    @property
+    def values(self) -> tuple[KnobValue, ...]:
+        """The ends of the interval, which stand for it where a list is needed."""
+        return tuple(dict.fromkeys((self.low, self.high)))
+
+    def contains(self, value: KnobValue) -> bool:
+        """Returns whether `value` may be proposed."""
+        return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
+
+    def including(self, value: KnobValue) -> IntInterval | Choice:
+        """Returns the interval stretched to `value`; without `log` when it then reaches below 1."""
+        if self.contains(value):
+            return self
+        if not isinstance(value, int) or isinstance(value, bool):
+            return Choice((self.low, self.high, value))
+        low, high = min(self.low, value), max(self.high, value)
+        return IntInterval(low, high, log=self.log and low >= 1)
+
+    def nearest(self, value: KnobValue) -> KnobValue | None:
+        """Returns the whole number of the interval closest to `value`, None when no distance is defined."""
+        return min(max(round(float(value)), self.low), self.high) if _is_number(value) else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns {"interval": [low, high], "log": bool}."""
+        return {"interval": [self.low, self.high], "log": self.log}
+
+    def distribution(self) -> BaseDistribution:
+        """Returns the domain in Optuna's words."""
+        from optuna.distributions import IntDistribution
+
+        return IntDistribution(self.low, self.high, log=self.log)
+
+    def suggest(self, trial: Trial, key: str) -> KnobValue:
+        """Asks the sampler for a value."""
+        return trial.suggest_int(key, self.low, self.high, log=self.log)
+
+
+Domain = Choice | IntInterval
+
+
+@dataclass(kw_only=True)
+class SearchSpace:
+    """What the user asked for, before machine and program are known.
+
+    Attributes:
+        domains: knob key -> domain; None asks for the knob's own rule ("auto").
+        pinned: knobs fixed for every trial, the baseline included.
+        tiers: highest tier that may be searched.
+    """
+
+    domains: dict[str, Domain | None] = field(default_factory=dict)
+    pinned: Knobs = field(default_factory=dict)
+    tiers: Tier = Tier.training
+
+
+@dataclass(kw_only=True)
+class ResolvedSpace:
+    """What is searched on this machine for this program.
+
+    Attributes:
+        domains: knob key -> domain, each with the baseline's value and at least one other; knobs that others depend on first.
+        pinned: knobs fixed for every trial.
+        baseline: full configuration of trial 0; knobs that mean nothing there are left out.
+        dropped: knob key -> why it is not searched.
+        reference: the baseline's values with the inactive knobs too: what `changed` compares with.
+    """
+
+    domains: dict[str, Domain]
+    pinned: Knobs
+    baseline: Knobs
+    dropped: dict[str, str]
+    reference: Knobs
+
+    def suggest(self, trial: Trial, *, hold: Knobs | None = None) -> Knobs:
+        """Returns a full configuration, asking the sampler for every knob that is active.
+
+        Args:
+            trial: Optuna's trial.
+            hold: knobs to fix without asking the sampler.
+        """
+        held = hold or {}
+        knobs: Knobs = {**self.reference, **{key: value for key, value in held.items() if key in self.reference}}
+        for key, domain in self.domains.items():
+            if key not in held and knob(key).is_active(knobs):
+                knobs[key] = domain.suggest(trial, key)
+        return self.active(knobs)
+
+    def active(self, knobs: Knobs) -> Knobs:
+        """Returns `knobs` without those that mean nothing beside the others."""
+        return _active(knobs)
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Returns knob key -> Optuna distribution."""
+        return {key: domain.distribution() for key, domain in self.domains.items()}
+
+    def changed(self, knobs: Knobs) -> Knobs:
+        """Returns the part of `knobs` that differs from the baseline."""
+        return {key: value for key, value in knobs.items() if not _same(value, self.reference.get(key))}
+
+    def tier(self, changed: Knobs) -> Tier:
+        """Returns the highest tier among changed knobs; exact when nothing changed."""
+        return max((knob(key).tier for key in changed), key=lambda tier: tier.rank, default=Tier.exact)
+
+    def costly(self) -> list[tuple[str, str, KnobValue]]:
+        """Returns (why, key, value) of every value that costs a compilation, cheapest first."""
+        return [
+            (f"{key}={value} on the best of the others", key, value)
+            for key, domain in self.domains.items()
+            if knob(key).is_costly
+            for value in domain.values
+            if not _same(value, self.reference[key])
+        ]
+
+    def seeds(self, circumstances: Circumstances) -> list[tuple[str, Knobs]]:
+        """Returns (why, full configuration) of what an expert would try first; at most five, the baseline not among them."""
+        expert = self._snapped(circumstances)
+        workers, batch = "loader.num_workers", "loader.batch_size"
+        alone = {key: value for key, value in expert.items() if key != workers}
+        larger, largest = self._larger(batch, factor=4 if circumstances.has_cuda else 2), self._larger(batch, factor=8)
+        plans = [
+            ("expert's choice at the program's batch size", expert),
+            ("expert's choice at a larger batch", {**expert, **larger}),
+            ("expert's choice without loader workers: they take cores from the step", {**alone, **self._value(workers, 0)}),
+            ("expert's choice at a larger batch without loader workers", {**alone, **self._value(workers, 0), **larger}),
+            ("expert's choice at a far larger batch", {**expert, **largest}),
+        ]
+        if not circumstances.has_cuda:  # the step itself needs the cores there, so the variants without workers come first
+            plans = [plans[2], plans[3], plans[0], plans[1], plans[4]]
+        return self._distinct([(why, self.active({**self.reference, **plan})) for why, plan in plans])
+
+    def _snapped(self, circumstances: Circumstances) -> Knobs:
+        """Returns the experts' values, each moved to the nearest value of its domain."""
+        wanted = {key: knob(key).expert(circumstances) for key in self.domains}
+        snapped = {key: self.domains[key].nearest(value) for key, value in wanted.items() if value is not None}
+        return {key: value for key, value in snapped.items() if value is not None}
+
+    def _value(self, key: str, value: KnobValue) -> Knobs:
+        """Returns {key: value} when the space allows that, {} otherwise."""
+        return {key: value} if key in self.domains and self.domains[key].contains(value) else {}
+
+    def _larger(self, key: str, *, factor: int) -> Knobs:
+        """Returns {key: the value nearest to `factor` x the baseline's}, {} when that is not above the baseline's."""
+        own = self.reference.get(key)
+        if key not in self.domains or not isinstance(own, int):
+            return {}
+        value = self.domains[key].nearest(own * factor)
+        return {key: value} if isinstance(value, int) and value > own else {}
+
+    def _distinct(self, plans: list[tuple[str, Knobs]]) -> list[tuple[str, Knobs]]:
+        """Returns the plans without repetitions and without the baseline."""
+        kept: list[tuple[str, Knobs]] = []
+        for why, knobs in plans:
+            if knobs != self.baseline and all(knobs != other for _, other in kept):
+                kept.append((why, knobs))
+        return kept
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns knob key -> domain as plain values."""
+        return {key: domain.as_json() for key, domain in self.domains.items()}
+
+
+def resolve(space: SearchSpace, circumstances: Circumstances, *, passed: Knobs) -> ResolvedSpace:
+    """Returns the space for one machine and one program.
+
+    Args:
+        space: what the user asked for.
+        circumstances: the machine, and the program as the baseline trial found it.
+        passed: knobs that travel through the command line -> value there in the baseline.
+    """
+    reference, dropped, domains = _reference(space, circumstances, passed), {}, {}
+    for key, asked in space.domains.items():
+        found = knob(key)
+        if reason := _reason_against(found, space, circumstances, passed):
+            dropped[key] = reason
+            continue
+        domain = (asked or Choice(_ordered(tuple(found.domain(circumstances))))).including(reference[key])
+        if len(domain.values) > 1:
+            domains[key] = domain
+        else:
+            dropped[key] = f"nothing but the baseline's own value ({reference[key]}) is worth trying here"
+    for key in _never_active(domains, reference):
+        del domains[key]
+        dropped[key] = "means nothing beside the values the other knobs can take"
+    return ResolvedSpace(
+        domains=_by_dependence(domains),
+        pinned=dict(space.pinned),
+        baseline=_active(reference),
+        dropped=dropped,
+        reference=reference,
+    )
+
+
+def _reason_against(found: Knob, space: SearchSpace, circumstances: Circumstances, passed: Knobs) -> str | None:
+    if found.key in space.pinned:
+        return "pinned"
+    if found.tier.rank > space.tiers.rank:
+        return f"its tier is {found.tier}, the search is bound to tiers={space.tiers}"
+    if reason := found.blocked(circumstances):
+        return reason
+    return None if found.key in passed else circumstances.not_applicable.get(found.key)
+
+
+def _reference(space: SearchSpace, circumstances: Circumstances, passed: Knobs) -> Knobs:
+    """Returns the baseline's value of every knob known of: pins first, then the command line's, the observed, the default."""
+    observed = {key: _readable(key, value) for key, value in circumstances.observed.items() if is_knob(key)}
+    values = {key: knob(key).default for key in [*observed, *space.domains]}
+    return {**values, **{key: value for key, value in observed.items() if value is not None}, **passed, **space.pinned}
+
+
+def _readable(key: str, observed: Any) -> KnobValue | None:
+    """Returns an observed value as the knob's own type, as it is where it is a value but not one we would set, else None.
+
+    A loader without workers reports a prefetch_factor of None: what cannot be a value says nothing.
+    """
+    if not isinstance(observed, bool | int | float | str):
+        return None
+    try:
+        return value_of(knob(key), observed)
+    except BadInput:
+        return observed
+
+
+def _by_dependence(domains: dict[str, Domain]) -> dict[str, Domain]:
+    """Returns the domains with knobs that may be inactive last, so that what they depend on is asked for first."""
+    return dict(sorted(domains.items(), key=lambda item: not knob(item[0]).is_active({})))
+
+
+def _never_active(domains: dict[str, Domain], reference: Knobs) -> list[str]:
+    """Returns the keys that no value of any one other knob would make active."""
+    settings = [reference, *({**reference, key: value} for key, domain in domains.items() for value in domain.values)]
+    return [key for key in domains if not any(knob(key).is_active(setting) for setting in settings)]
+
+
+def _active(knobs: Knobs) -> Knobs:
+    return {key: value for key, value in knobs.items() if knob(key).is_active(knobs)}
+
+
+def _same(one: KnobValue, other: KnobValue | None) -> bool:
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _is_number(value: KnobValue) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _ordered(values: tuple[KnobValue, ...]) -> tuple[KnobValue, ...]:
+    """Returns the values ascending when all are numbers, in the order given otherwise."""
+    return tuple(sorted(values, key=float)) if all(map(_is_number, values)) else values

@@ -1,0 +1,107 @@
+"""One trial's numbers from the results of its ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from autotune import stats
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, RankResult
+
+_WORST_FIRST = (OVERRIDDEN, NOT_APPLICABLE, APPLIED)
+
+
+def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
+    """Returns the fields of a TrialRecord that come from its ranks' results.
+
+    Args:
+        results: by rank; none when the trial died before it wrote any.
+    """
+    if not results:
+        return {}
+    first = results[0]
+    return {
+        "value": throughput_per_s(results),
+        "ci": interval(results),
+        "unit": first.unit,
+        "phases_s": dict(first.phases_s),
+        "peak_memory_bytes": _peak_bytes(results),
+        "device_rate": _sum_known(result.device_rate_per_s for result in results),
+        "loader_rate": _sum_known(result.loader_rate_per_s for result in results),
+        "data_wait_frac": first.data_wait_frac,
+        "knob_reports": knob_reports(results),
+    }
+
+
+def throughput_per_s(results: Sequence[RankResult]) -> float | None:
+    """Returns the rate over all ranks; None when a rank has none, because a part is not the whole."""
+    return _sum_known(result.throughput_per_s for result in results)
+
+
+def interval(results: Sequence[RankResult]) -> stats.Interval | None:
+    """Returns the 95 % interval of the rate over all ranks, from block means.
+
+    Ranks wait for each other at every step, so their errors are not independent: half-widths add.
+    """
+    low = high = 0.0
+    for result in results:
+        blocks = result.window.block_rates_per_s if result.window else []
+        found = stats.block_interval(blocks)
+        if found is None or not result.throughput_per_s:
+            return None
+        # The rate may have been capped by what the loader sustains: the relative width is what the blocks tell.
+        centre = (found[0] + found[1]) / 2
+        low += result.throughput_per_s * found[0] / centre
+        high += result.throughput_per_s * found[1] / centre
+    return (low, high)
+
+
+def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:
+    """Returns knob key -> report of the rank where it went worst."""
+    worst: dict[str, dict[str, Any]] = {}
+    for result in results:
+        for key, report in result.knobs.items():
+            if key not in worst or _badness(report.status) < _badness(worst[key]["status"]):
+                worst[key] = dataclasses.asdict(report)
+    return worst
+
+
+def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, float]:
+    """Returns further numbers for the tracker: step times, compilation, and what the watch saw.
+
+    Args:
+        results: by rank.
+        seen: what the machine's watch saw, name with unit -> value.
+    """
+    found = dict(seen)
+    if not results:
+        return found
+    first = results[0]
+    gaps = np.diff(np.asarray(first.steps.get("end_s", []), dtype=float))[max(0, int(first.steps.get("warmup", 0)) - 1) :]
+    if len(gaps):
+        found["step_p50_s"], found["step_p95_s"] = (float(np.percentile(gaps, share)) for share in (50, 95))
+    for name in ("graphs", "seconds"):
+        if isinstance(first.compiled.get(name), int | float):
+            found[f"compiled_{name}" if name == "graphs" else "compile_s"] = float(first.compiled[name])
+    if first.window:
+        found["window_s"], found["window_steps"] = first.window.seconds, float(first.window.steps)
+        if seen.get("energy_j") and first.window.samples:
+            found["energy_per_sample_j"] = seen["energy_j"] / first.window.samples
+    return found
+
+
+def _badness(status: str) -> int:
+    return _WORST_FIRST.index(status) if status in _WORST_FIRST else 0
+
+
+def _sum_known(values: Iterable[float | None]) -> float | None:
+    known = list(values)
+    return None if any(value is None for value in known) else float(sum(value for value in known if value is not None))
+
+
+def _peak_bytes(results: Sequence[RankResult]) -> int | None:
+    peaks = [result.memory.get("peak_bytes") for result in results]
+    return max((int(peak) for peak in peaks if peak), default=None)

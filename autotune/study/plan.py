@@ -1,0 +1,125 @@
+"""What a study is given, and whom it tells what happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from autotune.config.command import CommandTemplate
+from autotune.config.schema import StudyConfig
+from autotune.harness.protocol import Progress
+from autotune.launchers.base import Launcher
+from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
+from autotune.run_dir import StudyFolder
+from autotune.space import SearchSpace
+
+
+class Clock:
+    """Time as the study sees it; tests and replays put another in its place."""
+
+    def monotonic(self) -> float:
+        """Returns seconds that only grow."""
+        return time.monotonic()
+
+    def time(self) -> float:
+        """Returns seconds since the epoch."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Waits."""
+        time.sleep(seconds)
+
+
+class Tracking(Protocol):
+    """The process that copies the study folder to the tracker, as `subprocess.Popen` shows it."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns its exit code; raises subprocess.TimeoutExpired."""
+
+    def terminate(self) -> None:
+        """Asks it to end."""
+
+
+class Watch(Protocol):
+    """Watches the machine during one trial (NVML, cgroup); started when the trial is launched."""
+
+    def stop(self) -> dict[str, float]:
+        """Returns what was seen, metric name with unit -> value; "device_used_frac" among them where known. Ends the watch."""
+
+
+class Listener:
+    """Whom the study tells what happens; every method may be left out. Called from the study's thread, in this order.
+
+    `started`, then for each trial `trial_started`, `progress` (several times a second) and `trial_ended`; `finals_started`
+    once before the finals' trials; `notice` at any time; `finished` last, also after an interrupt and when nothing worked.
+    """
+
+    def started(self, study: StudyRecord) -> None:
+        """The study folder is there, no trial has run. Called again when the baseline has shown what can be searched."""
+
+    def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
+        """A trial is launched.
+
+        Args:
+            number: its number.
+            kind: baseline, search or final.
+            knobs: what it changes.
+            why: one line on why it is tried.
+        """
+
+    def progress(self, progress: Progress) -> None:
+        """Where the running trial stands."""
+
+    def trial_ended(self, trial: TrialRecord) -> None:
+        """A trial is over and its record is on disk."""
+
+    def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
+        """The search is over.
+
+        Args:
+            trials: numbers of the trials that will be measured again, the baseline (0) first.
+            reserved_s: time the finals may take; None for unlimited.
+        """
+
+    def notice(self, message: str) -> None:
+        """One line worth reading: an interrupt was heard, compilation does not fit the budget, ..."""
+
+    def finished(self, summary: Summary) -> None:
+        """The verdict is on disk."""
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """Everything a study needs to know.
+
+    Attributes:
+        title: what is tuned, for people: the recipe's name or the command line.
+        config: the composed configuration.
+        yaml: the same as text, interpolations unresolved; written to config.yaml.
+        space: what the user asked to search.
+        command: the program.
+        launcher: starts the trials.
+        machine: `machine.host_facts()`.
+        start_tracking: starts the process that copies the study folder to the tracker; None tracks nothing.
+        watch: starts watching the machine for one trial; None watches nothing.
+        versions: versions of autotune and its libraries; the program's torch is added from the baseline.
+        clock: time.
+        tracking_drain_s: how long the tracker may take to finish at the end.
+        poll_s: pause between two looks at a running trial.
+    """
+
+    title: str
+    config: StudyConfig
+    yaml: str
+    space: SearchSpace
+    command: CommandTemplate
+    launcher: Launcher
+    machine: dict[str, Any]
+    start_tracking: Callable[[StudyFolder], Tracking | None] | None = None
+    watch: Callable[[], Watch] | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
+    tracking_drain_s: float = 60.0
+    poll_s: float = 0.1

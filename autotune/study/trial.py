@@ -1,0 +1,190 @@
+"""Runs one configuration to its end and says what became of it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.failures import classify
+from autotune.harness.protocol import MeasureRules, RankResult, Spec
+from autotune.knobs.catalogue import knob
+from autotune.launchers.base import Ended, Launch, Running
+from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
+from autotune.run_dir import StudyFolder
+from autotune.study.numbers import metrics, numbers
+from autotune.study.plan import Listener, Plan
+from autotune.study.settings import deadlines, device_environment, memory_limit_bytes
+
+# Where chance may be the cause a trial gets a second attempt: the same again, once.
+CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
+
+
+@dataclass(kw_only=True)
+class Request:
+    """A configuration to measure.
+
+    Attributes:
+        number, kind, knobs, changed, tier, why, repeats, round, sampler_number: as in TrialRecord.
+        rules: when to stop measuring.
+        target: loaders to change, from the baseline; None in the baseline itself.
+        max_s: wall time it may take; None for no bound but the phases' own.
+        retry_max_s: a second attempt is made only when the first took no longer than this; None for no bound.
+    """
+
+    number: int
+    kind: Kind
+    knobs: Knobs
+    changed: Knobs
+    rules: MeasureRules
+    tier: Tier = Tier.exact
+    why: str = ""
+    repeats: int | None = None
+    round: int | None = None
+    sampler_number: int | None = None
+    target: list[dict[str, Any]] | None = None
+    max_s: float | None = None
+    retry_max_s: float | None = None
+
+
+@dataclass(kw_only=True)
+class Finished:
+    """A trial's record, and what its ranks wrote."""
+
+    record: TrialRecord
+    results: list[RankResult] = field(default_factory=list)
+
+
+class StoppedNow(Exception):
+    """The user insisted: the running trial was ended. Carries its record."""
+
+    def __init__(self, finished: Finished) -> None:
+        super().__init__()
+        self.finished = finished
+
+
+class TrialRunner:
+    """Starts trials one after the other; no two are ever measured at once."""
+
+    def __init__(self, plan: Plan, folder: StudyFolder, listener: Listener) -> None:
+        self._plan, self._folder, self._listener = plan, folder, listener
+
+    def run(self, request: Request) -> Finished:
+        """Returns the finished trial, its record written to disk. A second attempt is made where chance may be the cause.
+
+        Raises:
+            StoppedNow: KeyboardInterrupt while it ran; the trial is ended and recorded as interrupted.
+        """
+        self._listener.trial_started(request.number, request.kind, request.changed, request.why)
+        finished = self._attempt(request)
+        record = finished.record
+        is_short = request.retry_max_s is None or record.seconds <= request.retry_max_s
+        if record.outcome in CHANCE and is_short:
+            finished = self._attempt(request, earlier=record)
+        return self._keep(finished)
+
+    def _attempt(self, request: Request, earlier: TrialRecord | None = None) -> Finished:
+        launch = self._launch(request)
+        started_at = self._plan.clock.time()
+        watch = self._plan.watch() if self._plan.watch else None
+        running, is_stopped = self._plan.launcher.start(launch), False
+        try:
+            ended = self._wait(running)
+        except KeyboardInterrupt:
+            is_stopped = True
+            running.stop("interrupted by the user")
+            ended = self._wait(running)
+        finally:
+            seen = watch.stop() if watch else {}
+        record = _record(request, launch.spec, ended, seen)
+        record.started_at = earlier.started_at if earlier else started_at
+        if earlier:
+            _join(record, earlier)
+        finished = Finished(record=record, results=list(ended.results))
+        if is_stopped:
+            raise StoppedNow(self._keep(finished))
+        return finished
+
+    def _wait(self, running: Running) -> Ended:
+        while (ended := running.poll()) is None:
+            if progress := running.progress():
+                self._listener.progress(progress)
+            self._plan.clock.sleep(self._plan.poll_s)
+        return ended
+
+    def _keep(self, finished: Finished) -> Finished:
+        self._folder.trial_path(finished.record.number).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder.write_trial(finished.record)
+        self._listener.trial_ended(finished.record)
+        return finished
+
+    def _launch(self, request: Request) -> Launch:
+        plan, command = self._plan, self._plan.command
+        folder = self._folder.trial_path(request.number)
+        everything: Knobs = {**command.placeholders, **request.knobs}
+        asked = {**plan.space.pinned, **request.changed}
+        passed = {key: everything[key] for key in command.placeholders}
+        spec = Spec(
+            trial=request.number,
+            nonce=secrets.token_hex(8),
+            folder=os.path.abspath(folder),
+            knobs={key: value for key, value in asked.items() if key not in passed},
+            passed=passed,
+            target=request.target,
+            device=plan.config.device.kind,
+            memory_limit_bytes=memory_limit_bytes(plan.config.device.memory_limit, plan.machine),
+            rules=request.rules,
+        )
+        env = {**device_environment(plan.config.device), **plan.config.env}
+        for key, value in asked.items():
+            env.update(knob(key).environment(value))
+        limits = deadlines(plan.config.measure, max_s=request.max_s)
+        return Launch(argv=command.argv(everything), cwd=command.cwd, env=env, folder=folder, spec=spec, deadlines=limits)
+
+
+def _record(request: Request, spec: Spec, ended: Ended, seen: dict[str, float]) -> TrialRecord:
+    outcome, reason = classify(ended.facts(spec, device_used_frac=seen.get("device_used_frac")))
+    record = TrialRecord(
+        number=request.number,
+        kind=request.kind,
+        knobs=request.knobs,
+        changed=request.changed,
+        outcome=outcome,
+        reason=reason,
+        tier=request.tier,
+        why=request.why,
+        repeats=request.repeats,
+        round=request.round,
+        sampler_number=request.sampler_number,
+        seconds=ended.seconds,
+        evidence=_evidence(ended),
+        metrics=metrics(ended.results, seen),
+        **numbers(ended.results),
+    )
+    if not outcome.has_value or record.value is None:
+        record.value = record.ci = None
+    return record
+
+
+def _evidence(ended: Ended) -> dict[str, Any]:
+    error = next((result.error for result in ended.results if result.error), None)
+    return {
+        "exit_code": ended.exit_code,
+        "signal": ended.signal,
+        "cause": ended.cause,
+        "phase": ended.phase,
+        "problems": ended.problems,
+        "error": error,
+        **ended.evidence,
+    }
+
+
+def _join(record: TrialRecord, earlier: TrialRecord) -> None:
+    """Notes the first attempt in the record of the second; its time is part of what the trial cost."""
+    record.evidence["earlier_attempt"] = {"outcome": earlier.outcome, "reason": earlier.reason, "seconds": earlier.seconds}
+    record.seconds += earlier.seconds
+    note = f"second attempt; the first ended as {earlier.outcome}"
+    record.reason = f"{record.reason} ({note})" if record.reason else note
+
+

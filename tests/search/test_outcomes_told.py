@@ -1,0 +1,81 @@
+import pytest
+from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from autotune.records import Kind, Outcome, TrialRecord
+from autotune.search import add_known, make_sampler, open_study, tell
+from autotune.search.study import told
+
+SPACE = {"loader.batch_size": IntDistribution(8, 128), "precision.amp": CategoricalDistribution(["off", "bf16"])}
+
+
+def record(outcome, value=None, **more):
+    knobs = {"loader.batch_size": 32, "precision.amp": "off", **more.pop("knobs", {})}
+    return TrialRecord(number=7, kind=Kind.search, knobs=knobs, changed={}, outcome=outcome, value=value, **more)
+
+
+EXPECTED = {
+    Outcome.ok: (TrialState.COMPLETE, 50.0, None),
+    Outcome.raced: (TrialState.COMPLETE, 50.0, None),
+    Outcome.unsteady: (TrialState.COMPLETE, 50.0, None),
+    Outcome.device_oom: (TrialState.COMPLETE, 9.0, "memory"),
+    Outcome.host_oom: (TrialState.COMPLETE, 9.0, "memory"),
+    Outcome.timeout: (TrialState.COMPLETE, 9.0, "works"),
+    Outcome.crash: (TrialState.COMPLETE, 9.0, "works"),
+    Outcome.error: (TrialState.COMPLETE, 9.0, "works"),
+    Outcome.nonfinite: (TrialState.COMPLETE, 9.0, "works"),
+    Outcome.parity: (TrialState.COMPLETE, 9.0, "works"),
+    Outcome.invalid: (TrialState.COMPLETE, 9.0, "works"),
+    Outcome.disturbed: (TrialState.FAIL, None, None),
+    Outcome.interrupted: (TrialState.FAIL, None, None),
+}
+
+
+def test_every_outcome_has_a_way_to_be_told():
+    assert set(EXPECTED) == set(Outcome)
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_outcome_reaches_optuna_as_the_method_says(outcome, tmp_path):
+    state, value, constraint = EXPECTED[outcome]
+    study = open_study(tmp_path / "journal", "s", make_sampler("tpe", seed=0, distributions=SPACE))
+    trial = study.ask(SPACE)
+    tell(study, trial, record(outcome, 50.0 if outcome.has_value else None), worst=9.0)
+    (frozen,) = study.trials
+    assert (frozen.state, frozen.value) == (state, value)
+    assert {name for name, violation in frozen.constraints.items() if violation > 0} == ({constraint} - {None})
+    assert frozen.user_attrs["trial"] == 7
+
+
+def test_memory_violation_is_the_share_above_the_cap():
+    assert told(record(Outcome.device_oom, peak_memory_bytes=150), worst=1.0, memory_capacity_bytes=100).constraints == {
+        "memory": 0.5
+    }
+    below = told(record(Outcome.device_oom, peak_memory_bytes=90), worst=1.0, memory_capacity_bytes=100)
+    assert below.constraints["memory"] > 0, "an out-of-memory is a violation even when the last peak seen was below the cap"
+
+
+def test_value_outside_the_search_space_is_left_out_of_what_optuna_knows(tmp_path):
+    study = open_study(tmp_path / "journal", "s", make_sampler("random", seed=0, distributions=SPACE))
+    add_known(study, record(Outcome.ok, 20.0, knobs={"loader.batch_size": 4, "threads.intra": 2}), SPACE, worst=20.0)
+    assert study.trials[0].params == {"precision.amp": "off"}
+
+
+def test_journal_lies_where_it_was_asked_for_and_reads_back(tmp_path):
+    study = open_study(tmp_path / "optuna.journal", "s", make_sampler("random", seed=0, distributions=SPACE))
+    add_known(study, record(Outcome.ok, 20.0), SPACE, worst=20.0)
+    again = open_study(tmp_path / "optuna.journal", "s", make_sampler("random", seed=0, distributions=SPACE))
+    assert [trial.value for trial in again.trials] == [20.0]
+
+
+def test_tpe_avoids_what_ran_out_of_memory(tmp_path):
+    study = open_study(tmp_path / "journal", "s", make_sampler("tpe", seed=3, distributions=SPACE))
+    too_big = 0
+    for n in range(40):
+        trial = study.ask(SPACE)
+        batch = trial.params["loader.batch_size"]
+        fits = batch <= 96
+        too_big += n >= 20 and not fits
+        outcome = Outcome.ok if fits else Outcome.device_oom
+        tell(study, trial, record(outcome, float(batch) if fits else None), worst=8.0)
+    assert too_big <= 10, "of 20; blind search would take 5 and a search that likes large batches without memory nearly all"

@@ -1,0 +1,103 @@
+import math
+
+import numpy as np
+import pytest
+
+from autotune import stats
+
+
+def autocorrelated(rng, *, count, rho=0.9, mean=100.0, noise=5.0):
+    values, state = [], 0.0
+    for shock in rng.normal(size=count):
+        state = rho * state + math.sqrt(1 - rho**2) * shock
+        values.append(mean + noise * state)
+    return values
+
+
+def test_no_interval_is_claimed_from_fewer_than_five_blocks():
+    assert stats.block_interval([1.0, 1.1, 0.9, 1.0]) is None
+    assert stats.block_interval([1.0, 1.1, 0.9, 1.0, 1.0]) is not None
+
+
+def test_interval_of_equal_blocks_is_a_point():
+    assert stats.block_interval([4.0] * 6) == (4.0, 4.0)
+
+
+def test_block_means_cover_the_true_rate_where_single_steps_do_not():
+    rng = np.random.default_rng(0)
+    covered_by_blocks = covered_by_steps = 0
+    for _ in range(400):
+        steps = autocorrelated(rng, count=1000)
+        blocks = np.asarray(steps).reshape(10, 100).mean(axis=1).tolist()
+        low, high = stats.block_interval(blocks)
+        covered_by_blocks += low <= 100 <= high
+        low, high = stats.block_interval(steps)
+        covered_by_steps += low <= 100 <= high
+    assert covered_by_blocks / 400 > 0.87
+    assert covered_by_steps / 400 < 0.60
+
+
+def test_paired_interval_covers_the_true_ratio_in_spite_of_drift():
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(1000):
+        drift = rng.normal(0, 0.2, size=5)
+        a = 130 * np.exp(drift + rng.normal(0, 0.02, size=5))
+        b = 100 * np.exp(drift + rng.normal(0, 0.02, size=5))
+        low, high = stats.paired_ratio(a.tolist(), b.tolist()).ci
+        covered += low <= 1.3 <= high
+    assert 0.93 < covered / 1000 < 0.97
+
+
+def test_an_a_a_comparison_says_faster_no_more_often_than_it_promises():
+    rng = np.random.default_rng(2)
+    said = {"faster": 0, "same": 0, "ambiguous": 0}
+    for _ in range(1000):
+        a, b = 100 * np.exp(rng.normal(0, 0.03, size=(2, 4)))
+        said[stats.verdict(stats.paired_ratio(a.tolist(), b.tolist()), stats.margin_frac(b.tolist()))] += 1
+    assert said["faster"] / 1000 < 0.025 + 0.01
+
+
+def test_a_quiet_machine_tells_equal_configurations_to_be_the_same():
+    rng = np.random.default_rng(3)
+    same = 0
+    for _ in range(200):
+        a, b = 100 * np.exp(rng.normal(0, 0.002, size=(2, 6)))
+        same += stats.verdict(stats.paired_ratio(a.tolist(), b.tolist())) == "same"
+    assert same / 200 > 0.95
+
+
+def test_geometric_mean_of_opposite_ratios_is_one():
+    assert stats.paired_ratio([2.0, 1.0], [1.0, 2.0]).ratio == pytest.approx(1.0)
+
+
+def test_one_round_gives_a_ratio_without_interval_and_an_ambiguous_verdict():
+    ratio = stats.paired_ratio([3.0], [1.0])
+    assert (ratio.ratio, ratio.ci, stats.verdict(ratio)) == (pytest.approx(3.0), None, "ambiguous")
+
+
+def test_rounds_that_do_not_pair_up_are_refused():
+    with pytest.raises(ValueError, match="pair up"):
+        stats.paired_ratio([1.0, 2.0], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("interval", "margin", "expected"),
+    [
+        ((1.006, 1.2), 0.01, "faster"),
+        ((1.004, 1.2), 0.01, "ambiguous"),
+        ((0.995, 1.009), 0.01, "same"),
+        ((0.97, 1.02), 0.01, "ambiguous"),
+        ((0.97, 1.02), 0.05, "same"),
+        ((0.5, 0.6), 0.01, "ambiguous"),
+    ],
+)
+def test_verdict_follows_the_thresholds(interval, margin, expected):
+    assert stats.verdict(stats.Ratio(ratio=1.0, ci=interval, num_rounds=4), margin) == expected
+
+
+def test_margin_is_one_percent_until_the_machine_is_noisier():
+    assert stats.margin_frac([100.0, 100.1, 99.9]) == 0.01
+    assert stats.margin_frac([100.0, 120.0, 80.0]) == pytest.approx(0.2, rel=0.05)
+    assert stats.margin_frac([]) == 0.01
+    assert stats.margin_frac([100.0, 150.0]) == 0.01
