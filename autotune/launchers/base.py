@@ -154,7 +154,8 @@ class Launcher(ABC):
         exception but a trial that ends with exit status 127 and says why in its log.
 
         Raises:
-            BadInput: the working directory does not exist, or the trial's folder cannot be written.
+            BadInput: the working directory does not exist, the trial's folder cannot be written, or the system takes no such
+                arguments or variables (a NUL in them).
         """
 
     def sweep(self, study: Path) -> list[str]:

@@ -66,7 +66,11 @@ class LocalLauncher(Launcher):
         except OSError as error:
             problem = f"{launch.folder}: the trial's folder cannot be written ({error.strerror}). Give a folder: runs_dir=DIR."
             raise BadInput(problem) from error
-        return LocalRunning(launch, self._graces)
+        try:
+            return LocalRunning(launch, self._graces)
+        except (OSError, ValueError) as error:  # a NUL, a variable's name with "=", more arguments than the system takes
+            problem = f"COMMAND: cannot be passed on to a process, got {launch.argv!r:.200} ({error}). Change the command."
+            raise BadInput(problem) from error
 
     def sweep(self, study: Path) -> list[str]:
         """Ends every process that carries this study's mark. See `Launcher.sweep`."""
@@ -213,7 +217,8 @@ class LocalRunning(Running):
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.1)
         self._progress.read()
-        self._results.collect()
+        if self._signalled_s is None:  # what a process writes after our SIGTERM tells of the SIGTERM, not of the trial
+            self._results.collect()
         own = self._own_exit
         ended = Ended(
             exit_code=own if own is not None and own >= 0 else None,
