@@ -1,6 +1,7 @@
 import pytest
 
 from autotune.config.compose import compose
+from autotune.monitors.nvml import NoDevice
 from autotune.run_dir import create
 from autotune.study import Plan, run_study
 from autotune.testing.clock import VirtualClock
@@ -32,7 +33,7 @@ class Bench:
             machine=MACHINE,
             clock=self.clock,
             poll_s=0.25,
-            **plan,
+            **{"device": NoDevice(), **plan},
         )
 
     def run(self):

@@ -48,9 +48,9 @@ def test_knob_report_is_the_worst_rank_s():
 
 def test_step_times_are_read_after_warm_up():
     ends = [0.0, 5.0, 10.0, 10.1, 10.2, 10.3]
-    found = metrics([rank(steps={"end_s": ends, "warmup": 3}, compiled={"graphs": 2, "seconds": 7.5})], {"power_w": 9.0})
+    found = metrics([rank(steps={"end_s": ends, "warmup": 3}, compiled={"graphs": 2, "seconds": 7.5})], {"gpu.power_w": 9.0})
     assert found["step_p50_s"] == pytest.approx(0.1)
-    assert (found["compiled_graphs"], found["compile_s"], found["power_w"]) == (2.0, 7.5, 9.0)
+    assert (found["compiled_graphs"], found["compile_s"], found["gpu.power_w"]) == (2.0, 7.5, 9.0)
 
 
 def test_trial_without_results_has_no_numbers():
