@@ -44,6 +44,11 @@ class Decision:
     values: dict[int, list[float]] = field(default_factory=dict)
 
     @property
+    def is_slower(self) -> bool:
+        """Whether the finalist was shown to be slower than the baseline."""
+        return self.ratio is not None and self.ratio.ci is not None and self.ratio.ci[1] < 1
+
+    @property
     def is_better(self) -> bool:
         """Whether the finalist is handed over as the best, rather than the baseline.
 
@@ -179,7 +184,7 @@ class Finals:
             own, other = rates[chosen.number], rates[baseline.number]
             if own is not None and other is not None:
                 pairs.append((own, other))
-                self.decision = _judge(chosen, pairs)
+                self.decision = judge(chosen, pairs)
             if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
                 return False
         return bool(pairs) or not self._lost.get(chosen.number)
@@ -208,19 +213,33 @@ class Finals:
         return None if self._session.budget.total_s is None else max(0.0, self._session.budget.left_s)
 
 
+def _slower(chosen: TrialRecord, ratio: stats.Ratio) -> str:
+    assert ratio.ci is not None
+    interval = f"{ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}"
+    return f"the finalist, trial {chosen.number}, was slower when measured again: {ratio.ratio:.3f} x ({interval})"
+
+
 def _without_finalist(records: list[TrialRecord]) -> Decision:
     if len(records) == 1:
         return Decision(verdict="ambiguous", reason="nothing but the baseline was measured")
     return Decision(verdict="same", reason="no configuration that trained came near the baseline")
 
 
-def _judge(chosen: TrialRecord, pairs: list[tuple[float, float]]) -> Decision:
+def judge(chosen: TrialRecord, pairs: list[tuple[float, float]]) -> Decision:
+    """Returns what the reporting rounds say.
+
+    Args:
+        chosen: the finalist.
+        pairs: its rate and the baseline's, per round.
+    """
     own, other = [a for a, _ in pairs], [b for _, b in pairs]
     ratio, margin = stats.paired_ratio(own, other), stats.margin_frac(other)
     verdict = stats.verdict(ratio, margin)
     reason = ""
     if ratio.ci is None:
         reason = "one round only: no interval"
+    elif ratio.ci[1] < 1:
+        verdict, reason = "same", _slower(chosen, ratio)
     elif verdict == "ambiguous":
         reason = f"{len(pairs)} rounds do not tell; the interval reaches from {ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}"
     return Decision(

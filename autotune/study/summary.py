@@ -128,6 +128,8 @@ def _speedup(baseline: TrialRecord | None, best: TrialRecord | None, standing: S
     decision = standing.decision
     if decision is None or decision.ratio is None:
         return _unproven(baseline, best, decision)
+    if decision.is_slower:  # the baseline is handed over, and it is as fast as itself
+        return {"ratio": 1.0, "ci": None, "verdict": decision.verdict, "reason": decision.reason}
     return {
         "ratio": decision.ratio.ratio,
         "ci": decision.ratio.ci,

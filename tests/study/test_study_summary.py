@@ -2,7 +2,7 @@ import pytest
 
 from autotune.records import Kind, Outcome, StudyRecord, Tier, TrialRecord
 from autotune.stats import Ratio
-from autotune.study.finals import Decision
+from autotune.study.finals import Decision, judge
 from autotune.study.summary import Standing, summarise
 
 ABOUT = StudyRecord(name="s", title="t", command=["python"], cwd="/")
@@ -65,6 +65,14 @@ def test_a_same_verdict_hands_over_the_baseline():
     summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 150.0)], Standing(status="complete", decision=decision))
     assert summary["best"]["overrides"] == {}
     assert summary["best_by_tier"]["training"]["overrides"] == {}
+
+
+def test_a_finalist_shown_slower_leaves_the_baseline_and_says_so():
+    decision = judge(trial(1, 150.0), [(80.0, 100.0), (81.0, 100.0), (80.5, 100.0)])
+    summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 150.0)], Standing(status="complete", decision=decision))
+    assert summary["best"]["overrides"] == {}
+    assert (summary["speedup"]["ratio"], summary["speedup"]["verdict"]) == (1.0, "same")
+    assert "slower when measured again" in summary["speedup"]["reason"]
 
 
 def test_seconds_tell_where_the_time_went():
