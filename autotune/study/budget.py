@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotune.harness.protocol import MeasureRules
@@ -10,6 +11,7 @@ from autotune.records import Knobs, TrialRecord
 from autotune.study.plan import Clock
 
 FINALS_MAX_FRAC = 0.38  # of the budget: three pairs and a choosing round of a slow program take about that much
+LATE_MAX_FRAC = 0.5  # of the search's share: a good configuration to compile matters more than every way to compile it
 FINALS_TRIALS = 20  # eight pairs and a choosing round of four
 FINALS_WINDOW_S = 5.0  # window a cheap final is worth; between processes there is more spread than within
 LATE_FRAC = 0.65  # of the search's share: late enough to have a good configuration, early enough for costly values to fit
@@ -68,17 +70,18 @@ class Budget:
             wanted = FINALS_TRIALS * (without_window_s(baseline) + FINALS_WINDOW_S)
             self.reserved_s = min(FINALS_MAX_FRAC * self.total_s, wanted)
 
-    def is_time_for_late(self, num_searched: int, num_late: int) -> bool:
+    def is_time_for_late(self, num_searched: int, late_s: Sequence[float]) -> bool:
         """Returns whether the late proposals (costly values, lower tiers) should be tried now, in time for them to fit.
 
         Args:
             num_searched: search trials so far.
-            num_late: how many late proposals there are.
+            late_s: what each late proposal will cost.
         """
         share_s = math.inf if self.total_s is None else self.total_s - self.reserved_s
-        if self.max_trials is not None and num_searched >= min(LATE_FRAC * self.max_trials, self.max_trials - num_late):
+        if self.max_trials is not None and num_searched >= min(LATE_FRAC * self.max_trials, self.max_trials - len(late_s)):
             return True
-        return self.spent_s >= LATE_FRAC * share_s
+        kept_s = min(sum(late_s), LATE_MAX_FRAC * share_s)
+        return self.spent_s >= min(LATE_FRAC * share_s, share_s - kept_s)
 
     def fits(self, expected_s: float, *, again_s: float) -> bool:
         """Returns whether a trial fits what is left of the search, and whether the finals could then afford to confirm it.

@@ -18,10 +18,15 @@ SAMPLER_GIVES_UP_AFTER = 10  # from then on random ones: a sampler may insist on
 MAX_REPEATED_GRID_POINTS = 5000  # grid points that differ only in knobs without meaning there
 MAX_TOO_DEAR = 8  # proposals in a row that do not fit what is left of the budget
 NUM_SAME_FAILURES = 6  # first trials that all fail alike, memory apart: more of the same teaches nothing
+DISPROVED_FRAC = 0.85  # of the baseline's value: noise alone does not explain less
 EXHAUSTED = "the search space is used up"
 OUT_OF_TIME = "the budget is used"
 OUT_OF_TRIALS = "the trial budget is used"
 HOPELESS = "the first trials all failed for the same reason"
+
+
+def _beside_loader(changed: Knobs) -> Knobs:
+    return {key: value for key, value in changed.items() if not key.startswith("loader.")}
 
 
 @dataclass(kw_only=True)
@@ -43,7 +48,7 @@ class Search:
     """Proposes, measures and tells until time, trials or ideas run out.
 
     A search has two halves: until most of its time is used, cheap configurations; then the values that cost a compilation,
-    each on the best so far, together with what that best is worth at the lower tiers; then whatever time is left.
+    each on the best so far, and what that best is worth at the lower tiers; then cheap ones again with whatever time is left.
     """
 
     def __init__(self, session: Session) -> None:
@@ -54,7 +59,7 @@ class Search:
         self._hold: Knobs = {key: space.reference[key] for _, key, _ in self._costly}
         self._distributions = space.distributions()
         free = {key: found for key, found in self._distributions.items() if key not in self._hold}
-        self._single_changes = SingleChanges(space, list(free))
+        self._single_changes = SingleChanges(space, list(free), session.circumstances)
         self._num_free = len(free)
         self._random = make_sampler("random", seed=config.study.seed + 1, distributions=free)
         sampler = make_sampler(self._sampler_name, seed=config.study.seed, distributions=free)
@@ -85,7 +90,7 @@ class Search:
     def _cheap(self, *, is_first_half: bool) -> Iterator[Proposal]:
         """Yields proposals until half-time, the end of the budget, or until there is nothing new to propose."""
         while self._may_go_on():
-            if is_first_half and self._session.budget.is_time_for_late(self._num_searched, self._num_late):
+            if is_first_half and self._is_time_for_late():
                 return
             proposal = self._next()
             if proposal is None:
@@ -107,26 +112,37 @@ class Search:
     # Where proposals come from --------------------------------------------------------------------------------------------
 
     def _seeds(self) -> Iterator[Proposal]:
-        """Yields an expert's first tries; a grid visits them anyway."""
+        """Yields an expert's first tries, but not again what was slower than the baseline; a grid visits them anyway."""
         if self._sampler_name == "grid" or self._session.circumstances is None:
             return
-        for why, knobs in self._space.seeds(self._session.circumstances):
-            yield Proposal(knobs=self._space.active({**knobs, **self._hold}), why=why)
+        for why, seed in self._space.seeds(self._session.circumstances):
+            knobs = self._space.active({**seed, **self._hold})
+            if not self._is_disproved(knobs):
+                yield Proposal(knobs=knobs, why=why)
+
+    def _is_disproved(self, knobs: Knobs) -> bool:
+        """Whether the same changes beside the loader's were slower than the baseline: bf16 emulated in software is."""
+        floor = DISPROVED_FRAC * (self._session.baseline.value or 0.0)
+        part = _beside_loader(self._space.changed(knobs))
+        slower = [r for r in self._session.searched[1:] if r.value is not None and r.value < floor]
+        return any(part and _beside_loader(record.changed) == part for record in slower)
 
     def _late(self) -> Iterator[Proposal]:
         """Yields the best so far at the lower tiers, and with each costly value."""
         best = self._incumbent
+        for why, key, value in self._costly:
+            yield Proposal(knobs=self._space.active({**self._incumbent.knobs, key: value}), why=why)
         for tier in (Tier.numerics, Tier.exact):
             kept = {key: value for key, value in best.changed.items() if self._space.tier({key: value}).rank <= tier.rank}
             if kept:
                 knobs = self._space.active({**self._space.reference, **kept})
                 yield Proposal(knobs=knobs, why=f"the best so far (trial {best.number}) as far as tier {tier} allows")
-        for why, key, value in self._costly:
-            yield Proposal(knobs=self._space.active({**self._incumbent.knobs, key: value}), why=why)
 
-    @property
-    def _num_late(self) -> int:
-        return len(self._costly) + 2
+    def _is_time_for_late(self) -> bool:
+        best, costs = self._incumbent, self._session.costs
+        costly_s = [costs.expected_s(best.knobs, {**best.changed, key: value}) for _, key, value in self._costly]
+        late_s = [*costly_s, *[costs.expected_s(best.knobs, best.changed)] * (len(Tier) - 1)]
+        return self._session.budget.is_time_for_late(self._num_searched, late_s)
 
     def _next(self) -> Proposal | None:
         """Returns the next cheap proposal; None when there is none, `_reason` says why."""

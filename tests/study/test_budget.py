@@ -38,17 +38,26 @@ def test_no_budget_in_minutes_means_no_end_and_no_reserve():
     unlimited.reserve(trial(25.0))
     assert unlimited.left_s == unlimited.search_left_s == float("inf")
     assert unlimited.fits(1e9, again_s=1e9)
-    assert not unlimited.is_time_for_late(1000, 4)
+    assert not unlimited.is_time_for_late(1000, [20.0] * 4)
 
 
 def test_late_proposals_are_due_after_two_thirds_of_time_or_trials():
     timed, counted = budget(), budget(None, max_trials=20)
-    assert not timed.is_time_for_late(3, 4)
+    late_s = [20.0] * 4
+    assert not timed.is_time_for_late(3, late_s)
     timed.clock.sleep(480 * 0.66)
-    assert timed.is_time_for_late(3, 4)
-    assert not counted.is_time_for_late(12, 4)
-    assert counted.is_time_for_late(13, 4)
-    assert budget(None, max_trials=6).is_time_for_late(2, 4), "four late ones must still fit"
+    assert timed.is_time_for_late(3, late_s)
+    assert not counted.is_time_for_late(12, late_s)
+    assert counted.is_time_for_late(13, late_s)
+    assert budget(None, max_trials=6).is_time_for_late(2, late_s), "four late ones must still fit"
+
+
+def test_late_proposals_are_due_earlier_where_they_are_dear():
+    dear = budget()
+    dear.clock.sleep(480 * 0.51)
+    assert not dear.is_time_for_late(3, [20.0])
+    assert dear.is_time_for_late(3, [120.0, 120.0])
+    assert not budget().is_time_for_late(3, [1000.0]), "half of the search is kept for a good configuration"
 
 
 def test_what_the_finals_could_not_confirm_does_not_fit():

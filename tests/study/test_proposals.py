@@ -90,3 +90,15 @@ def test_random_and_tpe_are_told_apart_in_what_a_trial_says_of_itself(bench):
     whys = [trial.why for trial in searched(study)]
     assert any("sampler (random)" in why for why in whys)
     assert not any("alone on the best" in why for why in whys)
+
+
+def test_an_expert_s_idea_that_was_clearly_slower_is_not_repeated_at_every_batch(bench):
+    def num_seeds_with_bf16(factor):
+        study = bench(
+            Surface(gains={("precision.amp", "bf16"): factor}), "study.budget.trials=6", "compile.mode=off", minutes=30
+        )
+        study.run()
+        return sum("expert" in trial.why and trial.changed.get("precision.amp") == "bf16" for trial in searched(study))
+
+    assert num_seeds_with_bf16(0.3) == 1
+    assert num_seeds_with_bf16(2.0) > 2
