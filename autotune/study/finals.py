@@ -19,6 +19,8 @@ MAX_FINALISTS = 3
 CONTENDER_FRAC = 0.85  # of the best value: below that, noise alone does not explain the difference
 MIN_GAIN_FRAC = 0.97  # of the baseline's value: a finalist must at least come near it
 MIN_PAIRS, MAX_PAIRS = 3, 8
+DEAR_FACTOR = 5.0  # times the other's compile phase: the difference is a compilation
+DEAR_GAIN_FRAC = 0.03  # what a compilation must gain in the search to be worth its cost in every round of the finals
 MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is out
 WANTED_TRIALS = 14  # the reserved time is shared by so many: five pairs, a choosing round of four
 
@@ -79,10 +81,14 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
 
 
 def _is_superfluous(record: TrialRecord, others: list[TrialRecord]) -> bool:
-    """Returns whether a part of the record's changes alone is as fast, within the margin."""
+    """Returns whether a part of the record's changes alone is as fast, within what one measurement each can tell."""
+
+    def needed(other: TrialRecord) -> float:
+        is_dear = record.phases_s.get("compile", 0.0) > DEAR_FACTOR * max(1.0, other.phases_s.get("compile", 0.0))
+        return 1 + (DEAR_GAIN_FRAC if is_dear else stats.MARGIN_FRAC)
+
     return any(
-        other.changed.items() < record.changed.items()
-        and (other.value or 0.0) * (1 + stats.MARGIN_FRAC) >= (record.value or 0.0)
+        other.changed.items() < record.changed.items() and (other.value or 0.0) * needed(other) >= (record.value or 0.0)
         for other in others
     )
 
@@ -137,6 +143,7 @@ class Finals:
     def _chosen(self, candidates: list[TrialRecord]) -> TrialRecord:
         """Runs choosing rounds while they leave time for the pairs that report, two at most; returns the winner."""
         values: dict[int, list[float]] = {}
+        candidates = [c for c in candidates if self._can_be_confirmed(c)] or candidates
         entrants = list(candidates)
         for _ in range(2):
             entrants = self._that_can_be_paid(entrants)
@@ -154,7 +161,7 @@ class Finals:
 
     def _that_can_be_paid(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
         """Returns the first so many entrants that a round can hold without taking time from the reporting pairs."""
-        spare_s = self._session.budget.left_s - MIN_PAIRS * self._pair_s(entrants[0])
+        spare_s = self._session.budget.left_s - MIN_PAIRS * max(map(self._pair_s, entrants))
         paid: list[TrialRecord] = []
         for entrant in entrants:
             spare_s -= self._expected_s(entrant)
@@ -164,7 +171,7 @@ class Finals:
 
     def _with_baseline(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
         baseline = self._session.baseline
-        needed_s = sum(map(self._expected_s, [*entrants, baseline])) + MIN_PAIRS * self._pair_s(entrants[0])
+        needed_s = sum(map(self._expected_s, [*entrants, baseline])) + MIN_PAIRS * max(map(self._pair_s, entrants))
         return [*entrants, baseline] if needed_s <= self._session.budget.left_s else entrants
 
     def _report(self, chosen: TrialRecord) -> bool:
@@ -189,6 +196,11 @@ class Finals:
                 return False
         return bool(pairs) or not self._lost.get(chosen.number)
 
+    def _can_be_confirmed(self, candidate: TrialRecord) -> bool:
+        """Whether enough pairs of it fit: a configuration that takes a minute to compile may be too dear to prove."""
+        budget = self._session.budget
+        return stats.MIN_PAIRS * self._pair_s(candidate) <= budget.left_s + budget.overtime_s
+
     def _has_time_for_pair(self, chosen: TrialRecord, num_pairs: int) -> bool:
         budget = self._session.budget
         overtime_s = budget.overtime_s if num_pairs < MIN_PAIRS else 0.0
@@ -205,9 +217,12 @@ class Finals:
         return self._expected_s(entrant) + self._expected_s(self._session.baseline)
 
     def _expected_s(self, first: TrialRecord) -> float:
-        """Returns what measuring a configuration again will cost: as it did in the finals, else as in the search."""
+        """Returns what measuring a configuration again will cost: as it did in the finals, else as in the search.
+
+        What was compiled in the search comes from the study's compile cache now.
+        """
         again = [record.seconds for record in self._session.records if record.repeats == first.number]
-        return max(again, default=first.seconds)
+        return max(again) if again else min(first.seconds, self._session.costs.again_s(first.knobs, first.changed))
 
     def _left_s_or_none(self) -> float | None:
         return None if self._session.budget.total_s is None else max(0.0, self._session.budget.left_s)

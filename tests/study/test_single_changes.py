@@ -13,7 +13,7 @@ KEYS = list(REFERENCE)
 def space():
     domains = {
         "loader.batch_size": Choice((16, 32, 64, 128)),
-        "loader.num_workers": Choice((0, 1, 2, 4)),
+        "loader.num_workers": Choice((0, 1, 2, 4, 8)),
         "precision.amp": Choice(("off", "bf16")),
         "layout.channels_last": Choice((False, True)),
     }
@@ -38,7 +38,7 @@ def test_ordered_knobs_move_to_their_neighbours_the_larger_first(space):
 
 
 def test_an_expert_s_value_goes_before_the_next_step(space):
-    changes = SingleChanges(space, KEYS, Circumstances(num_cores=4))
+    changes = SingleChanges(space, KEYS, Circumstances(num_cores=16, has_cuda=True))
     found = [knobs["loader.num_workers"] for key, knobs in changes.of(trial()) if key == "loader.num_workers"]
     assert found[0] > 1
 
