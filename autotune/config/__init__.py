@@ -1,0 +1,1 @@
+"""Configuration: what the user typed and wrote, composed with Hydra and checked."""

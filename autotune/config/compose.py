@@ -1,0 +1,219 @@
+"""Composes what the user typed and wrote into one checked configuration, a search space and a command."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import hydra
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException
+from hydra.version import VersionBase
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from autotune.config.checks import problems_of
+from autotune.config.command import CommandTemplate, recipe_command, study_name, title, user_command
+from autotune.config.domains import read_space
+from autotune.config.locate import folder, options
+from autotune.config.overrides import Split, split
+from autotune.config.schema import StudyConfig
+from autotune.errors import BadInput
+from autotune.knobs.base import Circumstances
+from autotune.knobs.catalogue import CATALOGUE, knob
+from autotune.knobs.environment import PREFIX
+from autotune.knobs.values import value_of
+from autotune.machine import circumstances as circumstances_of
+from autotune.machine import host_facts
+from autotune.records import Knobs
+from autotune.space import Domain, SearchSpace
+
+T = TypeVar("T")
+_LOCK = threading.Lock()  # Hydra's state is global to the process
+
+
+@dataclass(kw_only=True)
+class Composed:
+    """Everything a study is made of.
+
+    Attributes:
+        config: the configuration, interpolations resolved.
+        space: the search space, not yet resolved for machine and program.
+        command: the program's command.
+        title: what is tuned, for people.
+        name: the study's name, given or derived.
+        yaml: the configuration with `${oc.env:...}` left as written, so that no secret is stored.
+    """
+
+    config: StudyConfig
+    space: SearchSpace
+    command: CommandTemplate
+    title: str
+    name: str
+    yaml: str
+
+
+def compose(
+    overrides: Sequence[str],
+    *,
+    command: Sequence[str] | None,
+    config_dirs: Sequence[Path] = (),
+    facts: dict[str, Any] | None = None,
+) -> Composed:
+    """Returns the checked configuration, search space and command.
+
+    Args:
+        overrides: KEY=VALUE in Hydra's grammar; sweeps of knobs become domains.
+        command: what stood after `--`; None when a recipe is tuned.
+        config_dirs: further folders of configuration files, as `--config-dir` gives them.
+        facts: `machine.host_facts()`, when the caller has them already.
+
+    Raises:
+        BadInput: anything that cannot be used; every problem of the input at once.
+    """
+    here = circumstances_of(facts or host_facts(), None, is_recipe=command is None)
+    folders = [folder("conf"), *(Path(path).expanduser().resolve() for path in config_dirs)]
+    given = split(overrides, folders, here, has_command=command is not None)
+    found = _Problems(
+        [f"--config-dir: no such folder, got {str(path)!r}. Give one." for path in folders[1:] if not path.is_dir()]
+    )
+    found.add(given.problems, given.cause)
+    raw = found.collect(lambda: _hydra(given.hydra, [path for path in folders[1:] if path.is_dir()]))
+    if raw is None:
+        raise found.error()
+    config = found.collect(lambda: _typed(raw))
+    if config is None:
+        raise found.error()
+    found.add(problems_of(config))
+    pinned = found.collect(lambda: _pins(config, given, here))
+    space = found.collect(lambda: _space(config, given, pinned or {}, here))
+    template = found.collect(lambda: _command(config, command, overrides, here))
+    if found.problems or space is None or template is None:
+        raise found.error()
+    for key in template.placeholders:  # who writes a placeholder wants the knob tuned, in the named space or not
+        if key not in space.pinned:
+            space.domains.setdefault(key, None)
+    name = config.study.name or study_name(template, config)
+    text = OmegaConf.to_yaml(raw)
+    return Composed(config=config, space=space, command=template, title=title(template, config), name=name, yaml=text)
+
+
+class _Problems:
+    """Gathers what is wrong, so that one run shows everything."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        self.cause: BaseException | None = None
+
+    def add(self, problems: list[str], cause: BaseException | None = None) -> None:
+        self.problems += problems
+        self.cause = self.cause or cause
+
+    def collect(self, make: Callable[[], T]) -> T | None:
+        """Returns what `make` returns, None when it raised BadInput, which is kept."""
+        try:
+            return make()
+        except BadInput as error:
+            self.add(error.problems, error.__cause__)
+            return None
+
+    def error(self) -> BadInput:
+        error = BadInput(dict.fromkeys(self.problems))
+        error.__cause__ = self.cause
+        return error
+
+
+def _hydra(overrides: list[str], folders: list[Path]) -> DictConfig:
+    """Returns Hydra's composition; leaves Hydra's global state as it was."""
+    paths = [QuotedString(text=f"file://{path}", quote=Quote.double).with_quotes() for path in folders]
+    search = [f"hydra.searchpath=[{','.join(paths)}]"] if paths else []
+    with _LOCK:
+        everybody = GlobalHydra.instance()
+        hydra_before, version_before = everybody.hydra, VersionBase.instance().version_base
+        try:
+            everybody.clear()
+            ConfigStore.instance().store(name="study_config", node=StudyConfig)
+            with hydra.initialize_config_dir(str(folder("conf")), job_name="autotune", version_base="1.3"):
+                return hydra.compose("config", [*search, *overrides])
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+            raise BadInput(_composition_problem(error)) from error
+        finally:
+            everybody.hydra = hydra_before
+            GlobalHydra.set_instance(everybody)
+            VersionBase.instance().version_base = version_before
+
+
+def _composition_problem(error: BaseException) -> str:
+    """Returns the problem of a failed composition: the useful half of Hydra's message is in its cause."""
+    texts: list[str] = []
+    link: BaseException | None = error
+    while link is not None:
+        texts.append(" ".join(str(link).split()))
+        link = link.__cause__
+    return f"configuration: cannot be composed: {'; '.join(dict.fromkeys(texts))}. Correct the file or the override."
+
+
+def _typed(raw: DictConfig) -> StudyConfig:
+    """Returns the configuration as dataclasses, interpolations resolved."""
+    try:
+        return cast(StudyConfig, OmegaConf.to_object(raw))
+    except OmegaConfBaseException as error:
+        message = str(error).splitlines()[0]
+        raise BadInput(f"{error.full_key or 'configuration'}: cannot be resolved: {message}. Set what it refers to.") from error
+
+
+def _pins(config: StudyConfig, given: Split, here: Circumstances) -> Knobs:
+    """Returns the pinned knobs; a domain on the command line takes back a pin that came from a file."""
+    written = {key: getattr(getattr(config, key.partition(".")[0]), key.partition(".")[2]) for key in CATALOGUE}
+    written |= {f"{PREFIX}{name}": value for name, value in config.env.items()}
+    pins: Knobs = {}
+    problems: list[str] = []
+    for key, value in written.items():
+        if value is None or key in given.domains:
+            continue
+        try:
+            pins[key] = value_of(knob(key), value, here)
+        except BadInput as error:
+            problems += error.problems
+    if problems:
+        raise BadInput(problems)
+    return pins
+
+
+def _space(config: StudyConfig, given: Split, pinned: Knobs, here: Circumstances) -> SearchSpace:
+    problems = [
+        f"{key}: its tier is {knob(key).tier}, but the search is bound to tiers={config.tiers}. "
+        f"Give tiers={knob(key).tier}, or leave the domain out."
+        for key in given.domains
+        if knob(key).tier.rank > config.tiers.rank
+    ]
+    if problems:
+        raise BadInput(problems)
+    domains: dict[str, Domain | None] = {**read_space(config.search_space, here), **given.domains}
+    return SearchSpace(
+        domains={key: domain for key, domain in domains.items() if key not in pinned}, pinned=pinned, tiers=config.tiers
+    )
+
+
+def _command(
+    config: StudyConfig, command: Sequence[str] | None, overrides: Sequence[str], here: Circumstances
+) -> CommandTemplate:
+    if command is not None:
+        if config.program.python is not None:
+            raise BadInput(
+                f"program.python: the interpreter of a recipe, got {config.program.python!r}. Write yours into the command: "
+                "-- PYTHON train.py."
+            )
+        return user_command(command, here)
+    if config.model.name is None:
+        names = ", ".join(options("model", [folder("conf")]))
+        if any(text.startswith("model=") for text in overrides):  # refused already, with the names
+            raise BadInput([])
+        raise BadInput(f"model: nothing to tune. Give model=NAME ({names}), or a command: autotune run -- python train.py.")
+    return recipe_command(config)

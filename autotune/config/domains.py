@@ -1,0 +1,181 @@
+"""Domains from what people write: Hydra's sweep expressions on the command line, search-space files."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, QuotedString, RangeSweep
+from hydra.errors import HydraException
+
+from autotune.config.keys import no_such
+from autotune.config.locate import folder, options
+from autotune.errors import BadInput
+from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.catalogue import CATALOGUE, is_knob, knob
+from autotune.knobs.environment import PREFIX
+from autotune.knobs.values import shown, value_of
+from autotune.records import KnobValue
+from autotune.space import Choice, Domain, IntInterval
+
+MAX_VALUES = 256  # a domain nobody could search; also what keeps range(0,10**12) from filling the memory
+FORMS = "Give choice(a,b,c), range(start,stop,step), interval(low,high) or tag(log,interval(low,high))."
+
+
+def domain_of(found: Knob, override: Override, circumstances: Circumstances) -> Domain:
+    """Returns the domain that a sweep expression asks for.
+
+    `range` has Hydra's meaning (the stop is left out); `interval` on whole numbers includes both ends, as Hydra's own Optuna
+    sweeper has it.
+
+    Raises:
+        BadInput: empty, contradictory, of the wrong type, or beyond this machine.
+    """
+    sweep = override.value()
+    if isinstance(sweep, IntervalSweep):
+        return _interval(found, sweep, circumstances)
+    if not isinstance(sweep, ChoiceSweep | RangeSweep):
+        raise BadInput(f"{found.key}: not a domain, got {shown(_written(override))}. {FORMS}")
+    if sweep.tags:
+        raise BadInput(f"{found.key}: a tag that means nothing here, got {shown(_written(override))}. {FORMS}")
+    return choice(found, _elements(found, sweep, _written(override)), circumstances)
+
+
+def choice(found: Knob, raw: Iterable[Any], circumstances: Circumstances) -> Choice:
+    """Returns the domain of listed values.
+
+    Raises:
+        BadInput: none, too many, or any that cannot be used; names every one.
+    """
+    listed = list(itertools.islice(raw, MAX_VALUES + 1))
+    if not listed:
+        raise BadInput(f"{found.key}: an empty domain. Give at least one value: {found.key}=choice(...).")
+    if len(listed) > MAX_VALUES:
+        raise BadInput(f"{found.key}: more than {MAX_VALUES} values. Give fewer, or an interval(low,high).")
+    values: list[KnobValue] = []
+    problems = []
+    for item in listed:
+        try:
+            value = value_of(found, item, circumstances)
+        except BadInput as error:
+            problems += error.problems
+            continue
+        values += [] if value in values else [value]
+    if problems:
+        raise BadInput(problems)
+    return Choice(tuple(values))
+
+
+def read_space(name: str, circumstances: Circumstances) -> dict[str, Domain | None]:
+    """Returns the domains of a search-space file.
+
+    Args:
+        name: a name in search_spaces/, or a path (anything with a slash or ending in .yaml).
+        circumstances: the machine whose bounds hold.
+
+    Raises:
+        BadInput: no such file, not a mapping, unknown knobs or unusable domains; names them all.
+    """
+    path = _space_path(name)
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise BadInput(
+            f"search_space: cannot be read, got {shown(name)} ({reason}). Give a YAML file of knob: domain."
+        ) from error
+    if not isinstance(document, dict) or not document:
+        raise BadInput(f"search_space: not a mapping of knob to domain, got {shown(name)}. See search_spaces/default.yaml.")
+    domains: dict[str, Domain | None] = {}
+    problems = []
+    for key, asked in document.items():
+        try:
+            domains[str(key)] = _entry(str(key), asked, circumstances)
+        except BadInput as error:
+            problems += [f"{path}: {problem}" for problem in error.problems]
+    if problems:
+        raise BadInput(problems)
+    return domains
+
+
+def _entry(key: str, asked: Any, circumstances: Circumstances) -> Domain | None:
+    if not is_knob(key):
+        raise BadInput(no_such("knob", key, CATALOGUE, "knob"))
+    found = knob(key)
+    if asked == "auto" and not key.startswith(PREFIX):
+        return None
+    if isinstance(asked, list):
+        return choice(found, asked, circumstances)
+    if isinstance(asked, str):
+        override = parse(f"{key}={asked}")
+        if override.is_sweep_override():
+            return domain_of(found, override, circumstances)
+    raise BadInput(
+        f'{key}: not a domain, got {shown(asked)}. Allowed: auto, a list of values, or a sweep such as "choice(0,4,8)".'
+    )
+
+
+def parse(text: str) -> Override:
+    """Returns a parsed KEY=VALUE override.
+
+    Raises:
+        BadInput: it does not follow Hydra's override grammar.
+    """
+    if text.lstrip("+~").startswith("=") or "\0" in text:
+        raise BadInput(f"{shown(text)}: no key before the '=', or a NUL character. Give KEY=VALUE.")
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        key = text.partition("=")[0]
+        if text.replace(" ", "").endswith("=choice()"):
+            raise BadInput(f"{key}: an empty domain, got {shown(text)}. Give at least one value: {key}=choice(...).") from error
+        why = str(error.__cause__ or error).splitlines()[0]
+        raise BadInput(f"{shown(text)}: not KEY=VALUE ({why}). Quote values with special characters: KEY=\"'...'\".") from error
+
+
+def _space_path(name: str) -> Path:
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        return Path(name).expanduser()
+    folders = [folder("search_spaces").parent]
+    names = options("search_spaces", folders)
+    if name not in names:
+        raise BadInput(f"{no_such('search_space', name, names, 'search space')} Or give a path to a YAML file.")
+    return folder("search_spaces") / f"{name}.yaml"
+
+
+def _elements(found: Knob, sweep: ChoiceSweep | RangeSweep, written: str) -> list[Any]:
+    if isinstance(sweep, ChoiceSweep):
+        return [item.text if isinstance(item, QuotedString) else item for item in sweep.list]
+    try:
+        values = list(itertools.islice(sweep.range(), MAX_VALUES + 1))
+    except (HydraException, ValueError) as error:
+        raise BadInput(f"{found.key}: a range without an end, got {written!r}. {FORMS}") from error
+    if not values:
+        raise BadInput(f"{found.key}: an empty domain, got {written!r}. The start must lie before the stop. {FORMS}")
+    return values
+
+
+def _interval(found: Knob, sweep: IntervalSweep, circumstances: Circumstances) -> IntInterval:
+    written = f"interval({sweep.start:g},{sweep.end:g})"
+    ends = [float(sweep.start or 0), float(sweep.end or 0)]  # Hydra's parser always sets both
+    if found.type is not int:
+        raise BadInput(f"{found.key}: an interval needs a knob of whole numbers, got {written}. Give choice(...).")
+    if sweep.tags - {"log"}:
+        raise BadInput(f"{found.key}: no such tag, got {', '.join(sorted(sweep.tags))}. Allowed: log.")
+    if not all(end.is_integer() for end in ends):
+        raise BadInput(f"{found.key}: ends that are not whole numbers, got {written}. {FORMS}")
+    choice(found, ends, circumstances)
+    low, high = (int(end) for end in ends)
+    if low > high:
+        raise BadInput(f"{found.key}: an empty domain, got {written}. The lower end comes first: interval({high},{low}).")
+    if "log" in sweep.tags and low < 1:
+        raise BadInput(f"{found.key}: a logarithmic interval below 1, got {written}. Start at 1 or leave tag(log, ...) out.")
+    return IntInterval(low, high, log="log" in sweep.tags)
+
+
+def _written(override: Override) -> str:
+    return (override.input_line or "").partition("=")[2]

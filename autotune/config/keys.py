@@ -1,0 +1,77 @@
+"""The configuration's keys and their types, read off the schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from autotune.config.schema import StudyConfig
+from autotune.errors import nearest, one_of
+from autotune.knobs.values import shown
+
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
+
+
+def leaves(schema: type[Any] = StudyConfig, prefix: str = "") -> dict[str, Any]:
+    """Returns dotted key -> type hint of every key that holds a value."""
+    hints = typing.get_type_hints(schema)
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(schema):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            found |= leaves(typing.cast(type[Any], hint), f"{prefix}{field.name}.")
+        else:
+            found[f"{prefix}{field.name}"] = hint
+    return found
+
+
+LEAVES = leaves()
+GROUPS = {key.rpartition(".")[0] for key in LEAVES} - {""}
+
+
+def structured() -> DictConfig:
+    """Returns the schema with its defaults; unknown keys are refused."""
+    return typing.cast(DictConfig, OmegaConf.structured(StudyConfig))
+
+
+def unknown_key(key: str) -> str:
+    """Returns the problem of a key that does not exist, nearest keys first; a key's own group counts as nearer."""
+    if key in GROUPS:
+        inside = [name for name in LEAVES if name.startswith(f"{key}.")]
+        return f"{key}: a group of keys, not a key. Allowed: {', '.join(inside[:12])}. Set one of them."
+    last = key.rpartition(".")[2]
+    twins = [name for name in LEAVES if name.rpartition(".")[2] == last]
+    if twins:
+        return f"{key}: there is no such key. Did you mean {twins[0]!r}? See `autotune run --help`."
+    return f"{key}: there is no such key. {one_of(key, [*LEAVES, 'env.NAME'], show=6)} See `autotune run --help`."
+
+
+def refusal(key: str, value: Any, error: OmegaConfBaseException) -> str:
+    """Returns the problem of a value that OmegaConf refused for `key`."""
+    if key not in LEAVES:
+        return unknown_key(key)
+    hint = LEAVES[key]
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return f"{key}: no such value, got {shown(value)}. {one_of(str(value), hint.__members__)}"
+    return f"{key}: wrong type, got {shown(value)}. Allowed: {type_words(hint)}."
+
+
+def type_words(hint: Any) -> str:
+    """Returns a type hint in words."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        members = [member for member in typing.get_args(hint) if member is not type(None)]
+        null = " or null" if len(members) < len(typing.get_args(hint)) else ""
+        return " or ".join(WORDS[member] for member in members) + null
+    return WORDS.get(typing.get_origin(hint) or hint, str(hint))
+
+
+def no_such(key: str, value: Any, allowed: typing.Iterable[str], kind: str) -> str:
+    """Returns the problem of a name that is not in a table."""
+    names = nearest(str(value), allowed)
+    return f"{key}: no such {kind}, got {shown(value)}. {one_of(str(value), names)}"

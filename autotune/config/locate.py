@@ -1,0 +1,25 @@
+"""Where conf/ and search_spaces/ lie: inside the package when installed from a wheel, beside it in a checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import autotune
+
+PACKAGE = Path(autotune.__file__).resolve().parent
+
+
+def folder(name: str) -> Path:
+    """Returns the folder `name` ("conf", "search_spaces") of this installation."""
+    inside, beside = PACKAGE / name, PACKAGE.parent / name
+    return inside if inside.is_dir() else beside
+
+
+def program(name: str) -> Path:
+    """Returns the script of a built-in recipe; it is run by path, in an interpreter that need not know autotune."""
+    return PACKAGE / "programs" / name
+
+
+def options(kind: str, folders: list[Path]) -> list[str]:
+    """Returns the names of the YAML files in the subfolder `kind` of each folder, sorted."""
+    return sorted({file.stem for base in folders for file in (base / kind).glob("*.yaml")})

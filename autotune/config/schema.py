@@ -1,0 +1,277 @@
+"""The configuration as dataclasses: every key there is, its type, its default, and what it means."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from autotune.harness.protocol import MeasureRules
+from autotune.knobs.catalogue import CATALOGUE
+from autotune.records import Tier
+
+SAMPLERS = ("tpe", "random", "grid")
+OBJECTIVES = ("throughput",)
+LAUNCHERS = ("local",)
+DEVICES = ("auto", "cuda", "cpu")
+SOURCES = ("torchvision",)
+DATA = ("photos", "fake_cifar", "folder", "synthetic")
+OPTIMIZERS = ("sgd", "adamw")
+
+
+def pins_of(group: str) -> type[Any]:
+    """Returns the dataclass of a knob group: one optional field per knob, None meaning "not pinned"."""
+    knobs = {key.partition(".")[2]: knob for key, knob in CATALOGUE.items() if key.startswith(f"{group}.")}
+    fields = [(name, knob.type | None, field(default=None)) for name, knob in knobs.items()]
+    pins = dataclasses.make_dataclass(f"{group.title()}Pins", fields, kw_only=True, slots=True)
+    pins.__doc__ = "\n".join(f"{name}: {knob.summary}" for name, knob in knobs.items())
+    return pins
+
+
+if TYPE_CHECKING:  # generated from the catalogue, which a type checker cannot see
+    from typing import TypeAlias
+
+    LoaderPins: TypeAlias = Any
+    PrecisionPins: TypeAlias = Any
+    LayoutPins: TypeAlias = Any
+    CompilePins: TypeAlias = Any
+    OptimizerPins: TypeAlias = Any
+    BackendPins: TypeAlias = Any
+    ThreadsPins: TypeAlias = Any
+else:
+    LoaderPins = pins_of("loader")
+    PrecisionPins = pins_of("precision")
+    LayoutPins = pins_of("layout")
+    CompilePins = pins_of("compile")
+    OptimizerPins = pins_of("optimizer")
+    BackendPins = pins_of("backend")
+    ThreadsPins = pins_of("threads")
+
+
+@dataclass(kw_only=True, slots=True)
+class Budget:
+    """When a study ends; whichever comes first.
+
+    Attributes:
+        minutes: wall time for everything, finals included; null for no limit.
+        trials: trials of the search; null for no limit.
+    """
+
+    minutes: float | None = 8
+    trials: int | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class StudyOptions:
+    """The study as a whole.
+
+    Attributes:
+        name: the study's name and folder; null derives it from the model or the command.
+        seed: seed of the sampler, of the finals' order and of a recipe's program.
+        samples: samples the real training will see; says after how many a slow start pays.
+        budget: when the study ends.
+    """
+
+    name: str | None = None
+    seed: int = 0
+    samples: int | None = None
+    budget: Budget = field(default_factory=Budget)
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelConfig:
+    """The model of a recipe.
+
+    Attributes:
+        source: table the name is looked up in: torchvision.
+        name: name within the source; null when a command is tuned.
+        num_classes: outputs of the classifier.
+        image_size: height and width of an input, pixels.
+    """
+
+    source: str = "torchvision"
+    name: str | None = None
+    num_classes: int = 1000
+    image_size: int = 224
+
+
+@dataclass(kw_only=True, slots=True)
+class DataConfig:
+    """The data of a recipe.
+
+    Attributes:
+        name: photos, fake_cifar, folder or synthetic.
+        root: folder with one subfolder of images per class, for `folder`; where the files are kept, for `photos`.
+    """
+
+    name: str = "photos"
+    root: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainConfig:
+    """The training of a recipe; null leaves the program's default. Batch size and workers are knobs (loader.*).
+
+    Attributes:
+        optimizer: sgd or adamw.
+        lr: learning rate.
+        epochs: passes over the data; a trial ends long before.
+        samples_per_epoch: length of an epoch, in samples.
+        global_batch: samples per optimizer step to hold while the batch size changes. Not built yet.
+    """
+
+    optimizer: str | None = None
+    lr: float | None = None
+    epochs: int | None = None
+    samples_per_epoch: int | None = None
+    global_batch: int | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class SearchOptions:
+    """How configurations are proposed.
+
+    Attributes:
+        sampler: tpe, random or grid.
+        warm_start: whether to begin with the winners of earlier studies of the same fingerprint.
+    """
+
+    sampler: str = "tpe"
+    warm_start: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class DeviceOptions:
+    """What trials run on.
+
+    Attributes:
+        kind: auto (CUDA where there is one), cuda or cpu.
+        index: which CUDA device.
+        memory_limit: cap per process: bytes, "8GiB", or a fraction of the device between 0 and 1; null for none.
+    """
+
+    kind: str = "auto"
+    index: int = 0
+    memory_limit: str | float | int | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class LaunchOptions:
+    """How a recipe's processes are started.
+
+    Attributes:
+        nproc: processes of one trial.
+    """
+
+    nproc: int = 1
+
+
+@dataclass(kw_only=True, slots=True)
+class TrackerOptions:
+    """Where results are tracked.
+
+    Attributes:
+        uri: MLflow tracking URI; null for MLFLOW_TRACKING_URI, else the store in the runs folder.
+    """
+
+    uri: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class MeasureOptions:
+    """How long is measured, and how long is waited.
+
+    Attributes:
+        screening: warm-up and stopping rules of baseline and search trials.
+        finals: the same for the finals, tighter.
+        start_s: limit from launch to the first batch.
+        compile_s: limit of the compile phase.
+        step_s: limit of one step, warm-up and window included: no sign of life for this long is a hang.
+    """
+
+    screening: MeasureRules = field(default_factory=MeasureRules)
+    finals: MeasureRules = field(default_factory=lambda: MeasureRules(half_width_frac=0.005, slow_max_s=20.0))
+    start_s: float = 300.0
+    compile_s: float = 900.0
+    step_s: float = 180.0
+
+
+@dataclass(kw_only=True, slots=True)
+class MachineOptions:
+    """What is known of the machine beside what can be measured.
+
+    Attributes:
+        price_per_hour: price of an hour, any currency; adds cost per million samples to the report.
+    """
+
+    price_per_hour: float | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class ProgramOptions:
+    """How a recipe's program is run.
+
+    Attributes:
+        python: interpreter of the recipe; null for the one autotune runs in.
+    """
+
+    python: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class StudyConfig:
+    """The whole configuration.
+
+    Attributes:
+        study: the study as a whole.
+        model: model of a recipe.
+        data: data of a recipe.
+        train: training of a recipe.
+        loader: pinned knobs of the DataLoader; null leaves a knob to the search.
+        precision: pinned knobs of number formats.
+        layout: pinned knobs of memory layout.
+        compile: pinned knobs of torch.compile.
+        optimizer: pinned knobs of the optimizer's kernels.
+        backend: pinned knobs of cuDNN.
+        threads: pinned knobs of CPU threads.
+        env: pinned environment variables.
+        search_space: name of a file in search_spaces/, or a path.
+        tiers: highest tier that may be searched: exact, numerics or training.
+        search: how configurations are proposed.
+        objective: what is maximised: throughput.
+        device: what trials run on.
+        launch: how processes are started.
+        launcher: where trials run: local.
+        tracker: where results are tracked.
+        runs_dir: folder of the studies.
+        measure: how long is measured and waited.
+        machine: what is known of the machine.
+        program: how a recipe's program is run.
+        provenance: what an exported file says of its origin; carried, never used.
+    """
+
+    study: StudyOptions = field(default_factory=StudyOptions)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    loader: LoaderPins = field(default_factory=LoaderPins)
+    precision: PrecisionPins = field(default_factory=PrecisionPins)
+    layout: LayoutPins = field(default_factory=LayoutPins)
+    compile: CompilePins = field(default_factory=CompilePins)
+    optimizer: OptimizerPins = field(default_factory=OptimizerPins)
+    backend: BackendPins = field(default_factory=BackendPins)
+    threads: ThreadsPins = field(default_factory=ThreadsPins)
+    env: dict[str, str] = field(default_factory=dict)
+    search_space: str = "default"
+    tiers: Tier = Tier.training
+    search: SearchOptions = field(default_factory=SearchOptions)
+    objective: str = "throughput"
+    device: DeviceOptions = field(default_factory=DeviceOptions)
+    launch: LaunchOptions = field(default_factory=LaunchOptions)
+    launcher: str = "local"
+    tracker: TrackerOptions = field(default_factory=TrackerOptions)
+    runs_dir: str = "runs"
+    measure: MeasureOptions = field(default_factory=MeasureOptions)
+    machine: MachineOptions = field(default_factory=MachineOptions)
+    program: ProgramOptions = field(default_factory=ProgramOptions)
+    provenance: dict[str, Any] = field(default_factory=dict)
