@@ -32,8 +32,8 @@ HOST_OOM = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)|std::bad_alloc|\[Errno 12\] Cannot allocate memory"
 )
 SHARED_MEMORY = re.compile(
-    r"unable to allocate shared memory\s?\(shm\)|out of shared memory|unable to (?:write to|open|mmap|resize) [^\n]*(?:shm|torch_)"
-    r"|killed by signal: Bus error"
+    r"unable to allocate shared memory\s?\(shm\)|out of shared memory|killed by signal: Bus error"
+    r"|unable to (?:write to|open|mmap|resize) [^\n]*(?:shm|torch_)"
 )
 # These libraries say the same when memory is short and when a kernel does not exist: memory only with evidence.
 SUSPECTED_OOM = re.compile(
@@ -49,6 +49,13 @@ PEER_LOST = re.compile(
 ELASTIC_CODE = re.compile(r"exitcode\s*:\s*-(\d+)")  # torchrun reports how its worker died, and exits with 1 itself
 TRACEBACK = re.compile(r"^[ |+-]*Traceback \(most recent call last\):", re.MULTILINE)
 RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*)?$")  # "torch.OutOfMemoryError: CUDA out of memory ..."
+LONGER = "Let it train longer: more epochs, or more data"
+UNTRAINED = "no optimizer step was seen: the program does not train, or in a way that is not recognised"
+UNLOADED = (
+    "harness not loaded: the program ended without a sign of it. Python was started with -I or -E, the environment was cleared "
+    "on the way, or the command runs no Python"
+)
+HARNESS_FAULT = re.compile(r"^autotune: the harness (?:could not start|failed to start).*", re.MULTILINE)
 START_REFUSED = "autotune: the command cannot be started: "
 
 
@@ -123,6 +130,8 @@ def _of_answers(facts: Facts) -> Verdict:
         return Outcome.ok, ""
     for result in facts.results:
         if result.window is None or result.throughput_per_s is None:
+            if facts.exit_code:  # it gave up by itself, without an exception: sys.exit(3)
+                return _of_status(facts)
             return Outcome.error, f"{_unmeasured(result)}{_on(result, facts)}"
         if not result.throughput_per_s > 0:  # also NaN
             return Outcome.error, f"no usable rate was measured, got {result.throughput_per_s}{_on(result, facts)}"
@@ -148,15 +157,12 @@ def _unapplied(result: RankResult, asked: Knobs) -> str:
 
 def _unmeasured(result: RankResult) -> str:
     if (num_steps := _steps_of(result)) == 0:
-        return "no optimizer step was seen: the program trains in a way that is not recognised, or does not train"
-    return (
-        f"the program ended after {num_steps} optimizer step{'s' if num_steps > 1 else ''}, before the window could be measured. "
-        "Let it train longer: more epochs, or more data"
-    )
+        return UNTRAINED
+    return f"the program ended after {num_steps} optimizer steps, before the window could be measured. {LONGER}"
 
 
 def _steps_of(result: RankResult) -> int:
-    return len(result.steps.get("end_s") or ())
+    return max(len(result.steps.get("end_s") or ()), int(result.detected.get("num_steps") or 0))
 
 
 # A rank has raised ---------------------------------------------------------------------------------------------------------
@@ -220,7 +226,7 @@ def _used_frac(facts: Facts) -> float:
 
 def _of_ending(facts: Facts) -> Verdict:
     name, is_relayed = _signal(facts)
-    raised = raised_in(facts.log_tail)
+    raised = raised_in(facts.log_tail) if facts.exit_code != 0 else ""  # a program that succeeded has survived what it logged
     if name in ("SIGKILL", "SIGBUS") and facts.oom_kills:
         return Outcome.host_oom, f"the kernel killed {facts.oom_kills} process(es) for memory in phase {facts.phase}"
     if facts.cause == "deadline":
@@ -239,10 +245,15 @@ def _of_ending(facts: Facts) -> Verdict:
 
 
 def _of_silence(facts: Facts) -> Verdict:
-    """A deadline has passed. A loader whose worker was killed for memory waits for ever: that is not slowness."""
+    """A deadline has passed. Who waits for a process that died for want of memory is not slow."""
+    limit = facts.deadline or f"a deadline passed in phase {facts.phase}"
     if WORKER_KILLED.search(facts.log_tail) and facts.oom_kills:
-        return Outcome.host_oom, f"the kernel killed {facts.oom_kills} loader worker(s) for memory, then {facts.deadline}"
-    return Outcome.timeout, facts.deadline or f"a deadline passed in phase {facts.phase}"
+        return Outcome.host_oom, f"the kernel killed {facts.oom_kills} loader worker(s) for memory, then {limit}"
+    raised = raised_in(facts.log_tail)
+    known = _of_message(raised, raised, facts) if raised else None
+    if known and known[0] in (Outcome.device_oom, Outcome.host_oom):
+        return known
+    return Outcome.timeout, f"{limit}; the log's last exception: {raised}" if raised else limit
 
 
 def _of_status(facts: Facts) -> Verdict:
@@ -254,20 +265,13 @@ def _of_status(facts: Facts) -> Verdict:
 
 
 def _unseen(facts: Facts) -> str:
+    if fault := HARNESS_FAULT.search(facts.log_tail):
+        return f"harness not loaded: {fault[0].removeprefix('autotune: ')}"
     if not facts.is_harness_seen:
-        return (
-            "harness not loaded: the program ended without a sign of it. Python was started with -I or -E, the environment was "
-            "cleared on the way, or the command runs no Python"
-        )
+        return UNLOADED
     if facts.num_steps == 0 and facts.phase in (*STARTING, "exit"):
-        return (
-            "no optimizer step was seen: the program trains in a way that is not recognised, or does not train "
-            f"(last phase: {facts.phase})"
-        )
-    return (
-        f"the program ended after {facts.num_steps} optimizer steps in phase {facts.phase} without a result. "
-        "Let it train longer: more epochs, or more data"
-    )
+        return f"{UNTRAINED} (last phase: {facts.phase})"
+    return f"the program ended after {facts.num_steps} optimizer steps, in phase {facts.phase}, without a result. {LONGER}"
 
 
 def _signal(facts: Facts) -> tuple[str, bool]:

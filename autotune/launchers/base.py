@@ -168,5 +168,5 @@ class Launcher(ABC):
         """
         return []
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (most launchers hold nothing)
         """Gives back what the launcher holds for the whole study. Called once, after the last trial."""
