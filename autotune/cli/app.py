@@ -1,0 +1,244 @@
+"""The commands and their options. Every body imports its implementation when it runs: `autotune --help` stays quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autotune import __version__
+from autotune.errors import BadInput, one_of
+
+HELP = """Finds the fastest correct way to run a PyTorch training job on this machine, proves it, and hands it over as a file.
+
+    autotune run model=resnet18                  a built-in recipe
+    autotune run -- python train.py --epochs 90  your own script, unmodified
+    autotune show                                the latest study again
+    autotune export -o best.yaml                 the winner as a file
+    autotune ui                                  compare the trials in the MLflow UI
+"""
+
+COMMAND = " [-- COMMAND ...]"
+_PANEL_TUNE, _PANEL_SEE, _PANEL_KNOW = "Tune", "See and use results", "Look before you tune"
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Configuration: KEY=8 pins a knob, KEY=choice(4,8,16) tunes it.", show_default=False
+    ),
+]
+ConfigDir = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--config-dir", metavar="DIR", help="Also look for configuration groups here. May be repeated.", show_default=False
+    ),
+]
+RunsDir = Annotated[
+    Path | None,
+    typer.Option("--runs-dir", metavar="DIR", help="Folder of the studies: 'runs' when not given.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Study = Annotated[str, typer.Argument(metavar="STUDY", help="A study's name; a default name means its latest study.")]
+AnyStudy = Annotated[str | None, typer.Argument(metavar="[STUDY]", help="A study's name; the latest study when not given.")]
+Uri = Annotated[
+    str | None,
+    typer.Option("--uri", metavar="URI", help="Tracking server or store instead of the study's own.", show_default=False),
+]
+
+
+def build() -> Any:
+    """Returns the command line as a callable object."""
+    return typer.main.get_command(app)
+
+
+app = typer.Typer(
+    help=HELP,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    suggest_commands=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"autotune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an internal error.")] = False,
+) -> None:
+    """Options before any command."""
+
+
+@app.command(options_metavar="[OPTIONS]", rich_help_panel=_PANEL_TUNE)
+def run(
+    context: typer.Context,
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    runs_dir: RunsDir = None,
+    cfg: Annotated[bool, typer.Option("--cfg", help="Print the composed configuration and stop.")] = False,
+    info: Annotated[
+        str | None, typer.Option("--info", metavar="searchpath", help="Print where configuration is looked for and stop.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Tune: find the fastest configuration, prove it against the baseline, keep everything in runs/STUDY.
+
+    What follows `--` is the program to tune, any command that trains with PyTorch; without it a recipe is tuned
+    (model=..., data=...). Eight minutes by default: study.budget.minutes=30 gives it more time.
+
+        autotune run model=resnet18 study.budget.minutes=15
+        autotune run loader.num_workers=4 -- python train.py
+        autotune run 'loader.batch_size=choice(64,128,256)' -- torchrun --nproc_per_node=4 train.py
+    """
+    from autotune.cli import run as implementation
+
+    asked = implementation.Asked(
+        overrides=_with_runs_dir(overrides, runs_dir), command=context.obj, config_dirs=tuple(config_dir or ())
+    )
+    if info is not None:
+        return implementation.print_info(asked, info)
+    if cfg:
+        return implementation.print_config(asked)
+    return implementation.run(asked, as_json=as_json)
+
+
+@app.command(name="list", rich_help_panel=_PANEL_SEE)
+def list_(runs_dir: RunsDir = None, as_json: AsJson = False) -> int:
+    """List the studies: when, what, how it went."""
+    from autotune.cli import show
+
+    return show.print_studies(_runs(runs_dir), as_json=as_json)
+
+
+@app.command(rich_help_panel=_PANEL_SEE)
+def show(study: AnyStudy = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> int:
+    """Show a study: its trials and its verdict."""
+    from autotune.cli import show as implementation
+
+    return implementation.print_study(implementation.chosen(_runs(runs_dir), study), as_json=as_json)
+
+
+@app.command(rich_help_panel=_PANEL_SEE)
+def export(
+    study: AnyStudy = None,
+    format_: Annotated[str, typer.Option("--format", "-f", metavar="FORMAT", help="yaml, env or python.")] = "yaml",
+    tier: Annotated[
+        str | None,
+        typer.Option("--tier", metavar="TIER", help="Best of this tier: exact, numerics or training.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, not to the terminal.", show_default=False)
+    ] = None,
+    runs_dir: RunsDir = None,
+) -> int:
+    """Export the best configuration as a file."""
+    from autotune.cli import export as implementation
+    from autotune.cli.show import chosen
+
+    return implementation.write(chosen(_runs(runs_dir), study), format_=format_, tier=tier, output=output)
+
+
+@app.command(rich_help_panel=_PANEL_SEE)
+def ui(
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option("--port", min=1, max=65535, help="Port; 5000 or the next free one when not given.", show_default=False),
+    ] = None,
+    runs_dir: RunsDir = None,
+    uri: Uri = None,
+) -> int:
+    """Compare trials in the MLflow UI, until Ctrl-C."""
+    from autotune.cli import ui as implementation
+
+    return implementation.serve(_runs(runs_dir), host=host, port=port, uri=uri)
+
+
+@app.command(rich_help_panel=_PANEL_SEE)
+def sync(
+    study: AnyStudy = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on while the study runs.")] = False,
+    uri: Uri = None,
+    runs_dir: RunsDir = None,
+) -> int:
+    """Bring tracking up to date with the study's folder; doing it twice changes nothing."""
+    from autotune.cli import sync as implementation
+    from autotune.cli.show import chosen
+
+    return implementation.sync(chosen(_runs(runs_dir), study), uri=uri, follow=follow)
+
+
+@app.command(rich_help_panel=_PANEL_KNOW)
+def inspect(context: typer.Context, overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False) -> int:
+    """Inspect a program: what was detected, which knobs it can turn, and why not the others.
+
+    Runs a few training steps of the command behind `--` (or of the recipe) and changes nothing.
+    """
+    from autotune.cli import inspect as implementation
+
+    return implementation.inspect(
+        list(overrides or ()), command=context.obj, config_dirs=tuple(config_dir or ()), as_json=as_json
+    )
+
+
+@app.command(rich_help_panel=_PANEL_KNOW)
+def knobs(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A knob's key.", show_default=False)] = None,
+) -> int:
+    """Explain the knobs: what each changes, when it helps, when it hurts."""
+    from autotune.cli import knobs as implementation
+
+    return implementation.print_knobs(name)
+
+
+def is_usage_error(error: Exception) -> bool:
+    """Returns whether an exception is the CLI library's way to say that the arguments are wrong."""
+    return hasattr(error, "format_message") and getattr(error, "exit_code", None) == 2
+
+
+def usage_problem(error: Exception, arguments: list[str]) -> str:
+    """Returns the CLI library's complaint in autotune's form, with the nearest thing that exists."""
+    context = getattr(error, "ctx", None)
+    path = getattr(context, "command_path", "autotune")
+    option = getattr(error, "option_name", None)
+    see = f"See `{path} --help`."
+    if option and type(error).__name__ == "NoSuchOption":
+        return f"{path}: no such option, got {option!r}. {one_of(option, _options_of(context))} {see}"
+    names = _commands_of(context)
+    unknown = next((a for a in arguments if not a.startswith("-")), None)
+    if names and unknown is not None and unknown not in names:
+        return f"{path}: no such command, got {unknown!r}. {one_of(unknown, names)} {see}"
+    text = str(getattr(error, "format_message", error.__str__)()).strip().rstrip(".")
+    return f"{path}: {text[:1].lower()}{text[1:]}. {see}"
+
+
+def _options_of(context: Any) -> list[str]:
+    parameters = context.command.get_params(context) if context is not None else []
+    return [name for p in parameters for name in getattr(p, "opts", []) if name.startswith("--")]
+
+
+def _commands_of(context: Any) -> list[str]:
+    return sorted(getattr(getattr(context, "command", None), "commands", {}))
+
+
+def _runs(runs_dir: Path | None) -> Path:
+    return Path("runs") if runs_dir is None else runs_dir
+
+
+def _with_runs_dir(overrides: list[str] | None, runs_dir: Path | None) -> tuple[str, ...]:
+    given = tuple(overrides or ())
+    if runs_dir is None:
+        return given
+    if any(o.startswith("runs_dir=") for o in given):
+        raise BadInput(f"runs_dir: given twice, got --runs-dir {runs_dir} and runs_dir=.... Give one of them.")
+    return (*given, f"runs_dir={runs_dir}")

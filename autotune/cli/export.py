@@ -1,0 +1,41 @@
+"""`autotune export`: the best configuration as a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from autotune.cli.show import read_summary
+from autotune.errors import BadInput, one_of
+from autotune.export import export
+from autotune.records import Tier
+from autotune.run_dir import StudyFolder
+
+
+def write(folder: StudyFolder, *, format_: str, tier: str | None, output: Path | None) -> int:
+    """Writes the study's best configuration to a file, or to standard output.
+
+    Args:
+        folder: the study.
+        format_: "yaml", "env" or "python".
+        tier: the highest tier that may be used; None for the study's best.
+        output: file to write; None or "-" for standard output.
+    """
+    text = export(read_summary(folder), format_, _tier(tier))
+    if output is None or str(output) == "-":
+        sys.stdout.write(text)
+        return 0
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"--output: cannot be written, got {str(output)!r} ({error.strerror}). Give another file.") from error
+    print(f"wrote {output}", file=sys.stderr)
+    return 0
+
+
+def _tier(name: str | None) -> Tier | None:
+    if name is None:
+        return None
+    if name not in list(Tier):
+        raise BadInput(f"--tier: no such tier, got {name!r}. {one_of(name, Tier)}")
+    return Tier(name)

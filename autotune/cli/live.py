@@ -1,0 +1,184 @@
+"""How a study goes, on a terminal: finished trials scroll by as rows of a table, what is going on now stays below them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.rule import Rule
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from autotune.cli import trials, verdict
+from autotune.cli.plain import budget_text
+from autotune.cli.terminal import outcome_style
+from autotune.harness.protocol import Progress
+from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
+from autotune.study import Listener
+from autotune.wording import (
+    changes_phrase,
+    clock_text,
+    machine_text,
+    number_text,
+    rate_text,
+    ratio_text,
+    seconds_text,
+)
+
+REFRESHES_PER_S = 4
+PHASE_WORDS = {
+    "spawn": "starting",
+    "import": "importing",
+    "init": "building the model",
+    "first_batch": "waiting for the first batch",
+    "compile": "compiling",
+    "warmup": "warming up",
+    "steady": "measuring",
+    "exit": "ending",
+}
+
+
+class LiveView(Listener):
+    """Shows a study on a terminal."""
+
+    def __init__(self, console: Console, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._console, self._path, self._clock = console, path, clock
+        self._study: StudyRecord | None = None
+        self._baseline: TrialRecord | None = None
+        self._best: TrialRecord | None = None
+        self._counts: dict[str, int] = {}
+        self._now: tuple[int, Kind, Knobs, str] | None = None
+        self._now_since = 0.0
+        self._progress: Progress | None = None
+        self._note = ""
+        self._spinner = Spinner("dots", style="key")
+        self._live = Live(
+            get_renderable=self.footer, console=console, refresh_per_second=REFRESHES_PER_S, transient=True, redirect_stderr=False
+        )
+
+    def started(self, study: StudyRecord) -> None:
+        """Prints the header and starts the live part."""
+        if self._study is None:
+            self._console.print(_header(study))
+            self._console.print(trials.table(self._console.width))
+            self._live.start()
+        self._study = study
+
+    def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
+        """Shows what is tried now."""
+        self._now, self._now_since, self._progress = (number, kind, knobs, why), self._clock(), None
+
+    def progress(self, progress: Progress) -> None:
+        """Shows where it stands."""
+        self._progress = progress
+
+    def trial_ended(self, trial: TrialRecord) -> None:
+        """Adds the trial's row above the live part."""
+        self._counts[trial.outcome.value] = self._counts.get(trial.outcome.value, 0) + 1
+        if trial.kind is Kind.baseline:
+            self._baseline = trial
+        if trial.outcome.may_win and trial.kind is not Kind.final and _value(trial) > _value(self._best):
+            self._best = trial
+        width = self._console.width
+        row = trials.table(width, header=False)
+        baseline = self._baseline.value if self._baseline else None
+        best = self._best.number if self._best and self._best is not self._baseline else None
+        trials.add(row, vars(trial), width=width, baseline=baseline, best=best)
+        self._console.print(row)
+        self._now = None
+
+    def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
+        """Draws a line between search and finals."""
+        self._console.print(Rule("finals: the best few and the baseline again, in turn", style="quiet", align="left"))
+
+    def notice(self, message: str) -> None:
+        """Prints one line above the live part."""
+        self._console.print(Text(message, style="warn"))
+
+    def finished(self, summary: Summary) -> None:
+        """Ends the live part and prints the verdict."""
+        self.close()
+        self._console.print()
+        self._console.print(verdict.panel(summary, self._path))
+
+    def close(self) -> None:
+        """Gives the terminal back; called for every way a study can end."""
+        self._live.stop()
+
+    def footer(self) -> RenderableType:
+        """Returns the live part: best so far, the trial that runs, outcomes and time left."""
+        width = self._console.width
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.width = width
+        grid.add_column(width=7, no_wrap=True, style="quiet")
+        grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        grid.add_row("best", self._best_line())
+        grid.add_row("now", self._now_line())
+        grid.add_row("so far", self._outcomes_line())
+        time_row = self._time_row(width)
+        return Group(Rule(style="quiet"), grid, *([time_row] if time_row is not None else []))
+
+    def _best_line(self) -> Text:
+        if self._best is None or self._baseline is None:
+            return Text("measuring the baseline first", style="quiet")
+        if self._best is self._baseline:
+            return Text(f"the baseline, {rate_text(self._baseline.value, self._baseline.unit)}")
+        ratio = _value(self._best) / max(_value(self._baseline), 1e-12)
+        rates = f" {rate_text(self._best.value, self._best.unit)} against {number_text(self._baseline.value)}  "
+        return Text.assemble((ratio_text(ratio), "bold good"), rates, (changes_phrase(self._best.changed), "default"))
+
+    def _now_line(self) -> RenderableType:
+        if self._now is None:
+            return Text("choosing what to try", style="quiet")
+        number, kind, knobs, _ = self._now
+        what = changes_phrase(knobs) if kind is Kind.search else f"{kind.value} {changes_phrase(knobs, none='')}".strip()
+        line = Text.assemble(self._spinner.render(self._clock()), f" {number:04d} {what}  ")  # type: ignore[arg-type]
+        line.append(self._phase_words(), style="quiet")
+        return line
+
+    def _phase_words(self) -> str:
+        words = [PHASE_WORDS["spawn"]]
+        if self._progress is not None:
+            words = [PHASE_WORDS.get(self._progress.phase, self._progress.phase)]
+            words += [f"step {self._progress.step}"] if self._progress.step else []
+            words += [f"{number_text(self._progress.rate_per_s)}/s"] if self._progress.rate_per_s else []
+        return ", ".join([*words, seconds_text(max(0.0, round(self._clock() - self._now_since)))])
+
+    def _outcomes_line(self) -> Text:
+        line = Text()
+        for name, count in sorted(self._counts.items(), key=lambda pair: (pair[0] != "ok", pair[0])):
+            line.append(f"{count} {name}", style=outcome_style(name)).append("  ")
+        return line if self._counts else Text("no trial yet", style="quiet")
+
+    def _time_row(self, width: int) -> Table | None:
+        if self._study is None or self._study.budget_s is None:
+            return None
+        spent_s = min(self._clock() - self._study.started_at, self._study.budget_s)
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(width=7, style="quiet")
+        grid.add_column(width=7, justify="left", no_wrap=True)
+        grid.add_column()
+        bar = ProgressBar(
+            total=self._study.budget_s,
+            completed=max(0.0, spent_s),
+            width=max(10, min(40, width - 20)),
+            complete_style="key",
+            finished_style="key",
+        )
+        grid.add_row("left", clock_text(self._study.budget_s - spent_s), bar)
+        return grid
+
+
+def _header(study: StudyRecord) -> Group:
+    name = Text.assemble((study.name, "name"), f"  {study.title}", no_wrap=True, overflow="ellipsis")
+    facts = Text(f"{machine_text(study.machine)}  ·  budget {budget_text(study)}", style="quiet", no_wrap=True, overflow="ellipsis")
+    return Group(name, facts, Text())
+
+
+def _value(trial: TrialRecord | None) -> float:
+    return trial.value if trial is not None and trial.value is not None else 0.0

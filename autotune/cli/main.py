@@ -1,0 +1,83 @@
+"""The entry point: splits the arguments, runs the command, turns every way it can end into an exit code and a message."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.errors import AutotuneError, BadInput, Interrupted
+
+SPLIT = "--"
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code.
+
+    Args:
+        argv: arguments without the program's name; None for those of this process.
+    """
+    arguments, command = split(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    try:
+        return _run([a for a in arguments if a != "--debug"], command)
+    except BadInput as error:
+        _say(error.problems)
+        return error.exit_code
+    except Interrupted as error:
+        _say([str(error)] if str(error) else [])
+        return error.exit_code
+    except AutotuneError as error:
+        _say([str(error)])
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say(["interrupted"])
+        return INTERRUPTED
+    except BrokenPipeError:  # `autotune show | head`: not an error of anybody
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        _say([_fault(error)])
+        return AutotuneError.exit_code
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Returns autotune's own arguments and the program's command: what is before and behind the first `--`.
+
+    The CLI library never sees the command: its options are the program's. None = there is no `--`.
+    """
+    if SPLIT not in argv:
+        return list(argv), None
+    at = list(argv).index(SPLIT)
+    return list(argv[:at]), list(argv[at + 1 :])
+
+
+def _run(arguments: list[str], command: list[str] | None) -> int:
+    from autotune.cli import app
+
+    try:
+        code = app.build()(args=arguments, prog_name="autotune", standalone_mode=False, obj=command)
+    except Exception as error:
+        if not app.is_usage_error(error):
+            raise
+        raise BadInput(app.usage_problem(error, arguments)) from error
+    return code if isinstance(code, int) else 0
+
+
+def _say(problems: Sequence[str]) -> None:
+    for problem in problems:
+        print(f"autotune: {problem}", file=sys.stderr)
+
+
+def _fault(error: Exception) -> str:
+    descriptor, name = tempfile.mkstemp(prefix="autotune-fault-", suffix=".log")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        traceback.print_exception(error, file=file)
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"internal error: {type(error).__name__}: {first}. The traceback is in {Path(name)}; --debug prints it."

@@ -1,0 +1,79 @@
+"""How a study goes, without a terminal: one line an event, fit for a log; or nothing at all beside the JSON document."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.cli import verdict
+from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
+from autotune.study import Listener
+from autotune.wording import bytes_text, changes_phrase, interval_text, machine_text, number_text, rate_text, seconds_text
+
+
+class Quiet(Listener):
+    """Says on standard error what a person must know; standard output belongs to the document."""
+
+    def notice(self, message: str) -> None:
+        """One line worth reading."""
+        print(f"autotune: {message}", file=sys.stderr, flush=True)
+
+
+class PlainLines(Listener):
+    """One line an event."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_announced = False
+
+    def started(self, study: StudyRecord) -> None:
+        """The study's name, program, machine and budget; the second call says what is searched."""
+        if not self._is_announced:
+            _say(f"study  {study.name}: {study.title}")
+            _say(f"machine  {machine_text(study.machine)}")
+            _say(f"budget  {budget_text(study)}")
+        elif study.space:
+            _say(f"searching  {', '.join(sorted(study.space))}")
+        self._is_announced = True
+
+    def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
+        """What is tried now and why."""
+        _say(f"{number:04d}  {kind.value} starts  {changes_phrase(knobs)}{f' ({why})' if why else ''}")
+
+    def trial_ended(self, trial: TrialRecord) -> None:
+        """How it ended."""
+        numbers = [
+            f"{rate_text(trial.value, trial.unit)} {interval_text(trial.ci)}".strip(),
+            f"D {number_text(trial.device_rate)}",
+            f"L {number_text(trial.loader_rate)}",
+            bytes_text(trial.peak_memory_bytes),
+        ]
+        said = numbers if trial.value is not None else []
+        words = [f"{trial.number:04d}", trial.outcome.value, *said, seconds_text(trial.seconds), trial.reason]
+        _say("  ".join(word for word in words if word))
+
+    def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
+        """The search is over."""
+        names = ", ".join(f"{n:04d}" for n in trials)
+        _say(f"finals  {names} against each other, in turn{f', {seconds_text(reserved_s)}' if reserved_s else ''}")
+
+    def notice(self, message: str) -> None:
+        """One line worth reading."""
+        _say(f"note  {message}")
+
+    def finished(self, summary: Summary) -> None:
+        """The verdict."""
+        for line in verdict.lines(summary, self._path):
+            _say(line)
+
+
+def budget_text(study: StudyRecord) -> str:
+    """Returns the budget of a study: "8 min", "30 trials", "8 min or 30 trials", "none"."""
+    parts = [seconds_text(study.budget_s)] if study.budget_s is not None else []
+    parts += [f"{study.budget_trials} trials"] if study.budget_trials is not None else []
+    return " or ".join(parts) or "none"
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # a log that is followed must not lag

@@ -1,0 +1,155 @@
+"""`autotune run`: composes, checks, starts the study and shows how it goes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import autotune
+from autotune.cli import verdict
+from autotune.cli.terminal import console, print_json
+from autotune.errors import BadInput, Interrupted, NothingWorked
+from autotune.run_dir import StudyFolder
+from autotune.trackers.store import NONE
+
+if TYPE_CHECKING:
+    from autotune.config.compose import Composed
+    from autotune.study import Listener, Plan
+
+LIBRARIES = ("optuna", "hydra-core", "mlflow", "numpy", "scipy")
+TRACKING_LOG = "tracking.log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the user typed: KEY=VALUE words, the command behind `--`, folders of configuration."""
+
+    overrides: tuple[str, ...]
+    command: list[str] | None
+    config_dirs: tuple[Path, ...]
+
+
+def print_config(asked: Asked) -> int:
+    """Prints the composed configuration as YAML."""
+    print(_compose(asked).yaml.rstrip())
+    return 0
+
+
+def print_info(asked: Asked, what: str) -> int:
+    """Prints where configuration groups are looked for, nearest first; `searchpath` is all there is to ask."""
+    from autotune.config.locate import folder
+
+    if what != "searchpath":
+        raise BadInput(f"--info: no such information, got {what!r}. Allowed: searchpath.")
+    for path in (*asked.config_dirs, folder("conf")):
+        print(path.resolve())
+    return 0
+
+
+def run(asked: Asked, *, as_json: bool) -> int:
+    """Tunes, and prints the verdict.
+
+    Raises:
+        BadInput: what was asked for cannot be done.
+        NothingWorked: the program does not train as it is.
+        Interrupted: by the user; what was measured is kept.
+    """
+    from autotune.machine import host_facts
+    from autotune.run_dir import create
+    from autotune.study import run_study
+
+    facts = host_facts()
+    composed = _compose(asked, facts)
+    runs = Path(composed.config.runs_dir)
+    plan = _plan(composed, facts)
+    folder = create(runs, composed.name)
+    listener = _listener(folder, as_json=as_json)
+    summary = run_study(plan, folder, listener)
+    if as_json:
+        print_json(summary)
+    if summary["status"] == "failed":
+        raise NothingWorked(str(summary.get("reason") or "no configuration worked"))
+    if summary["status"] == "interrupted":
+        commands = verdict.next_commands(folder.name, runs, has_best=bool(summary.get("best")))
+        raise Interrupted(f"interrupted: everything measured is kept in {folder.path}. Next: {commands[0]}")
+    return 0
+
+
+def _compose(asked: Asked, facts: dict[str, object] | None = None) -> Composed:
+    from autotune.config.compose import compose
+
+    return compose(asked.overrides, command=asked.command, config_dirs=asked.config_dirs, facts=facts)
+
+
+def _plan(composed: Composed, facts: dict[str, object]) -> Plan:
+    from autotune.launchers.local import LocalLauncher
+    from autotune.study import Plan
+
+    return Plan(
+        title=composed.title,
+        config=composed.config,
+        yaml=composed.yaml,
+        space=composed.space,
+        command=composed.command,
+        launcher=LocalLauncher(),
+        machine=facts,
+        start_tracking=tracking(composed.config.tracker.uri),
+        versions=versions(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of autotune and its libraries; the program's torch is added by its baseline."""
+    found = {"autotune": autotune.__version__, "python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+            continue
+    return found
+
+
+def tracking(uri: str | None) -> Callable[[StudyFolder], subprocess.Popen[bytes]] | None:
+    """Returns what starts the process that mirrors the study while it runs; None when nothing is to be tracked.
+
+    A process of its own because importing MLflow takes seconds and a server may hang: neither may cost a trial anything.
+
+    Args:
+        uri: `tracker.uri`.
+    """
+    return None if uri == NONE else start_tracking
+
+
+def start_tracking(folder: StudyFolder) -> subprocess.Popen[bytes]:
+    """Starts `autotune sync --follow` for a study; its output goes to tracking.log in the study's folder."""
+    runs = folder.path.parent.resolve()
+    argv = [sys.executable, "-m", "autotune", "sync", folder.name, "--follow", "--runs-dir", str(runs)]
+    package_parent = str(Path(autotune.__file__).resolve().parent.parent)  # also from a checkout, whatever the folder
+    paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    with (folder.path / TRACKING_LOG).open("ab") as log:
+        return subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the study, which then lets this one finish
+        )
+
+
+def _listener(folder: StudyFolder, *, as_json: bool) -> Listener:
+    from autotune.cli.live import LiveView
+    from autotune.cli.plain import PlainLines, Quiet
+
+    if as_json:
+        return Quiet()
+    out = console()
+    return LiveView(out, folder.path) if out.is_terminal and not out.is_dumb_terminal else PlainLines(folder.path)

@@ -1,0 +1,57 @@
+"""The consoles commands print to, and the colours of outcomes and verdicts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.theme import Theme
+
+from autotune.records import Outcome
+
+THEME = Theme(
+    {
+        "good": "green",
+        "warn": "yellow",
+        "bad": "red",
+        "quiet": "bright_black",
+        "name": "bold",
+        "number": "default",
+        "key": "cyan",
+        "command": "cyan",
+    }
+)
+OUTCOME_STYLES = {
+    Outcome.ok: "good",
+    Outcome.raced: "quiet",
+    Outcome.unsteady: "warn",
+    Outcome.disturbed: "warn",
+    Outcome.interrupted: "warn",
+    Outcome.invalid: "quiet",
+}
+VERDICT_STYLES = {"faster": "good", "same": "default", "ambiguous": "warn"}
+MAX_WIDTH = 120  # wider lines are hard to read
+
+
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """Returns a console that never fails on a character the terminal does not know, at most MAX_WIDTH wide."""
+    stream = sys.stderr if stderr else sys.stdout
+    with contextlib.suppress(AttributeError, ValueError):  # a captured stream has no encoding of its own
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    made = Console(stderr=stderr, theme=THEME, highlight=False, width=width, soft_wrap=False)
+    if width is None and made.width > MAX_WIDTH:
+        made.width = MAX_WIDTH
+    return made
+
+
+def outcome_style(outcome: str) -> str:
+    """Returns the style an outcome is written in: green for a number, red for a failure, quiet or yellow between."""
+    return OUTCOME_STYLES.get(Outcome(outcome), "bad")
+
+
+def print_json(document: Any) -> None:
+    """Prints one JSON document to standard output, plain."""
+    print(json.dumps(document, indent=2, ensure_ascii=False))

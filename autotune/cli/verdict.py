@@ -1,0 +1,157 @@
+"""The verdict at a study's end: how much faster, what changed, where the files are, what to type next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from autotune.cli.terminal import VERDICT_STYLES
+from autotune.records import Summary, Tier
+from autotune.wording import (
+    changes_phrase,
+    counts_text,
+    interval_text,
+    rate_text,
+    ratio_interval_text,
+    ratio_text,
+    seconds_text,
+    value_text,
+)
+
+ADVICE = {
+    "same": "The program already runs about as fast as it can with these knobs.",
+    "ambiguous": "The measurements do not tell them apart: give more time, study.budget.minutes=30.",
+}
+
+
+def panel(summary: Summary, path: Path) -> Panel:
+    """Returns the verdict of a study, for a terminal.
+
+    Args:
+        summary: the study's summary.
+        path: the study's folder.
+    """
+    parts = [_sides(summary), _changes(summary), _tiers(summary), _diagnosis(summary), _rest(summary, path)]
+    blocks: list[RenderableType] = [_headline(summary)]
+    blocks += [Padding(part, (1, 0, 0, 0)) for part in parts if part is not None]
+    style = VERDICT_STYLES.get(str((summary.get("speedup") or {}).get("verdict")), "default")
+    return Panel(Group(*blocks), title=f" {summary['study']} ", title_align="left", border_style=style, padding=(1, 2))
+
+
+def headline(summary: Summary) -> str:
+    """Returns the verdict in a line: "faster: 2.41x [2.36, 2.46]", "failed: every trial ...", "running"."""
+    speedup = summary.get("speedup") or {}
+    status, reason = str(summary.get("status")), str(summary.get("reason") or "")
+    if speedup.get("ratio") is None:
+        return f"{status}: {reason}" if reason else status
+    words = f"{speedup.get('verdict')}: {ratio_text(speedup['ratio'])} {ratio_interval_text(speedup.get('ci'))}".strip()
+    return words if status == "complete" else f"{words} ({status})"
+
+
+def next_commands(name: str, runs: Path, *, has_best: bool) -> list[str]:
+    """Returns what to type next, ready to copy."""
+    where = "" if runs == Path("runs") else f" --runs-dir {runs}"
+    commands = [f"autotune export {name} -o best.yaml{where}"] if has_best else []
+    return [*commands, f"autotune show {name}{where}", f"autotune ui{where}"]
+
+
+def _headline(summary: Summary) -> Text:
+    speedup = summary.get("speedup") or {}
+    verdict = str(speedup.get("verdict") or "")
+    text = Text(headline(summary), style=f"bold {VERDICT_STYLES.get(verdict, 'default')}")
+    reason = str(speedup.get("reason") or "") or ADVICE.get(verdict, "")
+    if reason:
+        text.append(f"\n{reason}", style="not bold default")
+    return text
+
+
+def _grid(*, indent: int = 0) -> Table:
+    made = Table.grid(padding=(0, 2, 0, 0))
+    made.add_column(no_wrap=True, min_width=11 - indent)
+    return made
+
+
+def _sides(summary: Summary) -> Table | None:
+    unit, made = str(summary.get("unit") or "samples"), _grid()
+    for name in ("baseline", "best"):
+        side = summary.get(name)
+        if side and side.get("value") is not None:
+            cells = (
+                rate_text(side["value"], unit),
+                interval_text(side.get("ci")) or "no interval",
+                f"trial {side.get('trial')}",
+            )
+            made.add_row(name, Text(cells[0], style="name"), Text(cells[1]), Text(cells[2], style="quiet"))
+    return made if made.row_count else None
+
+
+def _changes(summary: Summary) -> RenderableType | None:
+    overrides = (summary.get("best") or {}).get("overrides") or {}
+    if not overrides:
+        return None
+    before = (summary.get("baseline") or {}).get("knobs") or {}
+    worth = {entry["knob"]: entry for entry in summary.get("attribution") or []}
+    made = Table.grid(padding=(0, 2, 0, 0))
+    for key in sorted(overrides, key=lambda k: (-(worth.get(k, {}).get("ratio") or 0.0), k)):
+        entry = worth.get(key, {})
+        share = f"{ratio_text(entry['ratio'])} {ratio_interval_text(entry.get('ci'))}" if entry.get("ratio") else ""
+        change = Text.assemble((value_text(before.get(key)), "quiet"), " → ", (value_text(overrides[key]), "name"))
+        made.add_row(Text(f"  {key}", style="key"), change, Text(share, style="quiet"))
+    title = Text("what changed")
+    if worth:
+        title.append("  (at the right: what the knob is worth alone)", style="quiet")
+    return Group(title, made)
+
+
+def _tiers(summary: Summary) -> RenderableType | None:
+    tiers, unit = summary.get("best_by_tier") or {}, str(summary.get("unit") or "samples")
+    base, made = (summary.get("baseline") or {}).get("value"), Table.grid(padding=(0, 2, 0, 0))
+    for tier in Tier:
+        side = tiers.get(tier.value)
+        if side and side.get("value") is not None:
+            ratio = ratio_text(side["value"] / base) if base else ""
+            what = Text(changes_phrase(side.get("overrides") or {}), style="quiet")
+            made.add_row(f"  {tier.value}", rate_text(side["value"], unit), ratio, what)
+    return Group(Text("best by tier"), made) if made.row_count else None
+
+
+def _diagnosis(summary: Summary) -> Group | None:
+    lines = []
+    for entry in summary.get("diagnosis") or []:
+        advice = f" {entry['advice']}" if entry.get("advice") else ""
+        lines.append(Text.assemble(f"  {entry.get('finding', '')}", (advice, "quiet")))
+    return Group(Text("diagnosis"), *lines) if lines else None
+
+
+def _rest(summary: Summary, path: Path) -> Table:
+    made, seconds = _grid(), (summary.get("seconds") or {}).get("total")
+    took = f" in {seconds_text(seconds)}" if seconds else ""
+    made.add_row("outcomes", f"{counts_text(summary.get('counts') or {})}{took}")
+    made.add_row("files", Text(str(path), overflow="fold"))
+    commands = next_commands(str(summary["study"]), path.parent, has_best=bool(summary.get("best")))
+    for n, command in enumerate(commands):
+        made.add_row("" if n else "next", Text(command, style="command"))
+    return made
+
+
+def lines(summary: Summary, path: Path) -> list[str]:
+    """Returns the verdict as plain lines, for output that is not a terminal."""
+    unit = str(summary.get("unit") or "samples")
+    said = [f"verdict  {headline(summary)}"]
+    for name in ("baseline", "best"):
+        side: dict[str, Any] = summary.get(name) or {}
+        if side.get("value") is not None:
+            said.append(f"{name}  {rate_text(side['value'], unit)} {interval_text(side.get('ci'))} trial {side.get('trial')}")
+    before = (summary.get("baseline") or {}).get("knobs") or {}
+    for key, value in sorted(((summary.get("best") or {}).get("overrides") or {}).items()):
+        said.append(f"changed  {key}: {value_text(before.get(key))} -> {value_text(value)}")
+    said.append(f"outcomes  {counts_text(summary.get('counts') or {})}")
+    said.append(f"files  {path}")
+    commands = next_commands(str(summary["study"]), path.parent, has_best=bool(summary.get("best")))
+    return said + [f"next  {command}" for command in commands]

@@ -1,0 +1,202 @@
+"""What MLflow is told of a study and its trials: tags, params, metrics and the note, as plain values. Knows no MLflow."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from typing import Any
+
+from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
+from autotune.wording import (
+    changes_phrase,
+    command_text,
+    counts_text,
+    interval_text,
+    machine_text,
+    masked,
+    rate_text,
+    ratio_interval_text,
+    ratio_text,
+    seconds_text,
+    value_text,
+)
+
+# Limits of MLflow 3 (mlflow/utils/validation.py); a longer value is cut, since a refused batch would lose the whole trial.
+MAX_PARAM_CHARACTERS = 6000
+MAX_TAG_CHARACTERS = 8000
+MAX_KEY_CHARACTERS = 250
+
+STATUSES = {Outcome.ok: "FINISHED", Outcome.raced: "FINISHED", Outcome.unsteady: "FINISHED", Outcome.interrupted: "KILLED"}
+STUDY_STATUSES = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
+
+STUDY_TAG, TRIAL_TAG, DIGEST_TAG = "autotune.study_id", "autotune.trial", "autotune.digest"
+
+
+def study_id(study: StudyRecord) -> str:
+    """Returns what tells this study from another of the same name: name and start, to the millisecond."""
+    return f"{study.name}@{study.started_at:.3f}"
+
+
+def trial_status(trial: TrialRecord) -> str:
+    """Returns the MLflow run status of a trial: FINISHED with a number, KILLED when interrupted, FAILED otherwise."""
+    return STATUSES.get(trial.outcome, "FAILED")
+
+
+def digest(document: Any) -> str:
+    """Returns a short hash of a JSON document; equal digests mean there is nothing new to write."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def trial_name(trial: TrialRecord) -> str:
+    """Returns the run's name: "0007 bf16 batch 64", "0000 baseline", "0031 final 2 of 0007"."""
+    if trial.kind is Kind.baseline:
+        return f"{trial.number:04d} baseline"
+    if trial.kind is Kind.final:
+        again = "" if trial.repeats is None else f" of {trial.repeats:04d}"
+        turn = "" if trial.round is None else f" {trial.round}"
+        return f"{trial.number:04d} final{turn}{again}"
+    return f"{trial.number:04d} {changes_phrase(trial.changed)}".replace(" · ", " ")[:MAX_KEY_CHARACTERS]
+
+
+def trial_tags(trial: TrialRecord, study: StudyRecord, nonce: str) -> dict[str, str]:
+    """Returns a trial's tags, without the parent's run id."""
+    tags = {
+        STUDY_TAG: study_id(study),
+        TRIAL_TAG: f"{trial.number}:{nonce}",
+        "study": study.name,
+        "trial": str(trial.number),
+        "kind": trial.kind.value,
+        "outcome": trial.outcome.value,
+        "reason": trial.reason,
+        "tier": trial.tier.value,
+        "why": trial.why,
+        "changed": changes_phrase(trial.changed),
+        "fingerprint": study.fingerprint,
+        "repeats": "" if trial.repeats is None else str(trial.repeats),
+        "mlflow.note.content": trial_note(trial),
+        **_source(study),
+    }
+    return {key: masked(value)[:MAX_TAG_CHARACTERS] for key, value in tags.items() if value}
+
+
+def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
+    """Returns the parent run's tags."""
+    speedup = summary.get("speedup") or {}
+    tags = {
+        STUDY_TAG: study_id(study),
+        "study": study.name,
+        "kind": "study",
+        "outcome": str(summary.get("status", "running")),
+        "reason": str(summary.get("reason") or ""),
+        "verdict": str(speedup.get("verdict") or ""),
+        "fingerprint": study.fingerprint,
+        "mlflow.note.content": study_note(study, summary),
+        **_source(study),
+    }
+    return {key: masked(value)[:MAX_TAG_CHARACTERS] for key, value in tags.items() if value}
+
+
+def params(knobs: Knobs) -> dict[str, str]:
+    """Returns a full configuration as MLflow params, values as YAML writes them."""
+    return {_name(key): value_text(value)[:MAX_PARAM_CHARACTERS] for key, value in sorted(knobs.items())}
+
+
+def trial_metrics(trial: TrialRecord) -> dict[str, float]:
+    """Returns a trial's metrics, units in the names; what is unknown or not finite is left out."""
+    low, high = trial.ci or (None, None)
+    numbers: dict[str, Any] = {
+        **trial.metrics,
+        "throughput_per_s": trial.value,
+        "ci_low_per_s": low,
+        "ci_high_per_s": high,
+        "device_rate_per_s": trial.device_rate,
+        "loader_rate_per_s": trial.loader_rate,
+        "data_wait_frac": trial.data_wait_frac,
+        "peak_memory_bytes": trial.peak_memory_bytes,
+        "seconds": trial.seconds,
+        "start_s": sum(trial.phases_s.get(phase, 0.0) for phase in ("spawn", "import", "init", "first_batch")),
+        "compile_s": trial.phases_s.get("compile"),
+        "warmup_s": trial.phases_s.get("warmup"),
+        "steady_s": trial.phases_s.get("steady"),
+    }
+    return _finite(numbers)
+
+
+def study_metrics(summary: Summary) -> dict[str, float]:
+    """Returns the parent run's metrics: baseline, best, speed-up with interval, counts, where the time went."""
+    baseline, best, speedup = (summary.get(key) or {} for key in ("baseline", "best", "speedup"))
+    low, high = speedup.get("ci") or (None, None)
+    numbers: dict[str, Any] = {
+        "baseline_per_s": baseline.get("value"),
+        "best_per_s": best.get("value"),
+        "throughput_per_s": best.get("value"),
+        "speedup": speedup.get("ratio"),
+        "speedup_ci_low": low,
+        "speedup_ci_high": high,
+        "trials": len(summary.get("trials") or []),
+    }
+    numbers |= {f"seconds_{name}": value for name, value in (summary.get("seconds") or {}).items()}
+    return _finite(numbers)
+
+
+def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
+    """Returns (trial number, best rate up to and with it) for trials that may win: the study's progress as a curve."""
+    curve, best = [], -math.inf
+    for trial in trials:
+        if trial.outcome.may_win and trial.value is not None and trial.kind is not Kind.final:
+            best = max(best, trial.value)
+            curve.append((trial.number, best))
+    return curve
+
+
+def trial_note(trial: TrialRecord) -> str:
+    """Returns a trial's description in Markdown."""
+    lines = [f"**{trial.outcome.value}** {trial.reason}".strip(), ""]
+    if trial.value is not None:
+        lines += [f"{rate_text(trial.value, trial.unit)} {interval_text(trial.ci)}".strip(), ""]
+    if trial.why:
+        lines += [f"Why tried: {trial.why}", ""]
+    lines += [f"- `{key}` = `{value_text(value)}`" for key, value in sorted(trial.changed.items())]
+    return "\n".join(lines).strip()
+
+
+def study_note(study: StudyRecord, summary: Summary) -> str:
+    """Returns the study's description in Markdown: verdict, numbers, what changed, how to go on."""
+    unit = str(summary.get("unit") or "samples")
+    lines = [f"### {verdict_line(summary)}", "", "| | trial | rate | 95 % interval |", "|---|---|---|---|"]
+    for name in ("baseline", "best"):
+        side = summary.get(name) or {}
+        if side:
+            cells = (name, side.get("trial"), rate_text(side.get("value"), unit), interval_text(side.get("ci")))
+            lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
+    overrides = (summary.get("best") or {}).get("overrides") or {}
+    before = (summary.get("baseline") or {}).get("knobs") or {}
+    lines += ["", *(f"- `{k}`: {value_text(before.get(k))} → **{value_text(v)}**" for k, v in sorted(overrides.items()))]
+    seconds = (summary.get("seconds") or {}).get("total")
+    lines += ["", f"Outcomes: {counts_text(summary.get('counts') or {})}. Took {seconds_text(seconds)}.", ""]
+    lines += [f"Program: `{command_text(study.command)}`", "", f"Machine: {machine_text(study.machine)}", ""]
+    lines += [f"`autotune show {study.name}` · `autotune export {study.name} -o best.yaml`"]
+    return "\n".join(lines)
+
+
+def verdict_line(summary: Summary) -> str:
+    """Returns the verdict in a line: "faster: 2.41x [2.36, 2.46]", or how the study stands without one."""
+    speedup = summary.get("speedup") or {}
+    if not speedup.get("ratio"):
+        status = str(summary.get("status") or "running")
+        return f"{status}: {summary['reason']}" if summary.get("reason") else status
+    return f"{speedup.get('verdict', '')}: {ratio_text(speedup['ratio'])} {ratio_interval_text(speedup.get('ci'))}".strip()
+
+
+def _source(study: StudyRecord) -> dict[str, str]:
+    return {"mlflow.source.name": command_text(study.command), "mlflow.source.type": "LOCAL"}
+
+
+def _name(key: str) -> str:
+    return re.sub(r"[^\w\-. :/]", "_", key)[:MAX_KEY_CHARACTERS]
+
+
+def _finite(numbers: dict[str, Any]) -> dict[str, float]:
+    return {_name(k): float(v) for k, v in numbers.items() if isinstance(v, int | float) and math.isfinite(v)}
