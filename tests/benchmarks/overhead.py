@@ -28,7 +28,6 @@ from typing import Any
 import scipy.stats
 
 from autotune.config.compose import compose
-
 from autotune.harness.protocol import STDERR_FILE, STDOUT_FILE, MeasureRules
 from autotune.launchers.local import LocalLauncher
 from autotune.records import TrialRecord
