@@ -40,6 +40,7 @@ TOGGLE_PROGRAM = Path(__file__).with_name("step_toggle.py")
 GOAL_US = 10.0  # 1 % of a millisecond
 NEVER = 10**9
 MEASURE_TO_THE_END = MeasureRules(min_steps=NEVER, min_s=NEVER, max_s=NEVER, slow_min_steps=NEVER, slow_max_s=NEVER)
+STUDY_MINUTES = 3  # at most; a few trials end before
 MEASURED_PHASES = ("warmup", "steady")
 
 
@@ -113,7 +114,12 @@ def _printed(stdout: str) -> dict[str, Any]:
 
 def small_study(num_trials: int, runs: Path) -> list[TrialRecord]:
     """Returns the trials of a study of the step program."""
-    overrides = ["study.name=overhead", f"study.budget.trials={num_trials}", f"runs_dir={runs}"]
+    overrides = [
+        "study.name=overhead",
+        f"study.budget.trials={num_trials}",
+        f"study.budget.minutes={STUDY_MINUTES}",
+        f"runs_dir={runs}",
+    ]
     program = [sys.executable, str(STEP_PROGRAM), "--blocks", "1000"]
     subprocess.run([sys.executable, "-m", "autotune", "run", *overrides, "--", *program], check=True, stdout=subprocess.DEVNULL)
     return StudyFolder(runs / "overhead").read_trials()
