@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.config.compose import compose
-
 from autotune.harness.protocol import MeasureRules
 from autotune.launchers.local import LocalLauncher
 from autotune.machine import host_facts

@@ -148,7 +148,7 @@ def tracker_cost(runs: Path, num_trials: int) -> tuple[float, float]:
         for folder in sorted((place / "overhead" / "trials").iterdir())[count:]:
             shutil.rmtree(folder)
         started_s = time.monotonic()
-        subprocess.run([sys.executable, "-m", "autotune", "sync", "overhead", f"runs_dir={place}"], check=True)
+        subprocess.run([sys.executable, "-m", "autotune", "sync", "overhead", "--runs-dir", str(place)], check=True)
         seconds[count] = time.monotonic() - started_s
     per_trial = (seconds[num_trials] - seconds[few]) / (num_trials - few)
     return per_trial, seconds[few] - per_trial * few
