@@ -6,8 +6,7 @@
    included) and without it: block by block in one process, where differences of a microsecond can be seen, and pair by pair in
    fresh processes, which is coarse and leaves nothing out.
 2. A small study: seconds of each trial outside warm-up and window, by phase, and the tuner's own seconds between trials.
-3. `autotune sync` of that study, once with its first trial and once with all: the difference is what one trial costs the
-   tracker. It runs beside the study at the lowest priority and is not part of a trial's time.
+3. `autotune sync` of that study with new trials and with none: the difference is what one trial costs the tracker. It runs beside the study at the lowest priority and is not part of a trial's time.
 """
 
 from __future__ import annotations
@@ -139,19 +138,28 @@ def trial_costs(trials: list[TrialRecord]) -> list[tuple[str, str]]:
 
 
 def tracker_cost(runs: Path, num_trials: int) -> tuple[float, float]:
-    """Returns seconds of a sync per trial, and seconds it takes before the first (imports, a new store)."""
-    few = 1
-    seconds: dict[int, float] = {}
-    for count in (few, num_trials):
-        place = runs.parent / f"sync-{count}"
-        shutil.copytree(runs / "overhead", place / "overhead")
-        for folder in sorted((place / "overhead" / "trials").iterdir())[count:]:
-            shutil.rmtree(folder)
-        started_s = time.monotonic()
-        subprocess.run([sys.executable, "-m", "autotune", "sync", "overhead", "--runs-dir", str(place)], check=True)
-        seconds[count] = time.monotonic() - started_s
-    per_trial = (seconds[num_trials] - seconds[few]) / (num_trials - few)
-    return per_trial, seconds[few] - per_trial * few
+    """Returns seconds of a sync per trial, and seconds it takes before the first (imports, a new store).
+
+    Three syncs: of the first trial into a new store, of the others, and of nothing new; the last two differ by the others alone.
+    """
+    place, late = runs.parent / "sync", runs.parent / "late"
+    shutil.copytree(runs / "overhead", place / "overhead")
+    (place / "overhead" / "trials").rename(late)
+    (place / "overhead" / "trials").mkdir()
+    first, *others = sorted(late.iterdir())
+    (late / first.name).rename(place / "overhead" / "trials" / first.name)
+    first_s = _sync(place)
+    for folder in others:
+        folder.rename(place / "overhead" / "trials" / folder.name)
+    others_s = _sync(place)
+    per_trial_s = (others_s - _sync(place)) / (num_trials - 1)
+    return per_trial_s, first_s - per_trial_s
+
+
+def _sync(place: Path) -> float:
+    started_s = time.monotonic()
+    subprocess.run([sys.executable, "-m", "autotune", "sync", "overhead", "--runs-dir", str(place)], check=True)
+    return time.monotonic() - started_s
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.readme.commands import KINDS, README, Command, commands, other_commands, command_for_tests
+from tests.readme.commands import KINDS, README, Command, command_for_tests, commands, other_commands
 
 TEXT = README.read_text(encoding="utf-8")
 COMMANDS = list(commands(TEXT))
