@@ -6,7 +6,8 @@
    included) and without it: block by block in one process, where differences of a microsecond can be seen, and pair by pair in
    fresh processes, which is coarse and leaves nothing out.
 2. A small study: seconds of each trial outside warm-up and window, by phase, and the tuner's own seconds between trials.
-3. `autotune sync` of that study with new trials and with none: the difference is what one trial costs the tracker. It runs beside the study at the lowest priority and is not part of a trial's time.
+3. `autotune sync` of that study with new trials and with none: the difference is what one trial costs the tracker. It runs
+   beside the study at the lowest priority and is not part of a trial's time.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def trial_costs(trials: list[TrialRecord]) -> list[tuple[str, str]]:
 def tracker_cost(runs: Path, num_trials: int) -> tuple[float, float]:
     """Returns seconds of a sync per trial, and seconds it takes before the first (imports, a new store).
 
-    Three syncs: of the first trial into a new store, of the others, and of nothing new; the last two differ by the others alone.
+    Three syncs: of the first trial into a new store, of the others, of nothing new. The last two differ by the others alone.
     """
     place, late = runs.parent / "sync", runs.parent / "late"
     shutil.copytree(runs / "overhead", place / "overhead")
