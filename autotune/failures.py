@@ -257,7 +257,7 @@ def _of_ending(facts: Facts) -> Verdict:
     if facts.results:
         return Outcome.error, "; ".join(facts.problems) or f"no result from rank {_missing(facts.results)[0]}"
     if facts.problems:
-        return Outcome.error, f"the result is unusable: {'; '.join(facts.problems)}"
+        return Outcome.error, "; ".join(facts.problems)
     if facts.exit_code:
         return _of_status(facts)
     return Outcome.error, _unseen(facts)
