@@ -25,7 +25,7 @@ _PANEL_TUNE, _PANEL_SEE, _PANEL_KNOW = "Tune", "See and use results", "Look befo
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...", help="Configuration: KEY=8 pins a knob, KEY=choice(4,8,16) tunes it.", show_default=False
+        metavar="KEY=VALUE", help="Configuration: KEY=8 pins a knob, KEY=choice(4,8,16) tunes it.", show_default=False
     ),
 ]
 ConfigDir = Annotated[
@@ -40,7 +40,7 @@ RunsDir = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Study = Annotated[str, typer.Argument(metavar="STUDY", help="A study's name; a default name means its latest study.")]
-AnyStudy = Annotated[str | None, typer.Argument(metavar="[STUDY]", help="A study's name; the latest study when not given.")]
+AnyStudy = Annotated[str | None, typer.Argument(metavar="STUDY", help="A study's name; the latest study when not given.")]
 Uri = Annotated[
     str | None,
     typer.Option("--uri", metavar="URI", help="Tracking server or store instead of the study's own.", show_default=False),
@@ -58,7 +58,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     suggest_commands=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -193,7 +193,7 @@ def inspect(context: typer.Context, overrides: Overrides = None, config_dir: Con
 
 @app.command(rich_help_panel=_PANEL_KNOW)
 def knobs(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A knob's key.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A knob's key.", show_default=False)] = None,
 ) -> int:
     """Explain the knobs: what each changes, when it helps, when it hurts."""
     from autotune.cli import knobs as implementation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -20,8 +21,9 @@ from autotune.run_dir import StudyFolder
 from autotune.trackers.store import NONE
 
 if TYPE_CHECKING:
+    from autotune.cli.plain import View
     from autotune.config.compose import Composed
-    from autotune.study import Listener, Plan
+    from autotune.study import Plan
 
 LIBRARIES = ("optuna", "hydra-core", "mlflow", "numpy", "scipy")
 TRACKING_LOG = "tracking.log"
@@ -70,8 +72,9 @@ def run(asked: Asked, *, as_json: bool) -> int:
     runs = Path(composed.config.runs_dir)
     plan = _plan(composed, facts)
     folder = create(runs, composed.name)
-    listener = _listener(folder, as_json=as_json)
-    summary = run_study(plan, folder, listener)
+    view = _view(folder, as_json=as_json)
+    with contextlib.closing(view):
+        summary = run_study(plan, folder, view)
     if as_json:
         print_json(summary)
     if summary["status"] == "failed":
@@ -145,7 +148,7 @@ def start_tracking(folder: StudyFolder) -> subprocess.Popen[bytes]:
         )
 
 
-def _listener(folder: StudyFolder, *, as_json: bool) -> Listener:
+def _view(folder: StudyFolder, *, as_json: bool) -> View:
     from autotune.cli.live import LiveView
     from autotune.cli.plain import PlainLines, Quiet
 
