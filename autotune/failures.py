@@ -55,6 +55,7 @@ UNLOADED = (
     "harness not loaded: the program ended without a sign of it. Python was started with -I or -E, the environment was cleared "
     "on the way, or the command runs no Python"
 )
+HARNESS_FAULT = re.compile(r"^autotune: the harness (?:could not start|failed to start).*", re.MULTILINE)
 START_REFUSED = "autotune: the command cannot be started: "
 
 
@@ -129,6 +130,8 @@ def _of_answers(facts: Facts) -> Verdict:
         return Outcome.ok, ""
     for result in facts.results:
         if result.window is None or result.throughput_per_s is None:
+            if facts.exit_code:  # it gave up by itself, without an exception: sys.exit(3)
+                return _of_status(facts)
             return Outcome.error, f"{_unmeasured(result)}{_on(result, facts)}"
         if not result.throughput_per_s > 0:  # also NaN
             return Outcome.error, f"no usable rate was measured, got {result.throughput_per_s}{_on(result, facts)}"
@@ -159,7 +162,7 @@ def _unmeasured(result: RankResult) -> str:
 
 
 def _steps_of(result: RankResult) -> int:
-    return len(result.steps.get("end_s") or ())
+    return max(len(result.steps.get("end_s") or ()), int(result.detected.get("num_steps") or 0))
 
 
 # A rank has raised ---------------------------------------------------------------------------------------------------------
@@ -223,7 +226,7 @@ def _used_frac(facts: Facts) -> float:
 
 def _of_ending(facts: Facts) -> Verdict:
     name, is_relayed = _signal(facts)
-    raised = raised_in(facts.log_tail)
+    raised = raised_in(facts.log_tail) if facts.exit_code != 0 else ""  # a program that succeeded has survived what it logged
     if name in ("SIGKILL", "SIGBUS") and facts.oom_kills:
         return Outcome.host_oom, f"the kernel killed {facts.oom_kills} process(es) for memory in phase {facts.phase}"
     if facts.cause == "deadline":
@@ -262,6 +265,8 @@ def _of_status(facts: Facts) -> Verdict:
 
 
 def _unseen(facts: Facts) -> str:
+    if fault := HARNESS_FAULT.search(facts.log_tail):
+        return f"harness not loaded: {fault[0].removeprefix('autotune: ')}"
     if not facts.is_harness_seen:
         return UNLOADED
     if facts.num_steps == 0 and facts.phase in (*STARTING, "exit"):

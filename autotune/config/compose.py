@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,18 +9,18 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import hydra
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.core.singleton import Singleton
 from hydra.errors import HydraException
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.checks import problems_of
 from autotune.config.command import CommandTemplate, recipe_command, study_name, title, user_command
 from autotune.config.domains import read_space
-from autotune.config.keys import LEAVES, type_words, unknown_key
 from autotune.config.locate import folder, options
 from autotune.config.overrides import Split, split
 from autotune.config.schema import StudyConfig
@@ -135,31 +134,29 @@ def _hydra(overrides: list[str], folders: list[Path]) -> DictConfig:
     paths = [QuotedString(text=f"file://{path}", quote=Quote.double).with_quotes() for path in folders]
     search = [f"hydra.searchpath=[{','.join(paths)}]"] if paths else []
     with _LOCK:
-        state = Singleton.get_state()
+        everybody = GlobalHydra.instance()
+        hydra_before, version_before = everybody.hydra, VersionBase.instance().version_base
         try:
-            GlobalHydra.instance().clear()
+            everybody.clear()
             ConfigStore.instance().store(name="study_config", node=StudyConfig)
             with hydra.initialize_config_dir(str(folder("conf")), job_name="autotune", version_base="1.3"):
                 return hydra.compose("config", [*search, *overrides])
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
             raise BadInput(_composition_problem(error)) from error
         finally:
-            Singleton.set_state(state)
+            everybody.hydra = hydra_before
+            GlobalHydra.set_instance(everybody)
+            VersionBase.instance().version_base = version_before
 
 
 def _composition_problem(error: BaseException) -> str:
     """Returns the problem of a failed composition: the useful half of Hydra's message is in its cause."""
-    chain: list[BaseException] = [error]
-    while (cause := chain[-1].__cause__) is not None:
-        chain.append(cause)
-    inner = next((link for link in chain if isinstance(link, OmegaConfBaseException)), error)
-    where = next((match[0] for link in chain if (match := re.match(r"In '[^']+'", str(link)))), "configuration")
-    key = getattr(inner, "full_key", None)
-    if isinstance(inner, ConfigKeyError | ConfigAttributeError) and key:
-        return f"{where}: {unknown_key(key)}"
-    if key in LEAVES:
-        return f"{where}: {key}: {str(inner).splitlines()[0]}. Allowed: {type_words(LEAVES[key])}."
-    return f"{where}: cannot be composed: {' '.join(str(inner).split())}. Correct the file or the override."
+    texts: list[str] = []
+    link: BaseException | None = error
+    while link is not None:
+        texts.append(" ".join(str(link).split()))
+        link = link.__cause__
+    return f"configuration: cannot be composed: {'; '.join(dict.fromkeys(texts))}. Correct the file or the override."
 
 
 def _typed(raw: DictConfig) -> StudyConfig:

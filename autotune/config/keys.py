@@ -37,9 +37,7 @@ GROUPS = {key.rpartition(".")[0] for key in LEAVES} - {""}
 
 def structured() -> DictConfig:
     """Returns the schema with its defaults; unknown keys are refused."""
-    config = OmegaConf.structured(StudyConfig)
-    OmegaConf.set_struct(config, True)
-    return typing.cast(DictConfig, config)
+    return typing.cast(DictConfig, OmegaConf.structured(StudyConfig))
 
 
 def unknown_key(key: str) -> str:

@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import Override, OverrideType, Quote, Quot
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from autotune.config import files
 from autotune.config.domains import domain_of, parse
 from autotune.config.keys import GROUPS, LEAVES, no_such, refusal, structured, unknown_key
 from autotune.config.locate import options
@@ -79,7 +80,7 @@ def _place(text: str, result: Split, folders: list[Path], circumstances: Circums
         result.hydra.append(_environment(text, override, circumstances))
         result.pinned.add(key)
     elif _is_group(override, folders):
-        _check_group(override, folders)
+        _check_group(override, folders, circumstances)
         result.hydra.append(text)
     else:
         _check_value(override, circumstances)
@@ -126,7 +127,7 @@ def _is_group(override: Override, folders: list[Path]) -> bool:
     return may_be and (key not in GROUPS or bool(options(key, folders)))
 
 
-def _check_group(override: Override, folders: list[Path]) -> None:
+def _check_group(override: Override, folders: list[Path], circumstances: Circumstances) -> None:
     key, value = override.key_or_group, override.value()
     names = options(key, folders)
     if not names:
@@ -138,12 +139,18 @@ def _check_group(override: Override, folders: list[Path]) -> None:
         return
     if value not in names:
         raise BadInput(no_such(key, value, names, key if key in CONFIG_GROUPS else "configuration file"))
+    if path := files.find(key, str(value), folders):
+        files.check(path, key, circumstances)
 
 
 def _check_value(override: Override, circumstances: Circumstances) -> None:
     key, value = override.key_or_group, override.value()
     if key in GROUPS:
         raise BadInput(unknown_key(key))
+    if key in files.MAPPINGS:
+        raise BadInput(
+            f"{key}: cannot be set as a whole, got {shown(value)}. Set environment variables one by one: env.NAME=VALUE."
+        )
     if is_knob(key) and value is not None and not _is_reference(value):
         value_of(knob(key), value, circumstances)
     try:

@@ -17,6 +17,7 @@ import psutil
 Value = TypeVar("Value")
 
 MIB = 1 << 20
+FOR_GOOD = (3, 4, 13)  # NVML_ERROR_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND
 # Bits of NVML's clock event reasons that mean lost speed, by the name people know them under.
 SLOWDOWNS = {
     0x04: "power_cap",
@@ -201,9 +202,12 @@ class NvmlDevice(DeviceMonitor):
             return None
         try:
             return read(getattr(self._nvml, name)(self._handle, *arguments))
-        except (self._nvml.NVMLError, AttributeError, TypeError):
+        except self._nvml.NVMLError as error:  # others pass: a busy driver answers the next time
+            if getattr(error, "value", None) in FOR_GOOD:
+                self._unsupported.add(name)
+        except AttributeError:  # an older nvidia-ml-py
             self._unsupported.add(name)
-            return None
+        return None
 
 
 def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) -> DeviceMonitor:
@@ -255,10 +259,8 @@ class MemoryGate:
         while (excess_bytes := self._excess_bytes()) > 0:
             if self._clock() >= give_up_s:
                 holders = ", ".join(self._monitor.holders()) or "a process that cannot be seen from here"
-                return (
-                    f"device: {excess_bytes / MIB:.0f} MiB more in use than when the study began, {deadline_s:g} s after the last "
-                    f"trial, held by {holders}. End it, or wait for it"
-                )
+                excess = f"{excess_bytes / MIB:.0f} MiB more in use than when the study began"
+                return f"device: {excess}, still after {deadline_s:g} s, held by {holders}. End it, or wait for it"
             sleep(0.2)
         return ""
 

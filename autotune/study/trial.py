@@ -15,7 +15,7 @@ from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.study.numbers import metrics, numbers
 from autotune.study.plan import Listener, Plan
-from autotune.study.settings import deadlines, device_environment, memory_limit_bytes
+from autotune.study.settings import compile_cache, deadlines, device_environment, memory_limit_bytes
 
 # Where chance may be the cause a trial gets a second attempt: the same again, once.
 CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
@@ -79,8 +79,7 @@ class TrialRunner:
         self._listener.trial_started(request.number, request.kind, request.changed, request.why)
         finished = self._attempt(request)
         record = finished.record
-        is_short = request.retry_max_s is None or record.seconds <= request.retry_max_s
-        if record.outcome in CHANCE and is_short:
+        if record.outcome in CHANCE and _may_be_repeated(request, record):
             finished = self._attempt(request, earlier=record)
         return self._keep(finished)
 
@@ -136,11 +135,17 @@ class TrialRunner:
             memory_limit_bytes=memory_limit_bytes(plan.config.device.memory_limit, plan.machine),
             rules=request.rules,
         )
-        env = {**device_environment(plan.config.device), **plan.config.env}
+        env = {**device_environment(plan.config.device), **compile_cache(self._folder.path), **plan.config.env}
         for key, value in asked.items():
             env.update(knob(key).environment(value))
         limits = deadlines(plan.config.measure, max_s=request.max_s)
         return Launch(argv=command.argv(everything), cwd=command.cwd, env=env, folder=folder, spec=spec, deadlines=limits)
+
+
+def _may_be_repeated(request: Request, first: TrialRecord) -> bool:
+    if request.max_s is not None and first.seconds >= request.max_s:
+        return False  # it took all the time there was for it: that is no accident
+    return request.retry_max_s is None or first.seconds <= request.retry_max_s
 
 
 def _record(request: Request, spec: Spec, ended: Ended, seen: dict[str, float]) -> TrialRecord:
@@ -186,5 +191,3 @@ def _join(record: TrialRecord, earlier: TrialRecord) -> None:
     record.seconds += earlier.seconds
     note = f"second attempt; the first ended as {earlier.outcome}"
     record.reason = f"{record.reason} ({note})" if record.reason else note
-
-

@@ -1,0 +1,105 @@
+"""What every export format says: the knobs, and where the claim comes from."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import BadInput
+from autotune.records import Knobs, Summary, Tier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Winner:
+    """A configuration ready to be written down.
+
+    Attributes:
+        knobs: what to set: the winner's changes and the user's pins.
+        headline: comment lines: what this is, how much faster, where and when it was measured.
+        provenance: the same as plain values.
+    """
+
+    knobs: Knobs
+    headline: list[str]
+    provenance: dict[str, Any]
+
+
+def winner(summary: Summary, tier: Tier | None) -> Winner:
+    """Returns the best configuration of a study, at a tier when one is given.
+
+    Raises:
+        BadInput: the study has no winner.
+    """
+    entry = summary["best"] if tier is None else summary["best_by_tier"].get(str(tier))
+    if not entry:
+        raise BadInput(
+            f"STUDY: has no winner to export, got {summary['study']!r} ({summary['status']}). "
+            f"See `autotune show {summary['study']}` for what happened."
+        )
+    is_best = entry["trial"] == (summary["best"] or {}).get("trial")
+    speedup = summary["speedup"] if is_best else _search_ratio(summary, entry)
+    knobs = {**(summary.get("pinned") or {}), **entry["overrides"]}
+    return Winner(
+        knobs=knobs, headline=_headline(summary, entry, speedup), provenance=_provenance(summary, entry, speedup, tier)
+    )
+
+
+def describe_machine(machine: dict[str, Any]) -> str:
+    """Returns the machine in a few words."""
+    gpus = [str(gpu.get("name")) for gpu in machine.get("gpus") or []]
+    parts = [*gpus, str(machine.get("cpu_model") or "unknown CPU"), f"{machine.get('num_cores', '?')} cores"]
+    return ", ".join(parts)
+
+
+def _search_ratio(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
+    """Returns the speedup of a configuration that was not the finals' choice: search value over search value."""
+    trials = {trial["number"]: trial for trial in summary["trials"]}
+    value, baseline = ((trials.get(number) or {}).get("value") for number in (entry["trial"], summary["baseline"]["trial"]))
+    ratio = value / baseline if value and baseline else None
+    verdict = "same" if not entry["overrides"] else "ambiguous"
+    return {"ratio": ratio, "ci": None, "verdict": verdict, "reason": "from the search, not measured again in the finals"}
+
+
+def _headline(summary: Summary, entry: dict[str, Any], speedup: dict[str, Any] | None) -> list[str]:
+    lines = [f"autotune: the best configuration found for {summary['title']}"]
+    if not entry["overrides"]:
+        lines.append("Nothing measured was better than the program as it was run: there is nothing to change.")
+    if speedup and speedup.get("ratio"):
+        lines.append(_speed_line(speedup))
+    lines.append(f"{_rate(summary['baseline'], summary['unit'])} -> {_rate(entry, summary['unit'])}")
+    lines.append(f"Measured on {describe_machine(summary['machine'])}, {_day(summary['started_at'])}.")
+    return lines
+
+
+def _speed_line(speedup: dict[str, Any]) -> str:
+    interval = f", 95 % interval {speedup['ci'][0]:.3f} to {speedup['ci'][1]:.3f}" if speedup.get("ci") else ", no interval"
+    reason = f" ({speedup['reason']})" if speedup.get("reason") else ""
+    return f"{speedup['ratio']:.3f} x the baseline{interval}: {speedup['verdict']}{reason}"
+
+
+def _rate(entry: dict[str, Any], unit: str) -> str:
+    return f"{entry['value']:.4g} {unit}/s" if entry.get("value") else "unknown"
+
+
+def _day(started_at: float) -> str:
+    return datetime.datetime.fromtimestamp(started_at, tz=datetime.UTC).date().isoformat()
+
+
+def _provenance(summary: Summary, entry: dict[str, Any], speedup: dict[str, Any] | None, tier: Tier | None) -> dict[str, Any]:
+    return {
+        "study": summary["study"],
+        "title": summary["title"],
+        "status": summary["status"],
+        "date": _day(summary["started_at"]),
+        "machine": describe_machine(summary["machine"]),
+        "fingerprint": summary["fingerprint"],
+        "objective": summary["objective"],
+        "unit": summary["unit"],
+        "tier": str(tier or "training"),
+        "trial": entry["trial"],
+        "baseline": {"value": summary["baseline"]["value"], "ci": summary["baseline"]["ci"]},
+        "best": {"value": entry["value"], "ci": entry["ci"]},
+        "speedup": speedup,
+        "versions": summary["versions"],
+    }

@@ -1,0 +1,47 @@
+"""best.yaml: knob groups with plain values; Hydra reads it as a global package, `autotune run --config-dir` too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from autotune.export.winner import Winner
+from autotune.records import KnobValue
+
+PACKAGE_LINE = "# @package _global_"
+
+
+class _Quoted(str):
+    """Text that keeps its quotes: a bare off would be read as False, a bare 1e5 as a number."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Safe dumper that knows `_Quoted`."""
+
+
+_Dumper.add_representer(_Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"'))
+
+
+def render(winner: Winner) -> str:
+    """Returns the file's text: the package line, comments, knob groups, provenance."""
+    document: dict[str, Any] = {}
+    for key, value in winner.knobs.items():
+        group, _, name = key.partition(".")
+        document.setdefault(group, {})[name] = _quoted(value, is_text=group == "env")
+    document["provenance"] = _quoted_all(winner.provenance)
+    body = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return "\n".join([PACKAGE_LINE, *(f"# {line}" for line in winner.headline), body])
+
+
+def _quoted(value: KnobValue, *, is_text: bool = False) -> KnobValue:
+    return _Quoted(value) if is_text or isinstance(value, str) else value
+
+
+def _quoted_all(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _quoted_all(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_quoted_all(item) for item in value]
+    # "$" would begin an interpolation when Hydra reads the file; a title may hold the user's own command line.
+    return _Quoted(value.replace("${", r"\${")) if isinstance(value, str) else value

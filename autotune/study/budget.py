@@ -1,0 +1,166 @@
+"""Where the time goes: what is left, what is kept for the finals, what a trial will cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from autotune.harness.protocol import MeasureRules
+from autotune.records import Knobs, TrialRecord
+from autotune.study.plan import Clock
+
+FINALS_MAX_FRAC = 0.38  # of the budget: three pairs and a choosing round of a slow program take about that much
+FINALS_TRIALS = 20  # eight pairs and a choosing round of four
+FINALS_WINDOW_S = 5.0  # window a cheap final is worth; between processes there is more spread than within
+LATE_FRAC = 0.65  # of the search's share: late enough to have a good configuration, early enough for costly values to fit
+OVERTIME_FRAC = 0.10  # a verdict without an interval is worth little: so much more for the last pairs that make one
+CONFIRMING_ROUNDS = 3  # a winner that cannot be shown to win is no use
+COMPILE_S = 60.0  # what a compilation costs until one was seen: resnet18's training step on two cores
+CACHED_FRAC = 0.5  # of a compilation that the study's own compile cache does not spare, until it was seen
+START_PHASES = ("spawn", "import", "init", "first_batch")
+_BATCH = "loader.batch_size"
+
+
+@dataclass(kw_only=True)
+class Budget:
+    """The study's clock.
+
+    Attributes:
+        clock: time.
+        total_s: wall time for everything; None for unlimited.
+        max_trials: search trials; None for unlimited.
+        reserved_s: part of `total_s` kept for the finals.
+        started: `clock.monotonic()` at the start.
+    """
+
+    clock: Clock
+    total_s: float | None
+    max_trials: int | None = None
+    reserved_s: float = 0.0
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock.monotonic()
+
+    @property
+    def spent_s(self) -> float:
+        """Wall time since the start."""
+        return self.clock.monotonic() - self.started
+
+    @property
+    def left_s(self) -> float:
+        """Wall time left for everything."""
+        return math.inf if self.total_s is None else self.total_s - self.spent_s
+
+    @property
+    def search_left_s(self) -> float:
+        """Wall time left for the search."""
+        return self.left_s - self.reserved_s
+
+    @property
+    def overtime_s(self) -> float:
+        """What the last pairs of the finals may take beyond the end."""
+        return 0.0 if self.total_s is None else OVERTIME_FRAC * self.total_s
+
+    def reserve(self, baseline: TrialRecord) -> None:
+        """Keeps time for the finals, judged by what the baseline took: less of the budget where trials are cheap."""
+        if self.total_s is not None:
+            wanted = FINALS_TRIALS * (without_window_s(baseline) + FINALS_WINDOW_S)
+            self.reserved_s = min(FINALS_MAX_FRAC * self.total_s, wanted)
+
+    def is_time_for_late(self, num_searched: int, num_late: int) -> bool:
+        """Returns whether the late proposals (costly values, lower tiers) should be tried now, in time for them to fit.
+
+        Args:
+            num_searched: search trials so far.
+            num_late: how many late proposals there are.
+        """
+        share_s = math.inf if self.total_s is None else self.total_s - self.reserved_s
+        if self.max_trials is not None and num_searched >= min(LATE_FRAC * self.max_trials, self.max_trials - num_late):
+            return True
+        return self.spent_s >= LATE_FRAC * share_s
+
+    def fits(self, expected_s: float, *, again_s: float) -> bool:
+        """Returns whether a trial fits what is left of the search, and whether the finals could then afford to confirm it.
+
+        Args:
+            expected_s: what it will cost now.
+            again_s: what it will cost in each round of the finals.
+        """
+        if self.total_s is None:
+            return True
+        can_be_confirmed = CONFIRMING_ROUNDS * again_s <= self.reserved_s + self.overtime_s
+        return expected_s <= self.search_left_s and can_be_confirmed
+
+
+def without_window_s(record: TrialRecord) -> float:
+    """Returns what a trial cost beside its window."""
+    return max(0.0, record.seconds - record.phases_s.get("steady", 0.0))
+
+
+def finals_rules(rules: MeasureRules, *, seconds_each: float, baseline: TrialRecord) -> MeasureRules:
+    """Returns the finals' rules with windows that leave room for enough rounds: rounds beat long windows.
+
+    Args:
+        rules: as configured.
+        seconds_each: what one final may take.
+        baseline: for the part of a trial that is not its window.
+    """
+    window_s = max(2 * rules.min_s, seconds_each - without_window_s(baseline))
+    changes = {"max_s": min(rules.max_s, window_s), "slow_max_s": min(rules.slow_max_s, window_s)}
+    return MeasureRules(**{**vars(rules), **changes})
+
+
+class Costs:
+    """What trials cost, learned from those that ran."""
+
+    def __init__(self, costly_keys: frozenset[str]) -> None:
+        self._costly_keys = costly_keys
+        self._plain: list[TrialRecord] = []
+        self._compile_s: dict[tuple[str, object], float] = {}
+
+    def learn(self, record: TrialRecord) -> None:
+        """Takes a finished trial into account."""
+        if not record.outcome.has_value:
+            return
+        costly = [(key, record.changed[key]) for key in self._costly_keys if key in record.changed]
+        if not costly:
+            self._plain.append(record)
+        for entry in costly:
+            extra_s = record.seconds - self._plain_s(record.knobs)
+            self._compile_s[entry] = max(extra_s, 0.0)
+
+    def expected_s(self, knobs: Knobs, changed: Knobs) -> float:
+        """Returns the seconds a search trial of this configuration will take, rather too many than too few."""
+        return self._plain_s(knobs) + sum(self.compile_s(key, changed[key]) for key in self._costly_keys if key in changed)
+
+    def again_s(self, knobs: Knobs, changed: Knobs) -> float:
+        """Returns the seconds a configuration will take when it is measured again, compiled from the cache."""
+        expected_s = self.expected_s(knobs, changed)
+        return expected_s - (1 - CACHED_FRAC) * (expected_s - self._plain_s(knobs))
+
+    def compile_s(self, key: str, value: object) -> float:
+        """Returns the start cost of a costly value: as seen, else the dearest seen of any, else a guess."""
+        known = self._compile_s
+        return known.get((key, value), max(known.values(), default=COMPILE_S))
+
+    def _plain_s(self, knobs: Knobs) -> float:
+        if not self._plain:
+            return 0.0
+        batch = _number(knobs.get(_BATCH))
+        if batch is None:
+            return max(record.seconds for record in self._plain[-5:])
+        near = sorted(self._plain, key=lambda record: abs(math.log(batch / (_number(record.knobs.get(_BATCH)) or batch))))[:3]
+        return max(_scaled_s(record, batch) for record in near)
+
+
+def _scaled_s(record: TrialRecord, batch: float) -> float:
+    """Returns a trial's seconds at another batch: a step takes as much longer as it holds more samples."""
+    start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
+    growth = max(1.0, batch / (_number(record.knobs.get(_BATCH)) or batch))
+    # Steady windows are bounded by time, not by steps; but slow steps have a least number, so the first factors count.
+    return start_s + (record.seconds - start_s) * min(growth, 4.0) if growth > 1 else record.seconds
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None

@@ -1,0 +1,47 @@
+"""One honest sentence on what holds a configuration back, from its own rates."""
+
+from __future__ import annotations
+
+from autotune.records import TrialRecord
+
+HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # thresholds of the trusted profilers
+
+Finding = dict[str, str]
+
+
+def diagnose(record: TrialRecord) -> list[Finding]:
+    """Returns what binds a trial: its input or its device; nothing when the rates to tell are missing.
+
+    Args:
+        record: the winner, or the baseline when nothing was better.
+    """
+    gain_frac = free_loader_gain_frac(record)
+    if gain_frac is None or record.data_wait_frac is None:
+        return []
+    evidence = _evidence(record)
+    bound = f"with an infinitely fast loader at most +{gain_frac:.0%}"
+    if record.data_wait_frac >= HIGH_WAIT_FRAC:
+        return [_finding("input-bound", evidence, f"Speed up the input pipeline: {bound}.")]
+    if record.data_wait_frac >= MODERATE_WAIT_FRAC:
+        return [_finding("partly input-bound", evidence, f"The input pipeline still costs time: {bound}.")]
+    return [_finding("device-bound", evidence, f"The input pipeline keeps up: {bound}.")]
+
+
+def free_loader_gain_frac(record: TrialRecord) -> float | None:
+    """Returns D / throughput - 1, what an infinitely fast loader would add; None when D is unknown."""
+    if not record.value or not record.device_rate:
+        return None
+    return max(0.0, record.device_rate / record.value - 1)
+
+
+def _evidence(record: TrialRecord) -> str:
+    unit = f"{record.unit}/s"
+    parts = [f"trial {record.number}: {record.value:.4g} {unit}, device alone {record.device_rate:.4g}"]
+    if record.loader_rate:
+        parts.append(f"loader {record.loader_rate:.4g}")
+    wait = f"waits for input {record.data_wait_frac:.0%} of the time" if record.data_wait_frac is not None else ""
+    return ", ".join([*parts, wait] if wait else parts)
+
+
+def _finding(finding: str, evidence: str, advice: str) -> Finding:
+    return {"finding": finding, "evidence": evidence, "advice": advice}

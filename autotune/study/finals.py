@@ -1,0 +1,218 @@
+"""The finals: the best few and the baseline measured again, in fresh processes, taking turns.
+
+Who picks the best of many noisy numbers and quotes the same numbers overstates. So the first rounds choose one, and only later
+rounds, which had no part in the choice, are reported.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from autotune import stats
+from autotune.harness.protocol import MeasureRules
+from autotune.records import TrialRecord
+from autotune.study.budget import finals_rules
+from autotune.study.session import Session, configuration_key
+
+MAX_FINALISTS = 3
+CONTENDER_FRAC = 0.85  # of the best value: below that, noise alone does not explain the difference
+MIN_GAIN_FRAC = 0.97  # of the baseline's value: a finalist must at least come near it
+MIN_PAIRS, MAX_PAIRS = 3, 8
+MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is out
+WANTED_TRIALS = 14  # the reserved time is shared by so many: five pairs, a choosing round of four
+
+
+@dataclass(kw_only=True)
+class Decision:
+    """What the finals found.
+
+    Attributes:
+        finalist: search trial that was chosen and reported; None when no configuration came near the baseline.
+        ratio: finalist over baseline, from the reporting rounds; None without a complete round.
+        verdict: "faster", "same" or "ambiguous".
+        reason: why the verdict is not plain, "" when it is.
+        margin: equivalence margin used.
+        values: trial number -> rates of its reporting rounds, per second, the baseline (0) and the finalist.
+    """
+
+    finalist: TrialRecord | None = None
+    ratio: stats.Ratio | None = None
+    verdict: stats.Judgement = "ambiguous"
+    reason: str = ""
+    margin: float = stats.MARGIN_FRAC
+    values: dict[int, list[float]] = field(default_factory=dict)
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the finalist is handed over as the best, rather than the baseline.
+
+        Shown faster; or ambiguous on the right side: faster by more than the margin, and not shown to be able to be slower.
+        Everything else goes to the configuration with fewer changes, which is the baseline.
+        """
+        if self.finalist is None or self.ratio is None:
+            return False
+        if self.verdict == "faster":
+            return True
+        is_likely = self.ratio.ratio > 1 + self.margin
+        return self.verdict == "ambiguous" and is_likely and (self.ratio.ci is None or self.ratio.ci[0] >= 1 - self.margin)
+
+
+def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
+    """Returns the search trials worth measuring again, best first, three at most.
+
+    Args:
+        records: first measurements, the baseline first.
+    """
+    baseline, *searched = records
+    able = [record for record in searched if record.outcome.may_win and record.value]
+    distinct = {configuration_key(record.changed): record for record in able if record.changed}
+    ranked = sorted(distinct.values(), key=lambda record: -(record.value or 0.0))
+    floor = max(CONTENDER_FRAC * (ranked[0].value or 0.0), MIN_GAIN_FRAC * (baseline.value or 0.0)) if ranked else 0.0
+    return [record for record in ranked if (record.value or 0.0) >= floor][:MAX_FINALISTS]
+
+
+def choose(values: dict[int, list[float]], candidates: list[TrialRecord], margin: float = stats.MARGIN_FRAC) -> TrialRecord:
+    """Returns the candidate to report: the fastest, or among those within the margin of it the one with fewest changes.
+
+    Args:
+        values: trial number -> rates of the choosing rounds; a candidate without any counts with its search value.
+        candidates: best first by the search.
+        margin: equivalence margin.
+    """
+    rates = {c.number: stats.log_mean_interval(values.get(c.number) or [c.value or 1.0])[0] for c in candidates}
+    top = max(rates.values())
+    alike = [candidate for candidate in candidates if rates[candidate.number] >= top / (1 + margin)]
+    return min(alike, key=lambda candidate: (len(candidate.changed), candidate.tier.rank, -rates[candidate.number]))
+
+
+class Finals:
+    """Runs the finals of one study."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._random = random.Random(session.plan.config.study.seed)
+        self._rules = self._affordable_rules()
+        self._round = 0
+        self._lost: dict[int, int] = {}
+        self.decision = Decision()
+
+    def run(self) -> Decision:
+        """Returns the decision; `decision` holds what there is of it when the user ends the finals early."""
+        session = self._session
+        candidates = finalists(session.searched)
+        if not candidates:
+            self.decision = _without_finalist(session.searched)
+            return self.decision
+        session.listener.finals_started([0, *(c.number for c in candidates)], self._left_s_or_none())
+        while candidates:
+            chosen = self._chosen(candidates)
+            if self._report(chosen):
+                return self.decision
+            candidates = [c for c in candidates if c is not chosen and self._lost.get(c.number, 0) < MAX_LOST_ROUNDS]
+        self.decision.reason = "every finalist failed when it was measured again"
+        return self.decision
+
+    def _affordable_rules(self) -> MeasureRules:
+        rules = self._session.plan.config.measure.finals
+        if self._session.budget.total_s is None:
+            return rules
+        return finals_rules(rules, seconds_each=self._session.budget.left_s / WANTED_TRIALS, baseline=self._session.baseline)
+
+    def _chosen(self, candidates: list[TrialRecord]) -> TrialRecord:
+        """Runs choosing rounds while they leave time for the pairs that report, two at most; returns the winner."""
+        values: dict[int, list[float]] = {}
+        entrants = list(candidates)
+        for _ in range(2):
+            entrants = self._that_can_be_paid(entrants)
+            if len(entrants) < 2:
+                break
+            self._round += 1
+            order = self._with_baseline(entrants)
+            self._random.shuffle(order)
+            for entrant in order:
+                rate = self._measure(entrant, "finals, choosing")
+                if rate is not None:
+                    values.setdefault(entrant.number, []).append(rate)
+        able = [c for c in candidates if not self._lost.get(c.number)] or candidates
+        return choose(values, able)
+
+    def _that_can_be_paid(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
+        """Returns the first so many entrants that a round can hold without taking time from the reporting pairs."""
+        spare_s = self._session.budget.left_s - MIN_PAIRS * self._pair_s(entrants[0])
+        paid: list[TrialRecord] = []
+        for entrant in entrants:
+            spare_s -= self._expected_s(entrant)
+            if spare_s >= 0:
+                paid.append(entrant)
+        return paid
+
+    def _with_baseline(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
+        baseline = self._session.baseline
+        needed_s = sum(map(self._expected_s, [*entrants, baseline])) + MIN_PAIRS * self._pair_s(entrants[0])
+        return [*entrants, baseline] if needed_s <= self._session.budget.left_s else entrants
+
+    def _report(self, chosen: TrialRecord) -> bool:
+        """Runs reporting pairs and judges after each; returns whether `chosen` held out."""
+        baseline = self._session.baseline
+        pairs: list[tuple[float, float]] = []
+        self.decision = Decision(finalist=chosen, reason="no time was left to measure it again beside the baseline")
+        is_chosen_first = False
+        for index in range(MAX_PAIRS + MAX_LOST_ROUNDS):
+            if len(pairs) == MAX_PAIRS or not self._has_time_for_pair(chosen, len(pairs)):
+                break
+            # ABBA or BAAB: the second pair of two turns the first round, so that a steady drift falls on both alike.
+            is_chosen_first = not is_chosen_first if index % 2 else bool(self._random.getrandbits(1))
+            self._round += 1
+            order = [chosen, baseline] if is_chosen_first else [baseline, chosen]
+            rates = {entrant.number: self._measure(entrant, "finals, reported") for entrant in order}
+            own, other = rates[chosen.number], rates[baseline.number]
+            if own is not None and other is not None:
+                pairs.append((own, other))
+                self.decision = _judge(chosen, pairs)
+            if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
+                return False
+        return True
+
+    def _has_time_for_pair(self, chosen: TrialRecord, num_pairs: int) -> bool:
+        budget = self._session.budget
+        overtime_s = budget.overtime_s if num_pairs < MIN_PAIRS else 0.0
+        return self._pair_s(chosen) <= budget.left_s + overtime_s
+
+    def _measure(self, first: TrialRecord, why: str) -> float | None:
+        record = self._session.measure_again(first, round_number=self._round, rules=self._rules, why=why)
+        if not record.outcome.has_value or record.value is None:
+            self._lost[first.number] = self._lost.get(first.number, 0) + 1
+            return None
+        return record.value
+
+    def _pair_s(self, entrant: TrialRecord) -> float:
+        return self._expected_s(entrant) + self._expected_s(self._session.baseline)
+
+    def _expected_s(self, first: TrialRecord) -> float:
+        """Returns what measuring a configuration again will cost: as it did in the finals, else as in the search."""
+        again = [record.seconds for record in self._session.records if record.repeats == first.number]
+        return max(again, default=first.seconds)
+
+    def _left_s_or_none(self) -> float | None:
+        return None if self._session.budget.total_s is None else max(0.0, self._session.budget.left_s)
+
+
+def _without_finalist(records: list[TrialRecord]) -> Decision:
+    if len(records) == 1:
+        return Decision(verdict="ambiguous", reason="nothing but the baseline was measured")
+    return Decision(verdict="same", reason="no configuration that trained came near the baseline")
+
+
+def _judge(chosen: TrialRecord, pairs: list[tuple[float, float]]) -> Decision:
+    own, other = [a for a, _ in pairs], [b for _, b in pairs]
+    ratio, margin = stats.paired_ratio(own, other), stats.margin_frac(other)
+    verdict = stats.verdict(ratio, margin)
+    reason = ""
+    if ratio.ci is None:
+        reason = "one round only: no interval"
+    elif verdict == "ambiguous":
+        reason = f"{len(pairs)} rounds do not tell; the interval reaches from {ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}"
+    return Decision(
+        finalist=chosen, ratio=ratio, verdict=verdict, reason=reason, margin=margin, values={0: other, chosen.number: own}
+    )

@@ -1,0 +1,237 @@
+"""What is tried next: expert seeds, then single changes and the sampler, late the costly values. Never the same twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import optuna
+
+from autotune.records import Knobs, Tier, TrialRecord
+from autotune.search import add_known, make_sampler, open_study, tell
+from autotune.search.samplers import CompleteGrid
+from autotune.study.session import Session, configuration_key
+from autotune.study.single_changes import SingleChanges
+
+MAX_REPEATED_PROPOSALS = 40  # the sampler proposes what is known already this often in a row: the space is used up
+SAMPLER_GIVES_UP_AFTER = 10  # from then on random ones: a sampler may insist on its favourite
+MAX_REPEATED_GRID_POINTS = 5000  # grid points that differ only in knobs without meaning there
+MAX_TOO_DEAR = 8  # proposals in a row that do not fit what is left of the budget
+NUM_SAME_FAILURES = 6  # first trials that all fail alike, memory apart: more of the same teaches nothing
+EXHAUSTED = "the search space is used up"
+OUT_OF_TIME = "the budget is used"
+OUT_OF_TRIALS = "the trial budget is used"
+HOPELESS = "the first trials all failed for the same reason"
+
+
+@dataclass(kw_only=True)
+class Proposal:
+    """A configuration to try.
+
+    Attributes:
+        knobs: full configuration.
+        why: one line.
+        trial: Optuna's trial when its sampler proposed it.
+    """
+
+    knobs: Knobs
+    why: str
+    trial: optuna.trial.Trial | None = None
+
+
+class Search:
+    """Proposes, measures and tells until time, trials or ideas run out.
+
+    A search has two halves: until most of its time is used, cheap configurations; then the values that cost a compilation,
+    each on the best so far, together with what that best is worth at the lower tiers; then whatever time is left.
+    """
+
+    def __init__(self, session: Session) -> None:
+        config, space = session.plan.config, session.resolved
+        self._session, self._space = session, space
+        self._sampler_name = config.search.sampler
+        self._costly = space.costly()
+        self._hold: Knobs = {key: space.reference[key] for _, key, _ in self._costly}
+        self._distributions = space.distributions()
+        free = {key: found for key, found in self._distributions.items() if key not in self._hold}
+        self._single_changes = SingleChanges(space, list(free))
+        self._num_free = len(free)
+        self._random = make_sampler("random", seed=config.study.seed + 1, distributions=free)
+        sampler = make_sampler(self._sampler_name, seed=config.study.seed, distributions=free)
+        self._study = open_study(session.folder.journal_file, session.folder.name, sampler)
+        self._known = {configuration_key(session.baseline.changed): session.baseline}
+        self._num_singles = 0
+        self._reason = OUT_OF_TIME
+        self._teach(session.baseline)
+
+    def run(self) -> str:
+        """Searches and returns why it ended."""
+        for proposal in self._proposals():
+            self._measure(proposal)
+            if self._is_hopeless():
+                return HOPELESS
+        return self._reason
+
+    # In which order -------------------------------------------------------------------------------------------------------
+
+    def _proposals(self) -> Iterator[Proposal]:
+        yield from self._fitting(self._seeds())
+        yield from self._cheap(is_first_half=True)
+        if self._may_go_on():
+            yield from self._fitting(self._late())
+            self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}
+            yield from self._cheap(is_first_half=False)
+
+    def _cheap(self, *, is_first_half: bool) -> Iterator[Proposal]:
+        """Yields proposals until half-time, the end of the budget, or until there is nothing new to propose."""
+        while self._may_go_on():
+            if is_first_half and self._session.budget.is_time_for_late(self._num_searched, self._num_late):
+                return
+            proposal = self._next()
+            if proposal is None:
+                return
+            yield proposal
+
+    def _fitting(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
+        """Yields the proposals that are new and fit the budget; says which do not."""
+        for proposal in proposals:
+            if not self._may_go_on():
+                return
+            if self._is_known(proposal.knobs):
+                continue
+            if self._fits(proposal.knobs):
+                yield proposal
+            else:
+                self._session.listener.notice(f"Left out, it would not fit the budget: {proposal.why}.")
+
+    # Where proposals come from --------------------------------------------------------------------------------------------
+
+    def _seeds(self) -> Iterator[Proposal]:
+        """Yields an expert's first tries; a grid visits them anyway."""
+        if self._sampler_name == "grid" or self._session.circumstances is None:
+            return
+        for why, knobs in self._space.seeds(self._session.circumstances):
+            yield Proposal(knobs=self._space.active({**knobs, **self._hold}), why=why)
+
+    def _late(self) -> Iterator[Proposal]:
+        """Yields the best so far at the lower tiers, and with each costly value."""
+        best = self._incumbent
+        for tier in (Tier.numerics, Tier.exact):
+            kept = {key: value for key, value in best.changed.items() if self._space.tier({key: value}).rank <= tier.rank}
+            if kept:
+                knobs = self._space.active({**self._space.reference, **kept})
+                yield Proposal(knobs=knobs, why=f"the best so far (trial {best.number}) as far as tier {tier} allows")
+        for why, key, value in self._costly:
+            yield Proposal(knobs=self._space.active({**self._incumbent.knobs, key: value}), why=why)
+
+    @property
+    def _num_late(self) -> int:
+        return len(self._costly) + 2
+
+    def _next(self) -> Proposal | None:
+        """Returns the next cheap proposal; None when there is none, `_reason` says why."""
+        if self._num_free == 0:
+            self._reason = EXHAUSTED
+            return None
+        return (self._single_change() if self._is_turn_of_single_change() else None) or self._asked()
+
+    def _is_turn_of_single_change(self) -> bool:
+        """Whether a single change goes before TPE: one for each knob first, then every other time.
+
+        They stand in for the random trials TPE would start with. Random points of a space of ten knobs are mostly worse than
+        the baseline, and a study of a slow program has fifteen trials in all.
+        """
+        is_starting = self._num_singles < self._num_free
+        return self._sampler_name == "tpe" and (is_starting or self._num_searched % 2 == 0)
+
+    def _single_change(self) -> Proposal | None:
+        best = self._incumbent
+        for key, knobs in self._single_changes.of(best):
+            if not self._is_known(knobs) and self._fits(knobs):
+                self._num_singles += 1
+                self._single_changes.taken(key)
+                return Proposal(knobs=knobs, why=f"{key}={knobs.get(key)} alone on the best so far (trial {best.number})")
+        return None
+
+    def _asked(self) -> Proposal | None:
+        """Returns what the sampler proposes, passing over what is known or too dear; None when it has nothing new."""
+        limit = MAX_REPEATED_GRID_POINTS if self._sampler_name == "grid" else MAX_REPEATED_PROPOSALS
+        num_known = num_too_dear = 0
+        while num_known < limit and num_too_dear < MAX_TOO_DEAR and not self._is_grid_done():
+            trial, proposal = self._ask(is_random=num_known >= SAMPLER_GIVES_UP_AFTER)
+            known = self._known.get(configuration_key(self._space.changed(proposal.knobs)))
+            if known is not None:
+                tell(self._study, trial, known, **self._limits())
+                num_known += 1
+            elif not self._fits(proposal.knobs):
+                self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # not measured: may come again
+                num_too_dear += 1
+            else:
+                return proposal
+        self._reason = OUT_OF_TIME if num_too_dear >= MAX_TOO_DEAR else EXHAUSTED
+        return None
+
+    def _ask(self, *, is_random: bool) -> tuple[optuna.trial.Trial, Proposal]:
+        own = self._study.sampler
+        is_random = is_random and self._sampler_name != "grid"
+        try:
+            self._study.sampler = self._random if is_random else own
+            trial = self._study.ask()
+            knobs = self._space.suggest(trial, hold=self._hold)
+        finally:
+            self._study.sampler = own
+        name = "random" if is_random else self._sampler_name
+        return trial, Proposal(knobs=knobs, why=f"proposed by the sampler ({name})", trial=trial)
+
+    # What comes of them ---------------------------------------------------------------------------------------------------
+
+    def _measure(self, proposal: Proposal) -> None:
+        asked = proposal.trial
+        record = self._session.measure(proposal.knobs, proposal.why, sampler_number=asked.number if asked else None)
+        self._known[configuration_key(record.changed)] = record
+        if asked is None:
+            self._teach(record)
+        else:
+            tell(self._study, asked, record, **self._limits())
+
+    def _teach(self, record: TrialRecord) -> None:
+        add_known(self._study, record, self._distributions, **self._limits())
+
+    def _limits(self) -> dict[str, float | int | None]:
+        values = [record.value for record in self._session.searched if record.value is not None]
+        return {"worst": min(values), "memory_capacity_bytes": self._session.memory_capacity_bytes}
+
+    def _is_known(self, knobs: Knobs) -> bool:
+        return configuration_key(self._space.changed(knobs)) in self._known
+
+    def _fits(self, knobs: Knobs) -> bool:
+        changed = self._space.changed(knobs)
+        return self._session.budget.fits(
+            self._session.costs.expected_s(knobs, changed), again_s=self._session.costs.again_s(knobs, changed)
+        )
+
+    def _is_grid_done(self) -> bool:
+        sampler = self._study.sampler
+        return isinstance(sampler, CompleteGrid) and sampler.is_exhausted(self._study)
+
+    @property
+    def _incumbent(self) -> TrialRecord:
+        able = [record for record in self._session.searched if record.outcome.may_win]
+        return max(able, key=lambda record: record.value or 0.0, default=self._session.baseline)
+
+    @property
+    def _num_searched(self) -> int:
+        return len(self._session.searched) - 1
+
+    def _may_go_on(self) -> bool:
+        limit = self._session.budget.max_trials
+        if limit is not None and self._num_searched >= limit:
+            self._reason = OUT_OF_TRIALS
+            return False
+        self._reason = OUT_OF_TIME
+        return self._session.budget.search_left_s > 0
+
+    def _is_hopeless(self) -> bool:
+        tried = [record.outcome for record in self._session.searched[1:]]
+        is_same = len(tried) == NUM_SAME_FAILURES and len(set(tried)) == 1
+        return is_same and not tried[0].has_value and "oom" not in tried[0]

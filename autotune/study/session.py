@@ -1,0 +1,148 @@
+"""What the parts of a running study share: its trials so far, its space, its clock, and how to measure one more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.harness.protocol import MeasureRules, RankResult
+from autotune.knobs.base import Circumstances
+from autotune.records import Kind, Knobs, KnobValue, StudyRecord, TrialRecord
+from autotune.run_dir import StudyFolder
+from autotune.space import ResolvedSpace
+from autotune.study.budget import Budget, Costs
+from autotune.study.interrupts import Interrupts
+from autotune.study.plan import Listener, Plan
+from autotune.study.trial import Finished, Request, StoppedNow, TrialRunner
+
+ConfigurationKey = frozenset[tuple[str, KnobValue]]
+MIN_TRIAL_S = 30.0  # a search trial is never given less, whatever was expected of it
+OVERRUN_FACTOR = 4.0  # nor more than this times what was expected
+
+
+class Ending(Exception):
+    """The user wants the study to end; what was measured is kept."""
+
+
+def configuration_key(changed: Knobs) -> ConfigurationKey:
+    """Returns what makes two configurations the same: what they change of the baseline."""
+    return frozenset(changed.items())
+
+
+@dataclass(kw_only=True)
+class Session:
+    """A study under way.
+
+    Attributes:
+        plan: what was asked for.
+        folder: where everything is written.
+        listener: whom to tell.
+        interrupts: whether the user wants an end.
+        runner: starts trials.
+        budget: what time is left.
+        about: study.json.
+        after_trial: called when a trial's record is on disk: rewrites the summary.
+        records: finished trials, by number.
+        space: what is searched here; None until the baseline has run.
+        circumstances: machine and program; None until the baseline has run.
+        target: loaders to change, from the baseline.
+        costs: what trials cost.
+        memory_capacity_bytes: memory of the device as the baseline saw it; None unknown.
+    """
+
+    plan: Plan
+    folder: StudyFolder
+    listener: Listener
+    interrupts: Interrupts
+    runner: TrialRunner
+    budget: Budget
+    about: StudyRecord
+    after_trial: Callable[[], None] = lambda: None
+    records: list[TrialRecord] = field(default_factory=list)
+    space: ResolvedSpace | None = None
+    circumstances: Circumstances | None = None
+    target: list[dict[str, Any]] | None = None
+    costs: Costs = field(default_factory=lambda: Costs(frozenset()))
+    memory_capacity_bytes: int | None = None
+
+    @property
+    def resolved(self) -> ResolvedSpace:
+        """The search space; only asked for after the baseline."""
+        assert self.space is not None
+        return self.space
+
+    @property
+    def baseline(self) -> TrialRecord:
+        """Trial 0."""
+        return self.records[0]
+
+    @property
+    def searched(self) -> list[TrialRecord]:
+        """First measurements of configurations, the baseline included."""
+        return [record for record in self.records if record.kind is not Kind.final]
+
+    def measure_baseline(self) -> list[RankResult]:
+        """Runs trial 0 and returns what its ranks found out about the program."""
+        plan = self.plan
+        knobs: Knobs = {**plan.command.placeholders, **plan.space.pinned}
+        rules = plan.config.measure.screening
+        request = Request(
+            number=0, kind=Kind.baseline, knobs=knobs, changed={}, rules=rules, why="the program as it is run today"
+        )
+        return self._run(request).results
+
+    def measure(self, knobs: Knobs, why: str, *, sampler_number: int | None = None) -> TrialRecord:
+        """Runs a search trial and returns its record."""
+        changed = self.resolved.changed(knobs)
+        expected_s = self.costs.expected_s(knobs, changed)
+        max_s = None
+        if self.plan.config.study.budget.minutes is not None:
+            max_s = max(MIN_TRIAL_S, min(OVERRUN_FACTOR * expected_s, self.budget.left_s))
+        request = Request(
+            number=self.folder.next_number(),
+            kind=Kind.search,
+            knobs=knobs,
+            changed=changed,
+            tier=self.resolved.tier(changed),
+            why=why,
+            rules=self.plan.config.measure.screening,
+            target=self.target,
+            max_s=max_s,
+            retry_max_s=self.budget.search_left_s / 4,
+            sampler_number=sampler_number,
+        )
+        record = self._run(request).record
+        self.costs.learn(record)
+        return record
+
+    def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
+        """Runs a final: the configuration of an earlier trial once more, in a fresh process."""
+        left_s = self.budget.left_s + self.budget.overtime_s
+        request = Request(
+            number=self.folder.next_number(),
+            kind=Kind.final,
+            knobs=first.knobs,
+            changed=first.changed,
+            tier=first.tier,
+            repeats=first.number,
+            round=round_number,
+            why=why,
+            rules=rules,
+            target=self.target,
+            max_s=None if self.budget.total_s is None else max(MIN_TRIAL_S, left_s),
+            retry_max_s=0.0,  # a round that went wrong is left out instead
+        )
+        return self._run(request).record
+
+    def _run(self, request: Request) -> Finished:
+        if self.interrupts.is_requested:
+            raise Ending
+        try:
+            finished = self.runner.run(request)
+        except StoppedNow as stopped:
+            self.records.append(stopped.finished.record)
+            raise Ending from stopped
+        self.records.append(finished.record)
+        self.after_trial()
+        return finished

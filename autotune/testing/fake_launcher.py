@@ -1,0 +1,253 @@
+"""A launcher without processes: a synthetic response surface answers, with noise, failures and costs of its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.harness.protocol import APPLIED, KnobReport, Progress, RankResult, Window, write_json
+from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
+from autotune.records import Knobs
+from autotune.study.plan import Clock
+
+NUM_BLOCKS = 8
+
+DEFAULTS: Knobs = {
+    "loader.batch_size": 32,
+    "loader.num_workers": 0,
+    "loader.pin_memory": False,
+    "loader.persistent_workers": False,
+    "precision.amp": "off",
+    "precision.matmul": "highest",
+    "layout.channels_last": False,
+    "compile.mode": "off",
+    "optimizer.implementation": "default",
+    "threads.intra": 2,
+    "threads.omp": 2,
+}
+
+
+@dataclass(kw_only=True)
+class Surface:
+    """How fast a made-up program is, and what it costs to find out.
+
+    Attributes:
+        gains: (knob key, value) -> factor on the device rate.
+        observed: the program's own values; a harness would read them off.
+        base_per_s: device rate of the program as it is, samples per second.
+        loader_per_s: rate of the loader without workers; each worker adds as much.
+        half_batch: batch size at which half of the device's rate is reached.
+        noise_frac: spread of the rate from process to process; the same again, smaller, from block to block.
+        max_batch: a larger one runs out of memory.
+        start_s: from launch to the window.
+        window_s: length of the window at most.
+        compile_s: what compiling adds.
+        applicability: knobs this program does not allow, with reasons.
+        facts: what the program's process sees.
+        failures: called with (trial, knobs); returns what to do instead of answering, or None.
+    """
+
+    gains: dict[tuple[str, Any], float] = field(default_factory=dict)
+    observed: Knobs = field(default_factory=lambda: dict(DEFAULTS))
+    base_per_s: float = 60.0
+    loader_per_s: float = 200.0
+    half_batch: float = 8.0
+    noise_frac: float = 0.01
+    max_batch: int = 10_000
+    start_s: float = 4.0
+    window_s: float = 8.0
+    compile_s: float = 50.0
+    applicability: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(
+        default_factory=lambda: {"torch": "2.14.1", "device": "cpu", "isa": ["avx2", "amx_bf16"], "has_compiler": True}
+    )
+    failures: Callable[[int, Knobs], Failure | None] = lambda _, __: None
+
+    def rate_per_s(self, knobs: Knobs) -> float:
+        """Returns the true rate of a configuration, samples per second."""
+        device, loader = self.device_per_s(knobs), self.loader_rate_per_s(knobs)
+        if not knobs.get("loader.num_workers"):
+            return 1 / (1 / device + 1 / loader)
+        return float((device**-8 + loader**-8) ** (-1 / 8))
+
+    def device_per_s(self, knobs: Knobs) -> float:
+        """Returns D."""
+        batch = float(knobs.get("loader.batch_size", 32))
+        rate = self.base_per_s * (batch / (batch + self.half_batch)) / (32 / (32 + self.half_batch))
+        for key, value in knobs.items():
+            rate *= self.gains.get((key, value), 1.0)
+        return rate
+
+    def loader_rate_per_s(self, knobs: Knobs) -> float:
+        """Returns L."""
+        return self.loader_per_s * max(1, int(knobs.get("loader.num_workers", 0)))
+
+
+@dataclass(kw_only=True)
+class Failure:
+    """How a trial goes wrong.
+
+    Attributes:
+        error: exception as a rank result carries it; None for none.
+        signal: signal that ended the program.
+        cause: as in `Ended`.
+        log_tail: what it left in its log.
+        knob_reports: reports to give instead of "applied".
+        is_unsteady: it gives a number, without a steady state.
+        raises: raised from `poll`, once, half way through: KeyboardInterrupt.
+    """
+
+    error: dict[str, str] | None = None
+    signal: str | None = None
+    cause: Cause = "result"
+    log_tail: str = ""
+    knob_reports: dict[str, KnobReport] = field(default_factory=dict)
+    is_unsteady: bool = False
+    raises: type[BaseException] | None = None
+
+
+OUT_OF_MEMORY = Failure(error={"type": "torch.OutOfMemoryError", "message": "CUDA out of memory.", "traceback": "..."})
+
+
+class FakeLauncher(Launcher):
+    """Answers from a surface; seconds pass on the clock it is given.
+
+    Attributes:
+        launches: every launch, in order.
+        num_running: trials under way; never more than one.
+        is_closed: whether `close` was called.
+    """
+
+    def __init__(self, surface: Surface, clock: Clock, *, seed: int = 0) -> None:
+        self.surface, self.clock = surface, clock
+        self.launches: list[Launch] = []
+        self.num_running = 0
+        self.is_closed = False
+        self._random = random.Random(seed)
+
+    def start(self, launch: Launch) -> Running:
+        """Starts nothing; the answer is ready when its time has come."""
+        assert self.num_running == 0, "two trials at once disturb each other"
+        self.num_running += 1
+        self.launches.append(launch)
+        launch.folder.mkdir(parents=True, exist_ok=True)
+        write_json(str(launch.folder / "spec.json"), launch.spec)
+        return _FakeRunning(self, launch)
+
+    def close(self) -> None:
+        """Remembers."""
+        self.is_closed = True
+
+    def knobs_of(self, launch: Launch) -> Knobs:
+        """Returns the configuration a launch amounts to: the program's own values under what was asked."""
+        return {**self.surface.observed, **launch.spec.passed, **launch.spec.knobs}
+
+    def noise(self, frac: float) -> float:
+        """Returns a random factor round 1."""
+        return self._random.lognormvariate(0.0, frac)
+
+
+class _FakeRunning(Running):
+    def __init__(self, launcher: FakeLauncher, launch: Launch) -> None:
+        self._launcher, self._launch = launcher, launch
+        self._knobs = launcher.knobs_of(launch)
+        surface = launcher.surface
+        self._failure = surface.failures(launch.spec.trial, self._knobs)
+        if self._failure is None and int(self._knobs["loader.batch_size"]) > surface.max_batch:
+            self._failure = OUT_OF_MEMORY
+        is_compiled = self._knobs.get("compile.mode", "off") != "off"
+        self._compile_s = surface.compile_s if is_compiled else 0.0
+        self._window_s = min(surface.window_s, launch.spec.rules.max_s)
+        self._begun = launcher.clock.monotonic()
+        self._ended: Ended | None = None
+        self._stop_reason = ""
+
+    def poll(self) -> Ended | None:
+        if self._ended is not None:
+            return self._ended
+        passed_s = self._launcher.clock.monotonic() - self._begun
+        if self._failure and self._failure.raises and passed_s > self._due_s() / 2:
+            raises, self._failure = self._failure.raises, None
+            raise raises
+        limit_s = self._launch.deadlines.total_s
+        if passed_s >= min(self._due_s(), limit_s):
+            self._finish("deadline" if limit_s < self._due_s() else None, passed_s)
+        return self._ended
+
+    def progress(self) -> Progress | None:
+        return Progress(time_s=self._launcher.clock.monotonic(), phase="steady", step=3, rate_per_s=self._rate())
+
+    def stop(self, reason: str) -> None:
+        if self._ended is None:
+            self._stop_reason = reason
+            self._finish("stopped", self._launcher.clock.monotonic() - self._begun)
+
+    def _due_s(self) -> float:
+        surface = self._launcher.surface
+        if self._failure and not self._failure.is_unsteady:
+            return surface.start_s
+        return surface.start_s + self._compile_s + self._window_s
+
+    def _rate(self) -> float:
+        return self._launcher.surface.rate_per_s(self._knobs)
+
+    def _finish(self, cause: Cause | None, seconds: float) -> None:
+        self._launcher.num_running -= 1
+        failure = self._failure
+        cause = cause or (failure.cause if failure else "result")
+        has_answer = cause == "result" and not (failure and failure.signal)
+        evidence = {
+            "log_tail": failure.log_tail if failure else "",
+            "is_harness_seen": True,
+            "num_steps": 3,
+            "stop_reason": self._stop_reason,
+            "deadline": f"no result within {self._launch.deadlines.total_s:.0f} s" if cause == "deadline" else "",
+        }
+        self._ended = Ended(
+            exit_code=0 if has_answer else None,
+            signal=failure.signal if failure else None,
+            cause=cause,
+            phase="steady",
+            results=[self._result()] if has_answer else [],
+            problems=[],
+            seconds=seconds,
+            evidence=evidence,
+        )
+
+    def _result(self) -> RankResult:
+        spec, surface, failure = self._launch.spec, self._launcher.surface, self._failure
+        asked = {**spec.knobs, **spec.passed}
+        reports = {key: KnobReport(status=APPLIED, observed=value) for key, value in asked.items()}
+        result = RankResult(trial=spec.trial, nonce=spec.nonce, rank=0, world_size=1, pid=1, status="measured", unit="samples")
+        result.knobs = {**reports, **(failure.knob_reports if failure else {})}
+        result.observed, result.applicability = dict(surface.observed), dict(surface.applicability)
+        result.facts, result.target = dict(surface.facts), [{"site": "train.py:1", "ordinal": 0}]
+        result.phases_s = {"spawn": 0.1, "import": surface.start_s - 0.1, "compile": self._compile_s, "steady": self._window_s}
+        result.memory = {"kind": "cpu", "peak_bytes": 10**6 * int(self._knobs["loader.batch_size"]), "capacity_bytes": 10**9}
+        if failure and failure.error:
+            result.status, result.error = "failed", failure.error
+        else:
+            self._measure(result, is_steady=not (failure and failure.is_unsteady))
+        return result
+
+    def _measure(self, result: RankResult, *, is_steady: bool) -> None:
+        surface, noise = self._launcher.surface, self._launcher.noise
+        rate = self._rate() * noise(surface.noise_frac)
+        blocks = [rate * noise(surface.noise_frac / 3) for _ in range(NUM_BLOCKS)]
+        result.throughput_per_s = sum(blocks) / NUM_BLOCKS
+        result.window = Window(
+            steps=40,
+            seconds=self._window_s,
+            samples=rate * self._window_s,
+            rate_per_s=result.throughput_per_s,
+            block_rates_per_s=blocks,
+            half_width_frac=0.02,
+            is_steady=is_steady,
+            reason="" if is_steady else "memory was still moving",
+        )
+        result.device_rate_per_s = surface.device_per_s(self._knobs)
+        result.loader_rate_per_s = surface.loader_rate_per_s(self._knobs)
+        result.data_wait_frac = max(0.0, 1 - self._rate() / result.device_rate_per_s)
+        result.steps = {"end_s": [0.1 * n for n in range(50)], "samples": [32] * 50, "wait_s": [0.0] * 50, "warmup": 5}

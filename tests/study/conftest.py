@@ -1,0 +1,48 @@
+import pytest
+
+from autotune.config.compose import compose
+from autotune.run_dir import create
+from autotune.study import Plan, run_study
+from autotune.testing.clock import VirtualClock
+from autotune.testing.fake_launcher import FakeLauncher, Surface
+from autotune.testing.listener import RecordingListener
+
+MACHINE = {
+    "hostname": "h", "cpu_model": "Fake CPU", "num_cores": 4, "num_cpus": 4, "memory_bytes": 16 * 2**30,
+    "isa": ["avx2", "amx_bf16"], "kernel": "6", "python": "3.11", "has_compiler": True, "gpus": [],
+}  # fmt: skip
+
+
+class Bench:
+    """A study on the fake launcher, ready to run."""
+
+    def __init__(self, folder, surface=None, *overrides, seed=0, command=("python", "-c", "pass"), **plan):
+        self.clock, self.listener = VirtualClock(), RecordingListener()
+        self.surface = surface or Surface()
+        self.launcher = FakeLauncher(self.surface, self.clock, seed=seed)
+        composed = compose([f"study.seed={seed}", *overrides], command=list(command))
+        self.folder = create(folder, "s")
+        self.plan = Plan(
+            title="a program",
+            config=composed.config,
+            yaml=composed.yaml,
+            space=composed.space,
+            command=composed.command,
+            launcher=self.launcher,
+            machine=MACHINE,
+            clock=self.clock,
+            poll_s=0.25,
+            **plan,
+        )
+
+    def run(self):
+        return run_study(self.plan, self.folder, self.listener)
+
+    @property
+    def trials(self):
+        return self.folder.read_trials()
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return lambda *args, **kwargs: Bench(tmp_path / "runs", *args, **kwargs)
