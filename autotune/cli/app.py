@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from autotune import __version__
 from autotune.errors import BadInput, one_of
@@ -19,7 +20,6 @@ HELP = """Finds the fastest correct way to run a PyTorch training job on this ma
     autotune ui                                  compare the trials in the MLflow UI
 """
 
-COMMAND = " [-- COMMAND ...]"
 _PANEL_TUNE, _PANEL_SEE, _PANEL_KNOW = "Tune", "See and use results", "Look before you tune"
 
 Overrides = Annotated[
@@ -52,6 +52,14 @@ def build() -> Any:
     return typer.main.get_command(app)
 
 
+class _WithCommand(TyperCommand):
+    """A command that takes a program's command line behind `--`; the CLI library never sees that part."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Returns the words of the usage line."""
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND ...]"]
+
+
 app = typer.Typer(
     help=HELP,
     add_completion=False,
@@ -79,7 +87,7 @@ def _options(
     """Options before any command."""
 
 
-@app.command(options_metavar="[OPTIONS]", rich_help_panel=_PANEL_TUNE)
+@app.command(cls=_WithCommand, rich_help_panel=_PANEL_TUNE)
 def run(
     context: typer.Context,
     overrides: Overrides = None,
@@ -168,6 +176,7 @@ def ui(
 def sync(
     study: AnyStudy = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on while the study runs.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every study of the folder.")] = False,
     uri: Uri = None,
     runs_dir: RunsDir = None,
 ) -> int:
@@ -175,10 +184,14 @@ def sync(
     from autotune.cli import sync as implementation
     from autotune.cli.show import chosen
 
+    if every and (study or follow):
+        raise BadInput("--all: every study, got a STUDY or --follow too. Give one of them.")
+    if every:
+        return implementation.sync_all(_runs(runs_dir), uri=uri)
     return implementation.sync(chosen(_runs(runs_dir), study), uri=uri, follow=follow)
 
 
-@app.command(rich_help_panel=_PANEL_KNOW)
+@app.command(cls=_WithCommand, rich_help_panel=_PANEL_KNOW)
 def inspect(context: typer.Context, overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False) -> int:
     """Inspect a program: what was detected, which knobs it can turn, and why not the others.
 

@@ -18,7 +18,7 @@ from autotune.cli import trials, verdict
 from autotune.cli.plain import View, budget_text
 from autotune.cli.terminal import outcome_style
 from autotune.harness.protocol import Progress
-from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
+from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
 from autotune.wording import (
     changes_phrase,
     clock_text,
@@ -160,7 +160,7 @@ class LiveView(View):
 
     def _outcomes_line(self) -> Text:
         line = Text()
-        for name, count in sorted(self._counts.items(), key=lambda pair: (pair[0] != "ok", pair[0])):
+        for name, count in sorted(self._counts.items(), key=lambda pair: _place(pair[0])):
             line.append(f"{count} {name}", style=outcome_style(name)).append("  ")
         return line if self._counts else Text("no trial yet", style="quiet")
 
@@ -189,6 +189,10 @@ def _header(study: StudyRecord) -> Group:
         f"{machine_text(study.machine)}  ·  budget {budget_text(study)}", style="quiet", no_wrap=True, overflow="ellipsis"
     )
     return Group(name, facts, Text())
+
+
+def _place(outcome: str) -> tuple[bool, str]:
+    return (not Outcome(outcome).has_value, outcome)
 
 
 def _value(trial: TrialRecord | None) -> float:

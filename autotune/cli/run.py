@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import platform
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import autotune
 from autotune.cli import verdict
+from autotune.cli.processes import own_environment
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput, Interrupted, NothingWorked
 from autotune.run_dir import StudyFolder
@@ -134,13 +134,10 @@ def start_tracking(folder: StudyFolder) -> subprocess.Popen[bytes]:
     """Starts `autotune sync --follow` for a study; its output goes to tracking.log in the study's folder."""
     runs = folder.path.parent.resolve()
     argv = [sys.executable, "-m", "autotune", "sync", folder.name, "--follow", "--runs-dir", str(runs)]
-    package_parent = str(Path(autotune.__file__).resolve().parent.parent)  # also from a checkout, whatever the folder
-    paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     with (folder.path / TRACKING_LOG).open("ab") as log:
         return subprocess.Popen(
             argv,
-            env=environment,
+            env=own_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from autotune.cli.processes import own_environment
 from autotune.errors import AutotuneError, BadInput
-from autotune.run_dir import StudyFolder, studies
+from autotune.run_dir import studies
 from autotune.trackers import store
 from autotune.wording import masked
 
@@ -76,18 +77,11 @@ def _port(host: str, asked: int | None) -> int:
 
 
 def _bring_up_to_date(runs: Path) -> None:
-    there = [folder for folder in studies(runs) if _is_embedded(folder, runs)]
-    if not there and not store.store_file(runs).exists():
+    if not any(studies(runs)) and not store.store_file(runs).exists():
         raise BadInput(f"--runs-dir: nothing to show, there is no study in {str(runs)!r}. Make one with `autotune run`.")
-    from autotune.trackers import mlflow
-
-    for folder in there:
-        with contextlib.suppress(BadInput):  # of another version: the others can be shown all the same
-            mlflow.sync(folder, store.embedded_uri(runs))
-
-
-def _is_embedded(folder: StudyFolder, runs: Path) -> bool:
-    return store.chosen_uri(runs, folder=folder) == store.embedded_uri(runs)
+    # in a process that ends: MLflow stays in memory once imported, and this one only waits from now on
+    argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", store.embedded_uri(runs)]
+    subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own_environment(), check=False)
 
 
 @contextlib.contextmanager
