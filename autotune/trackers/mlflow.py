@@ -51,17 +51,18 @@ def sync(
     Raises:
         BadInput: the folder is not a study, or the address cannot be meant.
     """
+    parent = os.getppid()  # asked before the seconds that importing MLflow takes
     runs = folder.path.parent
     address = store.chosen_uri(runs, asked=uri, folder=folder)
     tracker = NullTracker() if address == store.NONE else MlflowTracker(address, runs)
     with store.only_writer(folder) as is_alone:
         if not is_alone:
             return Synced(problem="another `autotune sync` of this study is at work", uri=masked(address))
-        return _follow(tracker, folder, report) if follow else tracker.push(folder)
+        return _follow(tracker, folder, report, parent) if follow else tracker.push(folder)
 
 
-def _follow(tracker: Tracker, folder: StudyFolder, report: Callable[[Synced], None]) -> Synced:
-    parent, seen, state, pause_s, next_try = os.getppid(), None, Synced(), POLL_S, 0.0
+def _follow(tracker: Tracker, folder: StudyFolder, report: Callable[[Synced], None], parent: int) -> Synced:
+    seen, state, pause_s, next_try = None, Synced(), POLL_S, 0.0
     while True:
         is_over = _is_over(folder) or os.getppid() != parent
         now, found = time.monotonic(), _signature(folder)

@@ -13,7 +13,9 @@ from autotune.knobs.values import value_of
 from autotune.records import Tier
 
 MACHINES = [
-    Circumstances(num_cores=cores, has_cuda=cuda, compute_capability=(capability if cuda else None), cpu_isa=isa, is_recipe=recipe)
+    Circumstances(
+        num_cores=cores, has_cuda=cuda, compute_capability=(capability if cuda else None), cpu_isa=isa, is_recipe=recipe
+    )
     for cores, cuda, capability, isa, recipe in itertools.product(
         (1, 2, 3, 8, 192), (False, True), ((7, 0), (8, 0), (9, 0)), (frozenset(), frozenset({"avx512_bf16"})), (False, True)
     )

@@ -74,7 +74,9 @@ def test_compile_needs_a_compiler_and_cuda_graph_modes_need_cuda() -> None:
     assert compile_mode.is_costly
 
 
-@pytest.mark.parametrize(("knobs", "expected"), [({"loader.num_workers": 0}, False), ({"loader.num_workers": 2}, True), ({}, False)])
+@pytest.mark.parametrize(
+    ("knobs", "expected"), [({"loader.num_workers": 0}, False), ({"loader.num_workers": 2}, True), ({}, False)]
+)
 def test_knobs_of_workers_mean_nothing_without_workers(knobs: Knobs, expected: bool) -> None:
     assert knob("loader.prefetch_factor").is_active(knobs) is expected
     assert knob("loader.persistent_workers").is_active(knobs) is expected

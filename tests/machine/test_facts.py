@@ -12,7 +12,9 @@ from autotune.harness.protocol import RankResult
 from autotune.machine import circumstances, fingerprint, host_facts
 from autotune.machine.facts import cpu_model, instruction_sets
 
-CPUINFO = "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) Platinum 8480\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n"
+CPUINFO = (
+    "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) Platinum 8480\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n"
+)
 ARM = "processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd sve sve2 svebf16 bf16\n"
 
 
@@ -56,7 +58,9 @@ def test_the_fingerprint_changes_with_what_makes_results_comparable_and_with_not
 
 
 def test_circumstances_come_from_the_programs_process() -> None:
-    result = baseline(device="cuda", compute_capability=[9, 0], device_memory_bytes=10**11, isa=["amx_bf16"], has_compiler=False)
+    result = baseline(
+        device="cuda", compute_capability=[9, 0], device_memory_bytes=10**11, isa=["amx_bf16"], has_compiler=False
+    )
     found = circumstances({"num_cores": 4, "isa": ["avx2"]}, result, is_recipe=False)
     assert found.has_cuda
     assert found.compute_capability == (9, 0)

@@ -97,7 +97,9 @@ def test_held_knobs_are_not_asked_for() -> None:
 
 @pytest.mark.parametrize("machine", [CPU, GPU])
 def test_optuna_walks_the_space_and_knows_the_baseline(machine: Circumstances) -> None:
-    space = resolve(replace(EVERYTHING, domains={**EVERYTHING.domains, "loader.num_workers": IntInterval(0, 8)}), machine, passed={})
+    space = resolve(
+        replace(EVERYTHING, domains={**EVERYTHING.domains, "loader.num_workers": IntInterval(0, 8)}), machine, passed={}
+    )
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=3), direction="maximize")
     params = {key: value for key, value in space.baseline.items() if key in space.domains}
     shown = {key: space.distributions()[key] for key in params}
@@ -146,7 +148,9 @@ def test_experts_seed_bf16_where_hardware_has_it_and_leave_the_cores_to_the_step
 
 
 def test_seeds_snap_to_the_users_domains() -> None:
-    space = cpu_space(domains={"loader.num_workers": Choice((4, 6)), "optimizer.implementation": Choice(("default", "foreach"))})
+    space = cpu_space(
+        domains={"loader.num_workers": Choice((4, 6)), "optimizer.implementation": Choice(("default", "foreach"))}
+    )
     for _, knobs in space.seeds(CPU):
         assert knobs["loader.num_workers"] in (0, 4, 6)
         assert knobs["optimizer.implementation"] == "default"

@@ -18,9 +18,9 @@ def test_a_faster_configuration_is_found_and_proven(bench, seed):
     assert summary["speedup"]["verdict"] == "faster"
     assert summary["speedup"]["ci"][0] > 1.8
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
-    true_ratio = study.surface.rate_per_s({**study.surface.observed, **summary["best"]["overrides"]}) / study.surface.rate_per_s(
-        study.surface.observed
-    )
+    true_ratio = study.surface.rate_per_s(
+        {**study.surface.observed, **summary["best"]["overrides"]}
+    ) / study.surface.rate_per_s(study.surface.observed)
     assert summary["speedup"]["ratio"] == pytest.approx(true_ratio, rel=0.03)
 
 
@@ -61,7 +61,7 @@ def test_only_the_pins_apply_to_the_baseline_and_they_hold_everywhere(bench):
     assert study.launcher.launches[0].spec.knobs == {"loader.num_workers": 2}
     assert all(launch.spec.knobs["loader.num_workers"] == 2 for launch in study.launcher.launches)
     assert "loader.num_workers" not in summary["best"]["overrides"]
-    assert 'num_workers: 2' in study.folder.best_file.read_text()
+    assert "num_workers: 2" in study.folder.best_file.read_text()
 
 
 def test_program_that_does_not_train_stops_the_study_and_says_why(bench):
@@ -70,7 +70,9 @@ def test_program_that_does_not_train_stops_the_study_and_says_why(bench):
         return Failure(error=error)
 
     study = bench(Surface(failures=failures))
-    with pytest.raises(NothingWorked, match=r"(?s)baseline: .*got error: ValueError: bad shape.*\| ValueError: bad shape") as raised:
+    with pytest.raises(
+        NothingWorked, match=r"(?s)baseline: .*got error: ValueError: bad shape.*\| ValueError: bad shape"
+    ) as raised:
         study.run()
     assert raised.value.exit_code == 3
     assert study.folder.read_summary()["status"] == "failed"

@@ -166,7 +166,9 @@ def test_interrupt_in_the_finals_reports_the_rounds_there_are(bench):
             return Failure(raises=KeyboardInterrupt)
         return None
 
-    study = bench(Surface(gains={("precision.amp", "bf16"): 2.0}, failures=failures), "study.budget.trials=6", "study.budget.minutes=20")
+    study = bench(
+        Surface(gains={("precision.amp", "bf16"): 2.0}, failures=failures), "study.budget.trials=6", "study.budget.minutes=20"
+    )
     summary = study.run()
     assert summary["status"] == "interrupted"
     assert summary["speedup"]["verdict"] == "faster"
