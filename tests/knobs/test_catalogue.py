@@ -71,5 +71,5 @@ def test_only_the_batch_size_changes_the_training() -> None:
 
 
 def test_unknown_knobs_name_the_nearest() -> None:
-    with pytest.raises(BadInput, match="Did you mean 'loader.num_workers'"):
+    with pytest.raises(BadInput, match=r"Did you mean 'loader\.num_workers'"):
         knob("loader.num_worker")

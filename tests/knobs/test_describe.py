@@ -25,5 +25,5 @@ def test_the_overview_has_a_row_for_every_knob_and_ends_with_the_environment() -
 
 
 def test_an_unknown_name_says_what_was_meant() -> None:
-    with pytest.raises(BadInput, match="Did you mean 'precision.amp'"):
+    with pytest.raises(BadInput, match=r"Did you mean 'precision\.amp'"):
         describe("precision.amps")

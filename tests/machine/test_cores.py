@@ -15,7 +15,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-@pytest.fixture()
+@pytest.fixture
 def own(tmp_path: Path) -> Path:
     return tmp_path / "proc-self-cgroup"
 

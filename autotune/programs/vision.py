@@ -1,0 +1,260 @@
+"""Trains an image classifier of torchvision from random weights: a plain PyTorch script.
+
+    python vision.py --model resnet18 --data photos --batch-size 32 --num-workers 4
+
+It needs torch and torchvision, and scikit-learn the first time that `--data photos` makes its files. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+ENDLESS_SAMPLES = 100_000  # an epoch of data that stand in for a set too large to repeat
+PHOTO_NAMES, PHOTOS_EACH = ("china", "flower"), 512
+PHOTO_SIZE, PHOTO_QUALITY = (500, 375), 90  # like ImageNet's files
+SYNTHETIC_BATCHES = 4
+AUXILIARY_HEADS = ("googlenet", "inception_v3")  # whose training output is not a tensor unless told so
+
+
+class Repeated(Dataset[Any]):
+    """`num_samples` samples of `data`, used again where it is shorter; of a longer one, a sample of all classes."""
+
+    def __init__(self, data: Any, num_samples: int) -> None:
+        self.data = data
+        self.num_samples = num_samples
+        self.order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[self.order[index % len(self.order)]]
+
+
+class FakeCifar(Dataset[Any]):
+    """10,000 random 32x32 images of ten classes, as the PyTorch profiler tutorial would load them."""
+
+    def __init__(self, transform: Any, num_images: int = 10_000) -> None:
+        self.images = torch.randint(0, 256, (num_images, 32, 32, 3), dtype=torch.uint8).numpy()
+        self.labels = torch.randint(0, 10, (num_images,)).tolist()
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(Image.fromarray(self.images[index])), self.labels[index]
+
+
+class SyntheticBatches:
+    """Random batches that are on the device already: training without an input pipeline."""
+
+    def __init__(self, num_steps: int, shape: tuple[int, int, int, int], num_classes: int, device: torch.device) -> None:
+        self.num_steps = num_steps
+        # Several and random, not one and zeros: constant inputs let some kernels run faster than real ones would.
+        self.batches = [
+            (torch.randn(shape, device=device), torch.randint(0, num_classes, shape[:1], device=device))
+            for _ in range(SYNTHETIC_BATCHES)
+        ]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return (self.batches[step % len(self.batches)] for step in range(self.num_steps))
+
+
+def default_photo_folder() -> Path:
+    """Returns the folder of the user's cache that `--data photos` reads when no --data-root is given."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vision-photos-v1"
+
+
+def ensure_photos(folder: Path, per_photo: int = PHOTOS_EACH) -> None:
+    """Makes the photos unless they are there: all of them or none, also when several processes try at once.
+
+    Raises:
+        FileExistsError: `folder` holds something else.
+    """
+    if (folder / PHOTO_NAMES[0]).is_dir():
+        return
+    print(f"making {len(PHOTO_NAMES) * per_photo} photos in {folder}", flush=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        unfinished.chmod(0o755)  # mkdtemp's own is for one user only
+        write_photos(unfinished, per_photo)
+        with contextlib.suppress(OSError):  # another process was faster, or `folder` holds something else
+            unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    if not (folder / PHOTO_NAMES[0]).is_dir():
+        raise FileExistsError(f"{folder} exists and holds no photos; name a new or an empty folder")
+
+
+def write_photos(folder: Path, per_photo: int) -> None:
+    """Writes random crops of scikit-learn's two photographs as JPEG files, one subfolder a photograph."""
+    from sklearn.datasets import load_sample_image
+
+    generator = torch.Generator().manual_seed(0)
+    for name in PHOTO_NAMES:
+        photo = Image.fromarray(load_sample_image(f"{name}.jpg"))
+        (folder / name).mkdir()
+        for number in range(per_photo):
+            share, x, y = torch.rand(3, generator=generator).tolist()
+            width = int(photo.width * (0.5 + 0.38 * share))  # 320 to 563 of 640 pixels: 4:3 fits into the photograph
+            height = width * PHOTO_SIZE[1] // PHOTO_SIZE[0]
+            left, top = int(x * (photo.width - width)), int(y * (photo.height - height))
+            crop = photo.resize(PHOTO_SIZE, Image.Resampling.BILINEAR, (left, top, left + width, top + height))
+            crop.save(folder / name / f"{number:04d}.jpg", quality=PHOTO_QUALITY)
+
+
+def training_transform(image_size: int) -> Any:
+    """Returns the usual augmentation of ImageNet training."""
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(image_size),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+        ]
+    )
+
+
+def build_dataset(options: argparse.Namespace) -> Dataset[Any]:
+    """Returns the samples of one epoch, as (float image of [3, size, size], class number).
+
+    Raises:
+        OSError: the files cannot be read or made.
+    """
+    if options.data == "fake_cifar":
+        resize = [transforms.Resize(options.image_size), transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.5,) * 3)]
+        return Repeated(FakeCifar(transforms.Compose(resize)), options.samples_per_epoch or ENDLESS_SAMPLES)
+    folder = options.data_root or default_photo_folder()
+    if options.data == "photos":
+        ensure_photos(folder)
+    images = torchvision.datasets.ImageFolder(str(folder), training_transform(options.image_size))
+    if options.data == "photos":
+        return Repeated(images, options.samples_per_epoch or ENDLESS_SAMPLES)
+    return Repeated(images, options.samples_per_epoch) if options.samples_per_epoch else images
+
+
+def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
+    """Returns the batches of one epoch, to be iterated anew for each, as (images of [batch, 3, size, size], classes)."""
+    if options.data == "synthetic":
+        num_steps = max(1, (options.samples_per_epoch or ENDLESS_SAMPLES) // options.batch_size)
+        shape = (options.batch_size, 3, options.image_size, options.image_size)
+        return SyntheticBatches(num_steps, shape, options.num_classes, device)
+    return DataLoader(build_dataset(options), options.batch_size, shuffle=True, num_workers=options.num_workers)
+
+
+def build_model(name: str, num_classes: int, image_size: int) -> nn.Module:
+    """Returns torchvision's model of that name with random weights."""
+    arguments: dict[str, Any] = {"num_classes": num_classes}
+    if name.startswith("vit_"):
+        arguments["image_size"] = image_size
+    if name in AUXILIARY_HEADS:
+        arguments |= {"aux_logits": False, "init_weights": True}
+    model: nn.Module = torchvision.models.get_model(name, weights=None, **arguments)
+    return model
+
+
+def build_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """Returns the optimizer over all parameters of the model."""
+    if name == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=lr)
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
+
+
+def train(options: argparse.Namespace, device: torch.device) -> None:
+    """Trains for all epochs, printing loss and rate every few steps."""
+    batches = build_batches(options, device)
+    model = build_model(options.model, options.num_classes, options.image_size).to(device)
+    optimizer = build_optimizer(options.optimizer, model, options.lr)
+    criterion = nn.CrossEntropyLoss()
+    model.train()
+    for epoch in range(options.epochs):
+        since_s, num_samples = time.monotonic(), 0
+        for step, (images, labels) in enumerate(batches, start=1):
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
+            loss = criterion(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            num_samples += len(labels)
+            if step % options.print_every == 0:
+                value = loss.item()  # waits for the device: seldom, and before the clock is read
+                rate_per_s = num_samples / (time.monotonic() - since_s)
+                print(f"epoch {epoch} step {step} loss {value:.4f} samples/s {rate_per_s:.1f}", flush=True)
+                since_s, num_samples = time.monotonic(), 0
+
+
+def positive(text: str) -> int:
+    """Returns the whole number above zero that `text` holds."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
+    return number
+
+
+def model_name(text: str) -> str:
+    """Returns `text` when torchvision has a classifier of that name."""
+    names = torchvision.models.list_models(module=torchvision.models)
+    if text in names:
+        return text
+    nearest = difflib.get_close_matches(text, names, n=3) or sorted(names)[:3]
+    raise argparse.ArgumentTypeError(f"torchvision has no classifier {text!r}. Nearest: {', '.join(nearest)}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    parser = argparse.ArgumentParser(description="Trains an image classifier of torchvision from random weights.")
+    parser.add_argument("--model", type=model_name, default="resnet18", help="name of a torchvision classifier")
+    parser.add_argument("--num-classes", type=positive, default=1000)
+    parser.add_argument("--image-size", type=positive, default=224, help="height and width in pixels")
+    parser.add_argument("--data", choices=("photos", "fake_cifar", "folder", "synthetic"), default="photos")
+    parser.add_argument("--data-root", type=Path, help="photos: where they are or will be made; folder: one subfolder a class")
+    parser.add_argument("--batch-size", type=positive, default=32)
+    parser.add_argument("--num-workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--epochs", type=positive, default=1)
+    parser.add_argument("--samples-per-epoch", type=positive, help="default: all of a folder, else 100,000")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
+    parser.add_argument("--print-every", type=positive, default=10, help="steps between two lines")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    return parser
+
+
+def main() -> None:
+    """Reads the command line and trains."""
+    parser = build_parser()
+    options = parser.parse_args()
+    if options.data == "folder" and (options.data_root is None or not options.data_root.is_dir()):
+        parser.error(f"--data-root: --data folder needs a folder with one subfolder a class, got {options.data_root}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
+    name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(options.seed)
+    try:
+        train(options, torch.device(name))
+    except FileExistsError as error:
+        parser.error(f"--data-root: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Single trials of one program for the benchmarks: through the real launcher and harness, each in fresh processes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.config.command import CommandTemplate
+from autotune.failures import classify
+from autotune.harness import protocol
+from autotune.knobs.catalogue import knob
+from autotune.launchers.base import Deadlines, Ended, Launch, Launcher
+from autotune.records import Knobs, Outcome
+
+POLL_S = 0.1
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """What one trial gave.
+
+    Attributes:
+        rate_per_s: units per second over all ranks; None without a measurement.
+        outcome, reason: how it ended.
+        seconds: from launch to the last process gone.
+        result: rank 0's result, None without one.
+    """
+
+    rate_per_s: float | None
+    outcome: Outcome
+    reason: str
+    seconds: float
+    result: protocol.RankResult | None = field(default=None, repr=False)
+
+    @property
+    def not_applied(self) -> dict[str, str]:
+        """Knobs that did not take effect, with the reason."""
+        reports = self.result.knobs if self.result else {}
+        return {key: f"{r.status}: {r.reason}" for key, r in reports.items() if r.status != protocol.APPLIED}
+
+
+class Bench:
+    """Runs trials of one command. The first must be the baseline: later ones need to know which loader trains."""
+
+    def __init__(self, command: CommandTemplate, launcher: Launcher, folder: Path) -> None:
+        self.command = command
+        self.launcher = launcher
+        self.folder = folder
+        self.target: list[dict[str, object]] | None = None
+        self.observed: Knobs = {}
+        self.last_folder = folder
+        self._num_trials = 0
+
+    def measure(self, knobs: Knobs, rules: protocol.MeasureRules) -> Measured:
+        """Returns what the program does with these knobs, everything else as it is."""
+        number, self._num_trials = self._num_trials, self._num_trials + 1
+        spec = self._spec(number, knobs, rules)
+        self.last_folder = Path(spec.folder)
+        launch = Launch(
+            argv=self.command.argv(knobs),
+            cwd=self.command.cwd,
+            env={name: value for key in knobs for name, value in knob(key).environment(knobs[key]).items()},
+            folder=self.last_folder,
+            spec=spec,
+            deadlines=Deadlines(),
+        )
+        ended = self._wait(launch)
+        outcome, reason = classify(ended.facts(spec))
+        result = ended.results[0] if ended.results else None
+        if number == 0 and result:
+            self.target, self.observed = result.target, result.observed
+        rates = [r.throughput_per_s for r in ended.results]
+        total = sum(rate for rate in rates if rate is not None) if outcome.has_value and None not in rates else None
+        return Measured(rate_per_s=total, outcome=outcome, reason=reason, seconds=ended.seconds, result=result)
+
+    def _spec(self, number: int, knobs: Knobs, rules: protocol.MeasureRules) -> protocol.Spec:
+        passed = {key: value for key, value in knobs.items() if key in self.command.placeholders}
+        return protocol.Spec(
+            trial=number,
+            nonce=f"bench{number}",
+            folder=str(self.folder / f"{number:04d}"),
+            knobs={key: value for key, value in knobs.items() if key not in passed},
+            passed=passed,
+            target=self.target,
+            rules=rules,
+        )
+
+    def _wait(self, launch: Launch) -> Ended:
+        running = self.launcher.start(launch)
+        try:
+            while (ended := running.poll()) is None:
+                time.sleep(POLL_S)
+        except BaseException:
+            running.stop("the benchmark was stopped")
+            raise
+        return ended

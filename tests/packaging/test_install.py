@@ -1,0 +1,84 @@
+"""conf/ and search_spaces/ are found from an installed wheel and from an editable install.
+
+Both are built by hatchling's own hooks, as pip calls them, and installed by pip into a fresh virtual environment that borrows
+the running one's libraries: no network, no second copy of torch.
+"""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMES = sorted(file.name for folder in ("conf", "search_spaces") for file in (ROOT / folder).rglob("*.yaml"))
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run([str(word) for word in command], cwd=cwd, env=kept, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(hook: str, folder: Path) -> Path:
+    folder.mkdir()
+    run(sys.executable, "-c", f"import hatchling.build as b; b.{hook}({str(folder)!r})", cwd=ROOT)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module", params=["build_wheel", "build_editable"])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the interpreter of a virtual environment that autotune was installed into, from a wheel or editable."""
+    folder = tmp_path_factory.mktemp(request.param)
+    wheel = build(request.param, folder / "dist")
+    place = folder / "venv"
+    venv.create(place, symlinks=True)
+    python = place / "bin" / "python"
+    own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
+    (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # after `own` on the path, so ours is found first
+    options = ("--no-deps", "--no-index", "--ignore-installed", "--quiet", "--disable-pip-version-check")
+    run(sys.executable, "-m", "pip", "--python", python, "install", *options, wheel, cwd=folder)
+    return python
+
+
+def test_the_installed_copy_composes_a_recipe_from_its_own_conf(installed: Path, tmp_path: Path) -> None:
+    overrides = ["model=resnet50", "search_space=quick"]
+    source = f"from autotune.config.compose import compose; print(compose({overrides}, command=None).yaml)"
+    assert "resnet50" in run(installed, "-c", source, cwd=tmp_path)
+
+
+def test_the_command_is_on_the_path_after_installation(installed: Path, tmp_path: Path) -> None:
+    assert "loader.num_workers" in run(installed.parent / "autotune", "knobs", cwd=tmp_path)
+
+
+def test_the_program_and_the_harness_are_files_that_another_interpreter_can_run(installed: Path, tmp_path: Path) -> None:
+    source = "import autotune, pathlib; print(pathlib.Path(autotune.__file__).parent)"
+    package = Path(run(installed, "-c", source, cwd=tmp_path).strip())
+    assert (package / "programs" / "vision.py").is_file()
+    assert (package / "harness" / "inject" / "sitecustomize.py").is_file()
+
+
+def test_a_wheel_holds_every_configuration_file_and_no_tests(tmp_path: Path) -> None:
+    names = zipfile.ZipFile(build("build_wheel", tmp_path / "dist")).namelist()
+    shipped = sorted(Path(name).name for name in names if name.startswith(("autotune/conf/", "autotune/search_spaces/")))
+    assert shipped == NAMES
+    assert not [name for name in names if name.startswith(("tests/", "runs/"))]
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_constraints_pin_every_direct_dependency_by_version_alone() -> None:
+    import re
+    import tomllib
+
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line)] == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
+    names = {re.split(r"[<>=\[ ]", requirement)[0].lower() for requirement in wanted}
+    assert names - {line.split("==")[0] for line in lines} == set()

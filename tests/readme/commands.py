@@ -1,0 +1,66 @@
+"""The commands of README.md: the README is their only source, for its tests and for .ci/run.
+
+    python tests/readme/commands.py tests          prints the command that installs and passes the tests
+    python tests/readme/commands.py runnable [M]   prints the other commands, a line each, with budgets of M minutes if given
+
+What a fence's first line says decides: "sh" runs as it stands, "sh example" needs something that only the reader has,
+"sh server" runs until it is ended.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+README = Path(__file__).parents[2] / "README.md"
+KINDS = ("sh", "sh example", "sh server")
+FENCE = re.compile(r"^```(sh\b[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN = re.compile(r"\bautotune run\b")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command line of the README and the kind of fence it stands in."""
+
+    kind: str
+    line: str
+
+
+def commands(text: str) -> Iterator[Command]:
+    """Yields every command, in order; a line ending in a backslash goes on in the next, comments are left out."""
+    for kind, body in FENCE.findall(text):
+        for line in body.replace("\\\n", " ").splitlines():
+            command = re.sub(r"\s+#.*$", "", line).strip()
+            if command and not command.startswith("#"):
+                yield Command(kind.strip(), command)
+
+
+def test_command(text: str) -> str:
+    """Returns the command that installs and runs the tests."""
+    found = [command.line for command in commands(text) if command.kind == "sh" and "pytest" in command.line]
+    if len(found) != 1:
+        raise SystemExit(f"README.md: needs one sh command that runs pytest, got {found}")
+    return found[0]
+
+
+def other_commands(text: str, minutes: str | None) -> Iterator[str]:
+    """Yields the other commands that run as they stand, with a lowered budget where `minutes` is given."""
+    tests = test_command(text)
+    for command in commands(text):
+        if command.kind == "sh server":
+            yield f"timeout --preserve-status --signal=TERM 40 {command.line} || test $? -eq 143"
+        elif command.kind == "sh" and command.line != tests:
+            yield RUN.sub(f"autotune run study.budget.minutes={minutes}", command.line) if minutes else command.line
+
+
+def main(which: str, minutes: str | None = None) -> None:
+    """Prints what .ci/run asks for."""
+    text = README.read_text(encoding="utf-8")
+    print(test_command(text) if which == "tests" else "\n".join(other_commands(text, minutes)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
