@@ -148,6 +148,7 @@ def _wait(server: subprocess.Popen[bytes]) -> int:
 
 
 def _experiment_url(host: str, port: int) -> str:
+    from autotune.trackers.entries import VIEW
     from autotune.trackers.mlflow import EXPERIMENT
 
     asked = f"{_url(host, port)}/api/2.0/mlflow/experiments/get-by-name?experiment_name={urllib.parse.quote(EXPERIMENT)}"
@@ -156,7 +157,8 @@ def _experiment_url(host: str, port: int) -> str:
             number = json.load(answer)["experiment"]["experiment_id"]
     except (OSError, ValueError, KeyError):  # a store that no study was tracked in yet
         return _url(host, port)
-    return f"{_url(host, port)}/#/experiments/{number}/runs"
+    view = urllib.parse.urlencode({"viewStateShareKey": VIEW, "workflowType": "machine_learning"})
+    return f"{_url(host, port)}/#/experiments/{number}/runs?{view}"
 
 
 def _url(host: str, port: int) -> str:

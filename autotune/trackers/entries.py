@@ -34,6 +34,37 @@ STUDY_STATUSES = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KI
 STUDY_TAG, TRIAL_TAG, DIGEST_TAG = "autotune.study_id", "autotune.trial", "autotune.digest"
 
 
+# The view that `autotune ui` opens: MLflow keeps a shared view as JSON in a tag of the experiment, found by its key in the URL.
+VIEW = "autotune"
+VIEW_COLUMNS = (
+    "tags.`outcome`",
+    "metrics.`throughput_per_s`",
+    "metrics.`device_rate_per_s`",
+    "metrics.`loader_rate_per_s`",
+    "metrics.`peak_memory_bytes`",
+    "params.`loader.batch_size`",
+    "params.`loader.num_workers`",
+    "params.`precision.amp`",
+    "params.`layout.channels_last`",
+    "params.`compile.mode`",
+)
+
+
+def experiment_tags() -> dict[str, str]:
+    """Returns the tags of the experiment: what it is, and the columns that tell trials apart."""
+    view = {
+        "orderByKey": "metrics.`throughput_per_s`",
+        "orderByAsc": False,
+        "selectedColumns": list(VIEW_COLUMNS),
+        "searchFilter": "tags.kind != 'study'",
+    }
+    return {
+        "mlflow.note.content": "One parent run a study, one child run a trial. Params are knobs, throughput_per_s decides.",
+        "mlflow.experimentKind": "custom_model_development",
+        f"mlflow.sharedViewState.{VIEW}": json.dumps(view),
+    }
+
+
 def study_id(study: StudyRecord) -> str:
     """Returns what tells this study from another of the same name: name and start, to the millisecond."""
     return f"{study.name}@{study.started_at:.3f}"

@@ -157,10 +157,8 @@ class MlflowTracker(Tracker):
         if found is not None:
             return str(found.experiment_id)
         location = store.artifacts_path(self._runs).as_uri() if self._is_embedded else None
-        note = "Studies of autotune: one parent run a study, one child run a trial. Params are knobs, throughput_per_s decides."
-        tags = {"mlflow.note.content": note, "mlflow.experimentKind": "custom_model_development"}
         try:
-            return str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=tags))
+            return str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=entries.experiment_tags()))
         except Exception:  # another study's process was quicker
             if (found := client.get_experiment_by_name(EXPERIMENT)) is None:
                 raise

@@ -79,7 +79,8 @@ def test_next_commands_name_another_runs_folder(cli):
 def test_export_goes_to_standard_output_or_a_file(cli, study):
     ended = cli("export", "resnet18")
     assert ended.returncode == 0, ended.stderr
-    assert "amp: bf16" in ended.stdout
+    assert ended.stdout.startswith("# @package _global_")
+    assert "bf16" in ended.stdout
     assert cli("export", "-o", "mine.yaml").returncode == 0
     assert (cli.cwd / "mine.yaml").read_text() == ended.stdout
 

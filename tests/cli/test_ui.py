@@ -29,6 +29,7 @@ class Ui:
             assert line, f"it ended: {self.lines}"
             self.lines.append(line)
         self.url, self.experiment = found.groups()
+        self.printed = next(word for word in "".join(self.lines).split() if word.startswith("http"))
         self.children = psutil.Process(self.process.pid).children(recursive=True)
 
     def end(self, number: int) -> int:
@@ -85,9 +86,11 @@ def shoot(page, tmp_path_factory, request):
 
 
 @pytest.mark.usefixtures("shoot")
-def test_runs_table_shows_the_study_with_its_trials(ui, page):
-    page.goto(f"{ui.url}/#/experiments/{ui.experiment}/runs")
-    page.get_by_text("resnet18", exact=True).first.wait_for()
+def test_the_printed_address_shows_the_trials_with_knobs_and_outcomes(ui, page):
+    page.goto(ui.printed)
+    page.get_by_text("0005 bf16 channels_last batch 64 workers 2").first.wait_for()
+    page.get_by_role("columnheader", name="throughput_per_s").first.wait_for()
+    page.get_by_text("host_oom").first.wait_for()
 
 
 @pytest.mark.usefixtures("shoot")
@@ -95,9 +98,10 @@ def test_compare_page_shows_the_trials_params(ui, page):
     found = ui.runs()
     wanted = [found[name]["info"]["run_id"] for name in ("0000 baseline", "0001 bf16 channels_last")]
     runs, experiments = (urllib.parse.quote(json.dumps(x)) for x in (wanted, [ui.experiment]))
-    page.goto(f"{ui.url}/#/compare-runs?runs={runs}&experiments={experiments}")
+    page.goto(f"{ui.url}/#/compare-runs?runs={runs}&experiments={experiments}&workflowType=machine_learning")
     for text in ("precision.amp", "bf16", "loader.batch_size", "throughput_per_s"):
         page.get_by_text(text).first.wait_for()
+    page.get_by_text("Parameters", exact=True).last.scroll_into_view_if_needed()
 
 
 @pytest.mark.usefixtures("shoot")
