@@ -67,9 +67,9 @@ class DeviceMonitor(ABC):
         """Returns what the samples since the last `restart` say, by name for the tracker; unknown is absent.
 
         Returns:
-            gpu.utilisation_frac, gpu.power_w, gpu.sm_clock_mhz (means over the steady samples), gpu.energy_j and gpu.energy_s
-            (between the first and the last steady sample), gpu.memory_used_bytes (largest of all samples),
-            gpu.slowdown_{name}_frac (share of the steady samples).
+            gpu.utilisation_frac, gpu.sm_clock_mhz (means over the steady samples), gpu.power_w (by the energy counter's
+            difference, else the samples' mean; times the window's seconds over its work units: energy of one),
+            gpu.memory_used_bytes (largest of all samples), gpu.slowdown_{name}_frac (share of the steady samples).
         """
 
     @abstractmethod
@@ -156,10 +156,9 @@ class NvmlDevice(DeviceMonitor):
         steady = [sample for sample in self._samples if sample.is_steady]
         metrics = {
             "gpu.utilisation_frac": _mean([sample.utilisation_frac for sample in steady]),
-            "gpu.power_w": _mean([sample.power_w for sample in steady]),
+            "gpu.power_w": _power_w(steady),
             "gpu.sm_clock_mhz": _mean([sample.sm_clock_mhz for sample in steady]),
             "gpu.memory_used_bytes": max((s.memory_used_bytes for s in self._samples if s.memory_used_bytes), default=None),
-            **_energy(steady),
             **_slowdown_shares(steady),
         }
         return {name: float(value) for name, value in metrics.items() if value is not None}
@@ -278,14 +277,14 @@ def _mean(values: list[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _energy(steady: list[DeviceSample]) -> dict[str, float]:
+def _power_w(steady: list[DeviceSample]) -> float | None:
+    """Returns the mean power: by the energy counter, which misses nothing between samples, where there is one."""
     known = [(sample.time_s, sample.energy_j) for sample in steady if sample.energy_j is not None]
-    if len(known) < 2:
-        return {}
-    (first_s, first_j), (last_s, last_j) = known[0], known[-1]
-    if last_s <= first_s or last_j < first_j:  # the counter starts again when the driver is reloaded
-        return {}
-    return {"gpu.energy_j": last_j - first_j, "gpu.energy_s": last_s - first_s}
+    if len(known) >= 2:
+        (first_s, first_j), (last_s, last_j) = known[0], known[-1]
+        if last_s > first_s and last_j > first_j:  # the counter starts again when the driver is reloaded
+            return (last_j - first_j) / (last_s - first_s)
+    return _mean([sample.power_w for sample in steady])
 
 
 def _slowdown_shares(steady: list[DeviceSample]) -> dict[str, float]:

@@ -208,10 +208,70 @@ def test_sigkill_is_host_memory_only_when_the_kernel_counted_a_kill():
 
 
 def test_torchrun_passes_on_the_signal_its_worker_died_of():
-    tail = log("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ") + "  exitcode  : -11 (pid: 4711)\n"
+    tail = log(TORCHRUN.format(code=-11))
     outcome, reason = classify(Facts(exit_code=1, log_tail=tail))
     assert outcome is Outcome.crash
     assert "SIGSEGV" in reason
+
+
+GLOO = "[/x/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:2466: Connection reset by peer"
+TORCHRUN = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Failures:
+[1]:
+  exitcode  : -15 (pid: 13469)  (SIGTERM)
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : {code} (pid: 13470)
+"""
+
+
+def test_a_rank_that_lost_its_peer_to_a_signal_is_not_the_cause():
+    facts = answered(failed("RuntimeError", GLOO, 0, 2), exit_code=1, log_tail=log(TORCHRUN.format(code=-11)))
+    outcome, reason = classify(facts)
+    assert outcome is Outcome.crash
+    assert "SIGSEGV" in reason
+
+
+def test_a_rank_that_lost_its_peer_is_named_when_nothing_better_is_known():
+    facts = answered(failed("RuntimeError", GLOO, 0, 2), exit_code=1, log_tail=log(TORCHRUN.format(code=1)))
+    assert classify(facts) == (Outcome.error, f"RuntimeError: {GLOO} (rank 0)")
+
+
+def test_sigterm_from_torchrun_is_not_its_workers_failure():
+    tail = log("[rank1]: ValueError: x").replace("\n", "\n[rank1]: ").replace("[rank1]: [rank1]", "[rank1]")
+    facts = Facts(exit_code=1, log_tail="[rank1]: " + tail + "\n" + log(TORCHRUN.format(code=1)))
+    assert classify(facts) == (Outcome.error, "ValueError: x")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "subprocess.CalledProcessError: Command '['python']' died with <Signals.SIGSEGV: 11>.",
+        "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGSEGV",
+    ],
+)
+def test_a_parent_passes_on_the_signal_its_child_died_of(line):
+    name, message = line.split(": ", 1)
+    for facts in (answered(failed(name, message), exit_code=1, log_tail=log(line)), Facts(exit_code=1, log_tail=log(line))):
+        outcome, reason = classify(facts)
+        assert outcome is Outcome.crash
+        assert "SIGSEGV" in reason
+
+
+def test_what_a_cplusplus_exception_said_decides_and_is_quoted():
+    said = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA out of memory. x\n"
+    assert classify(Facts(signal="SIGABRT", log_tail=said)) == (Outcome.device_oom, "CUDA out of memory. x")
+    said = said.replace("CUDA out of memory", "watchdog timeout")
+    outcome, reason = classify(Facts(signal="SIGABRT", log_tail=said))
+    assert outcome is Outcome.crash
+    assert reason.endswith("SIGABRT in phase spawn: watchdog timeout. x")
+
+
+def test_a_loader_worker_s_exception_is_the_one_it_raised():
+    inner = log("ValueError: bad sample").replace("Traceback", "Original Traceback")
+    facts = answered(failed("ValueError", f"Caught ValueError in DataLoader worker process 0.\n{inner}"))
+    assert classify(facts) == (Outcome.error, "ValueError: bad sample")
 
 
 def test_torchrun_s_own_traceback_does_not_hide_the_user_s():

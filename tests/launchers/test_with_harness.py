@@ -20,6 +20,18 @@ def step(scale=1.0):
 RULES = MeasureRules(warmup_min_device_s=0.05, min_s=0.2, max_s=1.0, warmup_max_s=2.0)
 
 
+TRAIN_TOGETHER = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for n in range(1_000_000):
+    optimizer.zero_grad(); model(torch.ones(4, 8)).sum().backward(); optimizer.step()
+    if n == 3 and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
 @pytest.fixture
 def train(tmp_path):
     def run(body, argv=("-c",), **spec):
@@ -70,3 +82,21 @@ def test_memory_that_the_cpu_refuses_is_host_oom(train):
 def test_diverging_training_is_nonfinite(train):
     outcome, _ = train("while True: step(float('inf'))")
     assert outcome is Outcome.nonfinite
+
+
+def test_segfault_of_one_rank_under_torchrun_is_the_trial_s_crash(tmp_path):
+    folder = tmp_path / "runs" / "study" / "trials" / "0007"
+    folder.parent.mkdir(parents=True)
+    (tmp_path / "ddp.py").write_text(TRAIN_TOGETHER)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "--max-restarts=0"]
+    launch = a_launch(folder, [*torchrun, str(tmp_path / "ddp.py")])
+    launch.spec.device = "cpu"
+    outcome, reason = classify(wait(LocalLauncher().start(launch)).facts(launch.spec))
+    assert outcome is Outcome.crash
+    assert "SIGSEGV" in reason
+
+
+def test_knob_that_this_program_cannot_turn_is_invalid(train):
+    outcome, reason = train("while True: step()", knobs={"loader.num_workers": 2})
+    assert outcome is Outcome.invalid
+    assert reason.startswith("loader.num_workers=2: ")
