@@ -39,8 +39,6 @@ VIEW = "autotune"
 VIEW_COLUMNS = (
     "tags.`outcome`",
     "metrics.`throughput_per_s`",
-    "metrics.`device_rate_per_s`",
-    "metrics.`loader_rate_per_s`",
     "metrics.`peak_memory_bytes`",
     "params.`loader.batch_size`",
     "params.`loader.num_workers`",
@@ -138,8 +136,7 @@ def trial_metrics(trial: TrialRecord) -> dict[str, float]:
     """Returns a trial's metrics, units in the names; what is unknown or not finite is left out."""
     low, high = trial.ci or (None, None)
     numbers: dict[str, Any] = {
-        **trial.metrics,
-        "throughput_per_s": trial.value,
+        "throughput_per_s": trial.value,  # first: MLflow's compare page draws the first metric
         "ci_low_per_s": low,
         "ci_high_per_s": high,
         "device_rate_per_s": trial.device_rate,
@@ -152,7 +149,7 @@ def trial_metrics(trial: TrialRecord) -> dict[str, float]:
         "warmup_s": trial.phases_s.get("warmup"),
         "steady_s": trial.phases_s.get("steady"),
     }
-    return _finite(numbers)
+    return _finite(numbers) | _finite({name: value for name, value in trial.metrics.items() if name not in numbers})
 
 
 def study_metrics(summary: Summary) -> dict[str, float]:
