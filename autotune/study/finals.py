@@ -67,9 +67,19 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
     baseline, *searched = records
     able = [record for record in searched if record.outcome.may_win and record.value]
     distinct = {configuration_key(record.changed): record for record in able if record.changed}
-    ranked = sorted(distinct.values(), key=lambda record: -(record.value or 0.0))
+    worthy = [record for record in distinct.values() if not _is_superfluous(record, able)]
+    ranked = sorted(worthy, key=lambda record: -(record.value or 0.0))
     floor = max(CONTENDER_FRAC * (ranked[0].value or 0.0), MIN_GAIN_FRAC * (baseline.value or 0.0)) if ranked else 0.0
     return [record for record in ranked if (record.value or 0.0) >= floor][:MAX_FINALISTS]
+
+
+def _is_superfluous(record: TrialRecord, others: list[TrialRecord]) -> bool:
+    """Returns whether a part of the record's changes alone is as fast, within the margin."""
+    return any(
+        other.changed.items() < record.changed.items()
+        and (other.value or 0.0) * (1 + stats.MARGIN_FRAC) >= (record.value or 0.0)
+        for other in others
+    )
 
 
 def choose(values: dict[int, list[float]], candidates: list[TrialRecord], margin: float = stats.MARGIN_FRAC) -> TrialRecord:
@@ -94,7 +104,7 @@ class Finals:
         self._random = random.Random(session.plan.config.study.seed)
         self._rules = self._affordable_rules()
         self._round = 0
-        self._lost: dict[int, int] = {}
+        self._lost: dict[int, int] = {}  # trial number -> rounds of the finals in which it failed
         self.decision = Decision()
 
     def run(self) -> Decision:
@@ -109,8 +119,8 @@ class Finals:
             chosen = self._chosen(candidates)
             if self._report(chosen):
                 return self.decision
-            candidates = [c for c in candidates if c is not chosen and self._lost.get(c.number, 0) < MAX_LOST_ROUNDS]
-        self.decision.reason = "every finalist failed when it was measured again"
+            candidates = finalists([r for r in session.searched if r.number == 0 or not self._lost.get(r.number)])
+        self.decision = Decision(reason="every finalist failed when it was measured again")
         return self.decision
 
     def _affordable_rules(self) -> MeasureRules:
@@ -172,7 +182,7 @@ class Finals:
                 self.decision = _judge(chosen, pairs)
             if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
                 return False
-        return True
+        return bool(pairs) or not self._lost.get(chosen.number)
 
     def _has_time_for_pair(self, chosen: TrialRecord, num_pairs: int) -> bool:
         budget = self._session.budget

@@ -143,6 +143,7 @@ class _Study:
 
     def _close(self, summary: Summary, tracking: Tracking | None) -> Summary:
         self._plan.launcher.close()
+        self._session.runner.close()
         if tracking:
             self._drain(tracking)
         self._listener.finished(summary)

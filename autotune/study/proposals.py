@@ -10,7 +10,7 @@ import optuna
 from autotune.records import Knobs, Tier, TrialRecord
 from autotune.search import add_known, make_sampler, open_study, tell
 from autotune.search.samplers import CompleteGrid
-from autotune.study.session import Session, configuration_key
+from autotune.study.session import Ending, Session, configuration_key
 from autotune.study.single_changes import SingleChanges
 
 MAX_REPEATED_PROPOSALS = 40  # the sampler proposes what is known already this often in a row: the space is used up
@@ -187,7 +187,12 @@ class Search:
 
     def _measure(self, proposal: Proposal) -> None:
         asked = proposal.trial
-        record = self._session.measure(proposal.knobs, proposal.why, sampler_number=asked.number if asked else None)
+        try:
+            record = self._session.measure(proposal.knobs, proposal.why, sampler_number=asked.number if asked else None)
+        except Ending:
+            if asked is not None:
+                self._study.tell(asked, state=optuna.trial.TrialState.FAIL)  # not measured: may come again
+            raise
         self._known[configuration_key(record.changed)] = record
         if asked is None:
             self._teach(record)

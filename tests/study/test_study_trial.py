@@ -3,6 +3,7 @@ import signal
 import pytest
 
 from autotune.harness.protocol import OVERRIDDEN, KnobReport
+from autotune.monitors.nvml import NoDevice
 from autotune.records import Outcome
 from autotune.testing.fake_launcher import Failure, Surface
 
@@ -91,21 +92,31 @@ def test_trials_share_a_compile_cache_inside_the_study(bench):
     assert caches == {str((study.folder.path / "compile_cache").absolute())}
 
 
-def test_watch_is_stopped_with_each_trial_and_its_numbers_are_kept(bench):
-    stopped = []
+class FakeDevice(NoDevice):
+    def __init__(self):
+        self.num_restarts = self.num_samples = 0
 
-    class Watch:
-        def stop(self):
-            stopped.append(1)
-            return {"power_w": 250.0, "energy_j": 800.0}
+    def restart(self):
+        self.num_restarts += 1
 
-    study = bench(Surface(), "study.budget.trials=2", watch=Watch)
+    def sample(self, *, is_steady):
+        self.num_samples += 1
+
+    def metrics(self):
+        return {"gpu.power_w": 250.0, "gpu.energy_j": 800.0, "gpu.energy_s": 4.0}
+
+
+def test_device_is_watched_anew_in_each_trial_and_its_numbers_are_kept(bench):
+    device = FakeDevice()
+    study = bench(Surface(), "study.budget.trials=2", device=device)
     study.run()
-    assert len(stopped) == len(study.launcher.launches)
-    metrics = study.trials[0].metrics
-    assert metrics["power_w"] == 250.0
-    assert metrics["energy_per_sample_j"] > 0
-    assert metrics["step_p50_s"] == pytest.approx(0.1)
+    assert device.num_restarts == len(study.launcher.launches)
+    assert device.num_samples >= 5 * len(study.launcher.launches)
+    first = study.trials[0]
+    assert first.metrics["gpu.power_w"] == 250.0
+    assert first.metrics["gpu.energy_per_sample_j"] == pytest.approx(200.0 / first.value)
+    assert first.metrics["step_p50_s"] == pytest.approx(0.1)
+    assert "host.load_per_core" in first.metrics
 
 
 @pytest.mark.parametrize("number", [0, 3])
@@ -132,7 +143,7 @@ def test_first_ctrl_c_finishes_the_running_trial(bench):
     def failures(trial, knobs):
         if trial == 2:
             signal.raise_signal(signal.SIGINT)
-        return None
+        return
 
     study = bench(Surface(failures=failures))
     before = signal.getsignal(signal.SIGINT)
@@ -166,9 +177,7 @@ def test_interrupt_in_the_finals_reports_the_rounds_there_are(bench):
             return Failure(raises=KeyboardInterrupt)
         return None
 
-    study = bench(
-        Surface(gains={("precision.amp", "bf16"): 2.0}, failures=failures), "study.budget.trials=6", "study.budget.minutes=20"
-    )
+    study = bench(Surface(gains={("precision.amp", "bf16"): 2.0}, failures=failures), "study.budget.trials=6", minutes=20)
     summary = study.run()
     assert summary["status"] == "interrupted"
     assert summary["speedup"]["verdict"] == "faster"
