@@ -80,7 +80,7 @@ def run(asked: Asked, *, as_json: bool) -> int:
     if summary["status"] == "failed":
         raise NothingWorked(str(summary.get("reason") or "no configuration worked"))
     if summary["status"] == "interrupted":
-        commands = verdict.next_commands(folder.name, runs, has_best=bool(summary.get("best")))
+        commands = verdict.next_commands(folder.name, runs, has_best=verdict.has_winner(summary))
         raise Interrupted(f"interrupted: everything measured is kept in {folder.path}. Next: {commands[0]}")
     return 0
 

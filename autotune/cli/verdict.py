@@ -54,6 +54,11 @@ def headline(summary: Summary) -> str:
     return words if status == "complete" else f"{words} ({status})"
 
 
+def has_winner(summary: Summary) -> bool:
+    """Returns whether there is a configuration to export: a best that changes something."""
+    return bool((summary.get("best") or {}).get("overrides"))
+
+
 def next_commands(name: str, runs: Path, *, has_best: bool) -> list[str]:
     """Returns what to type next, ready to copy."""
     where = "" if runs == Path("runs") else f" --runs-dir {runs}"
@@ -138,7 +143,7 @@ def _rest(summary: Summary, path: Path) -> Table:
     took = f"  ·  {seconds_text(seconds)}" if seconds else ""
     made.add_row("outcomes", f"{counts_text(summary.get('counts') or {})}{took}")
     made.add_row("files", Text(str(path), overflow="fold"))
-    commands = next_commands(str(summary["study"]), path.parent, has_best=bool(summary.get("best")))
+    commands = next_commands(str(summary["study"]), path.parent, has_best=has_winner(summary))
     for n, command in enumerate(commands):
         made.add_row("" if n else "next", Text(command, style="command"))
     return made
@@ -157,5 +162,5 @@ def lines(summary: Summary, path: Path) -> list[str]:
         said.append(f"changed  {key}: {value_text(before.get(key))} -> {value_text(value)}")
     said.append(f"outcomes  {counts_text(summary.get('counts') or {})}")
     said.append(f"files  {path}")
-    commands = next_commands(str(summary["study"]), path.parent, has_best=bool(summary.get("best")))
+    commands = next_commands(str(summary["study"]), path.parent, has_best=has_winner(summary))
     return said + [f"next  {command}" for command in commands]
