@@ -168,7 +168,12 @@ def _loader(loader: dict[str, Any]) -> str:
         return ""
     extras = {k: v for k, v in loader.items() if k not in ("site", "ordinal", "dataset") and v is not None}
     words = [str(loader.get("dataset") or ""), *(f"{key} {value_text(value)}" for key, value in extras.items())]
-    return f"{', '.join(word for word in words if word)}; made at {loader.get('site')}"
+    return f"{', '.join(word for word in words if word)}; made at {_near(str(loader.get('site')))}"
+
+
+def _near(site: str) -> str:
+    """Returns "train.py:7" for a file of the working directory, the path as it is for others."""
+    return site.removeprefix(f"{os.getcwd()}{os.sep}")
 
 
 def _precision(precision: Any) -> str:

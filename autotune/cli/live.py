@@ -26,7 +26,6 @@ from autotune.wording import (
     number_text,
     rate_text,
     ratio_text,
-    seconds_text,
 )
 
 REFRESHES_PER_S = 4
@@ -152,7 +151,7 @@ class LiveView(View):
             words = [PHASE_WORDS.get(self._progress.phase, self._progress.phase)]
             words += [f"step {self._progress.step}"] if self._progress.step else []
             words += [rate_text(self._progress.rate_per_s, self._unit)] if self._progress.rate_per_s else []
-        return ", ".join([*words, seconds_text(max(0.0, round(self._clock() - self._now_since)))])
+        return ", ".join([*words, _elapsed_text(self._clock() - self._now_since)])
 
     @property
     def _unit(self) -> str:
@@ -189,6 +188,10 @@ def _header(study: StudyRecord) -> Group:
         f"{machine_text(study.machine)}  ·  budget {budget_text(study)}", style="quiet", no_wrap=True, overflow="ellipsis"
     )
     return Group(name, facts, Text())
+
+
+def _elapsed_text(seconds: float) -> str:
+    return f"{max(0, int(seconds))} s" if seconds < 60 else clock_text(seconds)  # no decimals: they would flicker
 
 
 def _place(outcome: str) -> tuple[bool, str]:

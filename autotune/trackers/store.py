@@ -32,7 +32,7 @@ def embedded_uri(runs: Path) -> str:
 
 
 def chosen_uri(runs: Path, *, asked: str | None = None, folder: StudyFolder | None = None) -> str:
-    """Returns where tracking goes: as asked, the study's `tracker.uri`, MLFLOW_TRACKING_URI, the embedded store: the first there is."""
+    """Returns where tracking goes: as asked, as the study says, as MLFLOW_TRACKING_URI says, or into the embedded store."""
     configured = study_uri(folder) if folder else None
     return asked or configured or os.environ.get(URI_VARIABLE) or embedded_uri(runs)
 

@@ -142,7 +142,7 @@ def test_a_study_that_grows_gets_its_new_trials_only(runs):
     folder = make_study(runs, status="running", num_trials=3)
     assert tracker.sync(folder).written == 3
     assert read_back(runs)["resnet18"].info.status == "RUNNING"
-    trials = folder.read_trials() + [add_trial(folder, 3)]
+    trials = [*folder.read_trials(), add_trial(folder, 3)]
     folder.write_summary(summary_of(folder.name, trials, status="complete"))
     assert tracker.sync(folder).written == 1
     assert read_back(runs)["resnet18"].info.status == "FINISHED"
@@ -203,7 +203,7 @@ def test_follow_ends_when_the_study_does(runs):
     argv = [sys.executable, "-m", "autotune", "sync", "resnet18", "--follow", "--runs-dir", str(runs)]
     environment = {k: v for k, v in own_environment().items() if k != "MLFLOW_TRACKING_URI"}
     process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    trials = folder.read_trials() + [add_trial(folder, 2)]
+    trials = [*folder.read_trials(), add_trial(folder, 2)]
     folder.write_summary(summary_of(folder.name, trials, status="complete"))
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 0, said
