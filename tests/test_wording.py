@@ -63,3 +63,10 @@ def test_machine_is_named_by_its_gpu_first():
 
 def test_outcomes_are_counted_with_the_good_first():
     assert wording.counts_text({"timeout": 1, "ok": 4}) == "4 ok, 1 timeout"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(16.84, "16.8"), (92_877, "92,877"), (103_982, "104k"), (2.5e6, "2.50M"), (3e9, "3.00G"), (None, "-")]
+)
+def test_compact_numbers_fit_six_characters(value, text):
+    assert wording.compact_text(value) == text

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autotune.cli.terminal import outcome_style
 from autotune.records import Kind
-from autotune.wording import bytes_text, changes_phrase, number_text, ratio_text
+from autotune.wording import bytes_text, changes_phrase, compact_text, number_text, ratio_text
 
 WIDE = 96  # from this many columns on there is room for the ratio
 QUIET_OUTCOMES = ("ok", "raced")  # a number says enough
@@ -50,8 +50,8 @@ def add(into: Table, trial: dict[str, Any], *, width: int, baseline: float | Non
         Text(str(trial["outcome"]), style=outcome_style(str(trial["outcome"]))),
         Text(number_text(value), style="name" if is_best else "number"),
         *([Text(ratio_text(ratio), style="name" if is_best else "number")] if width >= WIDE else []),
-        number_text(trial.get("device_rate")),
-        number_text(trial.get("loader_rate")),
+        compact_text(trial.get("device_rate")),
+        compact_text(trial.get("loader_rate")),
         bytes_text(trial.get("peak_memory_bytes")),
         _what(trial, is_best=is_best),
     ]

@@ -118,9 +118,13 @@ def _tiers(summary: Summary) -> RenderableType | None:
     tiers, unit = summary.get("best_by_tier") or {}, str(summary.get("unit") or "samples")
     speedup, best = summary.get("speedup") or {}, summary.get("best") or {}
     base, made = (summary.get("baseline") or {}).get("value"), Table.grid(padding=(0, 2, 0, 0))
+    seen: set[Any] = set()
     for tier in Tier:
         side = tiers.get(tier.value)
-        if side and side.get("value") is not None:
+        if side and side.get("trial") in seen:
+            made.add_row(f"  {tier.value}", Text("the same", style="quiet"))
+        elif side and side.get("value") is not None:
+            seen.add(side.get("trial"))
             ratio = (
                 speedup.get("ratio") if side.get("trial") == best.get("trial") else None
             )  # the finals' ratio is the better one
@@ -131,11 +135,12 @@ def _tiers(summary: Summary) -> RenderableType | None:
 
 
 def _diagnosis(summary: Summary) -> Group | None:
-    lines = []
+    found = []
     for entry in summary.get("diagnosis") or []:
-        advice = f" {entry['advice']}" if entry.get("advice") else ""
-        lines.append(Text.assemble(f"  {entry.get('finding', '')}", (advice, "quiet")))
-    return Group(Text("diagnosis"), *lines) if lines else None
+        text = Text(f"{entry.get('finding', '')}: ")
+        text.append(". ".join(str(entry[key]).rstrip(".") for key in ("evidence", "advice") if entry.get(key)), style="quiet")
+        found.append(Padding(text, (0, 0, 0, 2)))
+    return Group(Text("diagnosis"), *found) if found else None
 
 
 def _rest(summary: Summary, path: Path) -> Table:

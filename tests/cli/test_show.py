@@ -19,6 +19,12 @@ def test_list_is_one_line_a_study_with_its_verdict(cli, study):
     assert "running" in said
 
 
+def test_list_names_studies_in_full_at_eighty_columns(cli, study):
+    rows = cli("list").stdout.splitlines()
+    assert rows[1].startswith("resnet18 ")
+    assert max(map(len, rows)) <= 80
+
+
 def test_list_without_studies_says_how_to_make_one(cli):
     ended = cli("list")
     assert ended.returncode == 0
