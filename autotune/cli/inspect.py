@@ -54,7 +54,7 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
     from autotune.harness.protocol import Spec
     from autotune.knobs.catalogue import knob
     from autotune.launchers.base import Launch
-    from autotune.study.settings import deadlines, device_environment, memory_limit_bytes
+    from autotune.study.settings import deadlines, device_environment, memory_cap_bytes
 
     config, pinned = composed.config, composed.space.pinned
     passed = {key: {**composed.command.placeholders, **pinned}[key] for key in composed.command.placeholders}
@@ -66,7 +66,7 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
         knobs={key: value for key, value in pinned.items() if key not in passed},
         passed=passed,
         device=config.device.kind,
-        memory_limit_bytes=memory_limit_bytes(config.device.memory_limit, facts),
+        memory_limit_bytes=memory_cap_bytes(config.device, facts),
     )
     env = {**device_environment(config.device), **config.env}
     for key, value in pinned.items():

@@ -67,7 +67,7 @@ class LoaderWatch:
         watch = self
 
         @functools.wraps(construct)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             if "_autotune" in self.__dict__ or os.getpid() != watch._session.pid:
                 construct(self, *args, **kwargs)
                 return
@@ -89,7 +89,7 @@ class LoaderWatch:
             start(self, loader)
 
         @functools.wraps(advance)
-        def __next__(self: Any) -> Any:  # noqa: N807
+        def __next__(self: Any) -> Any:
             info = self._autotune
             if info is None:
                 return advance(self)

@@ -56,7 +56,7 @@ class ModuleWatch:
         watch = self
 
         @functools.wraps(call)
-        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
             if watch._depth or _is_tracing():
                 return call(module, *args, **kwargs)
             if module.training and watch._owns_trained_parameters(module):
@@ -103,7 +103,7 @@ class ModuleWatch:
         construct, watch = DistributedDataParallel.__init__, self
 
         @functools.wraps(construct)
-        def __init__(wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        def __init__(wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
             if id(module) not in watch.prepared:
                 watch.prepared[id(module)] = module
                 apply_module.prepare(module, watch._knobs, watch.reports, apply_module.observe(module))

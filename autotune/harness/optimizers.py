@@ -39,7 +39,7 @@ class OptimizerWatch:
         construct, watch = Optimizer.__init__, self
 
         @functools.wraps(construct)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             construct(self, *args, **kwargs)
             watch._known.append(weakref.ref(self))
             watch._held_groups = -1

@@ -25,7 +25,7 @@ from autotune.study.interrupts import Interrupts
 from autotune.study.plan import Listener, Plan, Tracking
 from autotune.study.proposals import Search
 from autotune.study.session import Ending, Session
-from autotune.study.settings import capacity_bytes, memory_limit_bytes
+from autotune.study.settings import capacity_bytes, memory_cap_bytes
 from autotune.study.summary import Standing, summarise
 from autotune.study.trial import TrialRunner
 
@@ -206,7 +206,7 @@ def _fingerprint(plan: Plan, facts: dict[str, Any], space: dict[str, Any]) -> st
 
 
 def _capacity_bytes(plan: Plan, first: RankResult) -> int | None:
-    limit = memory_limit_bytes(plan.config.device.memory_limit, plan.machine)
+    limit = memory_cap_bytes(plan.config.device, plan.machine)
     known = first.memory.get("capacity_bytes") or first.facts.get("device_memory_bytes")
     return limit or (int(known) if known else capacity_bytes(plan.machine))
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
+from autotune.config.checks import memory_limit_bytes
 from autotune.config.schema import DeviceOptions, MeasureOptions
-from autotune.errors import BadInput
 from autotune.launchers.base import Deadlines
 
 UNBOUNDED_S = 86_400.0  # the phases' own limits end a trial that is stuck long before
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def deadlines(measure: MeasureOptions, *, max_s: float | None) -> Deadlines:
@@ -42,25 +40,9 @@ def compile_cache(study: Path) -> dict[str, str]:
     return {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
 
 
-def memory_limit_bytes(limit: str | float | int | None, machine: dict[str, Any]) -> int | None:
-    """Returns the cap of one process in bytes; None for none.
-
-    Args:
-        limit: bytes, text with a unit, or a fraction of the memory there is (1.0 and below).
-        machine: host facts; the memory of the first GPU counts where there is one.
-
-    Raises:
-        BadInput: no amount of memory.
-    """
-    if limit is None:
-        return None
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]?i?)b?\s*", str(limit).lower())
-    amount = float(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else 0.0
-    if amount <= 0:
-        raise BadInput(
-            f"device.memory_limit: not an amount of memory, got {limit!r}. Give bytes, '8GiB', or a fraction like 0.9."
-        )
-    return int(amount * capacity_bytes(machine)) if amount <= 1 else int(amount)
+def memory_cap_bytes(device: DeviceOptions, machine: dict[str, Any]) -> int | None:
+    """Returns the cap of one process in bytes, a fraction being one of the memory there is; None for none."""
+    return memory_limit_bytes(device.memory_limit, capacity_bytes(machine))
 
 
 def capacity_bytes(machine: dict[str, Any]) -> int:

@@ -15,7 +15,7 @@ from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.study.numbers import metrics, numbers
 from autotune.study.plan import Listener, Plan
-from autotune.study.settings import compile_cache, deadlines, device_environment, memory_limit_bytes
+from autotune.study.settings import compile_cache, deadlines, device_environment, memory_cap_bytes
 from autotune.study.watch import MachineWatch, configured_device
 
 # Where chance may be the cause a trial gets a second attempt: the same again, once.
@@ -129,7 +129,9 @@ class TrialRunner:
         plan, command = self._plan, self._plan.command
         folder = self._folder.trial_path(request.number)
         everything: Knobs = {**command.placeholders, **request.knobs}
-        asked = {**plan.space.pinned, **request.changed}
+        # A pin that means nothing beside the others (prefetch_factor without workers) is left out there, not a failure.
+        pinned = {key: value for key, value in plan.space.pinned.items() if knob(key).is_active(everything)}
+        asked = {**pinned, **request.changed}
         passed = {key: everything[key] for key in command.placeholders}
         spec = Spec(
             trial=request.number,
@@ -139,7 +141,7 @@ class TrialRunner:
             passed=passed,
             target=request.target,
             device=plan.config.device.kind,
-            memory_limit_bytes=memory_limit_bytes(plan.config.device.memory_limit, plan.machine),
+            memory_limit_bytes=memory_cap_bytes(plan.config.device, plan.machine),
             rules=request.rules,
         )
         env = {**device_environment(plan.config.device), **compile_cache(self._folder.path), **plan.config.env}

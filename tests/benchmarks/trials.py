@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.config.command import CommandTemplate
-
 from autotune.failures import classify
 from autotune.harness import protocol
 from autotune.knobs.catalogue import knob

@@ -49,7 +49,7 @@ class Ui:
 
 @pytest.fixture(scope="module")
 def ui(tmp_path_factory):
-    from conftest import Cli
+    from tests.cli.conftest import Cli
 
     folder = tmp_path_factory.mktemp("ui")
     make_study(folder / "runs")
