@@ -25,8 +25,13 @@ class Finished(NamedTuple):
     mark: Mark
 
 
+RUN_AHEAD = 8  # steps the host may be ahead of a GPU: ranks must hear of the last step before they queue it
+
+
 class HostClock:
     """Step ends as the host sees them; right where the device is the host."""
+
+    run_ahead = 0
 
     def __init__(self) -> None:
         self._origin_s: Optional[float] = None
@@ -66,6 +71,8 @@ class CudaClock:
     The window is synchronised at both ends; wall time and the sum of the event gaps must agree within 1 %.
     """
 
+    run_ahead = RUN_AHEAD
+
     def __init__(self) -> None:
         import torch
 
@@ -80,7 +87,7 @@ class CudaClock:
         self.gap_frac: Optional[float] = None
 
     def _event(self) -> Any:
-        event = self._cuda.Event(enable_timing=True)
+        event = self._cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -93,6 +100,8 @@ class CudaClock:
         """Marks the end of a step."""
         self._pending.append((self._event(), self._begin, mark))
         self._begin = None
+        if len(self._pending) > RUN_AHEAD:
+            self._pending[0][0].synchronize()  # eight steps stay queued: the device never runs dry for it
 
     def finished(self) -> Iterator[Finished]:
         """Yields the steps whose events have happened since the last call; the very first only sets the origin."""
