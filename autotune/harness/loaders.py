@@ -207,6 +207,8 @@ class LoaderWatch:
             self._session.broke("reading a DataLoader")
 
     def _is_target(self, info: Loader) -> bool:
+        if not any(key.startswith(apply_loader.PREFIX) for key in self._spec.knobs):
+            return False
         if self._spec.target is None:
             return True  # nobody has said yet which loader trains: the user's pins hold for all
         return any(t["site"] == info.site and t["ordinal"] == info.ordinal for t in self._spec.target)
@@ -258,10 +260,9 @@ class LoaderWatch:
             info.samples = info.wait_s = 0.0
             info.num_yields = 0
         self._touched.clear()
-        if self.training is not None and (num_steps <= 2 or self.training.num_steps_fed * 2 >= num_steps):
-            if samples or self.training.total_samples:
-                self.unit, self.unit_source = "samples", "loader"
-                return samples, wait_s, is_foreign
+        if self._is_fed_by_loader(num_steps):
+            self.unit, self.unit_source = "samples", "loader"
+            return samples, wait_s, is_foreign
         if forward_samples:
             self.unit, self.unit_source = "samples", "forward calls"
             return forward_samples, wait_s, is_foreign
@@ -269,6 +270,12 @@ class LoaderWatch:
             self.unit, self.unit_source = "steps", "optimizer steps: no batch dimension was found"
             return 1.0, wait_s, is_foreign
         return 0.0, wait_s, is_foreign
+
+    def _is_fed_by_loader(self, num_steps: int) -> bool:
+        training = self.training
+        if training is None or not training.total_samples:
+            return False
+        return num_steps <= 2 or training.num_steps_fed * 2 >= num_steps
 
     def _choose_training(self) -> None:
         # The last loader touched before the first step (not a validation that ran before it); later the one that fed most
@@ -344,7 +351,7 @@ def leading_dimension(batch: Any, depth: int = 0) -> float:
     """Returns the leading dimension of the first tensor found in a (nested) batch; 0 when there is none."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
-        return shape[0] if len(shape) else 0  # type: ignore[no-any-return]
+        return shape[0] if len(shape) else 0
     if depth > 3:
         return 0
     if isinstance(batch, dict) or hasattr(batch, "keys"):

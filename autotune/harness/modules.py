@@ -116,7 +116,7 @@ class ModuleWatch:
         if not swap_class(root, self) and root.around is not None:
             why = f"a {type(module).__name__} cannot be given another class: its calls stay as they are"
             self.reports[apply_module.AMP] = KnobReport(NOT_APPLICABLE, why)
-        self._session.speaks = True
+        self._session.speak()
         if self._session.phase in ("init", "first_batch"):
             self._session.enter("compile" if self.is_compiled() else "first_batch")
         return root
@@ -132,7 +132,7 @@ class ModuleWatch:
         def __enter__(context: Any) -> Any:
             if watch.depth and context._enabled and not hasattr(context, "is_autotunes_own"):
                 apply_module.note_inner_autocast(watch.roots, watch.knobs, watch.reports, context)
-            return enter(context)
+            return enter(context)  # type: ignore[no-untyped-call]
 
         torch.autocast.__enter__ = __enter__  # type: ignore[method-assign]
 
@@ -204,7 +204,7 @@ class ModuleWatch:
             return False
         self._is_evaluated = False
         self._num_evaluated_steps += 1
-        return self._num_evaluated_steps * 2 < self._session.num_steps
+        return bool(self._num_evaluated_steps * 2 < self._session.num_steps)
 
     def step_done(self) -> None:
         """Called after each counted step: looking ends once every optimizer has had its turn."""
@@ -222,7 +222,7 @@ class ModuleWatch:
         for root in self.roots:
             for parameter in root.module.parameters():
                 return "cuda" if parameter.device.type == "cuda" else "cpu"
-        return self._session.optimizers.device_type()
+        return str(self._session.optimizers.device_type())
 
     def is_compiled(self) -> bool:
         """Whether the compiler is at work in this process."""
@@ -289,7 +289,8 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
     if hasattr(original, "__deepcopy__"):
         body["__deepcopy__"] = undressed("__deepcopy__")
     try:
-        _CLASS.__set__(module, type(original)(original.__name__, (_NoSubclassHook, original), body))
+        metaclass: Any = type(original)
+        _CLASS.__set__(module, metaclass(original.__name__, (_NoSubclassHook, original), body))
     except Exception:
         return False  # the program's class or its metaclass does not allow it
     return True

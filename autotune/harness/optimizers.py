@@ -63,7 +63,8 @@ class OptimizerWatch:
         if self._before in optimizer._optimizer_step_pre_hooks.values():
             return
         self._known = [ref for ref in self._known if ref() is not None]
-        self._known.append(weakref.ref(optimizer, lambda _, number=id(optimizer): self._prepared.discard(number)))
+        self._known.append(weakref.ref(optimizer))
+        self._prepared.discard(id(optimizer))  # the number of one that is gone
         self._held_groups = -1
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)

@@ -80,6 +80,10 @@ class Session:
         os.environ[protocol.SPEC_VARIABLE + "_IS_SPOKEN_FOR"] = "1"
         return is_first and self.spec.mode != "apply"
 
+    def speak(self) -> None:
+        """From now on this process writes progress lines: it trains."""
+        self.speaks = self.spec.mode != "apply"
+
     def _forked(self) -> None:
         # A fork may go on to train (a launcher that forks its ranks); one of a process that trains does not.
         self.pid = os.getpid()
@@ -124,7 +128,7 @@ class Session:
     def activate(self) -> None:
         """Called before the first optimizer step is counted: from now on this process speaks for its rank."""
         self.is_active = True
-        self.speaks = self.spec.mode != "apply"
+        self.speak()
         self.rank, self.world_size = _rank_of_process_group(self.rank, self.world_size)
         self.device = self.modules.device_type()
         self.clock = make_clock(self.device)
@@ -172,8 +176,8 @@ class Session:
         seen = (self.modules.num_graphs(), segments, retries, self.phase == "steady")
         last, self._last_seen = self._last_seen, seen
         if last is not None and last[3] != seen[3]:
-            return last[0] == seen[0] and last[2] == seen[2]
-        return last is None or last == seen
+            return bool(last[0] == seen[0] and last[2] == seen[2])
+        return last is None or bool(last == seen)
 
     def _feed(self, step: Finished) -> None:
         meter, mark = self.meter, step.mark

@@ -7,7 +7,8 @@ from typing import Any, Dict, Optional
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 
 PREFIX = "loader."
-DEFAULT_PREFETCH = 2  # torch's own, where workers are used and nothing is said
+SETTABLE = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+WITHOUT_WORKERS = {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
 
 
 def apply(knobs: Dict[str, Any], arguments: Dict[str, Any], reports: Dict[str, KnobReport], is_chained: bool) -> None:
@@ -25,9 +26,11 @@ def apply(knobs: Dict[str, Any], arguments: Dict[str, Any], reports: Dict[str, K
         name = key[len(PREFIX) :]
         if name == "batch_size":
             problem = None if is_chained else _set_batch_size(arguments, value)
-        else:
+        elif name in SETTABLE:
             arguments[name] = value
             problem = None
+        else:
+            problem = "the DataLoader has no such argument"
         if problem:
             reports[key] = KnobReport(NOT_APPLICABLE, problem)
     _drop_what_needs_workers(arguments, reports, knobs)
@@ -50,7 +53,7 @@ def _drop_what_needs_workers(arguments: Dict[str, Any], reports: Dict[str, KnobR
     # torch refuses these without workers, so a program's own setting must go when the workers go.
     if arguments.get("num_workers", 0):
         return
-    for name, neutral in (("prefetch_factor", None), ("persistent_workers", False)):
+    for name, neutral in WITHOUT_WORKERS.items():
         if arguments.get(name, neutral) != neutral:
             arguments[name] = neutral
             key = PREFIX + name

@@ -13,7 +13,8 @@ def _wake(spec_path: str) -> None:
     spec = importlib.util.spec_from_file_location(
         "_autotune_harness", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
     )
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise ImportError(f"nothing to load in {package}")
     module = importlib.util.module_from_spec(spec)
     sys.modules["_autotune_harness"] = module
     spec.loader.exec_module(module)
