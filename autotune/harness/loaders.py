@@ -266,10 +266,8 @@ class LoaderWatch:
         if forward_samples:
             self.unit, self.unit_source = "samples", "forward calls"
             return forward_samples, wait_s, is_foreign
-        if self.unit_source != "forward calls":
-            self.unit, self.unit_source = "steps", "optimizer steps: no batch dimension was found"
-            return 1.0, wait_s, is_foreign
-        return 0.0, wait_s, is_foreign
+        is_counted = self.unit_source == "forward calls"  # then a step without forward has no samples
+        return 0.0 if is_counted else 1.0, wait_s, is_foreign
 
     def _is_fed_by_loader(self, num_steps: int) -> bool:
         training = self.training

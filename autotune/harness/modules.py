@@ -243,9 +243,10 @@ _CLASS: Any = object.__dict__["__class__"]  # the real slot, under whatever a cl
 
 
 class _NoSubclassHook:
-    """Before the program's class in the order of resolution: its `__init_subclass__` (a registry, say) is not told."""
+    """Before the program's class in the order of resolution: its `__init_subclass__` (a registry, say) is not told.
 
-    __slots__ = ()
+    Without `__slots__`: an object's class can only be replaced by one of the same layout.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
