@@ -64,6 +64,7 @@ class Meter:
         self.reason = ""
         self._warm = Blocks(self.width, rules.block_min_s)
         self._warm_s = 0.0
+        self._has_closed = False
         self._quiet_s = 0.0
         self._quiet_steps = 0
         self._window = Blocks(self.width, rules.block_min_s)
@@ -96,7 +97,7 @@ class Meter:
         else:
             self._quiet_steps += 1
             self._quiet_s += step_s
-            self._warm.add(step_s, samples)
+            self._has_closed = self._warm.add(step_s, samples)
         if self._is_warm():
             self.phase = STEADY
         elif self._warm_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # never quiet: measured all the same
@@ -109,7 +110,7 @@ class Meter:
             return self._quiet_steps >= rules.slow_warmup_steps
         if self._quiet_steps < rules.warmup_quiet_steps or self._quiet_s < rules.warmup_min_device_s:
             return False
-        return len(self._warm) >= 2 and self._blocks_agree()
+        return self._has_closed and len(self._warm) >= 2 and self._blocks_agree()
 
     def _blocks_agree(self) -> bool:
         earlier, later = self._warm.rates_per_s[-2:]

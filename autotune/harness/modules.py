@@ -12,6 +12,8 @@ import functools
 import sys
 from typing import Any, Callable, Dict, List, Optional, Set
 
+from torch.compiler import is_compiling
+
 from .apply import module as apply_module
 from .loaders import leading_dimension
 from .protocol import NOT_APPLICABLE, KnobReport
@@ -41,11 +43,13 @@ class ModuleWatch:
         self.wrappers: List[str] = []
         self.depth = 0
         self._samples = 0.0
-        self._is_evaluated = False
+        self.is_evaluated = False
         self._num_evaluated_steps = 0
         self._compile_counters: Any = None
         self._call: Any = None
         self._enter_autocast: Any = None
+        self.is_looking = False
+        self.is_counting = session.spec.mode != "apply"
         self._look_until = DISCOVERY_STEPS
         self._patch_wrappers()
         self.look()
@@ -57,6 +61,7 @@ class ModuleWatch:
         """Starts looking at every module call of the process."""
         from torch.nn import Module
 
+        self.is_looking = True
         if self._call is not None:
             return
         self._call = call = Module.__call__
@@ -64,7 +69,7 @@ class ModuleWatch:
 
         @functools.wraps(call)
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch.depth or _is_tracing():
+            if watch.depth or is_compiling():
                 return call(module, *args, **kwargs)
             root = watch._adopted(module) if module.training else None
             if root is not None:
@@ -80,7 +85,9 @@ class ModuleWatch:
     def look_again(self) -> None:
         """Called when an optimizer is made: what it trains may not have been met yet."""
         self._look_until = self._session.num_steps + DISCOVERY_STEPS
-        if not self.depth:
+        if self.depth:
+            self.is_looking = True  # as soon as the root's call is over
+        else:
             self.look()
 
     def stop_looking(self) -> None:
@@ -165,17 +172,16 @@ class ModuleWatch:
 
     def run(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
         """Calls a root by `call`, the call of its own class, with its samples counted and in the trial's precision."""
-        if root.is_counted:
+        if root.is_counted and self.is_counting:
             self._called(args, kwargs)
-        is_looking = self._call is not None
-        if is_looking:
+        if self.is_looking:
             self.stop_looking()  # the compiler must meet modules as torch made them
         self.depth += 1
         try:
             return call(root.module, *args, **kwargs) if root.around is None else root.around(call, root.module, args, kwargs)
         finally:
             self.depth -= 1
-            if is_looking:
+            if self.is_looking:
                 self.look()
 
     def _called(self, args: Any, kwargs: Any) -> None:
@@ -191,7 +197,7 @@ class ModuleWatch:
 
     def evaluated(self) -> None:
         """Called when a root is called in evaluation mode."""
-        self._is_evaluated = True
+        self.is_evaluated = True
 
     def take_samples(self) -> float:
         """Returns the leading dimensions given to the first root since the last step."""
@@ -200,15 +206,14 @@ class ModuleWatch:
 
     def take_evaluated(self) -> bool:
         """Returns whether an evaluation lay in the step that just ended; one that lies in most steps is part of them."""
-        if not self._is_evaluated:
-            return False
-        self._is_evaluated = False
+        self.is_evaluated = False
         self._num_evaluated_steps += 1
         return bool(self._num_evaluated_steps * 2 < self._session.num_steps)
 
     def step_done(self) -> None:
         """Called after each counted step: looking ends once every optimizer has had its turn."""
-        if self._call is not None and self._session.num_steps >= self._look_until:
+        if self._session.num_steps >= self._look_until:
+            self.is_looking = False
             self.stop_looking()
             if self._enter_autocast is not None:
                 import torch
@@ -261,7 +266,6 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
         Whether the module could be given another class (a ScriptModule cannot).
     """
     module, original = root.module, type(root.module)
-    is_tracing = _is_tracing
 
     def show_class(self: Any) -> type:
         return original
@@ -278,7 +282,7 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
         return call
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_tracing() or watch.depth:
+        if watch.depth or is_compiling():
             return original.__call__(self, *args, **kwargs)
         if not self.training:
             watch.evaluated()
@@ -295,12 +299,6 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
     except Exception:
         return False  # the program's class or its metaclass does not allow it
     return True
-
-
-def _is_tracing() -> bool:
-    import torch
-
-    return torch.compiler.is_compiling()
 
 
 def root_names(watch: ModuleWatch) -> List[str]:

@@ -38,11 +38,11 @@ class LossWatch:
         self.first: Any = None
         self.last: Any = None
         self.count = 0
-        backward, watch = torch.Tensor.backward, self
+        backward, is_compiling, watch = torch.Tensor.backward, torch.compiler.is_compiling, self
 
         @functools.wraps(backward)
         def watched_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and self.numel() == 1:
+            if not is_compiling() and self.numel() == 1:
                 watch.last = self.detach()
                 watch.count += 1
                 if watch.first is None:

@@ -17,11 +17,13 @@ from typing import Any, Dict, List, Optional
 
 from . import protocol
 from .apply import process as apply_process
-from .clock import Finished, Mark, make_clock
+from .clock import Finished, make_clock
 from .meter import DONE, STEADY, WARMUP, Meter
 
 HEARTBEAT_S = 0.2  # at most five lines a second
 INSPECT_STEPS = 3
+EAGER_STEPS = 8  # looked at one by one
+LOOK_S = 0.01  # then at most a hundred looks a second
 EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
 LAST_RANK_S = 5.0
 ANNOUNCE_AHEAD = 2  # rank 0 announces the last step this many steps ahead: every rank sees it in time (collectives keep step)
@@ -43,7 +45,8 @@ class Session:
         self.speaks = self._is_first_to_speak()  # writes progress lines
         self._is_child = _is_multiprocessing_child()
         self._progress = -1
-        self._next_beat_s = 0.0
+        self._next_beat_s = self._next_look_s = 0.0
+        self._is_applying = self.spec.mode == "apply"
         self.num_steps = 0
         self.steps: Dict[str, List[float]] = {"end_s": [], "samples": [], "wait_s": []}
         self.error: Optional[Dict[str, str]] = None
@@ -148,19 +151,30 @@ class Session:
         if not self.is_active:
             self.activate()
         self.num_steps += 1
-        self.modules.step_done()
-        if self.spec.mode == "apply":
+        if self.modules.is_looking:
+            self.modules.step_done()
+        if self._is_applying:
             return
         samples, wait_s, is_foreign = self.loaders.take_step(self.modules.take_samples())
-        is_foreign = self.modules.take_evaluated() or is_foreign
-        self.clock.mark(Mark(samples, wait_s, self._is_quiet(), is_foreign))
+        if self.modules.is_evaluated:
+            is_foreign = self.modules.take_evaluated() or is_foreign
+        now_s = self.clock.mark(samples, wait_s, is_foreign)
+        # Short steps are looked at several at once: cold code at every step costs far more than it does in a row.
+        if now_s >= self._next_look_s or self.num_steps <= EAGER_STEPS or self.world_size > 1:
+            self._next_look_s = now_s + LOOK_S
+            self._look(now_s)
+
+    def _look(self, now_s: float) -> None:
+        if not self._is_quiet():
+            self.clock.noise()
         for step in self.clock.finished():
             self._feed(step)
+        # The loader's batches say how many samples a step has: its calls need not (a GPU's clock wants to know of them).
+        self.modules.is_counting = self.device == "cuda" or self.loaders.unit_source != "loader"
         if self.num_steps == 1:
             self._first_step()
         if self._must_leave():
             self.leave("measured")
-        now_s = time.monotonic()
         if now_s >= self._next_beat_s:
             self.beat(now_s)
             self.memory.sample()
@@ -180,22 +194,22 @@ class Session:
         return last is None or bool(last == seen)
 
     def _feed(self, step: Finished) -> None:
-        meter, mark = self.meter, step.mark
+        meter = self.meter
         if meter is None:
             return
         self.steps["end_s"].append(step.end_s)
-        self.steps["samples"].append(mark.samples)
-        self.steps["wait_s"].append(mark.wait_s)
-        if mark.is_foreign:
+        self.steps["samples"].append(step.samples)
+        self.steps["wait_s"].append(step.wait_s)
+        if step.is_foreign:
             return  # an evaluation or another loader's pass lay in this step: not training time
         before = meter.phase
-        after = meter.feed(step.step_s, mark.samples, is_quiet=mark.is_quiet)
+        after = meter.feed(step.step_s, step.samples, is_quiet=step.is_quiet)
         if before == STEADY:
-            self.window_wait_s += mark.wait_s
+            self.window_wait_s += step.wait_s
             self.window_busy_s += step.busy_s
             self.window_s += step.step_s
-            self.window_samples += mark.samples
-        if after == WARMUP and mark.is_quiet:
+            self.window_samples += step.samples
+        if after == WARMUP and step.is_quiet:
             self.enter("warmup")
         elif before == WARMUP and after == STEADY:
             self.clock.open_window()
