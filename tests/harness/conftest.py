@@ -93,5 +93,5 @@ def execute(argv: list[str], folder: Path, added: dict[str, str]) -> Run:
 
 def baseline_then(trial: Trial, program: str, *words: str, knobs: dict[str, Any], **options: Any) -> tuple[Any, Any]:
     """Returns the results of the baseline and of a trial that turns `knobs` at the loader the baseline has found."""
-    baseline = trial(program, *words, **options).result()
+    baseline = trial(program, *words, mode="inspect", **options).result()
     return baseline, trial(program, *words, knobs=knobs, target=baseline.target, **options).result()

@@ -12,8 +12,7 @@ KNOBS = {"loader.batch_size": 6, "loader.num_workers": 1}
 
 
 def test_knobs_hold_at_the_training_loader_alone_and_chain_the_own_worker_init(trial: Trial) -> None:
-    baseline = trial("loaders.py", "validated").result()
-    assert set(baseline.steps["samples"][3:]) <= {12}
+    baseline = trial("loaders.py", "validated", mode="inspect").result()
     knobs = {**KNOBS, "loader.prefetch_factor": 4, "loader.persistent_workers": True}
     run = trial("loaders.py", "validated", knobs=knobs, target=baseline.target)
     found = run.result()
@@ -22,6 +21,13 @@ def test_knobs_hold_at_the_training_loader_alone_and_chain_the_own_worker_init(t
     assert set(re.findall("held out: .*", run.stdout)) == {"held out: 0 30"}
     assert (run.folder / "init0.txt").read_text() == "ran\n"
     assert found.loader_rate_per_s is not None
+
+
+def test_an_evaluation_between_steps_is_no_part_of_the_window(trial: Trial) -> None:
+    found = trial("loaders.py", "validated").result()
+    assert set(found.steps["samples"]) == {12}
+    assert found.window is not None
+    assert min(found.window.block_rates_per_s) > 800  # a block with the 0.3 s evaluation in it holds 240 samples at most
 
 
 @pytest.mark.parametrize("kind", ["accelerate", "rebuilt", "sampler"])
