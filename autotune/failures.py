@@ -42,12 +42,17 @@ SUSPECTED_OOM = re.compile(
 )
 WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)?[^)]*\) (?:is killed by signal: Killed|exited unexpectedly)")
 TOO_MANY_FILES = re.compile(r"\[Errno 24\]|Too many open files")
-# A rank that only lost its peer: somebody else's failure is the trial's.
+# Second-hand accounts: a rank that only lost its peer, and parents that tell of a child's end.
 PEER_LOST = re.compile(
     r"Connection (?:reset|closed|refused)|connectFullMesh|[Gg]loo|DistBackendError|ProcessGroup|NCCL|Broken pipe|heartbeat",
 )
-ELASTIC_CODE = re.compile(r"exitcode\s*:\s*-(\d+)")  # torchrun reports how its worker died, and exits with 1 itself
-TRACEBACK = re.compile(r"^[ |+-]*Traceback \(most recent call last\):", re.MULTILINE)
+PARENT_CLASSES = frozenset({"ChildFailedError", "SignalException", "CalledProcessError", "ProcessExitedException"})
+# How a parent says which signal ended its child: torchrun (which exits with 1), subprocess, torch.multiprocessing.spawn.
+ELASTIC_CODE = re.compile(r"Root Cause.*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+RELAYED_NAME = re.compile(r"(?:died with <Signals\.|terminated with signal )(SIG[A-Z0-9]+)")
+CPP_SAID = re.compile(r"what\(\):\s*(\S.*)")  # of an exception that ends a C++ program by SIGABRT
+RANK_PREFIX = re.compile(r"^\[rank\d+\]:[ ]?", re.MULTILINE)  # torch puts it before every line of a traceback
+TRACEBACK = re.compile(r"^[ |+-]*(?:Original )?Traceback \(most recent call last\):", re.MULTILINE)
 RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*)?$")  # "torch.OutOfMemoryError: CUDA out of memory ..."
 LONGER = "Let it train longer: more epochs, or more data"
 UNTRAINED = "no optimizer step was seen: the program does not train, or in a way that is not recognised"
@@ -55,6 +60,7 @@ UNLOADED = (
     "harness not loaded: the program ended without a sign of it. Python was started with -I or -E, the environment was cleared "
     "on the way, or the command runs no Python"
 )
+HARNESS_FAULT = re.compile(r"^autotune: the harness (?:could not start|failed to start).*", re.MULTILINE)
 START_REFUSED = "autotune: the command cannot be started: "
 
 
@@ -108,8 +114,11 @@ def _decide(facts: Facts) -> Verdict:
     if facts.cause == "stopped":
         return Outcome.interrupted, facts.stop_reason or "stopped"
     failed = [result for result in facts.results if result.status == "failed"]
+    own = [result for result in failed if not _is_second_hand(result, facts)]
+    if own or (failed and not (_signal(facts)[0] or facts.cause == "deadline")):
+        return _of_exception(min(own or failed, key=lambda result: result.rank), facts)
     if failed:
-        return _of_exception(_root(failed), facts)
+        return _of_ending(facts)
     if facts.results and not _missing(facts.results):
         return _of_answers(facts)
     return _of_ending(facts)
@@ -129,6 +138,8 @@ def _of_answers(facts: Facts) -> Verdict:
         return Outcome.ok, ""
     for result in facts.results:
         if result.window is None or result.throughput_per_s is None:
+            if facts.exit_code:  # it gave up by itself, without an exception: sys.exit(3)
+                return _of_status(facts)
             return Outcome.error, f"{_unmeasured(result)}{_on(result, facts)}"
         if not result.throughput_per_s > 0:  # also NaN
             return Outcome.error, f"no usable rate was measured, got {result.throughput_per_s}{_on(result, facts)}"
@@ -159,34 +170,41 @@ def _unmeasured(result: RankResult) -> str:
 
 
 def _steps_of(result: RankResult) -> int:
-    return len(result.steps.get("end_s") or ())
+    return max(len(result.steps.get("end_s") or ()), int(result.detected.get("num_steps") or 0))
 
 
 # A rank has raised ---------------------------------------------------------------------------------------------------------
 
 
-def _root(failed: Sequence[RankResult]) -> RankResult:
-    """Returns the rank that failed first, as far as can be told: not one that only lost its peer, then the lowest."""
-    return min(failed, key=lambda result: (bool(PEER_LOST.search(_raised(result))), result.rank))
+def _is_second_hand(result: RankResult, facts: Facts) -> bool:
+    """Whether a rank only tells of somebody else's failure; when another rank has one of its own, that one is the root."""
+    line = _raised(result)
+    if _class_of(result) in OOM_CLASSES | HOST_OOM_CLASSES or _of_message(line, line, facts):
+        return False
+    return _class_of(result) in PARENT_CLASSES or bool(PEER_LOST.search(line))
+
+
+def _class_of(result: RankResult) -> str:
+    return (result.error or {}).get("type", "").rsplit(".", 1)[-1]
 
 
 def _of_exception(result: RankResult, facts: Facts) -> Verdict:
     error = result.error or {}
     line = f"{_raised(result)}{_on(result, facts)}"
-    if error.get("type", "").rsplit(".", 1)[-1] in OOM_CLASSES:
+    if _class_of(result) in OOM_CLASSES:
         return Outcome.device_oom, line
-    if error.get("type", "").rsplit(".", 1)[-1] in HOST_OOM_CLASSES:
+    if _class_of(result) in HOST_OOM_CLASSES:
         return Outcome.host_oom, line
     text = f"{error.get('message', '')}\n{facts.log_tail if WORKER_KILLED.search(error.get('message', '')) else ''}"
     return _of_message(text, line, facts) or (Outcome.error, line)
 
 
 def _raised(result: RankResult) -> str:
-    """Returns the last line of the user's traceback: "ValueError: bad shape"."""
-    error = result.error or {}
-    lines = [line.strip() for line in error.get("message", "").splitlines() if line.strip()]
-    name = error.get("type", "").rsplit(".", 1)[-1] or "an exception of unknown class"
-    return f"{name}: {lines[0]}" if lines else name
+    """Returns the last line of the user's traceback: "ValueError: bad shape"; of a worker's, when a worker raised it."""
+    message = (result.error or {}).get("message", "")
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    name = _class_of(result) or "an exception of unknown class"
+    return raised_in(message) or (f"{name}: {lines[0]}" if lines else name)
 
 
 def _of_message(text: str, line: str, facts: Facts) -> Verdict | None:
@@ -223,19 +241,23 @@ def _used_frac(facts: Facts) -> float:
 
 def _of_ending(facts: Facts) -> Verdict:
     name, is_relayed = _signal(facts)
-    raised = raised_in(facts.log_tail)
+    raised = raised_in(facts.log_tail) if facts.exit_code != 0 else ""  # a program that succeeded has survived what it logged
     if name in ("SIGKILL", "SIGBUS") and facts.oom_kills:
         return Outcome.host_oom, f"the kernel killed {facts.oom_kills} process(es) for memory in phase {facts.phase}"
     if facts.cause == "deadline":
         return _of_silence(facts)
-    if name and not (is_relayed and raised):
-        return _of_message(raised, raised, facts) or (Outcome.crash, _crash(name, is_relayed, facts))
+    if name:
+        said = raised or "".join(CPP_SAID.findall(facts.log_tail)[-1:])
+        if known := _of_message(said, said, facts):
+            return known
+        quoted = f": {said}" if said and not PEER_LOST.search(said) else ""
+        return Outcome.crash, f"{_crash(name, is_relayed, facts)}{quoted}"
     if raised:
         return _of_message(f"{raised}\n{_relevant(facts.log_tail, raised)}", raised, facts) or (Outcome.error, raised)
     if facts.results:
         return Outcome.error, "; ".join(facts.problems) or f"no result from rank {_missing(facts.results)[0]}"
     if facts.problems:
-        return Outcome.error, f"the result is unusable: {'; '.join(facts.problems)}"
+        return Outcome.error, "; ".join(facts.problems)
     if facts.exit_code:
         return _of_status(facts)
     return Outcome.error, _unseen(facts)
@@ -262,6 +284,8 @@ def _of_status(facts: Facts) -> Verdict:
 
 
 def _unseen(facts: Facts) -> str:
+    if fault := HARNESS_FAULT.search(facts.log_tail):
+        return f"harness not loaded: {fault[0].removeprefix('autotune: ')}"
     if not facts.is_harness_seen:
         return UNLOADED
     if facts.num_steps == 0 and facts.phase in (*STARTING, "exit"):
@@ -275,10 +299,11 @@ def _signal(facts: Facts) -> tuple[str, bool]:
         return facts.signal, False
     if facts.exit_code is not None and 128 < facts.exit_code <= 128 + 64:
         return _signal_name(facts.exit_code - 128), True
-    relayed = ELASTIC_CODE.search(facts.log_tail)
-    if facts.exit_code and relayed:
-        return _signal_name(int(relayed[1])), True
-    return "", False
+    code = ELASTIC_CODE.search(facts.log_tail)
+    if facts.exit_code and code and int(code[1]) < 0:
+        return _signal_name(-int(code[1])), True
+    name = RELAYED_NAME.search(raised_in(facts.log_tail))
+    return (name[1], True) if facts.exit_code and name else ("", False)
 
 
 def _signal_name(number: int) -> str:
@@ -303,6 +328,7 @@ def raised_in(log: str) -> str:
 
     torchrun's own traceback, which follows its worker's, is passed over.
     """
+    log = RANK_PREFIX.sub("", log)
     for start in reversed([match.end() for match in TRACEBACK.finditer(log)]):
         lines = (line.lstrip(" |+-") if "|" in line[:8] else line for line in log[start:].splitlines())
         line = next((line.strip() for line in lines if RAISED.match(line)), "")
@@ -313,7 +339,7 @@ def raised_in(log: str) -> str:
 
 def _relevant(log: str, raised: str) -> str:
     """Returns what follows the raised line: messages go on for several lines."""
-    return log[log.rfind(raised) :]
+    return log[max(0, log.rfind(raised)) :]
 
 
 def _missing(results: Sequence[RankResult]) -> list[int]:

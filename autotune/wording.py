@@ -69,6 +69,14 @@ def number_text(value: float | None, *, digits: int = 3) -> str:
     return f"{whole}.{fraction}{'0' * max(0, digits - shown)}" if shown < digits and value else text
 
 
+def compact_text(value: float | None) -> str:
+    """Returns a number in six characters at most: "16.8", "92,877", "104k"; a dash for None."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e5, "k")):
+        if value is not None and value >= size:
+            return f"{number_text(value / min(size, 1e3 if letter == 'k' else size))}{letter}"
+    return number_text(value)
+
+
 def rate_text(value: float | None, unit: str) -> str:
     """Returns a rate with its unit: "56.8 samples/s"."""
     return DASH if value is None else f"{number_text(value)} {unit}/s"

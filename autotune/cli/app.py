@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from autotune import __version__
 from autotune.errors import BadInput, one_of
@@ -19,13 +20,12 @@ HELP = """Finds the fastest correct way to run a PyTorch training job on this ma
     autotune ui                                  compare the trials in the MLflow UI
 """
 
-COMMAND = " [-- COMMAND ...]"
 _PANEL_TUNE, _PANEL_SEE, _PANEL_KNOW = "Tune", "See and use results", "Look before you tune"
 
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...", help="Configuration: KEY=8 pins a knob, KEY=choice(4,8,16) tunes it.", show_default=False
+        metavar="KEY=VALUE", help="Configuration: KEY=8 pins a knob, KEY=choice(4,8,16) tunes it.", show_default=False
     ),
 ]
 ConfigDir = Annotated[
@@ -40,7 +40,7 @@ RunsDir = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Study = Annotated[str, typer.Argument(metavar="STUDY", help="A study's name; a default name means its latest study.")]
-AnyStudy = Annotated[str | None, typer.Argument(metavar="[STUDY]", help="A study's name; the latest study when not given.")]
+AnyStudy = Annotated[str | None, typer.Argument(metavar="STUDY", help="A study's name; the latest study when not given.")]
 Uri = Annotated[
     str | None,
     typer.Option("--uri", metavar="URI", help="Tracking server or store instead of the study's own.", show_default=False),
@@ -52,13 +52,21 @@ def build() -> Any:
     return typer.main.get_command(app)
 
 
+class _WithCommand(TyperCommand):
+    """A command that takes a program's command line behind `--`; the CLI library never sees that part."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Returns the words of the usage line."""
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND ...]"]
+
+
 app = typer.Typer(
     help=HELP,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     suggest_commands=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -79,7 +87,7 @@ def _options(
     """Options before any command."""
 
 
-@app.command(options_metavar="[OPTIONS]", rich_help_panel=_PANEL_TUNE)
+@app.command(cls=_WithCommand, rich_help_panel=_PANEL_TUNE)
 def run(
     context: typer.Context,
     overrides: Overrides = None,
@@ -168,6 +176,7 @@ def ui(
 def sync(
     study: AnyStudy = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on while the study runs.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every study of the folder.")] = False,
     uri: Uri = None,
     runs_dir: RunsDir = None,
 ) -> int:
@@ -175,10 +184,14 @@ def sync(
     from autotune.cli import sync as implementation
     from autotune.cli.show import chosen
 
+    if every and (study or follow):
+        raise BadInput("--all: every study, got a STUDY or --follow too. Give one of them.")
+    if every:
+        return implementation.sync_all(_runs(runs_dir), uri=uri)
     return implementation.sync(chosen(_runs(runs_dir), study), uri=uri, follow=follow)
 
 
-@app.command(rich_help_panel=_PANEL_KNOW)
+@app.command(cls=_WithCommand, rich_help_panel=_PANEL_KNOW)
 def inspect(context: typer.Context, overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False) -> int:
     """Inspect a program: what was detected, which knobs it can turn, and why not the others.
 
@@ -193,7 +206,7 @@ def inspect(context: typer.Context, overrides: Overrides = None, config_dir: Con
 
 @app.command(rich_help_panel=_PANEL_KNOW)
 def knobs(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A knob's key.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A knob's key.", show_default=False)] = None,
 ) -> int:
     """Explain the knobs: what each changes, when it helps, when it hurts."""
     from autotune.cli import knobs as implementation

@@ -37,5 +37,5 @@ def _tier(name: str | None) -> Tier | None:
     if name is None:
         return None
     if name not in list(Tier):
-        raise BadInput(f"--tier: no such tier, got {name!r}. {one_of(name, Tier)}")
+        raise BadInput(f"--tier: no such tier, got {name!r}. {one_of(name, [t.value for t in Tier])}")
     return Tier(name)

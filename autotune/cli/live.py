@@ -15,11 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli import trials, verdict
-from autotune.cli.plain import budget_text
+from autotune.cli.plain import View, budget_text
 from autotune.cli.terminal import outcome_style
 from autotune.harness.protocol import Progress
-from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
-from autotune.study import Listener
+from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
 from autotune.wording import (
     changes_phrase,
     clock_text,
@@ -27,7 +26,6 @@ from autotune.wording import (
     number_text,
     rate_text,
     ratio_text,
-    seconds_text,
 )
 
 REFRESHES_PER_S = 4
@@ -43,7 +41,7 @@ PHASE_WORDS = {
 }
 
 
-class LiveView(Listener):
+class LiveView(View):
     """Shows a study on a terminal."""
 
     def __init__(self, console: Console, path: Path, clock: Callable[[], float] = time.time) -> None:
@@ -55,10 +53,13 @@ class LiveView(Listener):
         self._now: tuple[int, Kind, Knobs, str] | None = None
         self._now_since = 0.0
         self._progress: Progress | None = None
-        self._note = ""
         self._spinner = Spinner("dots", style="key")
         self._live = Live(
-            get_renderable=self.footer, console=console, refresh_per_second=REFRESHES_PER_S, transient=True, redirect_stderr=False
+            get_renderable=self.footer,
+            console=console,
+            refresh_per_second=REFRESHES_PER_S,
+            transient=True,
+            redirect_stderr=False,
         )
 
     def started(self, study: StudyRecord) -> None:
@@ -85,11 +86,9 @@ class LiveView(Listener):
         if trial.outcome.may_win and trial.kind is not Kind.final and _value(trial) > _value(self._best):
             self._best = trial
         width = self._console.width
-        row = trials.table(width, header=False)
         baseline = self._baseline.value if self._baseline else None
         best = self._best.number if self._best and self._best is not self._baseline else None
-        trials.add(row, vars(trial), width=width, baseline=baseline, best=best)
-        self._console.print(row)
+        self._console.print(trials.row(vars(trial), width=width, baseline=baseline, best=best))
         self._now = None
 
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
@@ -119,6 +118,7 @@ class LiveView(Listener):
         grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         grid.add_row("best", self._best_line())
         grid.add_row("now", self._now_line())
+        grid.add_row("", self._what_line())
         grid.add_row("so far", self._outcomes_line())
         time_row = self._time_row(width)
         return Group(Rule(style="quiet"), grid, *([time_row] if time_row is not None else []))
@@ -129,29 +129,37 @@ class LiveView(Listener):
         if self._best is self._baseline:
             return Text(f"the baseline, {rate_text(self._baseline.value, self._baseline.unit)}")
         ratio = _value(self._best) / max(_value(self._baseline), 1e-12)
-        rates = f" {rate_text(self._best.value, self._best.unit)} against {number_text(self._baseline.value)}  "
-        return Text.assemble((ratio_text(ratio), "bold good"), rates, (changes_phrase(self._best.changed), "default"))
+        rates = f"  {rate_text(self._best.value, self._best.unit)} against {number_text(self._baseline.value)}  "
+        return Text.assemble((ratio_text(ratio), "win"), rates, (changes_phrase(self._best.changed), "default"))
 
-    def _now_line(self) -> RenderableType:
+    def _now_line(self) -> Text:
         if self._now is None:
             return Text("choosing what to try", style="quiet")
-        number, kind, knobs, _ = self._now
-        what = changes_phrase(knobs) if kind is Kind.search else f"{kind.value} {changes_phrase(knobs, none='')}".strip()
-        line = Text.assemble(self._spinner.render(self._clock()), f" {number:04d} {what}  ")  # type: ignore[arg-type]
-        line.append(self._phase_words(), style="quiet")
-        return line
+        frame = self._spinner.render(self._clock())
+        return Text.assemble(frame if isinstance(frame, Text) else "", f" trial {self._now[0]:04d} {self._phase_words()}")
+
+    def _what_line(self) -> Text:
+        if self._now is None:
+            return Text()
+        _, kind, knobs, why = self._now
+        what = "the program as it is" if kind is Kind.baseline or not knobs else changes_phrase(knobs)
+        return Text.assemble(f"{kind.value}: " if kind is Kind.final else "", what, (f"  {why}" if why else "", "quiet"))
 
     def _phase_words(self) -> str:
         words = [PHASE_WORDS["spawn"]]
         if self._progress is not None:
             words = [PHASE_WORDS.get(self._progress.phase, self._progress.phase)]
             words += [f"step {self._progress.step}"] if self._progress.step else []
-            words += [f"{number_text(self._progress.rate_per_s)}/s"] if self._progress.rate_per_s else []
-        return ", ".join([*words, seconds_text(max(0.0, round(self._clock() - self._now_since)))])
+            words += [rate_text(self._progress.rate_per_s, self._unit)] if self._progress.rate_per_s else []
+        return ", ".join([*words, _elapsed_text(self._clock() - self._now_since)])
+
+    @property
+    def _unit(self) -> str:
+        return self._baseline.unit if self._baseline else "samples"
 
     def _outcomes_line(self) -> Text:
         line = Text()
-        for name, count in sorted(self._counts.items(), key=lambda pair: (pair[0] != "ok", pair[0])):
+        for name, count in sorted(self._counts.items(), key=lambda pair: _place(pair[0])):
             line.append(f"{count} {name}", style=outcome_style(name)).append("  ")
         return line if self._counts else Text("no trial yet", style="quiet")
 
@@ -176,8 +184,18 @@ class LiveView(Listener):
 
 def _header(study: StudyRecord) -> Group:
     name = Text.assemble((study.name, "name"), f"  {study.title}", no_wrap=True, overflow="ellipsis")
-    facts = Text(f"{machine_text(study.machine)}  ·  budget {budget_text(study)}", style="quiet", no_wrap=True, overflow="ellipsis")
+    facts = Text(
+        f"{machine_text(study.machine)}  ·  budget {budget_text(study)}", style="quiet", no_wrap=True, overflow="ellipsis"
+    )
     return Group(name, facts, Text())
+
+
+def _elapsed_text(seconds: float) -> str:
+    return f"{max(0, int(seconds))} s" if seconds < 60 else clock_text(seconds)  # no decimals: they would flicker
+
+
+def _place(outcome: str) -> tuple[bool, str]:
+    return (not Outcome(outcome).has_value, outcome)
 
 
 def _value(trial: TrialRecord | None) -> float:

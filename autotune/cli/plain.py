@@ -12,7 +12,14 @@ from autotune.study import Listener
 from autotune.wording import bytes_text, changes_phrase, interval_text, machine_text, number_text, rate_text, seconds_text
 
 
-class Quiet(Listener):
+class View(Listener):
+    """What `run` shows a study with."""
+
+    def close(self) -> None:
+        """Gives the terminal back; called for every way a study can end, also by an exception."""
+
+
+class Quiet(View):
     """Says on standard error what a person must know; standard output belongs to the document."""
 
     def notice(self, message: str) -> None:
@@ -20,7 +27,7 @@ class Quiet(Listener):
         print(f"autotune: {message}", file=sys.stderr, flush=True)
 
 
-class PlainLines(Listener):
+class PlainLines(View):
     """One line an event."""
 
     def __init__(self, path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
-import os
 import platform
 import subprocess
 import sys
@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING
 
 import autotune
 from autotune.cli import verdict
+from autotune.cli.processes import own_environment
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput, Interrupted, NothingWorked
 from autotune.run_dir import StudyFolder
 from autotune.trackers.store import NONE
 
 if TYPE_CHECKING:
+    from autotune.cli.plain import View
     from autotune.config.compose import Composed
-    from autotune.study import Listener, Plan
+    from autotune.study import Plan
 
 LIBRARIES = ("optuna", "hydra-core", "mlflow", "numpy", "scipy")
 TRACKING_LOG = "tracking.log"
@@ -70,14 +72,15 @@ def run(asked: Asked, *, as_json: bool) -> int:
     runs = Path(composed.config.runs_dir)
     plan = _plan(composed, facts)
     folder = create(runs, composed.name)
-    listener = _listener(folder, as_json=as_json)
-    summary = run_study(plan, folder, listener)
+    view = _view(folder, as_json=as_json)
+    with contextlib.closing(view):
+        summary = run_study(plan, folder, view)
     if as_json:
         print_json(summary)
     if summary["status"] == "failed":
         raise NothingWorked(str(summary.get("reason") or "no configuration worked"))
     if summary["status"] == "interrupted":
-        commands = verdict.next_commands(folder.name, runs, has_best=bool(summary.get("best")))
+        commands = verdict.next_commands(folder.name, runs, has_best=verdict.has_winner(summary))
         raise Interrupted(f"interrupted: everything measured is kept in {folder.path}. Next: {commands[0]}")
     return 0
 
@@ -131,13 +134,10 @@ def start_tracking(folder: StudyFolder) -> subprocess.Popen[bytes]:
     """Starts `autotune sync --follow` for a study; its output goes to tracking.log in the study's folder."""
     runs = folder.path.parent.resolve()
     argv = [sys.executable, "-m", "autotune", "sync", folder.name, "--follow", "--runs-dir", str(runs)]
-    package_parent = str(Path(autotune.__file__).resolve().parent.parent)  # also from a checkout, whatever the folder
-    paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     with (folder.path / TRACKING_LOG).open("ab") as log:
         return subprocess.Popen(
             argv,
-            env=environment,
+            env=own_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -145,7 +145,7 @@ def start_tracking(folder: StudyFolder) -> subprocess.Popen[bytes]:
         )
 
 
-def _listener(folder: StudyFolder, *, as_json: bool) -> Listener:
+def _view(folder: StudyFolder, *, as_json: bool) -> View:
     from autotune.cli.live import LiveView
     from autotune.cli.plain import PlainLines, Quiet
 

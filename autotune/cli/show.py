@@ -42,9 +42,12 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
         out.print(f"No study in {runs}. Make one: [command]autotune run model=resnet18[/]")
         return 0
     table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
+    widths = {"study": _longest(there, "study", most=24), "started": 16, "trials": 6}
+    widths["verdict"] = _longest(there, "verdict", most=40 if out.width >= 100 else 28)
+    room = out.width - sum(widths.values()) - 2 * len(widths)
+    widths["program"] = min(_longest(there, "program", most=60), max(10, room))  # gives way first
     for name in ("study", "started", "program", "trials", "verdict"):
-        wide = name in ("program", "verdict")
-        table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1 if wide and out.width < 100 else None)
+        table.add_column(name, no_wrap=True, overflow="ellipsis", width=widths[name])
     for row in there:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"]))
         table.add_row(Text(row["study"], style="name"), when, Text(row["program"]), str(row["trials"]), Text(row["verdict"]))
@@ -94,6 +97,10 @@ def _started_at(folder: StudyFolder) -> float | None:
         return folder.read_study().started_at
     except (OSError, ValueError):  # of another version, or damaged: not the latest
         return None
+
+
+def _longest(rows: list[dict[str, Any]], name: str, *, most: int) -> int:
+    return min(most, max(len(name), *(len(row[name]) for row in rows)))
 
 
 def _row(folder: StudyFolder) -> dict[str, Any] | None:

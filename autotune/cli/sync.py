@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from autotune.errors import BadInput
-from autotune.run_dir import StudyFolder
+from autotune.run_dir import StudyFolder, studies
+from autotune.trackers import store
 from autotune.trackers.base import Synced
 
 NICENESS = 19  # beside a trial that is being measured
@@ -23,6 +25,31 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool) -> int:
         print(f"{folder.name}: {state.written} trials written, {state.present} were there, in {state.uri}")
         return 0
     raise BadInput(_pending(folder, state))
+
+
+def sync_all(runs: Path, *, uri: str | None) -> int:
+    """Mirrors every study of a runs folder that goes to the same store as without `uri`, or as was asked.
+
+    Args:
+        runs: the runs folder.
+        uri: address for all of them; studies that were configured with another one are left to it.
+    """
+    from autotune.trackers import mlflow
+
+    problems = []
+    for folder in studies(runs):
+        if uri is not None and store.study_uri(folder) not in (None, uri):
+            continue
+        try:
+            state = mlflow.sync(folder, uri)
+        except BadInput as error:  # of another version: the others can be mirrored all the same
+            problems += error.problems
+            continue
+        print(f"{folder.name}: {state.written} trials written, {state.present} were there, in {state.uri}")
+        problems += [] if state.is_complete else [_pending(folder, state)]
+    if problems:
+        raise BadInput(problems)
+    return 0
 
 
 class _Reports:

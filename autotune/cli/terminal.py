@@ -18,6 +18,8 @@ THEME = Theme(
         "warn": "yellow",
         "bad": "red",
         "quiet": "bright_black",
+        "win": "bold green",
+        "unsure": "bold yellow",
         "name": "bold",
         "number": "default",
         "key": "cyan",
@@ -32,7 +34,8 @@ OUTCOME_STYLES = {
     Outcome.interrupted: "warn",
     Outcome.invalid: "quiet",
 }
-VERDICT_STYLES = {"faster": "good", "same": "default", "ambiguous": "warn"}
+VERDICT_STYLES = {"faster": "win", "same": "name", "ambiguous": "unsure"}
+BORDER_STYLES = {"faster": "good", "ambiguous": "warn"}
 MAX_WIDTH = 120  # wider lines are hard to read
 
 

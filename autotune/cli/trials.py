@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.terminal import outcome_style
-from autotune.wording import bytes_text, changes_phrase, number_text, ratio_text
+from autotune.records import Kind
+from autotune.wording import bytes_text, changes_phrase, compact_text, number_text, ratio_text
 
 WIDE = 96  # from this many columns on there is room for the ratio
-KIND_MARKS = {"baseline": "baseline", "final": "final"}
+QUIET_OUTCOMES = ("ok", "raced")  # a number says enough
+INDENT = 7  # where the outcome's column begins
 
 
 def table(width: int, *, header: bool = True, unit: str = "samples") -> Table:
@@ -42,13 +45,13 @@ def add(into: Table, trial: dict[str, Any], *, width: int, baseline: float | Non
     """
     value, is_best = trial.get("value"), trial["number"] == best
     ratio = value / baseline if value and baseline else None
-    cells = [
+    cells: list[Text | str] = [
         Text(f"{trial['number']:04d}", style="name" if is_best else "quiet"),
         Text(str(trial["outcome"]), style=outcome_style(str(trial["outcome"]))),
         Text(number_text(value), style="name" if is_best else "number"),
         *([Text(ratio_text(ratio), style="name" if is_best else "number")] if width >= WIDE else []),
-        number_text(trial.get("device_rate")),
-        number_text(trial.get("loader_rate")),
+        compact_text(trial.get("device_rate")),
+        compact_text(trial.get("loader_rate")),
         bytes_text(trial.get("peak_memory_bytes")),
         _what(trial, is_best=is_best),
     ]
@@ -57,26 +60,32 @@ def add(into: Table, trial: dict[str, Any], *, width: int, baseline: float | Non
 
 def legend(*, unit: str) -> Text:
     """Returns the line that explains the columns' letters."""
-    return Text(f"D: what the device would do with a free loader, L: what the loader can sustain, both {unit}/s", style="quiet")
+    return Text(f"D: the device with a free loader, L: what the loader sustains ({unit}/s)", style="quiet")
 
 
-def rows(trials: Sequence[dict[str, Any]], *, width: int, summary: dict[str, Any]) -> Table:
-    """Returns the whole table of a study."""
-    unit = str(summary.get("unit") or "samples")
-    made = table(width, unit=unit)
-    best = (summary.get("best") or {}).get("trial")
-    for trial in trials:
-        add(made, trial, width=width, baseline=(summary.get("baseline") or {}).get("value"), best=best)
-    return made
+def rows(trials: Sequence[dict[str, Any]], *, width: int, summary: dict[str, Any]) -> Group:
+    """Returns the whole table of a study, header and one `row` a trial."""
+    best, baseline = (summary.get("best") or {}).get("trial"), (summary.get("baseline") or {}).get("value")
+    header = table(width, unit=str(summary.get("unit") or "samples"))
+    return Group(header, *(row(trial, width=width, baseline=baseline, best=best) for trial in trials))
+
+
+def row(trial: dict[str, Any], *, width: int, baseline: float | None, best: int | None = None) -> RenderableType:
+    """Returns one trial as a row that lines up with `table`; what went wrong stands below it, indented."""
+    made = table(width, header=False)
+    add(made, trial, width=width, baseline=baseline, best=best)
+    reason = str(trial.get("reason") or "")
+    if not reason or str(trial["outcome"]) in QUIET_OUTCOMES:
+        return made
+    below = Text(f"{' ' * INDENT}{reason}", style="quiet", no_wrap=True, overflow="ellipsis")
+    return Group(made, below)
 
 
 def _what(trial: dict[str, Any], *, is_best: bool) -> Text:
-    changes = changes_phrase(trial.get("changed") or {})
-    mark = KIND_MARKS.get(str(trial.get("kind")))
-    again = trial.get("repeats")
-    words = changes if mark is None else mark if mark == "baseline" else f"final of {again:04d}" if again is not None else mark
-    text = Text(words, style="name" if is_best else "default")
-    reason = str(trial.get("reason") or "")
-    if reason and str(trial["outcome"]) != "ok":
-        text.append(f"  {reason}", style="quiet")
-    return text
+    kind, again = str(trial.get("kind")), trial.get("repeats")
+    words = changes_phrase(trial.get("changed") or {})
+    if kind == Kind.baseline:
+        words = "baseline"
+    elif kind == Kind.final:
+        words = "final" if again is None else f"final of {again:04d}" if again else "final of the baseline"
+    return Text(words, style="name" if is_best else "default")

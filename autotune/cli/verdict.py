@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli.terminal import VERDICT_STYLES
+from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
 from autotune.records import Summary, Tier
 from autotune.wording import (
     changes_phrase,
@@ -40,7 +40,7 @@ def panel(summary: Summary, path: Path) -> Panel:
     parts = [_sides(summary), _changes(summary), _tiers(summary), _diagnosis(summary), _rest(summary, path)]
     blocks: list[RenderableType] = [_headline(summary)]
     blocks += [Padding(part, (1, 0, 0, 0)) for part in parts if part is not None]
-    style = VERDICT_STYLES.get(str((summary.get("speedup") or {}).get("verdict")), "default")
+    style = BORDER_STYLES.get(str((summary.get("speedup") or {}).get("verdict")), "quiet")
     return Panel(Group(*blocks), title=f" {summary['study']} ", title_align="left", border_style=style, padding=(1, 2))
 
 
@@ -54,6 +54,11 @@ def headline(summary: Summary) -> str:
     return words if status == "complete" else f"{words} ({status})"
 
 
+def has_winner(summary: Summary) -> bool:
+    """Returns whether there is a configuration to export: a best that changes something."""
+    return bool((summary.get("best") or {}).get("overrides"))
+
+
 def next_commands(name: str, runs: Path, *, has_best: bool) -> list[str]:
     """Returns what to type next, ready to copy."""
     where = "" if runs == Path("runs") else f" --runs-dir {runs}"
@@ -64,10 +69,10 @@ def next_commands(name: str, runs: Path, *, has_best: bool) -> list[str]:
 def _headline(summary: Summary) -> Text:
     speedup = summary.get("speedup") or {}
     verdict = str(speedup.get("verdict") or "")
-    text = Text(headline(summary), style=f"bold {VERDICT_STYLES.get(verdict, 'default')}")
+    text = Text(headline(summary), style=VERDICT_STYLES.get(verdict, "name"))
     reason = str(speedup.get("reason") or "") or ADVICE.get(verdict, "")
     if reason:
-        text.append(f"\n{reason}", style="not bold default")
+        text.append(f"\n{reason}", style="not bold not dim default")
     return text
 
 
@@ -111,30 +116,39 @@ def _changes(summary: Summary) -> RenderableType | None:
 
 def _tiers(summary: Summary) -> RenderableType | None:
     tiers, unit = summary.get("best_by_tier") or {}, str(summary.get("unit") or "samples")
+    speedup, best = summary.get("speedup") or {}, summary.get("best") or {}
     base, made = (summary.get("baseline") or {}).get("value"), Table.grid(padding=(0, 2, 0, 0))
+    seen: set[Any] = set()
     for tier in Tier:
         side = tiers.get(tier.value)
-        if side and side.get("value") is not None:
-            ratio = ratio_text(side["value"] / base) if base else ""
+        if side and side.get("trial") in seen:
+            made.add_row(f"  {tier.value}", Text("the same", style="quiet"))
+        elif side and side.get("value") is not None:
+            seen.add(side.get("trial"))
+            ratio = (
+                speedup.get("ratio") if side.get("trial") == best.get("trial") else None
+            )  # the finals' ratio is the better one
+            ratio = ratio or (side["value"] / base if base else None)
             what = Text(changes_phrase(side.get("overrides") or {}), style="quiet")
-            made.add_row(f"  {tier.value}", rate_text(side["value"], unit), ratio, what)
+            made.add_row(f"  {tier.value}", rate_text(side["value"], unit), ratio_text(ratio), what)
     return Group(Text("best by tier"), made) if made.row_count else None
 
 
 def _diagnosis(summary: Summary) -> Group | None:
-    lines = []
+    found = []
     for entry in summary.get("diagnosis") or []:
-        advice = f" {entry['advice']}" if entry.get("advice") else ""
-        lines.append(Text.assemble(f"  {entry.get('finding', '')}", (advice, "quiet")))
-    return Group(Text("diagnosis"), *lines) if lines else None
+        text = Text(f"{entry.get('finding', '')}: ")
+        text.append(". ".join(str(entry[key]).rstrip(".") for key in ("evidence", "advice") if entry.get(key)), style="quiet")
+        found.append(Padding(text, (0, 0, 0, 2)))
+    return Group(Text("diagnosis"), *found) if found else None
 
 
 def _rest(summary: Summary, path: Path) -> Table:
     made, seconds = _grid(), (summary.get("seconds") or {}).get("total")
-    took = f" in {seconds_text(seconds)}" if seconds else ""
+    took = f"  ·  {seconds_text(seconds)}" if seconds else ""
     made.add_row("outcomes", f"{counts_text(summary.get('counts') or {})}{took}")
     made.add_row("files", Text(str(path), overflow="fold"))
-    commands = next_commands(str(summary["study"]), path.parent, has_best=bool(summary.get("best")))
+    commands = next_commands(str(summary["study"]), path.parent, has_best=has_winner(summary))
     for n, command in enumerate(commands):
         made.add_row("" if n else "next", Text(command, style="command"))
     return made
@@ -153,5 +167,5 @@ def lines(summary: Summary, path: Path) -> list[str]:
         said.append(f"changed  {key}: {value_text(before.get(key))} -> {value_text(value)}")
     said.append(f"outcomes  {counts_text(summary.get('counts') or {})}")
     said.append(f"files  {path}")
-    commands = next_commands(str(summary["study"]), path.parent, has_best=bool(summary.get("best")))
+    commands = next_commands(str(summary["study"]), path.parent, has_best=has_winner(summary))
     return said + [f"next  {command}" for command in commands]

@@ -22,8 +22,7 @@ from autotune.config.schema import (
 from autotune.errors import BadInput
 from autotune.run_dir import check_name
 
-UNITS_BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30,
-               "tib": 2**40}  # fmt: skip
+PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def problems_of(config: StudyConfig) -> list[str]:
@@ -43,13 +42,13 @@ def memory_limit_bytes(limit: str | float | int | None, capacity_bytes: int | No
     """
     if limit is None:
         return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([A-Za-z]*)\s*", str(limit))
-    if not found or found[2].lower() not in UNITS_BYTES:
+    found = re.fullmatch(r"\s*(\d*\.?\d+(?:e\+?\d+)?)\s*((?:[kmgt]i?)?)b?\s*", str(limit).lower())
+    if not found:
         raise _bad_limit(limit)
     amount = float(found[1])
     if not found[2] and 0 < amount <= 1:
         return None if capacity_bytes is None else int(amount * capacity_bytes)
-    cap_bytes = amount * UNITS_BYTES[found[2].lower()]
+    cap_bytes = amount * PREFIXES[found[2]]
     if not math.isfinite(cap_bytes) or cap_bytes < 2**20:
         raise _bad_limit(limit)
     return int(cap_bytes)

@@ -181,6 +181,12 @@ def _pins(config: StudyConfig, given: Split, here: Circumstances) -> Knobs:
             pins[key] = value_of(knob(key), value, here)
         except BadInput as error:
             problems += error.problems
+    workers = "loader.num_workers"
+    problems += [
+        f"{key}: means nothing without workers, got {value!r} beside {workers}={pins[workers]}. Set it to null."
+        for key, value in pins.items()
+        if workers in pins and not knob(key).is_active(pins)
+    ]
     if problems:
         raise BadInput(problems)
     return pins

@@ -138,7 +138,8 @@ def _check_group(override: Override, folders: list[Path], circumstances: Circums
     if key == "model" and value is None:
         return
     if value not in names:
-        raise BadInput(no_such(key, value, names, key if key in CONFIG_GROUPS else "configuration file"))
+        others = " Other torchvision classifiers: model.name=NAME." if key == "model" else ""
+        raise BadInput(no_such(key, value, names, key if key in CONFIG_GROUPS else "configuration file") + others)
     if path := files.find(key, str(value), folders):
         files.check(path, key, circumstances)
 

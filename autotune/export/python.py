@@ -13,7 +13,7 @@ IN_CODE = {
     "loader.prefetch_factor": "DataLoader(..., prefetch_factor={value})",
     "loader.pin_memory": "DataLoader(..., pin_memory={value})",
     "loader.persistent_workers": "DataLoader(..., persistent_workers={value})",
-    "precision.amp": "with torch.autocast(device.type, dtype=torch.bfloat16): round forward and loss, for 'bf16'; none for 'off'",
+    "precision.amp": "'bf16': forward and loss under torch.autocast(device.type, dtype=torch.bfloat16); 'off': no autocast",
     "precision.matmul": "torch.set_float32_matmul_precision({value})",
     "layout.channels_last": "model.to(memory_format=torch.channels_last), and the same for the inputs, when True",
     "compile.mode": "model = torch.compile(model, mode={value}), unless 'off'",

@@ -40,7 +40,9 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     is_best = entry["trial"] == (summary["best"] or {}).get("trial")
     speedup = summary["speedup"] if is_best else _search_ratio(summary, entry)
     knobs = {**(summary.get("pinned") or {}), **entry["overrides"]}
-    return Winner(knobs=knobs, headline=_headline(summary, entry, speedup), provenance=_provenance(summary, entry, speedup, tier))
+    return Winner(
+        knobs=knobs, headline=_headline(summary, entry, speedup), provenance=_provenance(summary, entry, speedup, tier)
+    )
 
 
 def describe_machine(machine: dict[str, Any]) -> str:
@@ -53,8 +55,8 @@ def describe_machine(machine: dict[str, Any]) -> str:
 def _search_ratio(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
     """Returns the speedup of a configuration that was not the finals' choice: search value over search value."""
     trials = {trial["number"]: trial for trial in summary["trials"]}
-    values = [(trials.get(number) or {}).get("value") for number in (entry["trial"], summary["baseline"]["trial"])]
-    ratio = values[0] / values[1] if all(values) else None
+    value, baseline = ((trials.get(number) or {}).get("value") for number in (entry["trial"], summary["baseline"]["trial"]))
+    ratio = value / baseline if value and baseline else None
     verdict = "same" if not entry["overrides"] else "ambiguous"
     return {"ratio": ratio, "ci": None, "verdict": verdict, "reason": "from the search, not measured again in the finals"}
 

@@ -20,9 +20,7 @@ class _Dumper(yaml.SafeDumper):
     """Safe dumper that knows `_Quoted`."""
 
 
-_Dumper.add_representer(
-    _Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"')
-)
+_Dumper.add_representer(_Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"'))
 
 
 def render(winner: Winner) -> str:

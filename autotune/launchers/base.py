@@ -71,7 +71,7 @@ class Ended:
         seconds: from launch to the last process gone.
         evidence: {"log_tail", "stdout_tail" (last 8 KiB each, secrets masked), "oom_kills" (rise of the cgroup's counter;
             None where it cannot be read), "is_harness_seen", "num_steps", "files_left" (new names in cwd)} and, by cause,
-            "deadline", "stop_reason". Plain JSON values.
+            "deadline", "stop_reason"; "device_held" when the device's memory was not free at the start. Plain JSON values.
     """
 
     exit_code: int | None
@@ -154,7 +154,8 @@ class Launcher(ABC):
         exception but a trial that ends with exit status 127 and says why in its log.
 
         Raises:
-            BadInput: the working directory does not exist, or the trial's folder cannot be written.
+            BadInput: the working directory does not exist, the trial's folder cannot be written, or the system takes no such
+                arguments or variables (a NUL in them).
         """
 
     def sweep(self, study: Path) -> list[str]:

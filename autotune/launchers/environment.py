@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import autotune.harness
 from autotune.harness import protocol
 from autotune.launchers.base import Launch
 
-INJECT = Path(autotune.harness.__file__).resolve().parent / "inject"
+INJECT = Path(protocol.__file__).resolve().parent / "inject"
 
 # Set by the user for a real run of theirs, and wrong in a trial: they name records that trials must not write to.
 UNWANTED = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "WANDB_RUN_ID", "WANDB_RESUME")

@@ -22,6 +22,7 @@ from autotune.launchers.environment import inductor_cache, mark_of, trial_enviro
 from autotune.launchers.progress_file import ProgressFile
 from autotune.launchers.rank_results import RankResults
 from autotune.monitors import host, logs
+from autotune.monitors.nvml import MemoryGate
 
 DOORWAY = Path(__file__).resolve().parent / "doorway.py"
 MAX_NEW_FILES = 50  # of those a trial left in its working directory, named in the evidence
@@ -52,10 +53,15 @@ class LocalLauncher(Launcher):
     A supervisor process (one per host and study, a subreaper, parent of all trials) will stand between the two later; until
     then `sweep` ends what a killed tuner left. The kernel sends the first process SIGTERM when the *thread* that called
     `start` ends, so `start` belongs to a thread that outlives the trial.
+
+    Args:
+        graces: how long to wait for what usually happens by itself.
+        gate: lets a trial start only when the device's memory is free again; None without a device. When it stays taken the
+            trial starts all the same (it may fit), and the evidence names who holds it.
     """
 
-    def __init__(self, graces: Graces | None = None) -> None:
-        self._graces = graces or Graces()
+    def __init__(self, graces: Graces | None = None, gate: MemoryGate | None = None) -> None:
+        self._graces, self._gate = graces or Graces(), gate
 
     def start(self, launch: Launch) -> Running:
         """Returns the trial, started. See `Launcher.start`."""
@@ -66,7 +72,12 @@ class LocalLauncher(Launcher):
         except OSError as error:
             problem = f"{launch.folder}: the trial's folder cannot be written ({error.strerror}). Give a folder: runs_dir=DIR."
             raise BadInput(problem) from error
-        return LocalRunning(launch, self._graces)
+        held = self._gate.wait() if self._gate else ""
+        try:
+            return LocalRunning(launch, self._graces, device_held=held)
+        except (OSError, ValueError) as error:  # a NUL, a variable's name with "=", more arguments than the system takes
+            problem = f"COMMAND: cannot be passed on to a process, got {launch.argv!r:.200} ({error}). Change the command."
+            raise BadInput(problem) from error
 
     def sweep(self, study: Path) -> list[str]:
         """Ends every process that carries this study's mark. See `Launcher.sweep`."""
@@ -81,9 +92,15 @@ class LocalLauncher(Launcher):
 
 
 class LocalRunning(Running):
-    """A trial under way on this machine."""
+    """A trial under way on this machine.
 
-    def __init__(self, launch: Launch, graces: Graces) -> None:
+    Args:
+        launch: what to start; its folder is prepared.
+        graces: how long to wait for what usually happens by itself.
+        device_held: who holds the device's memory already; "" for nobody.
+    """
+
+    def __init__(self, launch: Launch, graces: Graces, *, device_held: str = "") -> None:
         self._launch, self._graces = launch, graces
         self._folder = launch.folder.resolve()
         self._environment = trial_environment(launch)
@@ -99,7 +116,7 @@ class LocalRunning(Running):
         self._signalled_s: float | None = None
         self._cause: Cause | None = None
         self._cause_s = self._leave_s = 0.0
-        self._why: dict[str, str] = {}
+        self._why = {"device_held": device_held} if device_held else {}
         self._problems: list[str] = []
         self._ended: Ended | None = None
         self._started_s = time.monotonic()
@@ -213,7 +230,8 @@ class LocalRunning(Running):
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.1)
         self._progress.read()
-        self._results.collect()
+        if self._signalled_s is None:  # what a process writes after our SIGTERM tells of the SIGTERM, not of the trial
+            self._results.collect()
         own = self._own_exit
         ended = Ended(
             exit_code=own if own is not None and own >= 0 else None,

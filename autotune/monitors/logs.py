@@ -15,7 +15,8 @@ MIN_SECRET_CHARS = 8  # shorter values ("0", "true") of secret-sounding variable
 _SECRET_WORDS = frozenset({"token", "secret", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey"})
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # The look-behinds keep the searches linear: a name is tried from its first character only.
-_PAIR = re.compile(r"(?<![\w.-])([A-Za-z_-][\w.-]*)([\"']?\s*[=:]\s*[\"']?)((?:Bearer |Basic )?[^\s\"',;&)}\]]+)")
+_KEY = re.compile(r"(?<![\w.-])([A-Za-z_-][\w.-]*)([\"']?\s*[=:]\s*[\"']?)")
+_VALUE = re.compile(r"(?:Bearer |Basic )?[^\s\"',;&)}\]]+")
 _FLAG = re.compile(r"(?<![\w.-])(--?[A-Za-z][\w-]*)(\s+)([^\s-]\S*)")
 _URL = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^/\s@]{1,1000}@")
 _FORMAT = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abpr]-|AKIA|Bearer )[A-Za-z0-9._~+/=-]{12,}")
@@ -60,7 +61,7 @@ def mask(text: str, secrets: Iterable[str] = ()) -> str:
         text = text.replace(secret, MASK)
     text = _URL.sub(rf"\1{MASK}@", text)
     text = _FORMAT.sub(MASK, text)
-    text = _PAIR.sub(lambda m: _hidden(m) if sounds_secret(m[1], m[2]) else m[0], text)
+    text = _without_values(text)
     return _FLAG.sub(lambda m: _hidden(m) if sounds_secret(m[1], "=") else m[0], text)
 
 
@@ -78,6 +79,16 @@ def sounds_secret(name: str, separator: str = "=") -> bool:
     if _SECRET_WORDS & set(words):
         return True
     return bool(words) and words[-1] == "key" and (len(words) > 1 or "=" in separator)
+
+
+def _without_values(text: str) -> str:
+    """Masks the values of keys that sound secret. Not one substitution: a harmless key's value may hold another key."""
+    parts, at = [], 0
+    for key in _KEY.finditer(text):
+        if key.start() >= at and sounds_secret(key[1], key[2]) and (value := _VALUE.match(text, key.end())):
+            parts += [text[at : key.end()], MASK]
+            at = value.end()
+    return "".join([*parts, text[at:]])
 
 
 def _hidden(match: re.Match[str]) -> str:

@@ -17,6 +17,7 @@ import psutil
 Value = TypeVar("Value")
 
 MIB = 1 << 20
+FOR_GOOD = (3, 4, 13)  # NVML_ERROR_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND
 # Bits of NVML's clock event reasons that mean lost speed, by the name people know them under.
 SLOWDOWNS = {
     0x04: "power_cap",
@@ -66,9 +67,9 @@ class DeviceMonitor(ABC):
         """Returns what the samples since the last `restart` say, by name for the tracker; unknown is absent.
 
         Returns:
-            gpu.utilisation_frac, gpu.power_w, gpu.sm_clock_mhz (means over the steady samples), gpu.energy_j and gpu.energy_s
-            (between the first and the last steady sample), gpu.memory_used_bytes (largest of all samples),
-            gpu.slowdown_{name}_frac (share of the steady samples).
+            gpu.utilisation_frac, gpu.sm_clock_mhz (means over the steady samples), gpu.power_w (by the energy counter's
+            difference, else the samples' mean; times the window's seconds over its work units: energy of one),
+            gpu.memory_used_bytes (largest of all samples), gpu.slowdown_{name}_frac (share of the steady samples).
         """
 
     @abstractmethod
@@ -155,10 +156,9 @@ class NvmlDevice(DeviceMonitor):
         steady = [sample for sample in self._samples if sample.is_steady]
         metrics = {
             "gpu.utilisation_frac": _mean([sample.utilisation_frac for sample in steady]),
-            "gpu.power_w": _mean([sample.power_w for sample in steady]),
+            "gpu.power_w": _power_w(steady),
             "gpu.sm_clock_mhz": _mean([sample.sm_clock_mhz for sample in steady]),
             "gpu.memory_used_bytes": max((s.memory_used_bytes for s in self._samples if s.memory_used_bytes), default=None),
-            **_energy(steady),
             **_slowdown_shares(steady),
         }
         return {name: float(value) for name, value in metrics.items() if value is not None}
@@ -201,9 +201,12 @@ class NvmlDevice(DeviceMonitor):
             return None
         try:
             return read(getattr(self._nvml, name)(self._handle, *arguments))
-        except (self._nvml.NVMLError, AttributeError, TypeError):
+        except self._nvml.NVMLError as error:  # others pass: a busy driver answers the next time
+            if getattr(error, "value", None) in FOR_GOOD:
+                self._unsupported.add(name)
+        except AttributeError:  # an older nvidia-ml-py
             self._unsupported.add(name)
-            return None
+        return None
 
 
 def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) -> DeviceMonitor:
@@ -255,10 +258,8 @@ class MemoryGate:
         while (excess_bytes := self._excess_bytes()) > 0:
             if self._clock() >= give_up_s:
                 holders = ", ".join(self._monitor.holders()) or "a process that cannot be seen from here"
-                return (
-                    f"device: {excess_bytes / MIB:.0f} MiB more in use than when the study began, {deadline_s:g} s after the last "
-                    f"trial, held by {holders}. End it, or wait for it"
-                )
+                excess = f"{excess_bytes / MIB:.0f} MiB more in use than when the study began"
+                return f"device: {excess}, still after {deadline_s:g} s, held by {holders}. End it, or wait for it"
             sleep(0.2)
         return ""
 
@@ -276,14 +277,14 @@ def _mean(values: list[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _energy(steady: list[DeviceSample]) -> dict[str, float]:
+def _power_w(steady: list[DeviceSample]) -> float | None:
+    """Returns the mean power: by the energy counter, which misses nothing between samples, where there is one."""
     known = [(sample.time_s, sample.energy_j) for sample in steady if sample.energy_j is not None]
-    if len(known) < 2:
-        return {}
-    (first_s, first_j), (last_s, last_j) = known[0], known[-1]
-    if last_s <= first_s or last_j < first_j:  # the counter starts again when the driver is reloaded
-        return {}
-    return {"gpu.energy_j": last_j - first_j, "gpu.energy_s": last_s - first_s}
+    if len(known) >= 2:
+        (first_s, first_j), (last_s, last_j) = known[0], known[-1]
+        if last_s > first_s and last_j > first_j:  # the counter starts again when the driver is reloaded
+            return (last_j - first_j) / (last_s - first_s)
+    return _mean([sample.power_w for sample in steady])
 
 
 def _slowdown_shares(steady: list[DeviceSample]) -> dict[str, float]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Knobs, TrialRecord
 from autotune.study.plan import Clock
 
 FINALS_MAX_FRAC = 0.38  # of the budget: three pairs and a choosing round of a slow program take about that much
+LATE_MAX_FRAC = 0.5  # of the search's share: a good configuration to compile matters more than every way to compile it
 FINALS_TRIALS = 20  # eight pairs and a choosing round of four
 FINALS_WINDOW_S = 5.0  # window a cheap final is worth; between processes there is more spread than within
-COSTLY_AFTER_FRAC = 0.65  # of the search's share: early enough to pay off, late enough to have a good configuration
+LATE_FRAC = 0.65  # of the search's share: late enough to have a good configuration, early enough for costly values to fit
 OVERTIME_FRAC = 0.10  # a verdict without an interval is worth little: so much more for the last pairs that make one
+CONFIRMING_ROUNDS = 3  # a winner that cannot be shown to win is no use
 COMPILE_S = 60.0  # what a compilation costs until one was seen: resnet18's training step on two cores
-UNSEEN_FACTOR = 1.3  # doubt about costs never seen
+CACHED_FRAC = 0.5  # of a compilation that the study's own compile cache does not spare, until it was seen
 START_PHASES = ("spawn", "import", "init", "first_batch")
 _BATCH = "loader.batch_size"
 
@@ -68,18 +70,30 @@ class Budget:
             wanted = FINALS_TRIALS * (without_window_s(baseline) + FINALS_WINDOW_S)
             self.reserved_s = min(FINALS_MAX_FRAC * self.total_s, wanted)
 
-    def is_time_for_costly(self, num_searched: int, num_costly: int) -> bool:
-        """Returns whether the costly values should be tried now, in time for them to fit.
+    def is_time_for_late(self, num_searched: int, late_s: Sequence[float]) -> bool:
+        """Returns whether the late proposals (costly values, lower tiers) should be tried now, in time for them to fit.
 
         Args:
             num_searched: search trials so far.
-            num_costly: costly values to try.
+            late_s: what each late proposal will cost.
         """
-        by_trials = self.max_trials is not None and num_searched >= min(
-            COSTLY_AFTER_FRAC * self.max_trials, self.max_trials - num_costly
-        )
         share_s = math.inf if self.total_s is None else self.total_s - self.reserved_s
-        return by_trials or self.spent_s >= COSTLY_AFTER_FRAC * share_s
+        if self.max_trials is not None and num_searched >= min(LATE_FRAC * self.max_trials, self.max_trials - len(late_s)):
+            return True
+        kept_s = min(sum(late_s), LATE_MAX_FRAC * share_s)
+        return self.spent_s >= min(LATE_FRAC * share_s, share_s - kept_s)
+
+    def fits(self, expected_s: float, *, again_s: float) -> bool:
+        """Returns whether a trial fits what is left of the search, and whether the finals could then afford to confirm it.
+
+        Args:
+            expected_s: what it will cost now.
+            again_s: what it will cost in each round of the finals.
+        """
+        if self.total_s is None:
+            return True
+        can_be_confirmed = CONFIRMING_ROUNDS * again_s <= self.reserved_s + self.overtime_s
+        return expected_s <= self.search_left_s and can_be_confirmed
 
 
 def without_window_s(record: TrialRecord) -> float:
@@ -123,6 +137,11 @@ class Costs:
         """Returns the seconds a search trial of this configuration will take, rather too many than too few."""
         return self._plain_s(knobs) + sum(self.compile_s(key, changed[key]) for key in self._costly_keys if key in changed)
 
+    def again_s(self, knobs: Knobs, changed: Knobs) -> float:
+        """Returns the seconds a configuration will take when it is measured again, compiled from the cache."""
+        expected_s = self.expected_s(knobs, changed)
+        return expected_s - (1 - CACHED_FRAC) * (expected_s - self._plain_s(knobs))
+
     def compile_s(self, key: str, value: object) -> float:
         """Returns the start cost of a costly value: as seen, else the dearest seen of any, else a guess."""
         known = self._compile_s
@@ -148,8 +167,3 @@ def _scaled_s(record: TrialRecord, batch: float) -> float:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
-
-
-def typical_s(records: list[TrialRecord]) -> float:
-    """Returns the median cost of trials that gave a number; 0 without any."""
-    return median([record.seconds for record in records if record.outcome.has_value] or [0.0])

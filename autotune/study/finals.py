@@ -19,6 +19,8 @@ MAX_FINALISTS = 3
 CONTENDER_FRAC = 0.85  # of the best value: below that, noise alone does not explain the difference
 MIN_GAIN_FRAC = 0.97  # of the baseline's value: a finalist must at least come near it
 MIN_PAIRS, MAX_PAIRS = 3, 8
+DEAR_FACTOR = 5.0  # times the other's compile phase: the difference is a compilation
+DEAR_GAIN_FRAC = 0.03  # what a compilation must gain in the search to be worth its cost in every round of the finals
 MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is out
 WANTED_TRIALS = 14  # the reserved time is shared by so many: five pairs, a choosing round of four
 
@@ -44,6 +46,11 @@ class Decision:
     values: dict[int, list[float]] = field(default_factory=dict)
 
     @property
+    def is_slower(self) -> bool:
+        """Whether the finalist was shown to be slower than the baseline."""
+        return self.ratio is not None and self.ratio.ci is not None and self.ratio.ci[1] < 1
+
+    @property
     def is_better(self) -> bool:
         """Whether the finalist is handed over as the best, rather than the baseline.
 
@@ -67,9 +74,23 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
     baseline, *searched = records
     able = [record for record in searched if record.outcome.may_win and record.value]
     distinct = {configuration_key(record.changed): record for record in able if record.changed}
-    ranked = sorted(distinct.values(), key=lambda record: -(record.value or 0.0))
+    worthy = [record for record in distinct.values() if not _is_superfluous(record, able)]
+    ranked = sorted(worthy, key=lambda record: -(record.value or 0.0))
     floor = max(CONTENDER_FRAC * (ranked[0].value or 0.0), MIN_GAIN_FRAC * (baseline.value or 0.0)) if ranked else 0.0
     return [record for record in ranked if (record.value or 0.0) >= floor][:MAX_FINALISTS]
+
+
+def _is_superfluous(record: TrialRecord, others: list[TrialRecord]) -> bool:
+    """Returns whether a part of the record's changes alone is as fast, within what one measurement each can tell."""
+
+    def needed(other: TrialRecord) -> float:
+        is_dear = record.phases_s.get("compile", 0.0) > DEAR_FACTOR * max(1.0, other.phases_s.get("compile", 0.0))
+        return 1 + (DEAR_GAIN_FRAC if is_dear else stats.MARGIN_FRAC)
+
+    return any(
+        other.changed.items() < record.changed.items() and (other.value or 0.0) * needed(other) >= (record.value or 0.0)
+        for other in others
+    )
 
 
 def choose(values: dict[int, list[float]], candidates: list[TrialRecord], margin: float = stats.MARGIN_FRAC) -> TrialRecord:
@@ -94,7 +115,7 @@ class Finals:
         self._random = random.Random(session.plan.config.study.seed)
         self._rules = self._affordable_rules()
         self._round = 0
-        self._lost: dict[int, int] = {}
+        self._lost: dict[int, int] = {}  # trial number -> rounds of the finals in which it failed
         self.decision = Decision()
 
     def run(self) -> Decision:
@@ -102,28 +123,27 @@ class Finals:
         session = self._session
         candidates = finalists(session.searched)
         if not candidates:
-            self.decision = Decision(verdict="same", reason="no configuration that trained came near the baseline")
+            self.decision = _without_finalist(session.searched)
             return self.decision
         session.listener.finals_started([0, *(c.number for c in candidates)], self._left_s_or_none())
         while candidates:
             chosen = self._chosen(candidates)
             if self._report(chosen):
                 return self.decision
-            candidates = [c for c in candidates if c is not chosen and self._lost.get(c.number, 0) < MAX_LOST_ROUNDS]
-        self.decision.reason = "every finalist failed when it was measured again"
+            candidates = finalists([r for r in session.searched if r.number == 0 or not self._lost.get(r.number)])
+        self.decision = Decision(reason="every finalist failed when it was measured again")
         return self.decision
 
     def _affordable_rules(self) -> MeasureRules:
         rules = self._session.plan.config.measure.finals
         if self._session.budget.total_s is None:
             return rules
-        return finals_rules(
-            rules, seconds_each=self._session.budget.left_s / WANTED_TRIALS, baseline=self._session.baseline
-        )
+        return finals_rules(rules, seconds_each=self._session.budget.left_s / WANTED_TRIALS, baseline=self._session.baseline)
 
     def _chosen(self, candidates: list[TrialRecord]) -> TrialRecord:
         """Runs choosing rounds while they leave time for the pairs that report, two at most; returns the winner."""
         values: dict[int, list[float]] = {}
+        candidates = [c for c in candidates if self._can_be_confirmed(c)] or candidates
         entrants = list(candidates)
         for _ in range(2):
             entrants = self._that_can_be_paid(entrants)
@@ -141,7 +161,7 @@ class Finals:
 
     def _that_can_be_paid(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
         """Returns the first so many entrants that a round can hold without taking time from the reporting pairs."""
-        spare_s = self._session.budget.left_s - MIN_PAIRS * self._pair_s(entrants[0])
+        spare_s = self._session.budget.left_s - MIN_PAIRS * max(map(self._pair_s, entrants))
         paid: list[TrialRecord] = []
         for entrant in entrants:
             spare_s -= self._expected_s(entrant)
@@ -151,7 +171,7 @@ class Finals:
 
     def _with_baseline(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
         baseline = self._session.baseline
-        needed_s = sum(map(self._expected_s, [*entrants, baseline])) + MIN_PAIRS * self._pair_s(entrants[0])
+        needed_s = sum(map(self._expected_s, [*entrants, baseline])) + MIN_PAIRS * max(map(self._pair_s, entrants))
         return [*entrants, baseline] if needed_s <= self._session.budget.left_s else entrants
 
     def _report(self, chosen: TrialRecord) -> bool:
@@ -171,10 +191,15 @@ class Finals:
             own, other = rates[chosen.number], rates[baseline.number]
             if own is not None and other is not None:
                 pairs.append((own, other))
-                self.decision = _judge(chosen, pairs)
+                self.decision = judge(chosen, pairs)
             if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
                 return False
-        return True
+        return bool(pairs) or not self._lost.get(chosen.number)
+
+    def _can_be_confirmed(self, candidate: TrialRecord) -> bool:
+        """Whether enough pairs of it fit: a configuration that takes a minute to compile may be too dear to prove."""
+        budget = self._session.budget
+        return stats.MIN_PAIRS * self._pair_s(candidate) <= budget.left_s + budget.overtime_s
 
     def _has_time_for_pair(self, chosen: TrialRecord, num_pairs: int) -> bool:
         budget = self._session.budget
@@ -192,21 +217,44 @@ class Finals:
         return self._expected_s(entrant) + self._expected_s(self._session.baseline)
 
     def _expected_s(self, first: TrialRecord) -> float:
-        """Returns what measuring a configuration again will cost: as it did in the finals, else as in the search."""
+        """Returns what measuring a configuration again will cost: as it did in the finals, else as in the search.
+
+        What was compiled in the search comes from the study's compile cache now.
+        """
         again = [record.seconds for record in self._session.records if record.repeats == first.number]
-        return max(again, default=first.seconds)
+        return max(again) if again else min(first.seconds, self._session.costs.again_s(first.knobs, first.changed))
 
     def _left_s_or_none(self) -> float | None:
         return None if self._session.budget.total_s is None else max(0.0, self._session.budget.left_s)
 
 
-def _judge(chosen: TrialRecord, pairs: list[tuple[float, float]]) -> Decision:
+def _slower(chosen: TrialRecord, ratio: stats.Ratio) -> str:
+    assert ratio.ci is not None
+    interval = f"{ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}"
+    return f"the finalist, trial {chosen.number}, was slower when measured again: {ratio.ratio:.3f} x ({interval})"
+
+
+def _without_finalist(records: list[TrialRecord]) -> Decision:
+    if len(records) == 1:
+        return Decision(verdict="ambiguous", reason="nothing but the baseline was measured")
+    return Decision(verdict="same", reason="no configuration that trained came near the baseline")
+
+
+def judge(chosen: TrialRecord, pairs: list[tuple[float, float]]) -> Decision:
+    """Returns what the reporting rounds say.
+
+    Args:
+        chosen: the finalist.
+        pairs: its rate and the baseline's, per round.
+    """
     own, other = [a for a, _ in pairs], [b for _, b in pairs]
     ratio, margin = stats.paired_ratio(own, other), stats.margin_frac(other)
     verdict = stats.verdict(ratio, margin)
     reason = ""
     if ratio.ci is None:
         reason = "one round only: no interval"
+    elif ratio.ci[1] < 1:
+        verdict, reason = "same", _slower(chosen, ratio)
     elif verdict == "ambiguous":
         reason = f"{len(pairs)} rounds do not tell; the interval reaches from {ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}"
     return Decision(

@@ -68,7 +68,7 @@ class _Study:
             runner=TrialRunner(plan, folder, listener),
             budget=self._budget,
             about=_about(plan, folder, self._budget.total_s),
-            after_trial=lambda: self._write("running"),
+            after_trial=self._note_progress,
         )
         self._decision: Decision | None = None
         self._finals: Finals | None = None
@@ -138,8 +138,12 @@ class _Study:
             self._folder.best_file.write_text(export(summary, "yaml", None), encoding="utf-8")
         return summary
 
+    def _note_progress(self) -> None:
+        self._write("running")
+
     def _close(self, summary: Summary, tracking: Tracking | None) -> Summary:
         self._plan.launcher.close()
+        self._session.runner.close()
         if tracking:
             self._drain(tracking)
         self._listener.finished(summary)

@@ -88,8 +88,9 @@ def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, 
             found[f"compiled_{name}" if name == "graphs" else "compile_s"] = float(first.compiled[name])
     if first.window:
         found["window_s"], found["window_steps"] = first.window.seconds, float(first.window.steps)
-        if seen.get("energy_j") and first.window.samples:
-            found["energy_per_sample_j"] = seen["energy_j"] / first.window.samples
+        if seen.get("gpu.energy_j") and seen.get("gpu.energy_s") and first.window.rate_per_s:
+            # Joules and seconds lie between two looks at the counter, not at the window's ends: power over rate.
+            found["gpu.energy_per_sample_j"] = seen["gpu.energy_j"] / seen["gpu.energy_s"] / first.window.rate_per_s
     return found
 
 

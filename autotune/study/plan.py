@@ -11,6 +11,7 @@ from autotune.config.command import CommandTemplate
 from autotune.config.schema import StudyConfig
 from autotune.harness.protocol import Progress
 from autotune.launchers.base import Launcher
+from autotune.monitors.nvml import DeviceMonitor
 from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import SearchSpace
@@ -40,13 +41,6 @@ class Tracking(Protocol):
 
     def terminate(self) -> None:
         """Asks it to end."""
-
-
-class Watch(Protocol):
-    """Watches the machine during one trial (NVML, cgroup); started when the trial is launched."""
-
-    def stop(self) -> dict[str, float]:
-        """Returns what was seen, metric name with unit -> value; "device_used_frac" among them where known. Ends the watch."""
 
 
 class Listener:
@@ -103,7 +97,7 @@ class Plan:
         launcher: starts the trials.
         machine: `machine.host_facts()`.
         start_tracking: starts the process that copies the study folder to the tracker; None tracks nothing.
-        watch: starts watching the machine for one trial; None watches nothing.
+        device: monitor of the device that trials run on; None opens the configured one.
         versions: versions of autotune and its libraries; the program's torch is added from the baseline.
         clock: time.
         tracking_drain_s: how long the tracker may take to finish at the end.
@@ -118,7 +112,7 @@ class Plan:
     launcher: Launcher
     machine: dict[str, Any]
     start_tracking: Callable[[StudyFolder], Tracking | None] | None = None
-    watch: Callable[[], Watch] | None = None
+    device: DeviceMonitor | None = None
     versions: dict[str, str] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
     tracking_drain_s: float = 60.0

@@ -7,20 +7,26 @@ from dataclasses import dataclass
 
 import optuna
 
-from autotune.records import Knobs, KnobValue, TrialRecord
+from autotune.records import Knobs, Tier, TrialRecord
 from autotune.search import add_known, make_sampler, open_study, tell
-from autotune.study.session import Session, configuration_key
+from autotune.search.samplers import CompleteGrid
+from autotune.study.session import Ending, Session, configuration_key
+from autotune.study.single_changes import SingleChanges
 
 MAX_REPEATED_PROPOSALS = 40  # the sampler proposes what is known already this often in a row: the space is used up
 SAMPLER_GIVES_UP_AFTER = 10  # from then on random ones: a sampler may insist on its favourite
 MAX_REPEATED_GRID_POINTS = 5000  # grid points that differ only in knobs without meaning there
 MAX_TOO_DEAR = 8  # proposals in a row that do not fit what is left of the budget
 NUM_SAME_FAILURES = 6  # first trials that all fail alike, memory apart: more of the same teaches nothing
-WAITING_FRAC = 0.2  # share of time waiting for input from which the loader is what binds
+DISPROVED_FRAC = 0.85  # of the baseline's value: noise alone does not explain less
 EXHAUSTED = "the search space is used up"
 OUT_OF_TIME = "the budget is used"
 OUT_OF_TRIALS = "the trial budget is used"
 HOPELESS = "the first trials all failed for the same reason"
+
+
+def _beside_loader(changed: Knobs) -> Knobs:
+    return {key: value for key, value in changed.items() if not key.startswith("loader.")}
 
 
 @dataclass(kw_only=True)
@@ -39,50 +45,57 @@ class Proposal:
 
 
 class Search:
-    """Proposes, measures and tells until time, trials or ideas run out."""
+    """Proposes, measures and tells until time, trials or ideas run out.
+
+    A search has two halves: until most of its time is used, cheap configurations; then the values that cost a compilation,
+    each on the best so far, and what that best is worth at the lower tiers; then cheap ones again with whatever time is left.
+    """
 
     def __init__(self, session: Session) -> None:
         config, space = session.plan.config, session.resolved
         self._session, self._space = session, space
-        self._is_grid = config.search.sampler == "grid"
+        self._sampler_name = config.search.sampler
         self._costly = space.costly()
         self._hold: Knobs = {key: space.reference[key] for _, key, _ in self._costly}
         self._distributions = space.distributions()
-        asked = {key: found for key, found in self._distributions.items() if key not in self._hold}
-        self._num_asked = len(asked)
-        sampler = make_sampler(config.search.sampler, seed=config.study.seed, distributions=asked)
-        self._random = make_sampler("random", seed=config.study.seed + 1, distributions=asked)
+        free = {key: found for key, found in self._distributions.items() if key not in self._hold}
+        self._single_changes = SingleChanges(space, list(free), session.circumstances)
+        self._num_free = len(free)
+        self._random = make_sampler("random", seed=config.study.seed + 1, distributions=free)
+        sampler = make_sampler(self._sampler_name, seed=config.study.seed, distributions=free)
         self._study = open_study(session.folder.journal_file, session.folder.name, sampler)
         self._known = {configuration_key(session.baseline.changed): session.baseline}
+        self._num_singles = 0
+        self._reason = OUT_OF_TIME
         self._teach(session.baseline)
 
     def run(self) -> str:
         """Searches and returns why it ended."""
         for proposal in self._proposals():
-            record = self._measure(proposal)
+            self._measure(proposal)
             if self._is_hopeless():
                 return HOPELESS
-            assert record is not None
         return self._reason
 
+    # In which order -------------------------------------------------------------------------------------------------------
+
     def _proposals(self) -> Iterator[Proposal]:
-        self._reason = OUT_OF_TIME
         yield from self._fitting(self._seeds())
-        is_costly_due = bool(self._costly)
+        yield from self._cheap(is_first_half=True)
+        if self._may_go_on():
+            yield from self._fitting(self._late())
+            self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}
+            yield from self._cheap(is_first_half=False)
+
+    def _cheap(self, *, is_first_half: bool) -> Iterator[Proposal]:
+        """Yields proposals until half-time, the end of the budget, or until there is nothing new to propose."""
         while self._may_go_on():
-            if is_costly_due and self._session.budget.is_time_for_costly(self._num_searched, len(self._costly)):
-                is_costly_due = False
-                yield from self._fitting(self._costly_values())
-                self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}
-                continue
-            proposal = self._next()
-            if proposal is not None:
-                yield proposal
-            elif is_costly_due:  # nothing else to try: no use in waiting for their time
-                is_costly_due = False
-                yield from self._fitting(self._costly_values())
-            else:
+            if is_first_half and self._is_time_for_late():
                 return
+            proposal = self._next()
+            if proposal is None:
+                return
+            yield proposal
 
     def _fitting(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
         """Yields the proposals that are new and fit the budget; says which do not."""
@@ -96,108 +109,111 @@ class Search:
             else:
                 self._session.listener.notice(f"Left out, it would not fit the budget: {proposal.why}.")
 
-    def _seeds(self) -> Iterator[Proposal]:
-        if self._is_grid or self._session.circumstances is None:
-            return
-        for why, knobs in self._space.seeds(self._session.circumstances):
-            yield Proposal(knobs=self._space.active({**knobs, **self._hold}), why=why)
+    # Where proposals come from --------------------------------------------------------------------------------------------
 
-    def _costly_values(self) -> Iterator[Proposal]:
+    def _seeds(self) -> Iterator[Proposal]:
+        """Yields an expert's first tries, but not again what was slower than the baseline; a grid visits them anyway."""
+        if self._sampler_name == "grid" or self._session.circumstances is None:
+            return
+        for why, seed in self._space.seeds(self._session.circumstances):
+            knobs = self._space.active({**seed, **self._hold})
+            if not self._is_disproved(knobs):
+                yield Proposal(knobs=knobs, why=why)
+
+    def _is_disproved(self, knobs: Knobs) -> bool:
+        """Whether the same changes beside the loader's were slower than the baseline: bf16 emulated in software is."""
+        floor = DISPROVED_FRAC * (self._session.baseline.value or 0.0)
+        part = _beside_loader(self._space.changed(knobs))
+        slower = [r for r in self._session.searched[1:] if r.value is not None and r.value < floor]
+        return any(part and _beside_loader(record.changed) == part for record in slower)
+
+    def _late(self) -> Iterator[Proposal]:
+        """Yields the best so far at the lower tiers, and with each costly value."""
         best = self._incumbent
         for why, key, value in self._costly:
-            yield Proposal(knobs=self._space.active({**best.knobs, key: value}), why=why)
+            yield Proposal(knobs=self._space.active({**self._incumbent.knobs, key: value}), why=why)
+        for tier in (Tier.numerics, Tier.exact):
+            kept = {key: value for key, value in best.changed.items() if self._space.tier({key: value}).rank <= tier.rank}
+            if kept:
+                knobs = self._space.active({**self._space.reference, **kept})
+                yield Proposal(knobs=knobs, why=f"the best so far (trial {best.number}) as far as tier {tier} allows")
+
+    def _is_time_for_late(self) -> bool:
+        best, costs = self._incumbent, self._session.costs
+        costly_s = [costs.expected_s(best.knobs, {**best.changed, key: value}) for _, key, value in self._costly]
+        late_s = [*costly_s, *[costs.expected_s(best.knobs, best.changed)] * (len(Tier) - 1)]
+        return self._session.budget.is_time_for_late(self._num_searched, late_s)
 
     def _next(self) -> Proposal | None:
-        """Returns the next proposal beside seeds and costly values; None when there is none, `_reason` says why."""
-        if self._num_asked == 0:
+        """Returns the next cheap proposal; None when there is none, `_reason` says why."""
+        if self._num_free == 0:
             self._reason = EXHAUSTED
             return None
-        if self._is_tpe_starting() and (single := self._single_change()):
-            return single
-        return self._asked()
+        return (self._single_change() if self._is_turn_of_single_change() else None) or self._asked()
 
-    def _is_tpe_starting(self) -> bool:
-        """Whether single changes go before the sampler: they stand in for the random trials it would start with.
+    def _is_turn_of_single_change(self) -> bool:
+        """Whether a single change goes before TPE: one for each knob first, then every other time.
 
-        One change a knob on the best so far is what an expert does by hand; random points of a space of ten knobs are mostly
-        worse than the baseline, and a study of a slow program has fifteen trials in all.
+        They stand in for the random trials TPE would start with. Random points of a space of ten knobs are mostly worse than
+        the baseline, and a study of a slow program has fifteen trials in all.
         """
-        if self._session.plan.config.search.sampler != "tpe":
-            return False
-        return self._num_single < self._num_asked or self._num_searched % 2 == 0
-
-    _num_single = 0
+        is_starting = self._num_singles < self._num_free
+        return self._sampler_name == "tpe" and (is_starting or self._num_searched % 2 == 0)
 
     def _single_change(self) -> Proposal | None:
         best = self._incumbent
-        for key in self._keys_by_need(best):
-            for value in self._neighbours(key, best):
-                knobs = self._space.active({**self._space.reference, **best.knobs, key: value})
-                if not self._is_known(knobs) and self._fits(knobs):
-                    self._num_single += 1
-                    self._tried_keys.append(key)
-                    return Proposal(knobs=knobs, why=f"{key}={value} alone on the best so far (trial {best.number})")
+        for key, knobs in self._single_changes.of(best):
+            if not self._is_known(knobs) and self._fits(knobs):
+                self._num_singles += 1
+                self._single_changes.taken(key)
+                return Proposal(knobs=knobs, why=f"{key}={knobs.get(key)} alone on the best so far (trial {best.number})")
         return None
-
-    def _keys_by_need(self, best: TrialRecord) -> list[str]:
-        """Returns the knobs to change, those tried least often first, then those on the side that binds."""
-        if not hasattr(self, "_tried_keys"):
-            self._tried_keys: list[str] = []
-        is_waiting = (best.data_wait_frac or 0.0) > WAITING_FRAC
-        keys = [key for key in self._space.domains if key not in self._hold]
-        return sorted(keys, key=lambda key: (self._tried_keys.count(key), key.startswith("loader.") != is_waiting))
-
-    def _neighbours(self, key: str, best: TrialRecord) -> list[KnobValue]:
-        """Returns the values next to the best's own, the larger first; all others where there is no order."""
-        values = list(self._space.domains[key].values)
-        own = best.knobs.get(key, self._space.reference[key])
-        if own not in values or not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-            return [value for value in values if value != own]
-        place = values.index(own)
-        return [values[n] for n in (place + 1, place - 1) if 0 <= n < len(values)]
 
     def _asked(self) -> Proposal | None:
-        limit = MAX_REPEATED_GRID_POINTS if self._is_grid else MAX_REPEATED_PROPOSALS
-        repeated = too_dear = 0
-        self._reason = EXHAUSTED
-        while repeated < limit and too_dear < MAX_TOO_DEAR:
-            sampler = self._study.sampler
-            if isinstance(sampler, optuna.samplers.GridSampler) and sampler.is_exhausted(self._study):
-                return None
-            proposal = self._ask(is_random=repeated >= SAMPLER_GIVES_UP_AFTER and not self._is_grid)
+        """Returns what the sampler proposes, passing over what is known or too dear; None when it has nothing new."""
+        limit = MAX_REPEATED_GRID_POINTS if self._sampler_name == "grid" else MAX_REPEATED_PROPOSALS
+        num_known = num_too_dear = 0
+        while num_known < limit and num_too_dear < MAX_TOO_DEAR and not self._is_grid_done():
+            trial, proposal = self._ask(is_random=num_known >= SAMPLER_GIVES_UP_AFTER)
             known = self._known.get(configuration_key(self._space.changed(proposal.knobs)))
-            assert proposal.trial is not None
             if known is not None:
-                tell(self._study, proposal.trial, known, **self._limits())
-                repeated += 1
+                tell(self._study, trial, known, **self._limits())
+                num_known += 1
             elif not self._fits(proposal.knobs):
-                self._study.tell(proposal.trial, state=optuna.trial.TrialState.FAIL)  # not measured: may come again
-                too_dear += 1
+                self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # not measured: may come again
+                num_too_dear += 1
             else:
                 return proposal
-        self._reason = OUT_OF_TIME if too_dear >= MAX_TOO_DEAR else EXHAUSTED
+        self._reason = OUT_OF_TIME if num_too_dear >= MAX_TOO_DEAR else EXHAUSTED
         return None
 
-    def _ask(self, *, is_random: bool) -> Proposal:
+    def _ask(self, *, is_random: bool) -> tuple[optuna.trial.Trial, Proposal]:
         own = self._study.sampler
+        is_random = is_random and self._sampler_name != "grid"
         try:
             self._study.sampler = self._random if is_random else own
             trial = self._study.ask()
             knobs = self._space.suggest(trial, hold=self._hold)
         finally:
             self._study.sampler = own
-        name = "random" if is_random else self._session.plan.config.search.sampler
-        return Proposal(knobs=knobs, why=f"proposed by the sampler ({name})", trial=trial)
+        name = "random" if is_random else self._sampler_name
+        return trial, Proposal(knobs=knobs, why=f"proposed by the sampler ({name})", trial=trial)
 
-    def _measure(self, proposal: Proposal) -> TrialRecord:
+    # What comes of them ---------------------------------------------------------------------------------------------------
+
+    def _measure(self, proposal: Proposal) -> None:
         asked = proposal.trial
-        record = self._session.measure(proposal.knobs, proposal.why, sampler_number=asked.number if asked else None)
+        try:
+            record = self._session.measure(proposal.knobs, proposal.why, sampler_number=asked.number if asked else None)
+        except Ending:
+            if asked is not None:
+                self._study.tell(asked, state=optuna.trial.TrialState.FAIL)  # not measured: may come again
+            raise
         self._known[configuration_key(record.changed)] = record
         if asked is None:
             self._teach(record)
         else:
             tell(self._study, asked, record, **self._limits())
-        return record
 
     def _teach(self, record: TrialRecord) -> None:
         add_known(self._study, record, self._distributions, **self._limits())
@@ -210,8 +226,14 @@ class Search:
         return configuration_key(self._space.changed(knobs)) in self._known
 
     def _fits(self, knobs: Knobs) -> bool:
-        expected_s = self._session.costs.expected_s(knobs, self._space.changed(knobs))
-        return expected_s <= self._session.budget.search_left_s
+        changed = self._space.changed(knobs)
+        return self._session.budget.fits(
+            self._session.costs.expected_s(knobs, changed), again_s=self._session.costs.again_s(knobs, changed)
+        )
+
+    def _is_grid_done(self) -> bool:
+        sampler = self._study.sampler
+        return isinstance(sampler, CompleteGrid) and sampler.is_exhausted(self._study)
 
     @property
     def _incumbent(self) -> TrialRecord:
@@ -232,5 +254,5 @@ class Search:
 
     def _is_hopeless(self) -> bool:
         tried = [record.outcome for record in self._session.searched[1:]]
-        same = len(tried) == NUM_SAME_FAILURES and len(set(tried)) == 1
-        return same and not tried[0].has_value and "oom" not in tried[0]
+        is_same = len(tried) == NUM_SAME_FAILURES and len(set(tried)) == 1
+        return is_same and not tried[0].has_value and "oom" not in tried[0]

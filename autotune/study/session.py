@@ -146,4 +146,3 @@ class Session:
         self.records.append(finished.record)
         self.after_trial()
         return finished
-

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 from autotune.config.schema import DeviceOptions, MeasureOptions
@@ -31,6 +33,15 @@ def device_environment(device: DeviceOptions) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": str(device.index)} if device.index else {}
 
 
+def compile_cache(study: Path) -> dict[str, str]:
+    """Returns the variables that give torch.compile a cache of the study's own: never another machine's, never stale.
+
+    Its trials share it, so that the finals do not compile anew what the search compiled.
+    """
+    folder = os.path.abspath(study / "compile_cache")
+    return {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
+
+
 def memory_limit_bytes(limit: str | float | int | None, machine: dict[str, Any]) -> int | None:
     """Returns the cap of one process in bytes; None for none.
 
@@ -46,7 +57,9 @@ def memory_limit_bytes(limit: str | float | int | None, machine: dict[str, Any])
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]?i?)b?\s*", str(limit).lower())
     amount = float(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else 0.0
     if amount <= 0:
-        raise BadInput(f"device.memory_limit: not an amount of memory, got {limit!r}. Give bytes, '8GiB', or a fraction like 0.9.")
+        raise BadInput(
+            f"device.memory_limit: not an amount of memory, got {limit!r}. Give bytes, '8GiB', or a fraction like 0.9."
+        )
     return int(amount * capacity_bytes(machine)) if amount <= 1 else int(amount)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune import stats
-from autotune.records import SCHEMA, Knobs, StudyRecord, Summary, Tier, TrialRecord
+from autotune.records import SCHEMA, StudyRecord, Summary, Tier, TrialRecord
 from autotune.study.budget import START_PHASES
 from autotune.study.diagnosis import diagnose
 from autotune.study.finals import Decision
@@ -84,7 +84,9 @@ def _best(records: list[TrialRecord], baseline: TrialRecord | None, standing: St
 
 def _leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> TrialRecord:
     """Returns the best search trial up to a tier, or the baseline where none beat it by more than the margin."""
-    able = [r for r in records if r.repeats is None and r.outcome.may_win and r.value and r.tier.rank <= tier.rank and r.changed]
+    able = [
+        r for r in records if r.repeats is None and r.outcome.may_win and r.value and r.tier.rank <= tier.rank and r.changed
+    ]
     top = max(able, key=lambda record: record.value or 0.0, default=baseline)
     return top if (top.value or 0.0) > (baseline.value or 0.0) * (1 + stats.MARGIN_FRAC) else baseline
 
@@ -107,7 +109,7 @@ def _entry(record: TrialRecord, standing: Standing, *, knobs: bool = False, over
     """Returns trial, value and interval: from the finals' reporting rounds where there are any, else from the search."""
     rates = standing.decision.values.get(record.number) if standing.decision else None
     value, ci = stats.log_mean_interval(rates) if rates else (record.value, record.ci)
-    entry = {"trial": record.number, "value": value, "ci": ci, "measured_in": "finals" if rates else "search"}
+    entry: dict[str, Any] = {"trial": record.number, "value": value, "ci": ci, "measured_in": "finals" if rates else "search"}
     if overrides:
         entry["overrides"] = record.changed
     if knobs:
@@ -126,6 +128,8 @@ def _speedup(baseline: TrialRecord | None, best: TrialRecord | None, standing: S
     decision = standing.decision
     if decision is None or decision.ratio is None:
         return _unproven(baseline, best, decision)
+    if decision.is_slower:  # the baseline is handed over, and it is as fast as itself
+        return {"ratio": 1.0, "ci": None, "verdict": decision.verdict, "reason": decision.reason}
     return {
         "ratio": decision.ratio.ratio,
         "ci": decision.ratio.ci,
@@ -139,11 +143,17 @@ def _speedup(baseline: TrialRecord | None, best: TrialRecord | None, standing: S
 def _unproven(baseline: TrialRecord, best: TrialRecord, decision: Decision | None) -> dict[str, Any]:
     """Returns the speedup as the search saw it: one measurement each, picked as the best, so it overstates."""
     if decision is not None and decision.finalist is None:
-        return {"ratio": 1.0, "ci": None, "verdict": decision.verdict, "reason": decision.reason}
+        ratio = 1.0 if decision.verdict == "same" else None
+        return {"ratio": ratio, "ci": None, "verdict": decision.verdict, "reason": decision.reason}
     leader = decision.finalist if decision and decision.finalist else best
     reason = decision.reason if decision else "the finals have not run"
     ratio = (leader.value or 0.0) / baseline.value if baseline.value else None
-    return {"ratio": ratio, "ci": None, "verdict": "ambiguous", "reason": f"{reason}: the search's own numbers, which overstate"}
+    return {
+        "ratio": ratio,
+        "ci": None,
+        "verdict": "ambiguous",
+        "reason": f"{reason}: the search's own numbers, which overstate",
+    }
 
 
 def _seconds(records: list[TrialRecord], total_s: float) -> dict[str, float]:

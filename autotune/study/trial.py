@@ -15,7 +15,8 @@ from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.study.numbers import metrics, numbers
 from autotune.study.plan import Listener, Plan
-from autotune.study.settings import deadlines, device_environment, memory_limit_bytes
+from autotune.study.settings import compile_cache, deadlines, device_environment, memory_limit_bytes
+from autotune.study.watch import MachineWatch, configured_device
 
 # Where chance may be the cause a trial gets a second attempt: the same again, once.
 CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
@@ -69,6 +70,7 @@ class TrialRunner:
 
     def __init__(self, plan: Plan, folder: StudyFolder, listener: Listener) -> None:
         self._plan, self._folder, self._listener = plan, folder, listener
+        self._watch = MachineWatch(plan.device or configured_device(plan.config.device), plan.clock)
 
     def run(self, request: Request) -> Finished:
         """Returns the finished trial, its record written to disk. A second attempt is made where chance may be the cause.
@@ -79,15 +81,19 @@ class TrialRunner:
         self._listener.trial_started(request.number, request.kind, request.changed, request.why)
         finished = self._attempt(request)
         record = finished.record
-        is_short = request.retry_max_s is None or record.seconds <= request.retry_max_s
-        if record.outcome in CHANCE and is_short:
+        if record.outcome in CHANCE and _may_be_repeated(request, record):
             finished = self._attempt(request, earlier=record)
         return self._keep(finished)
 
+    def close(self) -> None:
+        """Gives back what watching the machine holds."""
+        self._watch.close()
+
     def _attempt(self, request: Request, earlier: TrialRecord | None = None) -> Finished:
         launch = self._launch(request)
+        if held := self._watch.before():
+            self._listener.notice(held)
         started_at = self._plan.clock.time()
-        watch = self._plan.watch() if self._plan.watch else None
         running, is_stopped = self._plan.launcher.start(launch), False
         try:
             ended = self._wait(running)
@@ -95,9 +101,7 @@ class TrialRunner:
             is_stopped = True
             running.stop("interrupted by the user")
             ended = self._wait(running)
-        finally:
-            seen = watch.stop() if watch else {}
-        record = _record(request, launch.spec, ended, seen)
+        record = _record(request, launch.spec, ended, self._watch)
         record.started_at = earlier.started_at if earlier else started_at
         if earlier:
             _join(record, earlier)
@@ -108,7 +112,9 @@ class TrialRunner:
 
     def _wait(self, running: Running) -> Ended:
         while (ended := running.poll()) is None:
-            if progress := running.progress():
+            progress = running.progress()
+            self._watch.look(progress)
+            if progress:
                 self._listener.progress(progress)
             self._plan.clock.sleep(self._plan.poll_s)
         return ended
@@ -136,15 +142,21 @@ class TrialRunner:
             memory_limit_bytes=memory_limit_bytes(plan.config.device.memory_limit, plan.machine),
             rules=request.rules,
         )
-        env = {**device_environment(plan.config.device), **plan.config.env}
+        env = {**device_environment(plan.config.device), **compile_cache(self._folder.path), **plan.config.env}
         for key, value in asked.items():
             env.update(knob(key).environment(value))
         limits = deadlines(plan.config.measure, max_s=request.max_s)
         return Launch(argv=command.argv(everything), cwd=command.cwd, env=env, folder=folder, spec=spec, deadlines=limits)
 
 
-def _record(request: Request, spec: Spec, ended: Ended, seen: dict[str, float]) -> TrialRecord:
-    outcome, reason = classify(ended.facts(spec, device_used_frac=seen.get("device_used_frac")))
+def _may_be_repeated(request: Request, first: TrialRecord) -> bool:
+    if request.max_s is not None and first.seconds >= request.max_s:
+        return False  # it took all the time there was for it: that is no accident
+    return request.retry_max_s is None or first.seconds <= request.retry_max_s
+
+
+def _record(request: Request, spec: Spec, ended: Ended, watch: MachineWatch) -> TrialRecord:
+    outcome, reason = classify(ended.facts(spec, device_used_frac=watch.used_frac()))
     record = TrialRecord(
         number=request.number,
         kind=request.kind,
@@ -159,7 +171,7 @@ def _record(request: Request, spec: Spec, ended: Ended, seen: dict[str, float]) 
         sampler_number=request.sampler_number,
         seconds=ended.seconds,
         evidence=_evidence(ended),
-        metrics=metrics(ended.results, seen),
+        metrics=metrics(ended.results, watch.metrics()),
         **numbers(ended.results),
     )
     if not outcome.has_value or record.value is None:
@@ -186,5 +198,3 @@ def _join(record: TrialRecord, earlier: TrialRecord) -> None:
     record.seconds += earlier.seconds
     note = f"second attempt; the first ended as {earlier.outcome}"
     record.reason = f"{record.reason} ({note})" if record.reason else note
-
-

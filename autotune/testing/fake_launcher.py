@@ -169,7 +169,7 @@ class _FakeRunning(Running):
             return self._ended
         passed_s = self._launcher.clock.monotonic() - self._begun
         if self._failure and self._failure.raises and passed_s > self._due_s() / 2:
-            self._failure, raises = None, self._failure.raises
+            raises, self._failure = self._failure.raises, None
             raise raises
         limit_s = self._launch.deadlines.total_s
         if passed_s >= min(self._due_s(), limit_s):

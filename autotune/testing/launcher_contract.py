@@ -132,6 +132,14 @@ class LauncherContract:
         with pytest.raises(BadInput, match="nowhere"):
             launcher.start(launch)
 
+    @pytest.mark.parametrize(("argument", "env"), [("a\0b", {}), ("a", {"A=B": "c"}), ("a", {"A": "b\0"})])
+    def test_what_no_process_can_be_given_is_bad_input(
+        self, launcher: Launcher, folder: Path, argument: str, env: dict[str, str]
+    ) -> None:
+        """A NUL cannot be passed on."""
+        with pytest.raises(BadInput, match="COMMAND"):
+            launcher.start(a_launch(folder, ["true", argument], env=env))
+
     def test_command_that_cannot_be_started_is_a_trial_that_says_so(self, launcher: Launcher, folder: Path) -> None:
         """A value, not an exception."""
         launch = a_launch(folder, ["no-such-program-anywhere"])
@@ -313,6 +321,17 @@ time.sleep(600)
         ended = running.poll()
         assert ended is not None
         assert ended.cause == "result"
+
+    def test_result_written_because_of_our_signal_is_not_believed(self, launcher: Launcher, folder: Path) -> None:
+        """An agent answers SIGTERM with an exception; the trial was stuck all the same."""
+        body = """
+def leave(*_): result(status='failed', error={'type': 'SignalException', 'message': 'got 15'}); os._exit(1)
+signal.signal(signal.SIGTERM, leave); progress('steady', 3); time.sleep(600)
+"""
+        launch = a_launch(folder, program(body), deadlines=Deadlines(step_s=0.8))
+        ended = self.run(launcher, launch)
+        assert (ended.cause, ended.results) == ("deadline", [])
+        assert classify(ended.facts(launch.spec))[0] is Outcome.timeout
 
     def test_progress_is_the_newest_whole_line(self, launcher: Launcher, folder: Path) -> None:
         """Whatever else the file holds."""

@@ -51,14 +51,18 @@ def sync(
     Raises:
         BadInput: the folder is not a study, or the address cannot be meant.
     """
+    parent = os.getppid()  # asked before the seconds that importing MLflow takes
     runs = folder.path.parent
     address = store.chosen_uri(runs, asked=uri, folder=folder)
     tracker = NullTracker() if address == store.NONE else MlflowTracker(address, runs)
-    return _follow(tracker, folder, report) if follow else tracker.push(folder)
+    with store.only_writer(folder) as is_alone:
+        if not is_alone:
+            return Synced(problem="another `autotune sync` of this study is at work", uri=masked(address))
+        return _follow(tracker, folder, report, parent) if follow else tracker.push(folder)
 
 
-def _follow(tracker: Tracker, folder: StudyFolder, report: Callable[[Synced], None]) -> Synced:
-    parent, seen, state, pause_s, next_try = os.getppid(), None, Synced(), POLL_S, 0.0
+def _follow(tracker: Tracker, folder: StudyFolder, report: Callable[[Synced], None], parent: int) -> Synced:
+    seen, state, pause_s, next_try = None, Synced(), POLL_S, 0.0
     while True:
         is_over = _is_over(folder) or os.getppid() != parent
         now, found = time.monotonic(), _signature(folder)
@@ -73,7 +77,7 @@ def _follow(tracker: Tracker, folder: StudyFolder, report: Callable[[Synced], No
 
 
 def _is_over(folder: StudyFolder) -> bool:
-    return _summary(folder).get("status", "running") != "running"
+    return bool(_summary(folder).get("status", "running") != "running")
 
 
 def _signature(folder: StudyFolder) -> tuple[int, int]:
@@ -144,7 +148,8 @@ class MlflowTracker(Tracker):
     def _make_store(self, uri: str) -> None:
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-        made = SqlAlchemyStore(uri, store.artifacts_path(self._runs).as_uri())
+        open_store: Any = SqlAlchemyStore  # has no annotations
+        made = open_store(uri, store.artifacts_path(self._runs).as_uri())
         made.engine.dispose()  # the file is renamed next: no connection may still hold the temporary name
 
     def _experiment(self, client: Any) -> str:
@@ -152,9 +157,12 @@ class MlflowTracker(Tracker):
         if found is not None:
             return str(found.experiment_id)
         location = store.artifacts_path(self._runs).as_uri() if self._is_embedded else None
-        note = "Studies of autotune: one parent run a study, one child run a trial. Params are knobs, throughput_per_s decides."
-        tags = {"mlflow.note.content": note, "mlflow.experimentKind": "custom_model_development"}
-        return str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=tags))
+        try:
+            return str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=entries.experiment_tags()))
+        except Exception:  # another study's process was quicker
+            if (found := client.get_experiment_by_name(EXPERIMENT)) is None:
+                raise
+            return str(found.experiment_id)
 
     def _parent(self, study: StudyRecord, summary: Summary) -> str:
         if self._known is None:
@@ -196,8 +204,8 @@ class MlflowTracker(Tracker):
             known[tags[entries.TRIAL_TAG]] = run
         end = _milliseconds(trial.started_at + trial.seconds)
         self._upload_trial(run.info.run_id, folder.trial_path(trial.number))
-        values = {"metrics": entries.trial_metrics(trial), "params": entries.params(trial.knobs)}
-        self._log(run.info.run_id, **values, tags=tags | {entries.DIGEST_TAG: content}, at=end)
+        metrics, params = entries.trial_metrics(trial), entries.params(trial.knobs)
+        self._log(run.info.run_id, metrics=metrics, params=params, tags=tags | {entries.DIGEST_TAG: content}, at=end)
         self._client.set_terminated(run.info.run_id, entries.trial_status(trial), end)
         known[tags[entries.TRIAL_TAG]] = self._client.get_run(run.info.run_id)
         return True

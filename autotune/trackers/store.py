@@ -32,7 +32,7 @@ def embedded_uri(runs: Path) -> str:
 
 
 def chosen_uri(runs: Path, *, asked: str | None = None, folder: StudyFolder | None = None) -> str:
-    """Returns where tracking goes: what was asked for, else the study's `tracker.uri`, else MLFLOW_TRACKING_URI, else embedded."""
+    """Returns where tracking goes: as asked, as the study says, as MLFLOW_TRACKING_URI says, or into the embedded store."""
     configured = study_uri(folder) if folder else None
     return asked or configured or os.environ.get(URI_VARIABLE) or embedded_uri(runs)
 
@@ -66,6 +66,23 @@ def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
                 make(f"sqlite:///{temporary}")
                 temporary.replace(file)
     return embedded_uri(runs)
+
+
+@contextmanager
+def only_writer(folder: StudyFolder) -> Iterator[bool]:
+    """Holds the right to mirror a study, and says whether it was free: two at once would write every trial twice."""
+    try:
+        file = (folder.path / ".sync.lock").open("w")
+    except OSError:  # a read-only copy of somebody's study: nobody else writes there either
+        yield True
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from autotune.config.compose import compose
 from autotune.harness.protocol import MeasureRules
 from autotune.launchers.local import LocalLauncher
 from autotune.machine import host_facts
-from autotune.records import Knobs
+from autotune.records import Knobs, Summary
 from autotune.run_dir import StudyFolder
 from autotune.stats import paired_ratio
 from tests.benchmarks.reporting import interval, machine_lines, table
@@ -94,7 +94,7 @@ def num_effective_cores(facts: dict[str, object]) -> int:
     return int(str(facts["num_cores"]))
 
 
-def search(overrides: list[str], runs: Path) -> tuple[Knobs, dict[str, object]]:
+def search(overrides: list[str], runs: Path) -> tuple[Knobs, Summary]:
     """Returns autotune's winner (its changes) and its summary, from the command line a user would type."""
     command = [sys.executable, "-m", "autotune", "run", *overrides, f"runs_dir={runs}", "study.name=ladder"]
     print("search  " + " ".join(command[2:]), flush=True)
@@ -122,6 +122,11 @@ def _words(knobs: Knobs) -> str:
     return " ".join(f"{key}={value}" for key, value in knobs.items()) or "baseline"
 
 
+def _verdict(summary: Summary) -> str:
+    speedup = summary["speedup"]
+    return f"{speedup['verdict']} {speedup['ratio']:.2f}x" if speedup else "none"
+
+
 def main() -> int:
     """Runs the three parts and prints the comparison; returns 1 when the winner falls short of the ladder."""
     parser = argparse.ArgumentParser(description="autotune's winner against a hand ladder")
@@ -142,7 +147,7 @@ def main() -> int:
     ratio = paired_ratio(ours, theirs)
     print("\n" + table(("configuration", "samples/s", "", "seconds"), ladder.rows))
     print(f"\nladder's best     {_words(ladder.best)}   ({climbed_s:.0f} s)")
-    print(f"autotune's winner {_words(winner)}   ({summary['seconds']['total']:.0f} s, its own verdict: {summary['speedup']})")  # type: ignore[index]
+    print(f"autotune's winner {_words(winner)}   ({summary['seconds']['total']:.0f} s, its own verdict: {_verdict(summary)})")
     print(
         f"winner / ladder   {ratio.ratio:.3f} {interval(ratio.ci)}, n = {ratio.num_rounds} rounds each, fresh processes, ABBA"
     )

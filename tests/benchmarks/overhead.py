@@ -1,12 +1,13 @@
 """Measures what autotune itself costs: a step, a trial, and the record of a trial.
 
-    python -m tests.benchmarks.overhead [--pairs 10] [--trials 6]
+    python -m tests.benchmarks.overhead [--processes 3] [--pairs 6] [--trials 6]
 
 1. A program of about one millisecond a step that times itself, with the harness (no knobs, measuring all the time, heartbeat
-   included) and without it, in alternating fresh processes; compared pair by pair.
+   included) and without it: block by block in one process, where differences of a microsecond can be seen, and pair by pair in
+   fresh processes, which is coarse and leaves nothing out.
 2. A small study: seconds of each trial outside warm-up and window, by phase, and the tuner's own seconds between trials.
-3. `autotune sync` of that study, once with its first trial and once with all: the difference is what one trial costs the
-   tracker. It runs beside the study at the lowest priority and is not part of a trial's time.
+3. `autotune sync` of that study with new trials and with none: the difference is what one trial costs the tracker. It runs
+   beside the study at the lowest priority and is not part of a trial's time.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from autotune import stats
+import scipy.stats
+
 from autotune.config.compose import compose
-from autotune.harness.protocol import STDOUT_FILE, MeasureRules
+from autotune.harness.protocol import STDERR_FILE, STDOUT_FILE, MeasureRules
 from autotune.launchers.local import LocalLauncher
 from autotune.records import TrialRecord
 from autotune.run_dir import StudyFolder
@@ -33,58 +36,90 @@ from tests.benchmarks.reporting import machine_lines, table
 from tests.benchmarks.trials import Bench
 
 STEP_PROGRAM = Path(__file__).with_name("step_program.py")
+TOGGLE_PROGRAM = Path(__file__).with_name("step_toggle.py")
 GOAL_US = 10.0  # 1 % of a millisecond
 NEVER = 10**9
 MEASURE_TO_THE_END = MeasureRules(min_steps=NEVER, min_s=NEVER, max_s=NEVER, slow_min_steps=NEVER, slow_max_s=NEVER)
+STUDY_MINUTES = 3  # at most; a few trials end before
 MEASURED_PHASES = ("warmup", "steady")
 
 
 @dataclass(kw_only=True)
 class StepCost:
-    """Median over blocks of the mean step, of each fresh process; pairs ran next to each other in time."""
+    """Steps with the harness and without it, pair by pair next to each other in time, microseconds."""
 
-    without_us: list[float]
-    with_us: list[float]
+    with_us: list[float] = field(default_factory=list)
+    without_us: list[float] = field(default_factory=list)
 
     @property
     def differences_us(self) -> list[float]:
         """With minus without, pair by pair."""
         return [a - b for a, b in zip(self.with_us, self.without_us, strict=True)]
 
+    @property
+    def median_us(self) -> float:
+        """The median difference: neighbours on a shared machine make some blocks much slower, in either direction."""
+        return statistics.median(self.differences_us)
 
-def step_cost(num_pairs: int, num_blocks: int) -> StepCost:
-    """Returns what a step takes with the harness and without it, order ABBA."""
+    def words(self) -> str:
+        """Returns the median difference with its 95 % interval from order statistics, which assumes no distribution."""
+        low_us, high_us = scipy.stats.quantile_test(self.differences_us, p=0.5).confidence_interval()
+        return f"{self.median_us:.1f} us ({low_us:.1f} to {high_us:.1f}, n = {len(self.with_us)})"
+
+
+def cost_in_one_process(num_processes: int, num_blocks: int) -> tuple[StepCost, int]:
+    """Returns what the harness costs a step, from blocks with it and without it in turn, and its calls in a step."""
+    cost, num_calls = StepCost(), 0
+    command = [sys.executable, str(TOGGLE_PROGRAM), "--blocks", str(num_blocks)]
+    with tempfile.TemporaryDirectory(prefix="overhead-") as place:
+        bench = Bench(compose([], command=command).command, LocalLauncher(), Path(place))
+        for _ in range(num_processes):
+            seen = _printed(_to_the_end(bench))
+            cost.with_us += [step_s * 1e6 for step_s in seen["with_s"]]
+            cost.without_us += [step_s * 1e6 for step_s in seen["without_s"]]
+            num_calls = seen["num_calls"]
+            print(f"one process: {cost.words()}", flush=True)
+    return cost, num_calls
+
+
+def cost_between_processes(num_pairs: int, num_blocks: int) -> StepCost:
+    """Returns the difference of fresh processes with the harness and without it, order ABBA: wide, but nothing is left out."""
     command = [sys.executable, str(STEP_PROGRAM), "--blocks", str(num_blocks)]
-    cost = StepCost(without_us=[], with_us=[])
+    cost = StepCost()
     with tempfile.TemporaryDirectory(prefix="overhead-") as place:
         bench = Bench(compose([], command=command).command, LocalLauncher(), Path(place))
         for pair in range(num_pairs):
-            both = [(cost.without_us, lambda: _plain(command)), (cost.with_us, lambda: _harnessed(bench))]
+            both = [(cost.without_us, lambda: _plain(command)), (cost.with_us, lambda: _to_the_end(bench))]
             for values, run in both if pair % 2 == 0 else reversed(both):
-                values.append(run())
-            print(f"pair {pair + 1}: without {cost.without_us[-1]:.1f} us, with {cost.with_us[-1]:.1f} us", flush=True)
+                values.append(statistics.median(_printed(run())["step_s"]) * 1e6)
+            print(f"pair {pair + 1}: without {cost.without_us[-1]:.0f} us, with {cost.with_us[-1]:.0f} us", flush=True)
     return cost
 
 
-def _plain(command: list[str]) -> float:
-    return _step_us(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def _plain(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def _harnessed(bench: Bench) -> float:
+def _to_the_end(bench: Bench) -> str:
     measured = bench.measure({}, MEASURE_TO_THE_END)
     if measured.result is None or measured.result.status != "ended":
-        raise SystemExit(f"the step program was to be measured to its own end: {measured.outcome}: {measured.reason}")
-    return _step_us((bench.last_folder / STDOUT_FILE).read_text())
+        tail = (bench.last_folder / STDERR_FILE).read_text()[-500:]
+        raise SystemExit(f"the program was to be measured to its own end: {measured.outcome}: {measured.reason}\n{tail}")
+    return (bench.last_folder / STDOUT_FILE).read_text()
 
 
-def _step_us(stdout: str) -> float:
-    line = next(line for line in stdout.splitlines() if line.startswith('{"step_s"'))
-    return statistics.median(json.loads(line)["step_s"]) * 1e6
+def _printed(stdout: str) -> dict[str, Any]:
+    return dict(json.loads(next(line for line in stdout.splitlines() if line.startswith("{"))))
 
 
 def small_study(num_trials: int, runs: Path) -> list[TrialRecord]:
     """Returns the trials of a study of the step program."""
-    overrides = ["study.name=overhead", f"study.budget.trials={num_trials}", f"runs_dir={runs}"]
+    overrides = [
+        "study.name=overhead",
+        f"study.budget.trials={num_trials}",
+        f"study.budget.minutes={STUDY_MINUTES}",
+        f"runs_dir={runs}",
+    ]
     program = [sys.executable, str(STEP_PROGRAM), "--blocks", "1000"]
     subprocess.run([sys.executable, "-m", "autotune", "run", *overrides, "--", *program], check=True, stdout=subprocess.DEVNULL)
     return StudyFolder(runs / "overhead").read_trials()
@@ -104,40 +139,48 @@ def trial_costs(trials: list[TrialRecord]) -> list[tuple[str, str]]:
 
 
 def tracker_cost(runs: Path, num_trials: int) -> tuple[float, float]:
-    """Returns seconds of a sync per trial, and seconds it takes before the first (imports, a new store)."""
-    few = 1
-    seconds: dict[int, float] = {}
-    for count in (few, num_trials):
-        place = runs.parent / f"sync-{count}"
-        shutil.copytree(runs / "overhead", place / "overhead")
-        for folder in sorted((place / "overhead" / "trials").iterdir())[count:]:
-            shutil.rmtree(folder)
-        started_s = time.monotonic()
-        subprocess.run([sys.executable, "-m", "autotune", "sync", "overhead", f"runs_dir={place}"], check=True)
-        seconds[count] = time.monotonic() - started_s
-    per_trial = (seconds[num_trials] - seconds[few]) / (num_trials - few)
-    return per_trial, seconds[few] - per_trial * few
+    """Returns seconds of a sync per trial, and seconds it takes before the first (imports, a new store).
+
+    Three syncs: of the first trial into a new store, of the others, of nothing new. The last two differ by the others alone.
+    """
+    place, late = runs.parent / "sync", runs.parent / "late"
+    shutil.copytree(runs / "overhead", place / "overhead")
+    (place / "overhead" / "trials").rename(late)
+    (place / "overhead" / "trials").mkdir()
+    first, *others = sorted(late.iterdir())
+    (late / first.name).rename(place / "overhead" / "trials" / first.name)
+    first_s = _sync(place)
+    for folder in others:
+        folder.rename(place / "overhead" / "trials" / folder.name)
+    others_s = _sync(place)
+    per_trial_s = (others_s - _sync(place)) / (num_trials - 1)
+    return per_trial_s, first_s - per_trial_s
+
+
+def _sync(place: Path) -> float:
+    started_s = time.monotonic()
+    subprocess.run([sys.executable, "-m", "autotune", "sync", "overhead", "--runs-dir", str(place)], check=True)
+    return time.monotonic() - started_s
 
 
 def main() -> int:
     """Measures and prints; returns 1 when a step costs more than the goal."""
     parser = argparse.ArgumentParser(description="what autotune itself costs")
-    parser.add_argument("--pairs", type=int, default=10, help="fresh processes with and without the harness")
-    parser.add_argument("--blocks", type=int, default=10, help="blocks of 400 steps in each")
+    parser.add_argument("--processes", type=int, default=3, help="processes in which the harness is taken out and put back")
+    parser.add_argument("--blocks", type=int, default=20, help="blocks of 400 steps with it, and as many without")
+    parser.add_argument(
+        "--pairs", type=int, default=6, help="pairs of fresh processes with the harness and without; 0 for none"
+    )
     parser.add_argument("--trials", type=int, default=6, help="trials of the small study; 0 leaves out parts 2 and 3")
     options = parser.parse_args()
-    cost = step_cost(options.pairs, options.blocks)
-    mean_us = statistics.fmean(cost.differences_us)
-    half_us = stats.half_width(cost.differences_us)
+    cost, num_calls = cost_in_one_process(options.processes, options.blocks)
     rows = [
-        ("step without the harness", f"{statistics.median(cost.without_us):.1f} us"),
-        ("step with it", f"{statistics.median(cost.with_us):.1f} us"),
-        ("cost of a step", f"{mean_us:.2f} us, 95 % interval +-{half_us or float('nan'):.2f} us"),
-        (
-            "  of a step of 1 ms",
-            f"{mean_us / 10:.2f} %, pairs from {min(cost.differences_us):.1f} to {max(cost.differences_us):.1f} us",
-        ),
+        ("step without the harness", f"{statistics.median(cost.without_us):.0f} us"),
+        ("harness, one process", f"{cost.words()}, {num_calls} calls of its functions a step"),
+        ("  of a step of 1 ms", f"{cost.median_us / 10:.2f} %"),
     ]
+    if options.pairs:
+        rows.append(("harness, fresh processes", cost_between_processes(options.pairs, options.blocks // 2).words()))
     if options.trials:
         with tempfile.TemporaryDirectory(prefix="overhead-") as place:
             trials = small_study(options.trials, Path(place) / "runs")
@@ -148,9 +191,8 @@ def main() -> int:
             ("tracker, once a study", f"{first_s:.1f} s, beside the first trial"),
         ]
     print("\n" + table(("what", "cost"), rows))
-    print(f"n = {options.pairs} pairs of fresh processes, {options.blocks} blocks of 400 steps each, ABBA")
     print("\n".join(machine_lines()))
-    is_reached = mean_us <= GOAL_US
+    is_reached = cost.median_us <= GOAL_US
     print(f"goal      at most {GOAL_US:.0f} us a step: {'reached' if is_reached else 'MISSED'}")
     return 0 if is_reached else 1
 

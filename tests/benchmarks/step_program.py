@@ -1,4 +1,4 @@
-"""A training loop of about a millisecond a step that times itself: the yardstick for what the harness costs.
+"""A training loop of about a millisecond a step that times itself: the yardstick for what autotune costs.
 
     python step_program.py --blocks 20
 
@@ -15,41 +15,56 @@ from torch.utils.data import DataLoader, TensorDataset
 
 BLOCK_STEPS = 400  # at a millisecond a step: long enough for two heartbeats, whose cost belongs to the step
 WARMUP_STEPS = 400
-BATCH, WIDTH, DEPTH = 32, 256, 3
+BATCH, WIDTH, DEPTH, NUM_BATCHES = 32, 256, 3, 64
 
 
-def main() -> None:
+class Loop:
+    """A small network, its optimizer and a cheap loader."""
+
+    def __init__(self, device: str, num_blocks: int) -> None:
+        torch.manual_seed(0)
+        torch.set_num_threads(1)  # two threads on two shared cores would measure the neighbours
+        self.device = device
+        data = TensorDataset(torch.randn(BATCH * NUM_BATCHES, WIDTH), torch.randn(BATCH * NUM_BATCHES, 1))
+        rounds = (WARMUP_STEPS + (num_blocks + 1) * BLOCK_STEPS) // NUM_BATCHES + 1
+        whole_batches = [range(start, start + BATCH) for start in range(0, len(data), BATCH)] * rounds
+        self.batches = iter(DataLoader(data, sampler=whole_batches, batch_size=None))
+        layers = [layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+        self.model = nn.Sequential(*layers, nn.Linear(WIDTH, 1)).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+
+    def run(self, num_steps: int) -> float:
+        """Trains and returns the mean seconds of a step."""
+        self._wait()
+        started_s = time.perf_counter()
+        for _ in range(num_steps):
+            inputs, targets = next(self.batches)
+            loss = nn.functional.mse_loss(self.model(inputs.to(self.device)), targets.to(self.device))
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+        self._wait()
+        return (time.perf_counter() - started_s) / num_steps
+
+    def _wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def options() -> argparse.Namespace:
+    """Reads the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=10)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    torch.set_num_threads(1)  # two threads on two shared cores would measure the neighbours
-    num_samples = BATCH * (WARMUP_STEPS + options.blocks * BLOCK_STEPS)
-    data = TensorDataset(torch.randn(BATCH * 64, WIDTH), torch.randn(BATCH * 64, 1))
-    sampler = [range(start, start + BATCH) for start in range(0, BATCH * 64, BATCH)] * (num_samples // (BATCH * 64) + 1)
-    loader = DataLoader(data, sampler=sampler, batch_size=None)  # the data set is indexed by whole batches: a cheap loader
-    layers = [layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-    model = nn.Sequential(*layers, nn.Linear(WIDTH, 1)).to(options.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    batches = iter(loader)
+    return parser.parse_args()
 
-    def run(num_steps: int) -> float:
-        if options.device == "cuda":
-            torch.cuda.synchronize()
-        started_s = time.perf_counter()
-        for _ in range(num_steps):
-            inputs, targets = next(batches)
-            loss = nn.functional.mse_loss(model(inputs.to(options.device)), targets.to(options.device))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        if options.device == "cuda":
-            torch.cuda.synchronize()
-        return (time.perf_counter() - started_s) / num_steps
 
-    run(WARMUP_STEPS)
-    print(json.dumps({"step_s": [run(BLOCK_STEPS) for _ in range(options.blocks)]}))
+def main() -> None:
+    """Trains for all blocks and prints their mean steps."""
+    chosen = options()
+    loop = Loop(chosen.device, chosen.blocks)
+    loop.run(WARMUP_STEPS)
+    print(json.dumps({"step_s": [loop.run(BLOCK_STEPS) for _ in range(chosen.blocks)]}))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.config.command import CommandTemplate
+
 from autotune.failures import classify
 from autotune.harness import protocol
 from autotune.knobs.catalogue import knob
@@ -58,7 +59,7 @@ class Bench:
         spec = self._spec(number, knobs, rules)
         self.last_folder = Path(spec.folder)
         launch = Launch(
-            argv=self.command.argv(knobs),
+            argv=self.command.argv({**self.command.placeholders, **knobs}),
             cwd=self.command.cwd,
             env={name: value for key in knobs for name, value in knob(key).environment(knobs[key]).items()},
             folder=self.last_folder,
@@ -75,7 +76,7 @@ class Bench:
         return Measured(rate_per_s=total, outcome=outcome, reason=reason, seconds=ended.seconds, result=result)
 
     def _spec(self, number: int, knobs: Knobs, rules: protocol.MeasureRules) -> protocol.Spec:
-        passed = {key: value for key, value in knobs.items() if key in self.command.placeholders}
+        passed = {key: knobs.get(key, own) for key, own in self.command.placeholders.items()}
         return protocol.Spec(
             trial=number,
             nonce=f"bench{number}",

@@ -53,6 +53,13 @@ def test_the_installed_copy_composes_a_recipe_from_its_own_conf(installed: Path,
     assert "resnet50" in run(installed, "-c", source, cwd=tmp_path)
 
 
+def test_configuration_is_read_from_where_it_would_be_edited(installed: Path, tmp_path: Path) -> None:
+    source = "from autotune.config.locate import folder; print(folder('conf'), folder('search_spaces'))"
+    is_editable = "build_editable" in str(installed)
+    for place in run(installed, "-c", source, cwd=tmp_path).split():
+        assert Path(place).is_relative_to(ROOT) == is_editable
+
+
 def test_the_command_is_on_the_path_after_installation(installed: Path, tmp_path: Path) -> None:
     assert "loader.num_workers" in run(installed.parent / "autotune", "knobs", cwd=tmp_path)
 

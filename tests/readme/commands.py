@@ -38,7 +38,7 @@ def commands(text: str) -> Iterator[Command]:
                 yield Command(kind.strip(), command)
 
 
-def test_command(text: str) -> str:
+def command_for_tests(text: str) -> str:
     """Returns the command that installs and runs the tests."""
     found = [command.line for command in commands(text) if command.kind == "sh" and "pytest" in command.line]
     if len(found) != 1:
@@ -48,10 +48,10 @@ def test_command(text: str) -> str:
 
 def other_commands(text: str, minutes: str | None) -> Iterator[str]:
     """Yields the other commands that run as they stand, with a lowered budget where `minutes` is given."""
-    tests = test_command(text)
+    tests = command_for_tests(text)
     for command in commands(text):
         if command.kind == "sh server":
-            yield f"timeout --preserve-status --signal=TERM 40 {command.line} || test $? -eq 143"
+            yield f"timeout --preserve-status --signal=TERM 20 {command.line} || test $? -eq 143"
         elif command.kind == "sh" and command.line != tests:
             yield RUN.sub(f"autotune run study.budget.minutes={minutes}", command.line) if minutes else command.line
 
@@ -59,7 +59,7 @@ def other_commands(text: str, minutes: str | None) -> Iterator[str]:
 def main(which: str, minutes: str | None = None) -> None:
     """Prints what .ci/run asks for."""
     text = README.read_text(encoding="utf-8")
-    print(test_command(text) if which == "tests" else "\n".join(other_commands(text, minutes)))
+    print(command_for_tests(text) if which == "tests" else "\n".join(other_commands(text, minutes)))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.readme.commands import KINDS, README, Command, commands, other_commands, test_command
+from tests.readme.commands import KINDS, README, Command, command_for_tests, commands, other_commands
 
 TEXT = README.read_text(encoding="utf-8")
 COMMANDS = list(commands(TEXT))
@@ -29,7 +29,7 @@ def test_no_command_hides_in_an_unmarked_fence() -> None:
 
 
 def test_two_commands_take_a_newcomer_from_a_clone_to_a_verdict_and_through_the_tests() -> None:
-    tests = test_command(TEXT)
+    tests = command_for_tests(TEXT)
     first, *_ = other_commands(TEXT, None)
     assert first.endswith("autotune run model=resnet18")
     for command in (first, tests):

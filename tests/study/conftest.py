@@ -1,6 +1,7 @@
 import pytest
 
 from autotune.config.compose import compose
+from autotune.monitors.nvml import NoDevice
 from autotune.run_dir import create
 from autotune.study import Plan, run_study
 from autotune.testing.clock import VirtualClock
@@ -16,11 +17,11 @@ MACHINE = {
 class Bench:
     """A study on the fake launcher, ready to run."""
 
-    def __init__(self, folder, surface=None, *overrides, seed=0, command=("python", "-c", "pass"), **plan):
+    def __init__(self, folder, surface=None, *overrides, seed=0, minutes=4, command=("python", "-c", "pass"), **plan):
         self.clock, self.listener = VirtualClock(), RecordingListener()
         self.surface = surface or Surface()
         self.launcher = FakeLauncher(self.surface, self.clock, seed=seed)
-        composed = compose([f"study.seed={seed}", *overrides], command=list(command))
+        composed = compose([f"study.seed={seed}", f"study.budget.minutes={minutes}", *overrides], command=list(command))
         self.folder = create(folder, "s")
         self.plan = Plan(
             title="a program",
@@ -32,7 +33,7 @@ class Bench:
             machine=MACHINE,
             clock=self.clock,
             poll_s=0.25,
-            **plan,
+            **{"device": NoDevice(), **plan},
         )
 
     def run(self):
@@ -43,6 +44,14 @@ class Bench:
         return self.folder.read_trials()
 
 
-@pytest.fixture()
+@pytest.fixture
 def bench(tmp_path):
     return lambda *args, **kwargs: Bench(tmp_path / "runs", *args, **kwargs)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """Overrides for a search space of four points."""
+    file = tmp_path / "tiny.yaml"
+    file.write_text("loader.num_workers: [0, 2]\nprecision.amp: ['off', 'bf16']\n")
+    return [f"search_space={file}"]

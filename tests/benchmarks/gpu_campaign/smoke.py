@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from autotune.config.compose import compose
+
 from autotune.harness.protocol import APPLIED, MeasureRules
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Knobs, Outcome

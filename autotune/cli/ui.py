@@ -1,0 +1,166 @@
+"""`autotune ui`: the MLflow UI on the right store, on the loopback address, gone without a trace when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from autotune.cli.processes import own_environment
+from autotune.errors import AutotuneError, BadInput
+from autotune.run_dir import studies
+from autotune.trackers import store
+from autotune.wording import masked
+
+FIRST_PORT, NUM_PORTS = 5000, 100
+START_S = 60.0  # a cold disk reads MLflow's 400 MB of imports slowly
+END_S = 5.0
+PDEATHSIG = 1  # prctl: signal the child when its parent dies
+# One process is enough for one person: MLflow's defaults are ten, with a job queue that nothing here uses.
+SERVER_ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
+    """Serves the MLflow UI until Ctrl-C or SIGTERM.
+
+    Args:
+        runs: the runs folder.
+        host: address to listen on.
+        port: port; None for 5000 or the next free one.
+        uri: store to show instead of the runs folder's; a server's address is printed, since it serves itself.
+    """
+    address = store.chosen_uri(runs, asked=uri)
+    if address == store.NONE:
+        raise BadInput(
+            "tracker.uri: nothing is tracked, got 'none'. Show the embedded store with --runs-dir DIR, or give --uri URI."
+        )
+    if address.startswith(("http://", "https://")):
+        print(f"The studies are tracked by a server, which has a UI of its own: {masked(address)}")
+        return 0
+    free = _port(host, port)
+    if address == store.embedded_uri(runs):
+        _bring_up_to_date(runs)
+    if host not in LOOPBACK:
+        print(f"autotune: anyone who reaches {host}:{free} can read and change what is tracked", file=sys.stderr)
+    with tempfile.TemporaryFile() as log, _server(address, runs, host=host, port=free, log=log) as server:
+        _wait_until_up(server, host, free, log)
+        print(f"MLflow UI: {_experiment_url(host, free)}\nCtrl-C ends it.", flush=True)
+        return _wait(server)
+
+
+def _port(host: str, asked: int | None) -> int:
+    for port in range(FIRST_PORT, FIRST_PORT + NUM_PORTS) if asked is None else (asked,):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                reason = error.strerror
+                continue
+            return port
+    if asked is None:
+        raise BadInput(f"--host: no free port from {FIRST_PORT} on, got {host!r} ({reason}). Give one: --port PORT.")
+    raise BadInput(f"--port: cannot be listened on, got {asked} ({reason}). Give another, or none for the next free one.")
+
+
+def _bring_up_to_date(runs: Path) -> None:
+    if not any(studies(runs)) and not store.store_file(runs).exists():
+        raise BadInput(f"--runs-dir: nothing to show, there is no study in {str(runs)!r}. Make one with `autotune run`.")
+    # in a process that ends: MLflow stays in memory once imported, and this one only waits from now on
+    argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", store.embedded_uri(runs)]
+    subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own_environment(), check=False)
+
+
+@contextlib.contextmanager
+def _server(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    argv = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--workers", "1"]
+    argv += ["--artifacts-destination", store.artifacts_path(runs).as_uri(), "--host", host, "--port", str(port)]
+    environment = {**os.environ, **SERVER_ENVIRONMENT}
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    server = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,  # ended as one group; Ctrl-C comes to us alone
+        preexec_fn=_die_with_parent,
+    )
+    try:
+        yield server
+    finally:
+        _end(server)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGTERM)
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(END_S)
+            break
+    with contextlib.suppress(ProcessLookupError):  # a worker that outlived the first process
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+def _wait_until_up(server: subprocess.Popen[bytes], host: str, port: int, log: IO[bytes]) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            break
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{_url(host, port)}/health", timeout=2):
+            return
+        time.sleep(0.1)
+    log.seek(0)
+    tail = log.read().decode("utf-8", "replace").strip().splitlines()[-5:]
+    raise AutotuneError("the MLflow server did not start:\n  " + "\n  ".join(masked(line) for line in tail))
+
+
+def _wait(server: subprocess.Popen[bytes]) -> int:
+    try:
+        code = server.wait()
+    except KeyboardInterrupt:  # the way this command ends
+        return 0
+    raise AutotuneError(f"the MLflow server ended by itself, with status {code}")
+
+
+def _experiment_url(host: str, port: int) -> str:
+    from autotune.trackers.entries import VIEW
+    from autotune.trackers.mlflow import EXPERIMENT
+
+    asked = f"{_url(host, port)}/api/2.0/mlflow/experiments/get-by-name?experiment_name={urllib.parse.quote(EXPERIMENT)}"
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            number = json.load(answer)["experiment"]["experiment_id"]
+    except (OSError, ValueError, KeyError):  # a store that no study was tracked in yet
+        return _url(host, port)
+    view = urllib.parse.urlencode({"viewStateShareKey": VIEW, "workflowType": "machine_learning"})
+    return f"{_url(host, port)}/#/experiments/{number}/runs?{view}"
+
+
+def _url(host: str, port: int) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"

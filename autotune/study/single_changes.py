@@ -1,0 +1,61 @@
+"""One change at a time on the best so far: what an expert does by hand, and what a short study can afford."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from autotune.knobs.base import Circumstances
+from autotune.knobs.catalogue import knob
+from autotune.records import Knobs, KnobValue, TrialRecord
+from autotune.space import ResolvedSpace
+
+WAITING_FRAC = 0.2  # share of time waiting for input from which the loader is what binds
+
+
+class SingleChanges:
+    """Proposes neighbours of a configuration; remembers which knobs had their turn."""
+
+    def __init__(self, space: ResolvedSpace, keys: list[str], circumstances: Circumstances | None) -> None:
+        self._space, self._keys = space, keys
+        self._expert = {key: knob(key).expert(circumstances) for key in keys} if circumstances else {}
+        self._turns: Counter[str] = Counter()
+
+    def of(self, best: TrialRecord) -> Iterator[tuple[str, Knobs]]:
+        """Yields (key, full configuration), the most promising first.
+
+        Knobs with fewest turns first; among them those that were not decided yet, before taking back what an expert's seed
+        brought in; among them those on the side that binds.
+
+        Args:
+            best: the trial to start from.
+        """
+        is_waiting = (best.data_wait_frac or 0.0) > WAITING_FRAC
+
+        def promise(key: str) -> tuple[int, bool, bool]:
+            is_taking_back = key in best.changed and not self._is_ordered(key)
+            return (self._turns[key], is_taking_back, key.startswith("loader.") != is_waiting)
+
+        for key in sorted(self._keys, key=promise):
+            for value in self._neighbours(key, best):
+                yield key, self._space.active({**self._space.reference, **best.knobs, key: value})
+
+    def taken(self, key: str) -> None:
+        """Notes that a change of this knob is being tried."""
+        self._turns[key] += 1
+
+    def _is_ordered(self, key: str) -> bool:
+        values = self._space.domains[key].values
+        return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+    def _neighbours(self, key: str, best: TrialRecord) -> list[KnobValue]:
+        """Returns an expert's value, then those next to the best's own, the larger first; all where there is no order."""
+        values = list(self._space.domains[key].values)
+        own = best.knobs.get(key, self._space.reference[key])
+        if own not in values or not self._is_ordered(key):
+            return [value for value in values if value != own]
+        place = values.index(own)
+        near = [values[n] for n in (place + 1, place - 1) if 0 <= n < len(values)]
+        expert = self._expert.get(key)
+        # One step from 0 workers is 1 worker, which gains next to nothing: an expert goes further at once.
+        return [expert, *near] if expert in values and expert != own else near

@@ -1,0 +1,24 @@
+"""The bench measures a real program through the real launcher and harness."""
+
+import sys
+from pathlib import Path
+
+from autotune.config.compose import compose
+from autotune.harness.protocol import MeasureRules
+from autotune.launchers.local import LocalLauncher
+from autotune.records import Outcome
+from tests.benchmarks.trials import Bench
+
+STEP_PROGRAM = Path(__file__).with_name("step_program.py")
+SHORT = MeasureRules(warmup_min_device_s=0.1, warmup_max_s=2.0, min_s=0.3, max_s=1.0)
+
+
+def test_a_knob_takes_effect_and_the_baseline_says_what_the_program_does_itself(tmp_path: Path) -> None:
+    command = [sys.executable, str(STEP_PROGRAM), "--device", "cpu"]
+    bench = Bench(compose([], command=command).command, LocalLauncher(), tmp_path)
+    baseline = bench.measure({}, SHORT)
+    assert baseline.rate_per_s is not None, baseline.reason
+    assert bench.observed["optimizer.implementation"] == "default"
+    changed = bench.measure({"optimizer.implementation": "fused"}, SHORT)
+    assert changed.outcome in {Outcome.ok, Outcome.unsteady}
+    assert changed.not_applied == {}

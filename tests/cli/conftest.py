@@ -1,0 +1,72 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.cli.processes import own_environment
+
+
+class Cli:
+    """Runs `python -m autotune` in a folder of its own, as a user would."""
+
+    def __init__(self, cwd: Path) -> None:
+        self.cwd = cwd
+        kept = {k: v for k, v in own_environment().items() if k != "MLFLOW_TRACKING_URI"}
+        self.environment = {**kept, "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+
+    def __call__(self, *words: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "autotune", *words],
+            cwd=self.cwd,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "autotune", *words],
+            cwd=self.cwd,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def refused(self, *words: str) -> str:
+        """Returns the message of a command that must end with status 2, one message, no traceback."""
+        ended = self(*words)
+        assert ended.returncode == 2, ended.stderr
+        assert "Traceback" not in ended.stderr
+        assert ended.stdout == ""
+        assert ended.stderr.startswith("autotune: ")
+        return ended.stderr
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def is_gone():
+    """Returns a check that no process of a process group is left, waiting a little for the last to go."""
+
+    def check(group: int) -> bool:
+        for _ in range(100):
+            try:
+                os.killpg(group, 0)
+            except ProcessLookupError:
+                return True
+            time.sleep(0.1)
+        os.killpg(group, signal.SIGKILL)
+        return False
+
+    return check

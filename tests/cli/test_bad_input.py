@@ -1,0 +1,122 @@
+"""What a user may get wrong: exit code 2, one message with the nearest thing that exists, no traceback."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.testing.studies import make_study
+
+
+def test_unknown_command_names_the_nearest(cli):
+    assert "no such command, got 'rnu'. Did you mean 'run'?" in cli.refused("rnu")
+
+
+def test_unknown_option_names_the_nearest(cli):
+    message = cli.refused("show", "--jsn")
+    assert "no such option, got '--jsn'. Did you mean '--json'?" in message
+    assert "autotune show --help" in message
+
+
+def test_option_without_its_value_is_refused(cli):
+    assert "--runs-dir" in cli.refused("list", "--runs-dir")
+
+
+def test_study_that_does_not_exist_names_those_that_do(cli):
+    make_study(cli.cwd / "runs")
+    message = cli.refused("show", "resnet19")
+    assert "no such study in 'runs', got 'resnet19'" in message
+    assert "resnet18" in message
+
+
+def test_no_study_at_all_says_how_to_make_one(cli):
+    assert "autotune run" in cli.refused("show")
+
+
+def test_study_name_with_a_path_is_refused(cli):
+    assert "not a plain name, got '../secrets'" in cli.refused("show", "../secrets")
+
+
+def test_unknown_export_format_names_the_allowed(cli):
+    make_study(cli.cwd / "runs")
+    message = cli.refused("export", "resnet18", "--format", "ymal")
+    assert "got 'ymal'. Did you mean 'yaml'?" in message
+
+
+def test_unknown_tier_names_the_allowed(cli):
+    make_study(cli.cwd / "runs")
+    assert "got 'exakt'. Did you mean 'exact'?" in cli.refused("export", "--tier", "exakt")
+
+
+def test_export_to_a_file_that_cannot_be_written_is_refused(cli):
+    make_study(cli.cwd / "runs")
+    assert "--output: cannot be written" in cli.refused("export", "-o", "/proc/best.yaml")
+
+
+def test_damaged_summary_is_no_traceback(cli):
+    folder = make_study(cli.cwd / "runs")
+    folder.summary_file.write_text("{", encoding="utf-8")
+    assert "not a summary" in cli.refused("show")
+
+
+def test_unknown_knob_names_the_nearest(cli):
+    assert "loader.num_workers" in cli.refused("knobs", "loader.num_worker")
+
+
+def test_port_in_use_is_refused(cli):
+    import socket
+
+    make_study(cli.cwd / "runs")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"--port: cannot be listened on, got {port}" in cli.refused("ui", "--port", str(port))
+
+
+def test_ui_without_studies_says_how_to_make_one(cli):
+    assert "autotune run" in cli.refused("ui")
+
+
+@pytest.mark.parametrize("runs_dir", ["afile/runs", "/proc/runs"])
+def test_runs_folder_that_cannot_be_written_is_refused(cli, runs_dir):
+    (cli.cwd / "afile").write_text("", encoding="utf-8")  # below a file nobody can write, root neither
+    (cli.cwd / "train.py").write_text("", encoding="utf-8")
+    message = cli.refused("run", "--runs-dir", runs_dir, "--", "python", "train.py")
+    assert "runs_dir: cannot be written" in message
+
+
+def test_script_that_does_not_exist_is_refused(cli):
+    assert "nope.py" in cli.refused("run", "--", "python", "nope.py")
+    assert not (cli.cwd / "runs").exists()
+
+
+def test_nothing_after_the_dashes_is_refused(cli):
+    assert "nothing after '--'" in cli.refused("run", "--")
+
+
+def test_nothing_to_tune_is_refused(cli):
+    assert "autotune run -- python train.py" in cli.refused("run")
+
+
+def test_all_problems_of_one_input_come_at_once(cli):
+    message = cli.refused("run", "model=resnet19", "loader.num_wrokers=4", "study.name=a/b")
+    assert "resnet19" in message
+    assert "num_wrokers" in message
+    assert "a/b" in message
+
+
+def test_runs_dir_given_twice_is_refused(cli):
+    assert "given twice" in cli.refused("run", "--runs-dir", "a", "runs_dir=b", "model=resnet18")
+
+
+def test_unknown_info_is_refused(cli):
+    assert "Allowed: searchpath" in cli.refused("run", "--info", "everything", "model=resnet18")
+
+
+def test_config_folder_that_does_not_exist_is_refused(cli):
+    assert "no such folder" in cli.refused("run", "--config-dir", "nowhere", "--cfg", "model=resnet18")
+
+
+def test_nothing_is_left_behind_by_refused_commands(cli):
+    cli.refused("run", "model=resnet19")
+    assert list(Path(cli.cwd).iterdir()) == []

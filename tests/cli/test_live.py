@@ -1,0 +1,114 @@
+"""The live view, drawn on a terminal of our own: what stands where, and that nothing breaks its columns."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from autotune.cli.live import LiveView
+from autotune.cli.plain import PlainLines, Quiet
+from autotune.cli.terminal import THEME
+from autotune.harness.protocol import PHASES, Progress
+from autotune.records import Kind
+from autotune.testing.studies import make_study
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_study(tmp_path / "runs")
+
+
+class Screen:
+    """A live view on a terminal of a given width, at a given second of the study."""
+
+    def __init__(self, folder, width: int, second: float = 190.0) -> None:
+        self.study = folder.read_study()
+        self.text = io.StringIO()
+        self.console = Console(file=self.text, width=width, height=50, force_terminal=True, color_system=None, theme=THEME)
+        self.view = LiveView(self.console, folder.path, clock=lambda: self.study.started_at + second)
+
+    def footer(self) -> list[str]:
+        page = Console(file=io.StringIO(), width=self.console.width, color_system=None, theme=THEME)
+        with page.capture() as captured:  # the live console would add its own control codes
+            page.print(self.view.footer())
+        return captured.get().splitlines()
+
+
+@pytest.fixture(params=[60, 80, 120])
+def screen(request, folder):
+    made = Screen(folder, request.param)
+    made.view.started(made.study)
+    yield made
+    made.view.close()
+
+
+def test_first_the_baseline_is_measured(screen):
+    assert "measuring the baseline first" in "\n".join(screen.footer())
+
+
+def test_footer_names_best_running_trial_outcomes_and_time_left(screen, folder):
+    for trial in folder.read_trials()[:6]:
+        screen.view.trial_started(trial.number, trial.kind, trial.changed, trial.why)
+        screen.view.trial_ended(trial)
+    screen.view.trial_started(6, Kind.search, {"loader.batch_size": 128}, "sampler")
+    screen.view.progress(Progress(time_s=1.0, phase="steady", step=42, rate_per_s=39.12))
+    said = "\n".join(screen.footer())
+    for words in ("2.42x", "40.7 samples/s against 16.8", "trial 0006 measuring, step 42", "batch 128", "3 ok", "4:50"):
+        assert words in said, words
+
+
+def test_no_line_is_wider_than_the_terminal(screen, folder):
+    for trial in folder.read_trials():
+        screen.view.trial_started(trial.number, trial.kind, trial.changed, trial.why)
+        assert max(map(len, screen.footer())) <= screen.console.width
+        screen.view.trial_ended(trial)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_phase_has_its_words(screen, phase):
+    screen.view.trial_started(0, Kind.baseline, {}, "")
+    screen.view.progress(Progress(time_s=1.0, phase=phase))
+    assert f"trial 0000 {phase}," not in "\n".join(screen.footer())
+
+
+def test_end_gives_the_terminal_back_and_prints_the_verdict(folder):
+    screen = Screen(folder, 80)
+    screen.view.started(screen.study)
+    screen.view.finished(folder.read_summary())
+    said = screen.text.getvalue()
+    assert "faster: 2.41x [2.36, 2.46]" in said
+    assert said.rstrip().endswith("╯")
+    assert "\x1b[?25h" in said  # the cursor is visible again
+
+
+def test_a_study_without_a_time_budget_shows_no_clock(folder):
+    screen = Screen(folder, 80)
+    screen.study.budget_s = None
+    screen.view.started(screen.study)
+    assert "left" not in "\n".join(screen.footer())
+    screen.view.close()
+
+
+def test_plain_lines_are_one_an_event(folder, capsys):
+    lines, trials = PlainLines(Path("runs/resnet18")), folder.read_trials()
+    lines.started(folder.read_study())
+    for trial in trials[:4]:
+        lines.trial_started(trial.number, trial.kind, trial.changed, trial.why)
+        lines.trial_ended(trial)
+    lines.finished(folder.read_summary())
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "study  resnet18: resnet18 on photos"
+    assert said[4].startswith("0000  ok  16.8 samples/s [16.5, 17.1]  D 17.5  L 118")
+    assert said[10].startswith("0003  host_oom  22 s  DefaultCPUAllocator")
+    assert "verdict  faster: 2.41x [2.36, 2.46]" in said
+
+
+def test_quiet_leaves_standard_output_to_the_document(folder, capsys):
+    view = Quiet()
+    view.started(folder.read_study())
+    view.notice("interrupted")
+    view.finished(folder.read_summary())
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "autotune: interrupted\n"

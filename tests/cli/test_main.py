@@ -1,0 +1,115 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from autotune import __version__
+from autotune.cli import main as cli_main
+from autotune.cli.main import main, split
+
+COMMANDS = ["run", "list", "show", "export", "ui", "sync", "inspect", "knobs"]
+
+
+def test_everything_behind_the_first_dashes_is_the_command():
+    assert split(["run", "a=1", "--", "python", "x.py", "--", "-v"]) == (["run", "a=1"], ["python", "x.py", "--", "-v"])
+
+
+def test_without_dashes_there_is_no_command():
+    assert split(["list"]) == (["list"], None)
+
+
+def test_help_of_a_command_behind_the_dashes_is_not_ours():
+    assert split(["run", "--", "python", "x.py", "--help"])[0] == ["run"]
+
+
+def test_version(cli):
+    assert cli("--version").stdout == f"autotune {__version__}\n"
+
+
+def test_help_lists_every_command(cli):
+    ended = cli("--help")
+    assert ended.returncode == 0
+    for name in COMMANDS:
+        assert f" {name} " in ended.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(capsys, name):
+    assert main([name, "--help"]) == 0
+    assert f"autotune {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["list"], ["show", "--help"]])
+def test_help_and_list_load_no_heavy_library(cli, words):
+    code = (
+        "import sys; from autotune.cli.main import main; main(sys.argv[1:]);"
+        "print([m for m in ('torch', 'mlflow', 'optuna', 'hydra', 'numpy') if m in sys.modules], file=sys.stderr)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=cli.cwd, env=cli.environment, capture_output=True, text=True, check=True
+    )
+    assert ended.stderr == "[]\n"
+
+
+def test_internal_error_is_one_line_and_a_traceback_in_a_file(monkeypatch, capsys):
+    def broken(*_):
+        raise RuntimeError("the moon is full")
+
+    monkeypatch.setattr(cli_main, "_run", broken)
+    assert main(["list"]) == 1
+    said = capsys.readouterr().err
+    assert "internal error: RuntimeError: the moon is full" in said
+    file = said.split("traceback is in ")[1].split(";")[0]
+    with open(file, encoding="utf-8") as log:
+        assert "Traceback" in log.read()
+    os.unlink(file)
+
+
+def test_debug_lets_an_internal_error_through(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("the moon is full")
+
+    monkeypatch.setattr(cli_main, "_run", broken)
+    with pytest.raises(RuntimeError):
+        main(["--debug", "list"])
+
+
+def test_interrupt_is_130(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_main, "_run", interrupted)
+    assert main(["list"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_closed_pipe_is_no_error(cli):
+    from autotune.testing.studies import make_study
+
+    make_study(cli.cwd / "runs")
+    ended = subprocess.run(
+        f"{sys.executable} -m autotune show --json | head -1",
+        shell=True,
+        cwd=cli.cwd,
+        env=cli.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == "{\n"
+    assert ended.stderr == ""
+
+
+def test_configuration_is_printed_as_yaml(cli):
+    ended = cli("run", "model=resnet18", "loader.num_workers=2", "--cfg")
+    assert ended.returncode == 0, ended.stderr
+    assert "num_workers: 2" in ended.stdout
+
+
+def test_searchpath_names_the_configuration_folders(cli):
+    (cli.cwd / "mine").mkdir()
+    ended = cli("run", "--config-dir", "mine", "--info", "searchpath", "model=resnet18")
+    paths = ended.stdout.splitlines()
+    assert paths[0] == str((cli.cwd / "mine").resolve())
+    assert paths[-1].endswith("conf")

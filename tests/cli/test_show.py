@@ -1,0 +1,108 @@
+import json
+
+import pytest
+
+from autotune.testing.studies import make_study
+
+
+@pytest.fixture
+def study(cli):
+    return make_study(cli.cwd / "runs")
+
+
+def test_list_is_one_line_a_study_with_its_verdict(cli, study):
+    make_study(cli.cwd / "runs", "nanogpt", status="running", num_trials=2)
+    said = cli("list").stdout
+    assert len(said.splitlines()) == 3
+    assert "resnet18" in said
+    assert "faster: 2.41x" in said
+    assert "running" in said
+
+
+def test_list_names_studies_in_full_at_eighty_columns(cli, study):
+    rows = cli("list").stdout.splitlines()
+    assert rows[1].startswith("resnet18 ")
+    assert max(map(len, rows)) <= 80
+
+
+def test_list_without_studies_says_how_to_make_one(cli):
+    ended = cli("list")
+    assert ended.returncode == 0
+    assert "autotune run model=resnet18" in ended.stdout
+
+
+def test_list_is_available_as_json(cli, study):
+    assert [row["study"] for row in json.loads(cli("list", "--json").stdout)] == ["resnet18"]
+
+
+def test_show_without_a_name_is_the_study_that_started_last(cli, study):
+    later = make_study(cli.cwd / "runs", "aaa")
+    record = later.read_study()
+    record.started_at += 100
+    later.write_study(record)
+    assert cli("show").stdout.startswith("aaa")
+
+
+def test_show_of_a_default_name_is_the_latest_of_that_name(cli, study):
+    make_study(cli.cwd / "runs")
+    assert cli("show", "resnet18").stdout.startswith("resnet18-2")
+
+
+def test_show_holds_trials_verdict_and_the_next_commands(cli, study):
+    said = cli("show", "resnet18").stdout
+    for words in (
+        "faster: 2.41x [2.36, 2.46]",
+        "16.8 samples/s",
+        "off → bf16",
+        "batch 4096",
+        "compile took longer than 120 s",
+        "5 ok, 1 raced, 1 host_oom, 1 timeout",
+        "autotune export resnet18 -o best.yaml",
+    ):
+        assert words in said, words
+
+
+def test_show_fits_eighty_columns(cli, study):
+    assert max(map(len, cli("show").stdout.splitlines())) <= 80
+
+
+def test_show_json_is_the_summary_as_it_is_stored(cli, study):
+    assert json.loads(cli("show", "--json").stdout) == study.read_summary()
+
+
+def test_show_of_a_study_that_runs_has_no_verdict_yet(cli):
+    make_study(cli.cwd / "runs", status="running", num_trials=1)
+    said = cli("show").stdout
+    assert "running" in said
+    assert "autotune export" not in said
+
+
+def test_next_commands_name_another_runs_folder(cli):
+    make_study(cli.cwd / "elsewhere")
+    assert "autotune ui --runs-dir elsewhere" in cli("show", "--runs-dir", "elsewhere").stdout
+
+
+def test_export_goes_to_standard_output_or_a_file(cli, study):
+    ended = cli("export", "resnet18")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("# @package _global_")
+    assert "bf16" in ended.stdout
+    assert cli("export", "-o", "mine.yaml").returncode == 0
+    assert (cli.cwd / "mine.yaml").read_text() == ended.stdout
+
+
+def test_export_of_a_running_study_is_refused(cli):
+    make_study(cli.cwd / "runs", status="running", num_trials=1)
+    assert "no winner" in cli.refused("export")
+
+
+def test_knobs_lists_them_and_explains_one(cli):
+    assert "loader.num_workers" in cli("knobs").stdout
+    assert "When it helps" in cli("knobs", "loader.num_workers").stdout
+
+
+def test_sync_says_what_it_wrote_and_with_a_server_down_what_to_do(cli, study):
+    assert "8 trials written, 0 were there" in cli("sync").stdout
+    message = cli.refused("sync", "--uri", "http://127.0.0.1:9")
+    assert "8 trials of resnet18 are not tracked yet, nothing is lost" in message
+    assert "`autotune sync resnet18` completes it" in message

@@ -1,0 +1,135 @@
+"""`autotune ui` for real, and what a browser shows of a study in it."""
+
+import json
+import re
+import shutil
+import signal
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.testing.studies import make_study
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM_ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+PAGE_MS = 30_000
+
+
+class Ui:
+    """A running `autotune ui`: its process, the address it printed."""
+
+    def __init__(self, cli) -> None:
+        self.process = cli.start("ui")
+        self.lines = []
+        while not (found := re.search(r"MLflow UI: (http://127\.0\.0\.1:\d+)/#/experiments/(\d+)", "".join(self.lines))):
+            line = self.process.stdout.readline()
+            assert line, f"it ended: {self.lines}"
+            self.lines.append(line)
+        self.url, self.experiment = found.groups()
+        self.printed = next(word for word in "".join(self.lines).split() if word.startswith("http"))
+        self.children = psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        code = self.process.wait(timeout=30)
+        self.process.stdout.close()
+        return code
+
+    def runs(self) -> dict[str, dict]:
+        asked = json.dumps({"experiment_ids": [self.experiment]}).encode()
+        request = urllib.request.Request(
+            f"{self.url}/api/2.0/mlflow/runs/search", asked, headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return {run["info"]["run_name"]: run for run in json.load(answer)["runs"]}
+
+
+@pytest.fixture(scope="module")
+def ui(tmp_path_factory):
+    from conftest import Cli
+
+    folder = tmp_path_factory.mktemp("ui")
+    make_study(folder / "runs")
+    shown = Ui(Cli(folder))
+    yield shown
+    if shown.process.poll() is None:
+        shown.end(signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def page(ui, tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("no chromium: misses whether a browser shows the trials (apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            str(tmp_path_factory.mktemp("profile")),
+            executable_path=CHROMIUM,
+            args=CHROMIUM_ARGUMENTS,
+            viewport={"width": 1600, "height": 1000},
+        )
+        made = context.new_page()
+        made.set_default_timeout(PAGE_MS)
+        yield made
+        context.close()
+
+
+@pytest.fixture
+def shoot(page, tmp_path_factory, request):
+    """Keeps a picture of what the page showed at the test's end, for whoever wants to look."""
+    yield
+    page.screenshot(path=str(tmp_path_factory.getbasetemp() / f"{request.node.name}.png"))
+
+
+@pytest.mark.usefixtures("shoot")
+def test_the_printed_address_shows_the_trials_with_knobs_and_outcomes(ui, page):
+    page.goto(ui.printed)
+    page.get_by_text("0005 bf16 channels_last batch 64 workers 2").first.wait_for()
+    page.get_by_role("columnheader", name="throughput_per_s").first.wait_for()
+    page.get_by_text("0003 batch 4096").first.wait_for()
+
+
+@pytest.mark.usefixtures("shoot")
+def test_compare_page_shows_the_trials_params(ui, page):
+    found = ui.runs()
+    wanted = [found[name]["info"]["run_id"] for name in ("0000 baseline", "0001 bf16 channels_last")]
+    runs, experiments = (urllib.parse.quote(json.dumps(x)) for x in (wanted, [ui.experiment]))
+    page.goto(f"{ui.url}/#/compare-runs?runs={runs}&experiments={experiments}&workflowType=machine_learning")
+    for text in ("precision.amp", "bf16", "loader.batch_size", "throughput_per_s"):
+        page.get_by_text(text).first.wait_for()
+    page.get_by_text("Parameters", exact=True).last.scroll_into_view_if_needed()
+
+
+@pytest.mark.usefixtures("shoot")
+def test_study_page_shows_the_verdict(ui, page):
+    parent = ui.runs()["resnet18"]["info"]["run_id"]
+    page.goto(f"{ui.url}/#/experiments/{ui.experiment}/runs/{parent}")
+    page.get_by_text("faster: 2.41x").first.wait_for()
+
+
+def test_every_trial_is_there(ui):
+    assert len(ui.runs()) == 9
+
+
+def test_nothing_runs_but_one_server(ui):
+    assert len(ui.children) <= 3  # MLflow's command, its server, Python's resource tracker
+
+
+def test_it_ends_on_sigterm_without_leftovers(ui):  # last: it ends the server of this file
+    children = ui.children
+    assert ui.end(signal.SIGTERM) == 0
+    gone, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    assert gone
+
+
+def test_a_servers_address_is_named_not_served_again(cli):
+    cli.environment["MLFLOW_TRACKING_URI"] = "http://me:secret@server:5000"
+    ended = cli("ui")
+    assert ended.returncode == 0
+    assert "http://***@server:5000" in ended.stdout
+    assert not Path(cli.cwd / "runs").exists()

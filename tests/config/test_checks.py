@@ -1,0 +1,40 @@
+"""Amounts of memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.config.checks import memory_limit_bytes
+from autotune.errors import BadInput
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (None, None),
+        ("8GiB", 8 * 2**30),
+        ("8 gb", 8 * 10**9),
+        ("8g", 8 * 10**9),
+        ("512Mi", 2**29),
+        (".5", 2**33),
+        (0.5, 2**33),
+        ("0.25", 2**32),
+        (2**31, 2**31),
+        ("1.5e9", 1_500_000_000),
+        (1, 2**34),
+    ],
+)
+def test_limits_are_bytes_text_or_a_fraction(limit: Any, expected: int | None) -> None:
+    assert memory_limit_bytes(limit, 2**34) == expected
+
+
+def test_a_fraction_of_an_unknown_capacity_is_none() -> None:
+    assert memory_limit_bytes(0.5, None) is None
+
+
+@pytest.mark.parametrize("limit", ["lots", "8XB", -1, 0, "1e999", 1.5, "1 kb", ""])
+def test_other_amounts_are_refused(limit: Any) -> None:
+    with pytest.raises(BadInput, match=r"device\.memory_limit"):
+        memory_limit_bytes(limit, 2**34)

@@ -1,0 +1,122 @@
+"""Commands: placeholders filled, scripts and programs checked before anything starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.config.command import CommandTemplate, user_command
+from autotune.errors import BadInput
+from autotune.knobs.base import Circumstances
+
+MACHINE = Circumstances(num_cores=4)
+PYTHON = sys.executable
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "start.sh").touch()
+    return tmp_path
+
+
+def template(folder: Path, *command: str) -> CommandTemplate:
+    return user_command(command, MACHINE, cwd=str(folder))
+
+
+def problems(folder: Path, *command: str) -> list[str]:
+    with pytest.raises(BadInput) as caught:
+        template(folder, *command)
+    return caught.value.problems
+
+
+def test_placeholders_are_filled_from_the_knobs_and_from_the_baseline(folder: Path) -> None:
+    found = template(
+        folder, PYTHON, "train.py", "--b={loader.batch_size=32}", "-j", "{loader.num_workers}", "{precision.amp=off}"
+    )
+    assert found.placeholders == {"loader.batch_size": 32, "loader.num_workers": 0, "precision.amp": "off"}
+    assert found.argv({})[2:] == ["--b=32", "-j", "0", "off"]
+    assert found.argv({"loader.batch_size": 64, "layout.channels_last": True})[2:] == ["--b=64", "-j", "0", "off"]
+
+
+def test_a_baseline_value_is_said_once_and_used_everywhere(folder: Path) -> None:
+    found = template(folder, PYTHON, "train.py", "{loader.batch_size}/{loader.batch_size=8}")
+    assert found.argv({})[2] == "8/8"
+    assert "two baseline values" in problems(folder, PYTHON, "train.py", "{loader.batch_size=8}", "{loader.batch_size=9}")[0]
+
+
+@pytest.mark.parametrize("text", ["{}", '{"a": {"b": 1}}', "{epoch:02d}-{step}.pt", "{0}", "${HOME}", "a{b", "}{"])
+def test_other_braces_are_the_programs_own(folder: Path, text: str) -> None:
+    assert template(folder, PYTHON, "train.py", text).argv({})[2] == text
+
+
+def test_doubled_braces_stand_for_themselves(folder: Path) -> None:
+    assert (
+        template(folder, PYTHON, "train.py", "{{loader.batch_size}}").argv({"loader.batch_size": 1})[2] == "{loader.batch_size}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{loader.batchsize}", "no such placeholder, got '{loader.batchsize}'. Did you mean 'loader.batch_size'?"),
+        ("{train.lr}", "no such placeholder"),
+        ("{batch_size}", "a placeholder without its group, got '{batch_size}'. Write {loader.batch_size}."),
+        ("{loader.batch_size", "an unclosed placeholder"),
+        ("{loader.batch_size=x}", "not a whole number, got 'x'"),
+        ("{loader.batch_size=}", "not a whole number, got ''"),
+        ("{loader.num_workers=9999}", "more than this machine can serve"),
+        ("{threads.intra}", "needs the baseline's value"),
+        ("{env.PYTHONPATH}", "not free to tune"),
+    ],
+)
+def test_unknown_and_malformed_placeholders_are_refused(folder: Path, text: str, message: str) -> None:
+    found = problems(folder, PYTHON, "train.py", text)
+    assert len(found) == 1
+    assert message in found[0]
+    assert found[0].startswith(("COMMAND: ", "env."))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (PYTHON, "train.py"),
+        (PYTHON, "-u", "-X", "dev", "-W", "error", "train.py", "nosuch.py"),
+        (PYTHON, "-m", "nosuch.module"),
+        (PYTHON, "-c", "print(1)"),
+        (PYTHON, "-"),
+        (PYTHON,),
+        ("sh", "-c", "exit 0"),
+    ],
+)
+def test_what_can_start_is_let_through(folder: Path, command: tuple[str, ...]) -> None:
+    assert template(folder, *command).parts == list(command)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ((PYTHON, "nosuch.py"), "COMMAND: no such script, got 'nosuch.py'"),
+        ((PYTHON, "-u", "trian.py"), "Did you mean 'train.py'?"),
+        (("nosuch",), "COMMAND: no such program, got 'nosuch'"),
+        (("./nosuch",), "COMMAND: no such program, got './nosuch'"),
+        (("./train.py",), "Write `python ./train.py`."),
+        (("train.py",), "Write `python train.py`."),
+        (("",), "an empty name"),
+        ((PYTHON, "a\0b"), "a NUL character"),
+        ((), "nothing after '--'"),
+    ],
+)
+def test_what_cannot_start_is_refused_before_anything_does(folder: Path, command: tuple[str, ...], message: str) -> None:
+    assert message in problems(folder, *command)[0]
+
+
+def test_starters_are_asked_for_their_script(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starter = folder / "torchrun"
+    starter.write_text("#!/bin/sh\n")
+    starter.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    template(folder, "torchrun", "--nproc_per_node=2", "train.py")
+    assert "no such script" in problems(folder, "torchrun", "--nproc_per_node=2", "nosuch.py")[0]

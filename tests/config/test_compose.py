@@ -1,0 +1,270 @@
+"""From overrides and files to configuration, search space and command."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import hydra
+import pytest
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+import autotune
+from autotune.config.compose import compose
+from autotune.config.locate import folder, options
+from autotune.errors import BadInput
+from autotune.records import Tier
+from autotune.space import Choice, IntInterval
+
+BEST = """\
+# @package _global_
+loader:
+  batch_size: 64
+  num_workers: 2
+precision:
+  amp: off
+layout:
+  channels_last: true
+env:
+  MALLOC_ARENA_MAX: "2"
+provenance:
+  study: resnet18
+  speedup: {ratio: 1.9, ci: [1.8, 2.0]}
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    (tmp_path / "resnet18-2").mkdir()
+    (tmp_path / "resnet18-2" / "best.yaml").write_text(BEST)
+    return tmp_path
+
+
+@pytest.mark.parametrize("model", options("model", [folder("conf")]))
+@pytest.mark.parametrize("data", options("data", [folder("conf")]))
+def test_every_file_of_conf_composes(make, model: str, data: str) -> None:
+    composed = make(f"model={model}", f"data={data}", "data.root=/somewhere")
+    assert composed.config.model.name == model
+    assert composed.config.data.name == data
+    assert composed.command.parts[2:6] == ["--model", model, "--num-classes", "1000"]
+
+
+@pytest.mark.parametrize("name", options("search_spaces", [folder("search_spaces").parent]))
+def test_every_search_space_is_read(make, name: str) -> None:
+    domains = make(f"search_space={name}").space.domains
+    assert domains
+    assert all(domain is None for domain in domains.values())
+
+
+def test_one_key_has_three_meanings(make) -> None:
+    space = make("loader.num_workers=2", "loader.batch_size=choice(16,32)").space
+    assert space.pinned == {"loader.num_workers": 2}
+    assert space.domains["loader.batch_size"] == Choice((16, 32))
+    assert space.domains["layout.channels_last"] is None
+    assert "loader.num_workers" not in space.domains
+
+
+@pytest.mark.parametrize(
+    ("text", "domain"),
+    [
+        ("loader.num_workers=choice(0,4,8)", Choice((0, 4, 8))),
+        ("loader.num_workers=0,4,8", Choice((0, 4, 8))),
+        ("loader.num_workers=range(0,16,4)", Choice((0, 4, 8, 12))),  # Hydra leaves the stop out
+        ("loader.num_workers=range(3)", Choice((0, 1, 2))),
+        ("loader.num_workers=range(8,0,-4)", Choice((8, 4))),
+        ("loader.num_workers=interval(1,8)", IntInterval(1, 8)),
+        ("loader.batch_size=tag(log,interval(8,512))", IntInterval(8, 512, log=True)),
+        ("loader.batch_size=tag(log, interval(8, 512))", IntInterval(8, 512, log=True)),
+        ("loader.num_workers=choice(1,1,2)", Choice((1, 2))),
+        ("precision.amp=choice(off,bf16)", Choice(("off", "bf16"))),
+        ("precision.amp=choice(false,bf16)", Choice(("off", "bf16"))),
+        ("compile.mode=off,reduce-overhead", Choice(("off", "reduce-overhead"))),
+        ("layout.channels_last=true,false", Choice((True, False))),
+        ("env.KMP_AFFINITY=choice('granularity=fine,compact',none)", Choice(("granularity=fine,compact", "none"))),
+        ("env.FLAG=0,1", Choice(("0", "1"))),
+    ],
+)
+def test_sweeps_become_domains(make, text: str, domain: object) -> None:
+    assert make(text).space.domains[text.partition("=")[0]] == domain
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("env.A=0.10", "0.10"),
+        ("env.A=true", "true"),
+        ("env.A=007", "007"),
+        ("env.A='a b, {c}'", "a b, {c}"),
+        ('env.A="it\'s"', "it's"),
+        ("env.A=", ""),
+        ("+env.A=1", "1"),
+        ("env.A=/usr/lib/libjemalloc.so.2", "/usr/lib/libjemalloc.so.2"),
+    ],
+)
+def test_environment_variables_keep_every_letter_and_need_no_plus(make, text: str, value: str) -> None:
+    assert make(text).space.pinned == {"env.A": value}
+
+
+@pytest.mark.parametrize("word", ["off", "false", "'off'", "Off"])
+def test_off_is_off_however_yaml_reads_it(make, word: str) -> None:
+    if word == "Off":
+        with pytest.raises(BadInput):
+            make(f"precision.amp={word}")
+    else:
+        assert make(f"precision.amp={word}").space.pinned == {"precision.amp": "off"}
+
+
+def test_null_takes_back_a_pin(make) -> None:
+    assert make("loader.num_workers=2", "loader.num_workers=null").space.pinned == {}
+
+
+def test_options_reach_the_recipe_as_flags(make) -> None:
+    parts = make(
+        "train.lr=0.1", "train.optimizer=adamw", "study.seed=7", "device.kind=cpu", "model.image_size=64"
+    ).command.parts
+    assert parts[0] == sys.executable
+    assert Path(parts[1]).parts[-2:] == ("programs", "vision.py")
+    for flag, value in [
+        ("--lr", "0.1"),
+        ("--optimizer", "adamw"),
+        ("--seed", "7"),
+        ("--device", "cpu"),
+        ("--image-size", "64"),
+    ]:
+        assert parts[parts.index(flag) + 1] == value
+    assert not {"--batch-size", "--num-workers", "--epochs"} & set(parts)
+
+
+def test_a_command_is_tuned_as_it_is(make, tmp_path: Path) -> None:
+    script = tmp_path / "train.v2.py"
+    script.touch()
+    composed = make(command=[sys.executable, str(script), "--epochs", "90"])
+    assert not composed.command.is_recipe
+    assert composed.command.argv({"loader.batch_size": 8}) == [sys.executable, str(script), "--epochs", "90"]
+    assert composed.name == "train-v2"
+    assert composed.title.endswith("--epochs 90")
+
+
+def test_a_placeholder_is_tuned_even_when_the_space_does_not_name_it(make, tmp_path: Path) -> None:
+    (tmp_path / "t.py").touch()
+    command = [sys.executable, str(tmp_path / "t.py"), "{threads.omp=2}"]
+    assert make("search_space=quick", command=command).space.domains["threads.omp"] is None
+    assert "threads.omp" not in make("search_space=quick", "threads.omp=1", command=command).space.domains
+
+
+def test_an_exported_file_composes_with_plain_hydra_and_with_ours(make, runs: Path) -> None:
+    with hydra.initialize_config_dir(str(runs / "resnet18-2"), version_base="1.3"):
+        plain = hydra.compose("best")
+    assert plain.loader.batch_size == 64
+    composed = make("+resnet18-2=best", config_dirs=[runs])
+    assert composed.space.pinned == {
+        "loader.batch_size": 64,
+        "loader.num_workers": 2,
+        "precision.amp": "off",
+        "layout.channels_last": True,
+        "env.MALLOC_ARENA_MAX": "2",
+    }
+    assert composed.config.provenance["speedup"]["ratio"] == 1.9
+
+
+def test_the_command_line_overrules_an_exported_file(make, runs: Path) -> None:
+    space = make("+resnet18-2=best", "loader.num_workers=0,1", "loader.batch_size=8", config_dirs=[runs]).space
+    assert space.pinned["loader.batch_size"] == 8
+    assert space.domains["loader.num_workers"] == Choice((0, 1))
+    assert "loader.num_workers" not in space.pinned
+
+
+def test_folders_with_hostile_names_are_searched(make, runs: Path, tmp_path: Path) -> None:
+    hostile = tmp_path / "a b'\"\\,[x]"
+    shutil.copytree(runs / "resnet18-2", hostile / "mine")
+    assert make("+mine=best", config_dirs=[hostile]).space.pinned["loader.batch_size"] == 64
+
+
+def test_models_of_ones_own_folder_are_found(make, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("name: resnet34\nimage_size: 96\n")
+    composed = make("model=mine", config_dirs=[tmp_path])
+    assert composed.config.model.name == "resnet34"
+    assert composed.name == "resnet34"
+
+
+def test_references_to_the_environment_stay_references_in_what_is_stored(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "s3cret")
+    composed = make("env.TOKEN=${oc.env:MY_TOKEN}", "tracker.uri=http://${oc.env:MY_TOKEN}@host")
+    assert composed.config.env == {"TOKEN": "s3cret"}
+    assert composed.config.tracker.uri == "http://s3cret@host"
+    assert "s3cret" not in composed.yaml
+    assert OmegaConf.create(composed.yaml).env.TOKEN == "s3cret"
+    assert yaml.safe_load(composed.yaml)["env"]["TOKEN"] == "${oc.env:MY_TOKEN}"
+
+
+def test_a_path_names_a_search_space(make, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "loader.num_workers: [0, 2]\nprecision.amp: [off, bf16]\nthreads.intra: 'interval(1,4)'\nenv.X: 'choice(a,b)'\n"
+    )
+    assert make(f"search_space={path}").space.domains == {
+        "loader.num_workers": Choice((0, 2)),
+        "precision.amp": Choice(("off", "bf16")),
+        "threads.intra": IntInterval(1, 4),
+        "env.X": Choice(("a", "b")),
+    }
+
+
+def test_tiers_bound_the_search(make) -> None:
+    assert make("tiers=exact").space.tiers is Tier.exact
+
+
+def test_somebody_elses_hydra_is_left_as_it_was(make, runs: Path) -> None:
+    with hydra.initialize_config_dir(str(runs / "resnet18-2"), version_base="1.2"):
+        theirs = GlobalHydra.instance().hydra
+        make()
+        assert GlobalHydra.instance().hydra is theirs
+        assert hydra.compose("best").loader.num_workers == 2
+
+
+def test_threads_may_compose_at_once(make) -> None:
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda n=n: found.append(make(f"study.seed={n}").config.study.seed)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(6))
+
+
+def test_the_layout_of_a_wheel_works_as_a_checkout_does(tmp_path: Path) -> None:
+    package = Path(autotune.__file__).parent
+    shutil.copytree(package, tmp_path / "autotune", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("conf", "search_spaces"):  # what the build configuration's force-include does
+        shutil.copytree(folder(name), tmp_path / "autotune" / name, dirs_exist_ok=True)
+    code = (
+        "from autotune.config.compose import compose; import autotune;"
+        "print(autotune.__file__); compose(['model=vit_b_16'], command=None)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+    )
+    assert run.returncode == 0, run.stderr.decode()
+    assert run.stdout.decode().startswith(str(tmp_path))
+
+
+def test_composing_loads_no_torch_no_mlflow_and_no_optuna() -> None:
+    code = (
+        "import sys; from autotune.config.compose import compose; compose(['model=resnet18'], command=None);"
+        "sys.exit(bool({'torch', 'mlflow', 'optuna'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-W", "error", "-c", code]).returncode == 0
+
+
+def test_the_facts_of_this_host_are_used_when_none_are_given() -> None:
+    assert compose(["model=resnet18"], command=None).name == "resnet18"

@@ -1,0 +1,363 @@
+"""Every way a trial can end, as facts, and what they are called."""
+
+import pytest
+
+from autotune.failures import Facts, classify, raised_in
+from autotune.harness.protocol import KnobReport, RankResult, Window
+from autotune.records import Outcome
+
+STEADY = Window(
+    steps=20,
+    seconds=2,
+    samples=640,
+    rate_per_s=320,
+    block_rates_per_s=[],
+    half_width_frac=0.01,
+    is_steady=True,
+    reason="narrow",
+)
+UNSTEADY = Window(
+    steps=6, seconds=2, samples=60, rate_per_s=30, block_rates_per_s=[], half_width_frac=None, is_steady=False, reason="60 s"
+)
+
+
+def answer(rank=0, world_size=1, *, status="measured", window=STEADY, throughput_per_s=320.0, **more):
+    return RankResult(
+        trial=1,
+        nonce="n",
+        rank=rank,
+        world_size=world_size,
+        pid=1,
+        status=status,
+        window=window,
+        throughput_per_s=throughput_per_s,
+        **more,
+    )
+
+
+def failed(kind, message, rank=0, world_size=1, **more):
+    error = {"type": kind, "message": message, "traceback": ""}
+    return answer(rank, world_size, status="failed", window=None, throughput_per_s=None, error=error, **more)
+
+
+def answered(*results, **more):
+    return Facts(cause="result", results=results, is_harness_seen=True, **more)
+
+
+def log(line, before=""):
+    return f'{before}Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    f()\n{line}\n'
+
+
+def test_a_full_answer_is_ok_and_needs_no_reason():
+    assert classify(answered(answer())) == (Outcome.ok, "")
+
+
+def test_the_exit_status_of_a_measured_program_does_not_matter():
+    assert classify(answered(answer(), exit_code=1))[0] is Outcome.ok
+
+
+def test_a_stopped_trial_is_interrupted_whatever_it_left():
+    assert classify(Facts(cause="stopped", stop_reason="budget over", results=[answer()])) == (
+        Outcome.interrupted,
+        "budget over",
+    )
+
+
+# Answers that may not win
+
+
+def test_a_loss_that_is_not_finite_disqualifies_any_rank():
+    facts = answered(answer(0, 2), answer(1, 2, loss={"is_finite": False}, steps={"end_s": [1, 2]}))
+    assert classify(facts) == (Outcome.nonfinite, "the loss is not finite after 2 steps (rank 1)")
+
+
+def test_an_unsteady_window_is_unsteady_with_its_own_reason():
+    assert classify(answered(answer(window=UNSTEADY))) == (Outcome.unsteady, "60 s")
+
+
+@pytest.mark.parametrize("status", ["not applicable", "overridden by the program"])
+def test_a_knob_that_did_not_take_effect_is_named_with_its_reason(status):
+    facts = answered(answer(knobs={"loader.num_workers": KnobReport(status, "no DataLoader")}), asked={"loader.num_workers": 4})
+    assert classify(facts) == (Outcome.invalid, f"loader.num_workers=4: {status}: no DataLoader")
+
+
+def test_a_knob_nobody_reports_on_did_not_take_effect():
+    outcome, reason = classify(answered(answer(), asked={"precision.amp": "bf16"}))
+    assert outcome is Outcome.invalid
+    assert reason.startswith("precision.amp=bf16:")
+
+
+def test_running_eagerly_past_the_recompile_limit_is_not_a_compiled_trial():
+    knobs = {"compile.mode": KnobReport("applied")}
+    facts = answered(answer(knobs=knobs, compiled={"recompile_limit_hit": True}), asked={"compile.mode": "default"})
+    assert classify(facts)[0] is Outcome.invalid
+
+
+def test_a_program_that_ends_too_early_is_told_how_many_steps_were_seen():
+    facts = answered(answer(status="ended", window=None, throughput_per_s=None, steps={"end_s": [1.0, 2.0]}))
+    outcome, reason = classify(facts)
+    assert outcome is Outcome.error
+    assert "2 optimizer steps" in reason
+    assert "more epochs" in reason
+
+
+def test_a_program_that_gives_up_with_an_exit_status_is_told_that():
+    facts = answered(answer(status="ended", window=None, throughput_per_s=None), exit_code=3, log_tail="no data in x\n")
+    assert classify(facts) == (Outcome.error, "exit status 3: no data in x")
+
+
+def test_an_answer_without_steps_says_that_nothing_trained():
+    outcome, reason = classify(answered(answer(status="ended", window=None, throughput_per_s=None)))
+    assert outcome is Outcome.error
+    assert reason.startswith("no optimizer step was seen")
+
+
+@pytest.mark.parametrize("rate", [0.0, float("nan"), -1.0])
+def test_a_rate_that_is_no_rate_does_not_win(rate):
+    assert classify(answered(answer(throughput_per_s=rate)))[0] is Outcome.error
+
+
+def test_inspecting_needs_no_number():
+    assert classify(answered(answer(window=None, throughput_per_s=None), mode="inspect")) == (Outcome.ok, "")
+
+
+# Exceptions
+
+CUDNN = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input."
+MEMORY_FULL = {"peak_reserved_bytes": 97, "capacity_bytes": 100}
+CPU_OOM = (
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes. "
+    "Error code 12 (Cannot allocate memory)"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "outcome"),
+    [
+        ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB.", Outcome.device_oom),
+        ("torch.cuda.OutOfMemoryError", "anything", Outcome.device_oom),
+        ("torch.AcceleratorError", "CUDA error: out of memory", Outcome.device_oom),
+        ("torch.distributed.DistBackendError", "NCCL error in: x.cpp\nFailed to CUDA calloc async 4 bytes", Outcome.device_oom),
+        ("RuntimeError", CPU_OOM, Outcome.host_oom),
+        ("RuntimeError", "DefaultCPUAllocator: not enough memory: you tried to allocate 99 bytes.", Outcome.host_oom),
+        ("MemoryError", "", Outcome.host_oom),
+        ("OSError", "[Errno 12] Cannot allocate memory", Outcome.host_oom),
+        ("RuntimeError", "unable to allocate shared memory(shm) for file </torch_1>: (28)", Outcome.host_oom),
+        ("RuntimeError", "DataLoader worker (pid 4) is killed by signal: Bus error. It is possible that ...", Outcome.host_oom),
+        ("OSError", "[Errno 24] Too many open files", Outcome.error),
+        ("ValueError", "the memory of this error is out", Outcome.error),
+        ("KeyError", "'out of memory'", Outcome.error),
+    ],
+)
+def test_an_exception_is_read_by_class_first_and_known_message_second(kind, message, outcome):
+    assert classify(answered(failed(kind, message)))[0] is outcome
+
+
+def test_an_exception_is_named_by_the_last_line_of_its_traceback():
+    facts = answered(failed("my.pkg.ShapeError", "mat1 and mat2\nmore"), exit_code=1, log_tail=log("ZeroDivisionError: no"))
+    assert classify(facts) == (Outcome.error, "ShapeError: mat1 and mat2")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        CUDNN,
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x",
+        "GET was unable to find an engine to execute this computation",
+    ],
+)
+def test_an_unclear_cuda_failure_is_want_of_memory_only_with_evidence(message):
+    assert classify(answered(failed("RuntimeError", message, memory=MEMORY_FULL)))[0] is Outcome.device_oom
+    assert classify(answered(failed("RuntimeError", message), device_used_frac=0.99))[0] is Outcome.device_oom
+    assert classify(answered(failed("RuntimeError", message), device_used_frac=0.5))[0] is Outcome.crash
+    assert classify(answered(failed("RuntimeError", message)))[0] is Outcome.crash
+
+
+def test_a_killed_loader_worker_is_host_memory_when_the_kernel_says_so():
+    facts = answered(failed("RuntimeError", "DataLoader worker (pid 77) is killed by signal: Killed. "), oom_kills=1)
+    assert classify(facts)[0] is Outcome.host_oom
+    facts.oom_kills = 0
+    assert classify(facts)[0] is Outcome.error
+
+
+def test_the_rank_that_failed_first_is_named_not_the_one_that_lost_its_peer():
+    peer = failed("RuntimeError", "[../gloo/transport/tcp/pair.cc:544] Connection closed by peer", 0, 2)
+    facts = answered(peer, failed("torch.OutOfMemoryError", "CUDA out of memory.", 1, 2))
+    assert classify(facts) == (Outcome.device_oom, "OutOfMemoryError: CUDA out of memory. (rank 1)")
+
+
+def test_one_failed_rank_is_the_whole_trial_s_outcome():
+    assert classify(answered(answer(0, 2), failed("ValueError", "x", 1, 2))) == (Outcome.error, "ValueError: x (rank 1)")
+
+
+# Ends without a full answer
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGKILL"])
+def test_a_signal_is_a_crash_that_names_signal_and_phase(name):
+    outcome, reason = classify(Facts(signal=name, phase="compile"))
+    assert outcome is Outcome.crash
+    assert f"ended by {name} in phase compile" in reason
+
+
+def test_sigkill_is_host_memory_only_when_the_kernel_counted_a_kill():
+    assert classify(Facts(signal="SIGKILL", oom_kills=1))[0] is Outcome.host_oom
+    assert classify(Facts(exit_code=137, oom_kills=1))[0] is Outcome.host_oom
+    assert classify(Facts(exit_code=137, oom_kills=0))[0] is Outcome.crash
+    assert classify(Facts(exit_code=1, oom_kills=1, log_tail=log("ValueError: x")))[0] is Outcome.error
+
+
+def test_torchrun_passes_on_the_signal_its_worker_died_of():
+    tail = log(TORCHRUN.format(code=-11))
+    outcome, reason = classify(Facts(exit_code=1, log_tail=tail))
+    assert outcome is Outcome.crash
+    assert "SIGSEGV" in reason
+
+
+GLOO = "[/x/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:2466: Connection reset by peer"
+TORCHRUN = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Failures:
+[1]:
+  exitcode  : -15 (pid: 13469)  (SIGTERM)
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : {code} (pid: 13470)
+"""
+
+
+def test_a_rank_that_lost_its_peer_to_a_signal_is_not_the_cause():
+    facts = answered(failed("RuntimeError", GLOO, 0, 2), exit_code=1, log_tail=log(TORCHRUN.format(code=-11)))
+    outcome, reason = classify(facts)
+    assert outcome is Outcome.crash
+    assert "SIGSEGV" in reason
+
+
+def test_a_rank_that_lost_its_peer_is_named_when_nothing_better_is_known():
+    facts = answered(failed("RuntimeError", GLOO, 0, 2), exit_code=1, log_tail=log(TORCHRUN.format(code=1)))
+    assert classify(facts) == (Outcome.error, f"RuntimeError: {GLOO} (rank 0)")
+
+
+def test_sigterm_from_torchrun_is_not_its_workers_failure():
+    tail = log("[rank1]: ValueError: x").replace("\n", "\n[rank1]: ").replace("[rank1]: [rank1]", "[rank1]")
+    facts = Facts(exit_code=1, log_tail="[rank1]: " + tail + "\n" + log(TORCHRUN.format(code=1)))
+    assert classify(facts) == (Outcome.error, "ValueError: x")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "subprocess.CalledProcessError: Command '['python']' died with <Signals.SIGSEGV: 11>.",
+        "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGSEGV",
+    ],
+)
+def test_a_parent_passes_on_the_signal_its_child_died_of(line):
+    name, message = line.split(": ", 1)
+    for facts in (answered(failed(name, message), exit_code=1, log_tail=log(line)), Facts(exit_code=1, log_tail=log(line))):
+        outcome, reason = classify(facts)
+        assert outcome is Outcome.crash
+        assert "SIGSEGV" in reason
+
+
+def test_what_a_cplusplus_exception_said_decides_and_is_quoted():
+    said = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA out of memory. x\n"
+    assert classify(Facts(signal="SIGABRT", log_tail=said)) == (Outcome.device_oom, "CUDA out of memory. x")
+    said = said.replace("CUDA out of memory", "watchdog timeout")
+    outcome, reason = classify(Facts(signal="SIGABRT", log_tail=said))
+    assert outcome is Outcome.crash
+    assert reason.endswith("SIGABRT in phase spawn: watchdog timeout. x")
+
+
+def test_a_loader_worker_s_exception_is_the_one_it_raised():
+    inner = log("ValueError: bad sample").replace("Traceback", "Original Traceback")
+    facts = answered(failed("ValueError", f"Caught ValueError in DataLoader worker process 0.\n{inner}"))
+    assert classify(facts) == (Outcome.error, "ValueError: bad sample")
+
+
+def test_torchrun_s_own_traceback_does_not_hide_the_user_s():
+    user = log("[rank1]: ValueError: bad shape".removeprefix("[rank1]: "))
+    tail = log("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", before=user)
+    assert classify(Facts(exit_code=1, log_tail=tail)) == (Outcome.error, "ValueError: bad shape")
+
+
+def test_a_deadline_is_a_timeout_that_names_the_limit():
+    assert classify(Facts(cause="deadline", deadline="compile: it did not finish within 300 s")) == (
+        Outcome.timeout,
+        "compile: it did not finish within 300 s",
+    )
+
+
+def test_waiting_for_a_process_that_died_for_memory_is_not_slowness():
+    facts = Facts(cause="deadline", deadline="step: x", log_tail=log("torch.OutOfMemoryError: CUDA out of memory."))
+    assert classify(facts)[0] is Outcome.device_oom
+    tail = "DataLoader worker (pid 7) is killed by signal: Killed.\n"
+    assert classify(Facts(cause="deadline", deadline="step: x", log_tail=tail, oom_kills=1))[0] is Outcome.host_oom
+
+
+def test_a_traceback_without_a_result_gives_the_reason():
+    assert classify(Facts(exit_code=1, log_tail=log("ModuleNotFoundError: No module named 'torch'"))) == (
+        Outcome.error,
+        "ModuleNotFoundError: No module named 'torch'",
+    )
+
+
+def test_an_exit_status_without_a_traceback_gives_the_last_line():
+    facts = Facts(exit_code=2, log_tail="usage: train.py\ntrain.py: error: unrecognized arguments: --x\n")
+    assert classify(facts) == (Outcome.error, "exit status 2: train.py: error: unrecognized arguments: --x")
+
+
+def test_success_without_a_sign_of_the_harness_is_no_silent_baseline():
+    outcome, reason = classify(Facts(exit_code=0))
+    assert outcome is Outcome.error
+    assert reason.startswith("harness not loaded")
+
+
+def test_a_harness_that_broke_says_so():
+    tail = log("KeyError: 'x'", before="autotune: the harness failed to start\n")
+    outcome, reason = classify(Facts(exit_code=0, log_tail=tail, is_harness_seen=True))
+    assert (outcome, reason) == (Outcome.error, "harness not loaded: the harness failed to start")
+
+
+def test_success_with_the_harness_but_without_steps_says_that_nothing_trained():
+    outcome, reason = classify(Facts(exit_code=0, is_harness_seen=True, phase="init"))
+    assert outcome is Outcome.error
+    assert reason.startswith("no optimizer step was seen")
+
+
+def test_what_a_successful_program_logged_is_not_its_failure():
+    facts = Facts(exit_code=0, is_harness_seen=True, phase="warmup", num_steps=4, log_tail=log("ValueError: survived"))
+    assert "after 4 optimizer steps" in classify(facts)[1]
+
+
+def test_an_unusable_result_is_named():
+    outcome, reason = classify(Facts(exit_code=0, problems=["result.rank0.json cannot be used: half"], is_harness_seen=True))
+    assert outcome is Outcome.error
+    assert "result.rank0.json" in reason
+
+
+def test_a_silent_rank_is_named():
+    facts = answered(answer(0, 3), answer(2, 3), exit_code=0)
+    assert classify(facts) == (Outcome.error, "no result from rank 1")
+
+
+def test_a_reason_is_one_short_line():
+    outcome, reason = classify(answered(failed("ValueError", "a\tb " + "x" * 5000)))
+    assert outcome is Outcome.error
+    assert "\n" not in reason
+    assert "\t" not in reason
+    assert len(reason) <= 400
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", ""),
+        ("error: everything is fine\nError: x\n", ""),
+        (log("ValueError: first", before="") + "\nDuring handling ...\n\n" + log("TypeError: second"), "TypeError: second"),
+        (log("ValueError: x") + "Exception ignored in: <f>\n", "ValueError: x"),
+        (log("KeyboardInterrupt"), "KeyboardInterrupt"),
+        (log("my_pkg.errors.bad_name: x"), ""),
+    ],
+)
+def test_the_raised_line_is_found_after_a_traceback_only(text, line):
+    assert raised_in(text) == line

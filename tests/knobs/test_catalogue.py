@@ -1,0 +1,75 @@
+"""The contract every knob keeps: documented, typed, with a domain of allowed values under all circumstances."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from autotune.errors import BadInput
+from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.catalogue import CATALOGUE, knob
+from autotune.knobs.values import value_of
+from autotune.records import Tier
+
+MACHINES = [
+    Circumstances(
+        num_cores=cores, has_cuda=cuda, compute_capability=(capability if cuda else None), cpu_isa=isa, is_recipe=recipe
+    )
+    for cores, cuda, capability, isa, recipe in itertools.product(
+        (1, 2, 3, 8, 192), (False, True), ((7, 0), (8, 0), (9, 0)), (frozenset(), frozenset({"avx512_bf16"})), (False, True)
+    )
+]
+KNOBS = [*CATALOGUE.values(), knob("env.MALLOC_ARENA_MAX")]
+
+
+@pytest.fixture(params=KNOBS, ids=lambda found: found.key)
+def each(request: pytest.FixtureRequest) -> Knob:
+    return request.param
+
+
+def test_every_knob_is_documented(each: Knob) -> None:
+    for text in (each.summary, each.helps, each.hurts, each.start_cost):
+        assert text.strip()
+    assert len(each.summary) > 40
+    assert each.summary.endswith(".")
+    assert each.helps.endswith(".")
+    assert each.hurts.endswith(".")
+
+
+def test_every_domain_holds_only_allowed_values_and_no_value_twice(each: Knob) -> None:
+    for machine in MACHINES:
+        if each.blocked(machine) is not None:
+            continue
+        values = each.domain(machine)
+        assert [value_of(each, value, machine) for value in values] == values
+        assert len(set(map(repr, values))) == len(values)
+
+
+def test_every_experts_value_is_allowed(each: Knob) -> None:
+    for machine in MACHINES:
+        value = each.expert(machine)
+        assert value is None or value_of(each, value, machine) == value
+
+
+def test_every_reason_against_a_knob_is_a_sentence(each: Knob) -> None:
+    reasons = {each.blocked(machine) for machine in MACHINES} - {None}
+    assert all(len(reason) > 10 for reason in reasons)
+
+
+def test_every_default_is_of_the_knobs_type(each: Knob) -> None:
+    assert type(each.default) is each.type
+    assert not each.choices or each.default in each.choices
+
+
+def test_keys_are_group_and_name() -> None:
+    assert all(key == found.key and key.count(".") == 1 for key, found in CATALOGUE.items())
+
+
+def test_only_the_batch_size_changes_the_training() -> None:
+    assert [key for key, found in CATALOGUE.items() if found.tier is Tier.training] == ["loader.batch_size"]
+
+
+def test_unknown_knobs_name_the_nearest() -> None:
+    with pytest.raises(BadInput, match=r"Did you mean 'loader\.num_workers'"):
+        knob("loader.num_worker")

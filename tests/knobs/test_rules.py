@@ -1,0 +1,93 @@
+"""Domain, block and expert rules on machines this one is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.knobs.base import Circumstances
+from autotune.knobs.catalogue import knob
+from autotune.records import Knobs
+
+CPU = Circumstances(num_cores=2)
+HOPPER = Circumstances(num_cores=16, has_cuda=True, compute_capability=(9, 0))
+VOLTA = replace(HOPPER, compute_capability=(7, 0))
+
+
+def at_batch(machine: Circumstances, batch_size: int) -> Circumstances:
+    return replace(machine, observed={"loader.batch_size": batch_size})
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        (at_batch(CPU, 32), [16, 32, 64, 128]),
+        (at_batch(CPU, 1), [1, 2, 4, 8]),
+        (at_batch(CPU, 512), [256, 512]),
+        (at_batch(HOPPER, 100), [50, 100, 200, 400, 800]),
+        (at_batch(HOPPER, 256), [128, 256, 512, 1024]),
+        (replace(at_batch(HOPPER, 32), is_recipe=True), [16, 32, 64, 128, 256, 512, 1024]),
+    ],
+)
+def test_batch_sizes_double_round_the_programs_own(machine: Circumstances, expected: list[int]) -> None:
+    assert knob("loader.batch_size").domain(machine) == expected
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, [0, 1]), (2, [0, 1, 2]), (8, [0, 1, 2, 4, 6, 8])])
+def test_workers_go_up_to_the_cores(cores: int, expected: list[int]) -> None:
+    assert knob("loader.num_workers").domain(replace(CPU, num_cores=cores)) == expected
+
+
+@pytest.mark.parametrize("key", ["loader.pin_memory", "backend.cudnn_benchmark", "precision.matmul"])
+def test_knobs_of_cuda_are_blocked_on_the_cpu_with_the_reason(key: str) -> None:
+    assert "no CUDA device" in str(knob(key).blocked(CPU))
+    assert knob(key).blocked(HOPPER) is None
+
+
+def test_tf32_and_bf16_need_ampere() -> None:
+    assert "needs 8.0" in str(knob("precision.matmul").blocked(VOLTA))
+    assert "needs 8.0" in str(knob("precision.amp").blocked(VOLTA))
+    assert knob("precision.amp").expert(VOLTA) is None
+    assert knob("precision.amp").expert(HOPPER) == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("isa", "expert", "domain"),
+    [
+        ({"avx512f"}, None, ["off"]),  # measured: bf16 without a bf16 instruction is 2.4 times slower than float32
+        ({"avx512f", "avx512_bf16"}, "bf16", ["off", "bf16"]),
+        ({"amx_bf16"}, "bf16", ["off", "bf16"]),
+    ],
+)
+def test_bf16_on_a_cpu_needs_an_instruction_for_it(isa: set[str], expert: str | None, domain: list[str]) -> None:
+    machine = replace(CPU, cpu_isa=frozenset(isa))
+    assert knob("precision.amp").expert(machine) == expert
+    assert knob("precision.amp").domain(machine) == domain
+
+
+def test_compile_needs_a_compiler_and_cuda_graph_modes_need_cuda() -> None:
+    compile_mode = knob("compile.mode")
+    assert "no C++ compiler" in str(compile_mode.blocked(replace(CPU, has_compiler=False)))
+    assert compile_mode.domain(CPU) == ["off", "default"]
+    assert compile_mode.domain(HOPPER) == ["off", "default", "reduce-overhead", "max-autotune"]
+    assert compile_mode.is_costly
+
+
+@pytest.mark.parametrize(
+    ("knobs", "expected"), [({"loader.num_workers": 0}, False), ({"loader.num_workers": 2}, True), ({}, False)]
+)
+def test_knobs_of_workers_mean_nothing_without_workers(knobs: Knobs, expected: bool) -> None:
+    assert knob("loader.prefetch_factor").is_active(knobs) is expected
+    assert knob("loader.persistent_workers").is_active(knobs) is expected
+
+
+def test_knobs_of_workers_are_blocked_where_the_program_allows_no_workers() -> None:
+    machine = replace(CPU, not_applicable={"loader.num_workers": "its data set ignores get_worker_info"})
+    assert "get_worker_info" in str(knob("loader.prefetch_factor").blocked(machine))
+    with_workers = replace(machine, observed={"loader.num_workers": 4})
+    assert knob("loader.prefetch_factor").blocked(with_workers) is None
+
+
+def test_omp_threads_travel_through_the_environment() -> None:
+    assert knob("threads.omp").environment(4) == {"OMP_NUM_THREADS": "4"}

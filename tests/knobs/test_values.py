@@ -1,0 +1,82 @@
+"""Reading a knob's value from what people write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.errors import BadInput
+from autotune.knobs.base import Circumstances
+from autotune.knobs.catalogue import knob
+from autotune.knobs.environment import env_knob
+from autotune.knobs.values import value_of
+
+CPU = Circumstances(num_cores=2)
+
+
+@pytest.mark.parametrize(
+    ("key", "raw", "expected"),
+    [
+        ("precision.amp", False, "off"),  # a bare `off` in YAML 1.1
+        ("precision.amp", "False", "off"),
+        ("compile.mode", False, "off"),
+        ("compile.mode", "max-autotune", "max-autotune"),
+        ("layout.channels_last", "on", True),
+        ("layout.channels_last", "No", False),
+        ("loader.num_workers", "4", 4),
+        ("loader.num_workers", 4.0, 4),
+        ("env.FLAG", True, "true"),
+        ("env.FLAG", 0, "0"),
+    ],
+)
+def test_values_are_read_as_people_mean_them(key: str, raw: Any, expected: Any) -> None:
+    value = value_of(knob(key), raw)
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "raw", "message"),
+    [
+        ("loader.num_workers", "many", "not a whole number, got 'many'"),
+        ("loader.num_workers", True, "not a whole number, got True"),
+        ("loader.num_workers", 1.5, "not a whole number"),
+        ("loader.num_workers", None, "not a whole number, got None"),
+        ("loader.num_workers", [1], "not a whole number"),
+        ("loader.num_workers", -1, "too small, got -1"),
+        ("loader.num_workers", 10_000, "more than this machine can serve"),
+        ("loader.batch_size", 0, "too small"),
+        ("loader.batch_size", 10**30, "more than this machine can serve"),
+        ("loader.pin_memory", 1, "not true or false"),
+        ("precision.amp", "fp61", "no such value, got 'fp61'"),
+        ("compile.mode", True, "no such value"),
+        ("env.FLAG", "a\0b", "not usable text"),
+        ("env.FLAG", "x" * 5000, "not usable text"),
+    ],
+)
+def test_values_that_cannot_be_used_are_refused_by_key(key: str, raw: Any, message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        value_of(knob(key), raw, CPU)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"{key}: ")
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["", "1X", "A-B", "A.B", "A=B", "PYTHONPATH", "AUTOTUNE_SPEC", "AUTOTUNE_MARK"])
+def test_variables_that_cannot_exist_or_are_taken_are_refused(name: str) -> None:
+    with pytest.raises(BadInput, match=r"^env\."):
+        env_knob(name)
+
+
+def test_the_variable_of_a_knob_points_to_the_knob() -> None:
+    with pytest.raises(BadInput, match=r"threads\.omp"):
+        env_knob("OMP_NUM_THREADS")
+
+
+def test_an_environment_knob_starts_from_the_users_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_SWITCH", "7")
+    assert env_knob("SOME_SWITCH").default == "7"
+    assert env_knob("SOME_SWITCH").environment("8") == {"SOME_SWITCH": "8"}
+    monkeypatch.delenv("SOME_SWITCH")
+    assert env_knob("SOME_SWITCH").default == ""

@@ -1,0 +1,50 @@
+import json
+
+import pytest
+
+from autotune.launchers.base import Deadlines
+from autotune.launchers.deadlines import passed
+from autotune.launchers.progress_file import ProgressFile
+
+LIMITS = Deadlines(start_s=10, compile_s=20, step_s=5, total_s=100)
+PAST_S = -1000.0  # the monotonic clock of a machine is never here, so no line lies in the future
+
+
+@pytest.fixture
+def progress(tmp_path):
+    file = tmp_path / "progress.jsonl"
+
+    def after(*lines):
+        with file.open("a") as out:
+            out.writelines(json.dumps({"time_s": PAST_S + time_s, "phase": phase, "step": 1}) + "\n" for time_s, phase in lines)
+        found = ProgressFile(file)
+        found.read()
+        return found
+
+    return after
+
+
+@pytest.mark.parametrize(
+    ("lines", "last_good_s", "limit"),
+    [
+        ([], 10, "start:"),
+        ([(1, "import"), (9, "first_batch")], 10, "start:"),  # several phases share one limit
+        ([(9, "compile"), (15, "compile")], 29, "compile:"),  # from entering it, whatever is said meanwhile
+        ([(9, "compile"), (20, "warmup"), (24, "warmup")], 29, "step:"),
+        ([(9, "warmup"), (96, "steady")], 100, "total:"),
+    ],
+)
+def test_each_phase_has_its_limit_and_clock(progress, lines, last_good_s, limit):
+    seen = progress(*lines)
+    assert passed(LIMITS, seen, started_s=PAST_S, now_s=PAST_S + last_good_s) == ""
+    assert passed(LIMITS, seen, started_s=PAST_S, now_s=PAST_S + last_good_s + 0.1).startswith(limit)
+
+
+@pytest.mark.parametrize("time_s", ["1e300", "NaN", "Infinity"])
+def test_a_time_that_cannot_be_does_not_put_a_limit_off(tmp_path, time_s):
+    file = tmp_path / "progress.jsonl"
+    file.write_text(f'{{"time_s": {time_s}, "phase": "steady"}}\n')
+    progress = ProgressFile(file)
+    progress.read()
+    assert progress.phase == "steady"
+    assert passed(LIMITS, progress, started_s=progress.changed_s, now_s=progress.changed_s + 6).startswith("step:")

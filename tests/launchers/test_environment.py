@@ -1,0 +1,36 @@
+from pathlib import Path
+
+import pytest
+
+from autotune.launchers.environment import INJECT, trial_environment
+from autotune.testing.launcher_contract import a_launch
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "study" / "trials" / "0007"
+
+
+def test_injection_folder_holds_what_python_looks_for():
+    assert (INJECT / "sitecustomize.py").is_file()
+
+
+def test_an_empty_python_path_adds_no_current_directory(folder, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert trial_environment(a_launch(folder, []))["PYTHONPATH"] == str(INJECT)
+
+
+def test_the_user_s_own_variables_beat_ours_but_not_the_protocol_s(folder):
+    env = {"WANDB_MODE": "online", "AUTOTUNE_SPEC": "elsewhere", "AUTOTUNE_MARK": "mine"}
+    environment = trial_environment(a_launch(folder, [], env=env))
+    assert environment["WANDB_MODE"] == "online"
+    assert Path(environment["AUTOTUNE_SPEC"]) == folder / "spec.json"
+    assert environment["AUTOTUNE_MARK"] == f"{folder.parent.parent}:7"
+
+
+def test_a_real_run_s_identity_is_not_inherited(folder, monkeypatch):
+    monkeypatch.setenv("MLFLOW_RUN_ID", "the user's")
+    monkeypatch.setenv("WANDB_RUN_ID", "the user's")
+    environment = trial_environment(a_launch(folder, []))
+    assert "MLFLOW_RUN_ID" not in environment
+    assert "WANDB_RUN_ID" not in environment

@@ -1,0 +1,102 @@
+"""The local launcher with the real harness and torch: how real failures end. The stubs of the contract cannot show that."""
+
+import sys
+
+import pytest
+
+from autotune.failures import classify
+from autotune.harness.protocol import MeasureRules
+from autotune.launchers.local import Graces, LocalLauncher
+from autotune.records import Outcome
+from autotune.testing.launcher_contract import a_launch, wait
+
+TRAIN = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step(scale=1.0):
+    optimizer.zero_grad(); (model(torch.ones(4, 8)).sum() * scale).backward(); optimizer.step()
+"""
+RULES = MeasureRules(warmup_min_device_s=0.05, min_s=0.2, max_s=1.0, warmup_max_s=2.0)
+
+
+TRAIN_TOGETHER = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for n in range(1_000_000):
+    optimizer.zero_grad(); model(torch.ones(4, 8)).sum().backward(); optimizer.step()
+    if n == 3 and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+@pytest.fixture
+def train(tmp_path):
+    def run(body, argv=("-c",), **spec):
+        folder = tmp_path / "runs" / "study" / "trials" / "0007"
+        folder.parent.mkdir(parents=True)
+        launch = a_launch(folder, [sys.executable, *argv, TRAIN + body])
+        launch.spec.rules, launch.spec.device = RULES, "cpu"
+        for name, value in spec.items():
+            setattr(launch.spec, name, value)
+        return classify(wait(LocalLauncher(Graces()).start(launch)).facts(launch.spec))
+
+    return run
+
+
+def test_endless_training_is_measured(train):
+    outcome, _ = train("while True: step()")
+    assert outcome in (Outcome.ok, Outcome.unsteady)
+
+
+def test_isolated_interpreter_has_no_harness(train):
+    outcome, reason = train("step()", argv=("-I", "-c"))
+    assert outcome is Outcome.error
+    assert reason.startswith("harness not loaded")
+
+
+def test_program_without_steps_trains_nothing(train):
+    outcome, reason = train("model(torch.ones(4, 8))")
+    assert outcome is Outcome.error
+    assert reason.startswith("no optimizer step was seen")
+
+
+def test_program_that_ends_early_is_told_its_steps(train):
+    outcome, reason = train("step(); step(); step()")
+    assert outcome is Outcome.error
+    assert "after 3 optimizer steps" in reason
+
+
+def test_exception_after_steps_is_the_user_s(train):
+    assert train("step(); raise ValueError('bad batch')") == (Outcome.error, "ValueError: bad batch")
+
+
+def test_memory_that_the_cpu_refuses_is_host_oom(train):
+    outcome, reason = train("step(); torch.empty(1 << 50)")
+    assert outcome is Outcome.host_oom
+    assert "DefaultCPUAllocator" in reason
+
+
+def test_diverging_training_is_nonfinite(train):
+    outcome, _ = train("while True: step(float('inf'))")
+    assert outcome is Outcome.nonfinite
+
+
+def test_segfault_of_one_rank_under_torchrun_is_the_trial_s_crash(tmp_path):
+    folder = tmp_path / "runs" / "study" / "trials" / "0007"
+    folder.parent.mkdir(parents=True)
+    (tmp_path / "ddp.py").write_text(TRAIN_TOGETHER)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "--max-restarts=0"]
+    launch = a_launch(folder, [*torchrun, str(tmp_path / "ddp.py")])
+    launch.spec.device = "cpu"
+    outcome, reason = classify(wait(LocalLauncher().start(launch)).facts(launch.spec))
+    assert outcome is Outcome.crash
+    assert "SIGSEGV" in reason
+
+
+def test_knob_that_this_program_cannot_turn_is_invalid(train):
+    outcome, reason = train("while True: step()", knobs={"loader.num_workers": 2})
+    assert outcome is Outcome.invalid
+    assert reason.startswith("loader.num_workers=2: ")

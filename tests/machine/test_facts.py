@@ -1,0 +1,89 @@
+"""Host facts, fingerprint and circumstances."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from autotune.harness.protocol import RankResult
+from autotune.machine import circumstances, fingerprint, host_facts
+from autotune.machine.facts import cpu_model, instruction_sets
+
+CPUINFO = (
+    "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) Platinum 8480\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n"
+)
+ARM = "processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd sve sve2 svebf16 bf16\n"
+
+
+def baseline(**facts: object) -> RankResult:
+    return RankResult(
+        trial=0,
+        nonce="n",
+        rank=0,
+        world_size=1,
+        pid=1,
+        status="measured",
+        facts=facts,
+        observed={"loader.batch_size": 32, "loader.prefetch_factor": None},
+        applicability={"layout.channels_last": "no 4-D weights"},
+    )
+
+
+def test_facts_of_this_host_are_plain_json() -> None:
+    facts = host_facts()
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["num_cores"] >= 1
+    assert facts["memory_bytes"] > 2**28
+    assert isinstance(facts["gpus"], list)
+
+
+def test_instruction_sets_and_model_are_read_from_cpuinfo() -> None:
+    assert instruction_sets(CPUINFO) == ["avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16"]
+    assert cpu_model(CPUINFO) == "Intel(R) Xeon(R) Platinum 8480"
+    assert instruction_sets(ARM) == ["asimd", "sve", "sve2", "bf16", "sve_bf16"]
+    assert instruction_sets("") == []
+    assert cpu_model("")
+
+
+def test_the_fingerprint_changes_with_what_makes_results_comparable_and_with_nothing_else() -> None:
+    facts = {"cpu_model": "x", "num_cores": 2, "isa": ["a", "b"], "gpus": [{"name": "g"}], "torch": "2.14", "hostname": "one"}
+    same = {**facts, "hostname": "two", "isa": ["b", "a"], "kernel": "7"}
+    assert fingerprint(facts) == fingerprint(same)
+    for change in ({"cpu_model": "y"}, {"num_cores": 4}, {"isa": ["a"]}, {"gpus": []}, {"torch": "2.15"}):
+        assert fingerprint({**facts, **change}) != fingerprint(facts)
+    assert fingerprint({})
+
+
+def test_circumstances_come_from_the_programs_process() -> None:
+    result = baseline(
+        device="cuda", compute_capability=[9, 0], device_memory_bytes=10**11, isa=["amx_bf16"], has_compiler=False
+    )
+    found = circumstances({"num_cores": 4, "isa": ["avx2"]}, result, is_recipe=False)
+    assert found.has_cuda
+    assert found.compute_capability == (9, 0)
+    assert found.device_memory_bytes == 10**11
+    assert found.cpu_isa == {"amx_bf16"}
+    assert not found.has_compiler
+    assert found.observed == {"loader.batch_size": 32}
+    assert found.not_applicable == {"layout.channels_last": "no 4-D weights"}
+
+
+def test_circumstances_survive_a_baseline_that_tells_nothing() -> None:
+    found = circumstances({"num_cores": 4, "isa": ["avx2"]}, RankResult(0, "n", 0, 1, 1, "failed"), is_recipe=True)
+    assert not found.has_cuda
+    assert found.cpu_isa == {"avx2"}
+    assert found.has_compiler
+
+
+@pytest.mark.parametrize(("device", "has_cuda"), [("auto", True), ("cpu", False), ("cuda", True)])
+def test_before_the_baseline_the_host_alone_speaks(device: str, has_cuda: bool) -> None:
+    found = circumstances({"num_cores": 4, "gpus": [{"name": "g"}]}, is_recipe=True, device=device)
+    assert found.has_cuda is has_cuda
+
+
+def test_facts_load_no_torch_and_no_mlflow() -> None:
+    code = "import sys, autotune.machine as m; m.host_facts(); sys.exit(bool({'torch', 'mlflow', 'optuna'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,58 @@
+"""GPUs through NVML, with a public fake of it: no GPU is needed."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.machine.gpus import gpus
+
+
+class NVMLError(Exception):
+    pass
+
+
+def fake_nvml(**changes: object) -> SimpleNamespace:
+    calls: dict[str, object] = {
+        "NVMLError": NVMLError,
+        "shutdowns": [],
+        "nvmlInit": lambda: None,
+        "nvmlSystemGetDriverVersion": lambda: "580.1",
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetName": lambda handle: b"NVIDIA H200",  # bytes in older releases
+        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=141 * 10**9),
+    }
+    fake = SimpleNamespace(**{**calls, **changes})
+    fake.nvmlShutdown = lambda: fake.shutdowns.append(1)
+    return fake
+
+
+def refuse(*_: object) -> object:
+    raise NVMLError("not supported")
+
+
+def test_every_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fake_nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    assert gpus()[1] == {"name": "NVIDIA H200", "uuid": "GPU-1", "memory_bytes": 141 * 10**9, "driver": "580.1"}
+    assert fake.shutdowns == [1]
+
+
+def test_what_a_device_does_not_report_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlDeviceGetMemoryInfo=refuse, nvmlDeviceGetUUID=refuse))
+    assert gpus()[0] == {"name": "NVIDIA H200", "uuid": None, "memory_bytes": None, "driver": "580.1"}
+
+
+@pytest.mark.parametrize("broken", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"])
+def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**{broken: refuse}))
+    assert gpus() == []
+
+
+def test_without_the_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpus() == []

@@ -1,0 +1,191 @@
+"""NVML with a fake module: the only fake here, since the hardware is absent. It misses the real driver's timing and quirks."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.monitors.nvml import MIB, MemoryGate, NoDevice, NvmlDevice, open_device
+
+NOT_SUPPORTED, NO_PERMISSION, UNKNOWN, NOT_FOUND = 3, 4, 999, 6
+
+
+class FakeNvml:
+    """As much of pynvml as is asked; each value may be an error code in a NVMLError."""
+
+    NVML_CLOCK_SM = 1
+
+    class NVMLError(Exception):
+        def __init__(self, value):
+            self.value = value
+
+    def __init__(self, **answers):
+        memory = SimpleNamespace(total=1000 * MIB, used=100 * MIB)
+        self.answers = {
+            "nvmlDeviceGetUUID": "GPU-1",
+            "nvmlDeviceGetMemoryInfo": memory,
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=50, memory=10),
+            "nvmlDeviceGetPowerUsage": 300_000,
+            "nvmlDeviceGetTotalEnergyConsumption": 5_000,
+            "nvmlDeviceGetClockInfo": 1410,
+            "nvmlDeviceGetCurrentClocksEventReasons": 0,
+            "nvmlDeviceGetComputeRunningProcesses": [],
+            "nvmlInit": None,
+            "nvmlShutdown": None,
+            "nvmlDeviceGetHandleByIndex": "handle",
+            "nvmlDeviceGetHandleByUUID": "handle",
+            **answers,
+        }
+        self.asked = []
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name not in self.__dict__.get("answers", {}):
+            raise AttributeError(name)
+
+        def call(*arguments):
+            self.asked.append(name)
+            answer = self.answers[name]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return call
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+
+
+def used(mebibytes):
+    return SimpleNamespace(total=1000 * MIB, used=mebibytes * MIB)
+
+
+def test_metrics_come_from_the_steady_samples():
+    nvml, clock = FakeNvml(), Clock()
+    device = NvmlDevice(nvml, "handle", clock)
+    for seconds, joules, rate, reasons, is_steady in [(0, 1, 5, 0x40, False), (1, 10, 80, 0x24, True), (3, 40, 90, 0, True)]:
+        clock.now_s = seconds
+        nvml.answers["nvmlDeviceGetTotalEnergyConsumption"] = joules * 1000
+        nvml.answers["nvmlDeviceGetUtilizationRates"] = SimpleNamespace(gpu=rate)
+        nvml.answers["nvmlDeviceGetCurrentClocksEventReasons"] = reasons
+        nvml.answers["nvmlDeviceGetMemoryInfo"] = used(900 - rate)
+        device.sample(is_steady=is_steady)
+    assert device.metrics() == {
+        "gpu.utilisation_frac": pytest.approx(0.85),
+        "gpu.power_w": 15.0,  # (40 - 10) J / (3 - 1) s
+        "gpu.sm_clock_mhz": 1410.0,
+        "gpu.memory_used_bytes": 895 * MIB,
+        "gpu.slowdown_power_cap_frac": 0.5,
+        "gpu.slowdown_hardware_frac": 0.0,
+        "gpu.slowdown_thermal_frac": 0.5,
+        "gpu.slowdown_power_brake_frac": 0.0,
+    }
+    assert device.memory_used_frac() == pytest.approx(0.895)
+    device.restart()
+    assert device.metrics() == {}
+    assert device.memory_used_frac() is None
+
+
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION])
+def test_what_is_not_supported_is_unknown_for_good_and_asked_once(code):
+    name = "nvmlDeviceGetUtilizationRates"
+    nvml = FakeNvml(**{name: FakeNvml.NVMLError(code)})
+    device = NvmlDevice(nvml, "handle")
+    assert device.sample(is_steady=True).utilisation_frac is None
+    assert device.sample(is_steady=True).utilisation_frac is None
+    assert nvml.asked.count(name) == 1
+    assert "gpu.utilisation_frac" not in device.metrics()
+
+
+def test_a_passing_failure_is_asked_again():
+    nvml = FakeNvml(nvmlDeviceGetPowerUsage=FakeNvml.NVMLError(UNKNOWN))
+    device = NvmlDevice(nvml, "handle")
+    assert device.sample(is_steady=True).power_w is None
+    nvml.answers["nvmlDeviceGetPowerUsage"] = 1000
+    assert device.sample(is_steady=True).power_w == 1.0
+
+
+def test_older_drivers_know_slowdowns_by_another_name():
+    nvml = FakeNvml(nvmlDeviceGetCurrentClocksThrottleReasons=0x80)
+    del nvml.answers["nvmlDeviceGetCurrentClocksEventReasons"]
+    assert NvmlDevice(nvml, "handle").sample(is_steady=True).slowdowns == ("power_brake",)
+
+
+def test_a_counter_that_started_again_gives_way_to_the_sampled_power():
+    nvml, clock = FakeNvml(), Clock()
+    device = NvmlDevice(nvml, "handle", clock)
+    device.sample(is_steady=True)
+    clock.now_s, nvml.answers["nvmlDeviceGetTotalEnergyConsumption"] = 1.0, 0
+    device.sample(is_steady=True)
+    assert device.metrics()["gpu.power_w"] == 300.0
+
+
+@pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetHandleByIndex"])
+def test_without_driver_or_device_there_is_a_null_object(call):
+    device = open_device(nvml=FakeNvml(**{call: FakeNvml.NVMLError(NOT_FOUND)}))
+    assert isinstance(device, NoDevice)
+    assert device.sample(is_steady=True) is None
+    assert device.metrics() == {}
+    assert device.holders() == []
+    assert MemoryGate(device).wait() == ""
+    device.restart()
+    device.close()
+
+
+def test_a_device_is_found_by_uuid_and_closed():
+    nvml = FakeNvml()
+    device = open_device(uuid="GPU-1", nvml=nvml)
+    assert device.uuid == "GPU-1"
+    device.close()
+    assert nvml.asked[-1] == "nvmlShutdown"
+    assert "nvmlDeviceGetHandleByUUID" in nvml.asked
+
+
+def test_the_real_module_answers_with_a_device_or_a_null_object():
+    device = open_device()
+    device.sample(is_steady=True)
+    device.close()
+
+
+def test_the_gate_waits_until_the_memory_is_back():
+    nvml, clock = FakeNvml(), Clock()
+    gate = MemoryGate(NvmlDevice(nvml, "handle"), slack_bytes=50 * MIB, clock=clock)
+    levels = iter([used(900), used(400), used(149)])
+
+    def sleep(seconds):
+        clock.sleep(seconds)
+        nvml.answers["nvmlDeviceGetMemoryInfo"] = next(levels)
+
+    nvml.answers["nvmlDeviceGetMemoryInfo"] = used(900)
+    assert gate.wait(10.0, sleep) == ""
+    assert next(levels, None) is None
+
+
+def test_the_gate_names_who_holds_the_memory_at_its_deadline():
+    clock = Clock()
+    holders = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=300 * MIB), SimpleNamespace(pid=2**22 + 1, usedGpuMemory=None)]
+    nvml = FakeNvml(nvmlDeviceGetComputeRunningProcesses=holders)
+    gate = MemoryGate(NvmlDevice(nvml, "handle"), clock=clock)
+    nvml.answers["nvmlDeviceGetMemoryInfo"] = used(600)
+    message = gate.wait(5.0, clock.sleep)
+    assert "500 MiB more in use" in message
+    assert f"{os.getpid()} (" in message
+    assert ", 300 MiB)" in message
+    assert "of another container or user" in message
+
+
+def test_the_idle_level_follows_the_memory_down():
+    nvml, clock = FakeNvml(nvmlDeviceGetMemoryInfo=used(900)), Clock()
+    gate = MemoryGate(NvmlDevice(nvml, "handle"), slack_bytes=50 * MIB, clock=clock)
+    nvml.answers["nvmlDeviceGetMemoryInfo"] = used(100)
+    assert gate.wait(1.0, clock.sleep) == ""
+    nvml.answers["nvmlDeviceGetMemoryInfo"] = used(500)
+    assert "400 MiB" in gate.wait(1.0, clock.sleep)
+    assert "cannot be seen" in gate.wait(1.0, clock.sleep)

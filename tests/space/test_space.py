@@ -1,0 +1,189 @@
+"""Resolving the search space for a machine and a program, and walking it with Optuna."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import optuna
+import pytest
+
+from autotune.knobs.base import Circumstances
+from autotune.knobs.catalogue import CATALOGUE
+from autotune.records import Tier
+from autotune.space import Choice, IntInterval, ResolvedSpace, SearchSpace, resolve
+
+CPU = Circumstances(
+    num_cores=2,
+    cpu_isa=frozenset({"avx512_bf16"}),
+    observed={"loader.batch_size": 32, "loader.num_workers": 0, "threads.intra": 2, "loader.prefetch_factor": None},
+    is_recipe=True,
+)
+GPU = replace(CPU, num_cores=16, has_cuda=True, compute_capability=(9, 0), device_memory_bytes=141 * 10**9)
+EVERYTHING = SearchSpace(domains=dict.fromkeys(CATALOGUE))
+
+
+@pytest.fixture(autouse=True)
+def _silent() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def cpu_space(**changes: object) -> ResolvedSpace:
+    return resolve(replace(EVERYTHING, **changes), CPU, passed={})
+
+
+def test_the_baseline_is_in_every_domain_even_when_its_value_is_odd() -> None:
+    odd = {"loader.batch_size": 37, "loader.num_workers": 5, "precision.amp": "fp16", "threads.intra": 7}
+    space = resolve(EVERYTHING, replace(CPU, observed=odd), passed={})
+    for key, value in odd.items():
+        assert space.domains[key].contains(value)
+        assert space.baseline[key] == value
+    stretched = resolve(SearchSpace(domains={"loader.num_workers": IntInterval(1, 4, log=True)}), CPU, passed={})
+    assert stretched.domains["loader.num_workers"] == IntInterval(0, 4, log=False)
+
+
+def test_what_cannot_be_turned_is_dropped_with_a_reason() -> None:
+    machine = replace(CPU, not_applicable={"layout.channels_last": "no 4-D weights"}, has_compiler=False)
+    space = resolve(replace(EVERYTHING, tiers=Tier.numerics, pinned={"loader.num_workers": 1}), machine, passed={})
+    assert space.dropped["layout.channels_last"] == "no 4-D weights"
+    assert "no CUDA device" in space.dropped["loader.pin_memory"]
+    assert "tiers=numerics" in space.dropped["loader.batch_size"]
+    assert "compiler" in space.dropped["compile.mode"]
+    assert space.dropped["loader.num_workers"] == "pinned"
+    assert not set(space.dropped) & set(space.domains)
+    assert set(space.dropped) | set(space.domains) == set(CATALOGUE)
+
+
+def test_a_knob_with_one_value_and_a_knob_that_can_never_be_active_are_dropped() -> None:
+    no_bf16 = resolve(EVERYTHING, replace(CPU, cpu_isa=frozenset()), passed={})
+    assert "worth trying" in no_bf16.dropped["precision.amp"]
+    without = cpu_space(pinned={"loader.num_workers": 0})
+    assert "means nothing" in without.dropped["loader.prefetch_factor"]
+
+
+def test_pins_hold_in_the_baseline_and_are_no_change() -> None:
+    space = cpu_space(pinned={"loader.num_workers": 1, "env.FOO": "1"})
+    assert space.baseline["loader.num_workers"] == 1
+    assert space.baseline["env.FOO"] == "1"
+    assert space.baseline["loader.prefetch_factor"] == 2  # active in the baseline, because it has a worker
+    assert space.changed(space.baseline) == {}
+
+
+def test_knobs_of_the_command_line_take_their_value_from_it_and_ignore_the_harness() -> None:
+    machine = replace(CPU, not_applicable={"loader.batch_size": "a batch sampler makes the batches"})
+    space = resolve(EVERYTHING, machine, passed={"loader.batch_size": 24})
+    assert space.baseline["loader.batch_size"] == 24
+    assert space.domains["loader.batch_size"].contains(24)
+
+
+def test_inactive_knobs_are_neither_asked_for_nor_reported() -> None:
+    space = cpu_space()
+    without = space.suggest(optuna.trial.FixedTrial({**first_values(space), "loader.num_workers": 0}))
+    assert "loader.prefetch_factor" not in without
+    with_workers = space.suggest(optuna.trial.FixedTrial({**first_values(space), "loader.num_workers": 2}))
+    assert with_workers["loader.prefetch_factor"] == 2
+
+
+def first_values(space: ResolvedSpace) -> dict[str, object]:
+    return {key: domain.values[0] for key, domain in space.domains.items()}
+
+
+def test_held_knobs_are_not_asked_for() -> None:
+    space = cpu_space()
+    trial = optuna.create_study().ask()
+    knobs = space.suggest(trial, hold={"compile.mode": "off"})
+    assert knobs["compile.mode"] == "off"
+    assert "compile.mode" not in trial.params
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU])
+def test_optuna_walks_the_space_and_knows_the_baseline(machine: Circumstances) -> None:
+    space = resolve(
+        replace(EVERYTHING, domains={**EVERYTHING.domains, "loader.num_workers": IntInterval(0, 8)}), machine, passed={}
+    )
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=3), direction="maximize")
+    params = {key: value for key, value in space.baseline.items() if key in space.domains}
+    shown = {key: space.distributions()[key] for key in params}
+    study.add_trial(optuna.trial.create_trial(params=params, distributions=shown, value=1.0))
+    for _ in range(12):
+        trial = study.ask()
+        knobs = space.suggest(trial)
+        assert all(domain.contains(knobs[key]) for key, domain in space.domains.items() if key in knobs)
+        assert all(knobs[key] == value for key, value in trial.params.items())
+        study.tell(trial, float(len(space.changed(knobs))))
+
+
+def test_changed_holds_only_what_differs_and_its_tier_is_the_highest() -> None:
+    space = cpu_space()
+    knobs = {**space.baseline, "loader.num_workers": 1, "loader.prefetch_factor": 2, "layout.channels_last": True}
+    assert space.changed(knobs) == {"loader.num_workers": 1, "layout.channels_last": True}
+    assert space.tier(space.changed(knobs)) is Tier.numerics
+    assert space.tier({}) is Tier.exact
+    assert space.tier({"env.FOO": "1"}) is Tier.exact
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU, replace(CPU, cpu_isa=frozenset()), replace(CPU, num_cores=1)])
+def test_seeds_are_distinct_full_configurations_inside_the_domains(machine: Circumstances) -> None:
+    space = resolve(EVERYTHING, machine, passed={})
+    seeds = space.seeds(machine)
+    assert 1 <= len(seeds) <= 5
+    assert all(why for why, _ in seeds)
+    for _, knobs in seeds:
+        assert space.changed(knobs)
+        assert all(space.domains[key].contains(value) for key, value in knobs.items() if key in space.domains)
+        assert knobs == space.active(knobs)
+    assert len({repr(sorted(knobs.items())) for _, knobs in seeds}) == len(seeds)
+
+
+def test_experts_seed_bf16_where_hardware_has_it_and_leave_the_cores_to_the_step_on_a_cpu() -> None:
+    _, first = cpu_space().seeds(CPU)[0]
+    assert first["precision.amp"] == "bf16"
+    assert first["layout.channels_last"] is True
+    assert first["loader.num_workers"] == 0
+    _, gpu = resolve(EVERYTHING, GPU, passed={}).seeds(GPU)[0]
+    assert gpu["loader.num_workers"] == 8
+    assert gpu["loader.pin_memory"] is True
+    assert gpu["loader.batch_size"] == 32
+    no_bf16 = replace(CPU, cpu_isa=frozenset({"avx512f"}))
+    assert all(knobs["precision.amp"] == "off" for _, knobs in resolve(EVERYTHING, no_bf16, passed={}).seeds(no_bf16))
+
+
+def test_seeds_snap_to_the_users_domains() -> None:
+    space = cpu_space(
+        domains={"loader.num_workers": Choice((4, 6)), "optimizer.implementation": Choice(("default", "foreach"))}
+    )
+    for _, knobs in space.seeds(CPU):
+        assert knobs["loader.num_workers"] in (0, 4, 6)
+        assert knobs["optimizer.implementation"] == "default"
+
+
+def test_a_space_without_any_knob_has_no_seeds() -> None:
+    space = resolve(SearchSpace(), CPU, passed={})
+    assert space.seeds(CPU) == []
+    assert space.domains == {}
+
+
+def test_costly_values_are_listed_without_the_baselines_own() -> None:
+    assert [(key, value) for _, key, value in cpu_space().costly()] == [("compile.mode", "default")]
+    gpu = resolve(EVERYTHING, GPU, passed={})
+    assert [value for _, _, value in gpu.costly()] == ["default", "reduce-overhead", "max-autotune"]
+
+
+def test_true_is_not_one() -> None:
+    assert not Choice((0, 1)).contains(True)
+    assert not IntInterval(0, 4).contains(True)
+
+
+def test_domains_are_written_as_plain_values() -> None:
+    space = resolve(SearchSpace(domains={"loader.num_workers": IntInterval(1, 8), "precision.amp": None}), CPU, passed={})
+    assert space.as_json() == {
+        "loader.num_workers": {"interval": [0, 8], "log": False},
+        "precision.amp": {"choice": ["off", "bf16"]},
+    }
+
+
+def test_an_environment_variable_is_searched_over_its_listed_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_SWITCH", "a")
+    space = resolve(SearchSpace(domains={"env.SOME_SWITCH": Choice(("b",)), "env.OTHER": None}), CPU, passed={})
+    assert space.domains["env.SOME_SWITCH"].values == ("b", "a")
+    assert space.baseline["env.SOME_SWITCH"] == "a"
+    assert "env.OTHER" in space.dropped

@@ -1,0 +1,107 @@
+import pytest
+
+from autotune.harness.protocol import MeasureRules
+from autotune.records import Kind, Outcome, TrialRecord
+from autotune.study.budget import COMPILE_S, Budget, Costs, finals_rules
+from autotune.testing.clock import VirtualClock
+
+
+def trial(seconds, batch=32, *, start_s=4.0, steady_s=6.0, outcome=Outcome.ok, **changed):
+    changed = {key.replace("__", "."): value for key, value in changed.items()}
+    return TrialRecord(
+        number=1,
+        kind=Kind.search,
+        knobs={"loader.batch_size": batch, **changed},
+        changed=changed,
+        outcome=outcome,
+        value=1.0,
+        seconds=seconds,
+        phases_s={"spawn": start_s, "steady": steady_s},
+    )
+
+
+def budget(total_s=480.0, **more):
+    return Budget(clock=VirtualClock(), total_s=total_s, **more)
+
+
+def test_slow_programs_keep_over_a_third_for_the_finals_cheap_ones_less():
+    slow, cheap = budget(), budget()
+    slow.reserve(trial(25.0, steady_s=12.0))
+    cheap.reserve(trial(3.0, steady_s=2.5))
+    assert 0.35 <= slow.reserved_s / 480 <= 0.40
+    assert cheap.reserved_s / 480 < 0.30
+    assert slow.search_left_s == 480 - slow.reserved_s
+
+
+def test_no_budget_in_minutes_means_no_end_and_no_reserve():
+    unlimited = budget(None)
+    unlimited.reserve(trial(25.0))
+    assert unlimited.left_s == unlimited.search_left_s == float("inf")
+    assert unlimited.fits(1e9, again_s=1e9)
+    assert not unlimited.is_time_for_late(1000, [20.0] * 4)
+
+
+def test_late_proposals_are_due_after_two_thirds_of_time_or_trials():
+    timed, counted = budget(), budget(None, max_trials=20)
+    late_s = [20.0] * 4
+    assert not timed.is_time_for_late(3, late_s)
+    timed.clock.sleep(480 * 0.66)
+    assert timed.is_time_for_late(3, late_s)
+    assert not counted.is_time_for_late(12, late_s)
+    assert counted.is_time_for_late(13, late_s)
+    assert budget(None, max_trials=6).is_time_for_late(2, late_s), "four late ones must still fit"
+
+
+def test_late_proposals_are_due_earlier_where_they_are_dear():
+    dear = budget()
+    dear.clock.sleep(480 * 0.51)
+    assert not dear.is_time_for_late(3, [20.0])
+    assert dear.is_time_for_late(3, [120.0, 120.0])
+    assert not budget().is_time_for_late(3, [1000.0]), "half of the search is kept for a good configuration"
+
+
+def test_what_the_finals_could_not_confirm_does_not_fit():
+    held = budget()
+    held.reserve(trial(20.0))
+    assert held.fits(60.0, again_s=40.0)
+    assert not held.fits(60.0, again_s=100.0)
+    assert not held.fits(400.0, again_s=10.0)
+
+
+def test_cost_is_learned_from_the_nearest_batch():
+    costs = Costs(frozenset())
+    assert costs.expected_s({"loader.batch_size": 32}, {}) == 0.0
+    costs.learn(trial(10.0, 32))
+    assert costs.expected_s({"loader.batch_size": 32}, {}) == 10.0
+    assert costs.expected_s({"loader.batch_size": 64}, {}) == pytest.approx(4 + 6 * 2)
+    for _ in range(3):
+        costs.learn(trial(11.0, 64))
+    assert costs.expected_s({"loader.batch_size": 64}, {}) == 11.0
+
+
+def test_failed_trials_teach_nothing_about_costs():
+    costs = Costs(frozenset())
+    costs.learn(trial(10.0))
+    costs.learn(trial(300.0, outcome=Outcome.timeout))
+    assert costs.expected_s({"loader.batch_size": 32}, {}) == 10.0
+
+
+def test_compilation_is_guessed_until_it_was_seen():
+    costs = Costs(frozenset({"compile.mode"}))
+    costs.learn(trial(10.0))
+    knobs, changed = {"loader.batch_size": 32}, {"compile.mode": "default"}
+    assert costs.expected_s(knobs, changed) == 10 + COMPILE_S
+    assert costs.again_s(knobs, changed) < costs.expected_s(knobs, changed)
+    costs.learn(trial(35.0, compile__mode="default"))
+    assert costs.expected_s(knobs, changed) == 35.0
+    assert costs.expected_s(knobs, {"compile.mode": "max-autotune"}) == 35.0, "unseen, so as dear as the dearest"
+    assert costs.expected_s(knobs, {}) == 10.0
+
+
+def test_finals_windows_shrink_so_that_rounds_fit():
+    rules = MeasureRules(half_width_frac=0.005, max_s=30.0, slow_max_s=20.0)
+    tight = finals_rules(rules, seconds_each=12.0, baseline=trial(10.0, steady_s=6.0))
+    assert tight.max_s == tight.slow_max_s == 8.0
+    assert tight.half_width_frac == 0.005
+    assert finals_rules(rules, seconds_each=500.0, baseline=trial(10.0)) == rules
+    assert finals_rules(rules, seconds_each=1.0, baseline=trial(10.0)).max_s == 2 * rules.min_s

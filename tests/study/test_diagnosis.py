@@ -1,0 +1,28 @@
+import pytest
+
+from autotune.records import Kind, Outcome, TrialRecord
+from autotune.study.diagnosis import diagnose, free_loader_gain_frac
+
+
+def trial(**more):
+    fields = {"value": 100.0, "device_rate": 150.0, "loader_rate": 110.0, "data_wait_frac": 0.33, **more}
+    return TrialRecord(number=3, kind=Kind.search, knobs={}, changed={}, outcome=Outcome.ok, **fields)
+
+
+def test_gain_of_a_free_loader_is_device_rate_over_throughput():
+    assert free_loader_gain_frac(trial()) == pytest.approx(0.5)
+    assert free_loader_gain_frac(trial(device_rate=90.0)) == 0.0
+    assert free_loader_gain_frac(trial(device_rate=None)) is None
+
+
+@pytest.mark.parametrize(("wait", "finding"), [(0.33, "input-bound"), (0.1, "partly input-bound"), (0.01, "device-bound")])
+def test_what_binds_is_told_from_the_time_spent_waiting(wait, finding):
+    (found,) = diagnose(trial(data_wait_frac=wait))
+    assert found["finding"] == finding
+    assert "at most +50%" in found["advice"]
+    assert "loader 110" in found["evidence"]
+
+
+def test_unknown_rates_are_not_guessed():
+    assert diagnose(trial(device_rate=None)) == []
+    assert diagnose(trial(data_wait_frac=None)) == []

@@ -1,0 +1,128 @@
+import pytest
+
+from autotune.records import Kind, Outcome, Tier, TrialRecord
+from autotune.stats import Ratio
+from autotune.study.finals import Decision, choose, finalists
+from autotune.testing.fake_launcher import Failure, Surface
+
+
+def trial(number, value, outcome=Outcome.ok, **changed):
+    changed = {f"env.{key}": text for key, text in changed.items()}
+    kind = Kind.search if number else Kind.baseline
+    return TrialRecord(number=number, kind=kind, knobs={}, changed=changed, outcome=outcome, value=value)
+
+
+BASELINE = trial(0, 100.0)
+
+
+def test_finalists_are_the_three_best_that_may_win():
+    searched = [trial(n, 150.0 + n, A=str(n)) for n in range(1, 6)]
+    searched.append(trial(9, 999.0, Outcome.unsteady, A="9"))
+    assert [record.number for record in finalists([BASELINE, *searched])] == [5, 4, 3]
+
+
+def test_noise_does_not_explain_a_large_difference_so_such_are_no_finalists():
+    assert [record.number for record in finalists([BASELINE, trial(1, 200.0, A="1"), trial(2, 120.0, A="2")])] == [1]
+
+
+def test_no_finalist_when_nothing_comes_near_the_baseline():
+    assert finalists([BASELINE, trial(1, 90.0, A="1"), trial(2, None, Outcome.crash, A="2")]) == []
+    assert finalists([BASELINE]) == []
+
+
+def test_more_changes_for_the_same_speed_are_no_finalist():
+    few, many, better = trial(1, 200.0, A="1"), trial(2, 201.0, A="1", B="1"), trial(3, 210.0, A="1", C="1")
+    assert [record.number for record in finalists([BASELINE, few, many, better])] == [3, 1]
+
+
+def test_among_alike_the_one_with_fewest_changes_is_chosen():
+    many, few, slow = trial(1, 200.0, A="1", B="1"), trial(2, 199.0, A="1"), trial(3, 180.0)
+    assert choose({1: [200.0], 2: [199.5], 3: [180.0]}, [many, few, slow]) is few
+    assert choose({1: [200.0], 2: [190.0]}, [many, few]) is many
+    assert choose({}, [many, few]) is few
+
+
+def test_lower_tier_is_chosen_among_equally_many_changes():
+    exact, training = trial(1, 200.0, A="1"), trial(2, 200.5, A="2")
+    training.tier = Tier.training
+    assert choose({}, [training, exact]) is exact
+
+
+@pytest.mark.parametrize(
+    ("ratio", "ci", "verdict", "is_better"),
+    [
+        (1.5, (1.4, 1.6), "faster", True),
+        (1.0, (0.995, 1.005), "same", False),
+        (1.1, (0.995, 1.2), "ambiguous", True),
+        (1.1, (0.9, 1.4), "ambiguous", False),
+        (1.3, None, "ambiguous", True),
+        (0.9, (0.85, 0.95), "ambiguous", False),
+    ],
+)
+def test_what_is_handed_over_was_shown_faster_or_at_least_not_shown_slower(ratio, ci, verdict, is_better):
+    found = Ratio(ratio=ratio, ci=ci, num_rounds=3)
+    assert Decision(finalist=BASELINE, ratio=found, verdict=verdict).is_better is is_better
+
+
+CLOSE = {("layout.channels_last", True): 1.9, ("optimizer.implementation", "fused"): 1.02, ("threads.intra", 4): 1.03}
+
+
+EAGER = ("compile.mode=off",)
+
+
+def finals_of(study):
+    return [record for record in study.trials if record.kind is Kind.final]
+
+
+def test_reported_rounds_are_not_the_choosing_rounds(bench):
+    study = bench(Surface(gains=CLOSE, start_s=1.0, window_s=3.0), "study.budget.trials=12", *EAGER, minutes=10)
+    summary = study.run()
+    finals = finals_of(study)
+    choosing = [record for record in finals if "choosing" in record.why]
+    reported = [record for record in finals if "reported" in record.why]
+    assert choosing
+    assert max(record.round for record in choosing) < min(record.round for record in reported)
+    best = summary["best"]["trial"]
+    values = [record.value for record in reported if record.repeats == best]
+    assert min(values) < summary["best"]["value"] < max(values)
+    assert len(values) == summary["speedup"]["num_rounds"] == 8
+
+
+def test_reporting_rounds_alternate_abba_or_baab(bench):
+    study = bench(Surface(gains=CLOSE, start_s=1.0, window_s=3.0), "study.budget.trials=6", *EAGER, minutes=10)
+    study.run()
+    reported = [record.repeats for record in finals_of(study) if "reported" in record.why]
+    assert len(reported) == 16
+    for start in range(0, 16, 4):
+        a, b, c, d = reported[start : start + 4]
+        assert (a, b) == (d, c)
+        assert a != b
+
+
+def test_every_final_is_a_fresh_measurement_of_an_earlier_trial(bench):
+    study = bench(Surface(gains=CLOSE), "study.budget.trials=5")
+    study.run()
+    trials = study.trials
+    for record in finals_of(study):
+        assert record.changed == trials[record.repeats].changed
+        assert record.sampler_number is None
+
+
+def test_finals_measure_by_tighter_rules(bench):
+    study = bench(Surface(gains=CLOSE), "study.budget.trials=3")
+    study.run()
+    first, last = study.launcher.launches[0].spec.rules, study.launcher.launches[-1].spec.rules
+    assert last.half_width_frac < first.half_width_frac
+
+
+def test_finalist_that_fails_when_measured_again_is_replaced(bench):
+    def failures(number, knobs):
+        is_final = any(line[0] == "finals_started" for line in study.listener.calls)
+        return Failure(signal="SIGSEGV", cause="exit") if is_final and knobs["threads.intra"] == 4 else None
+
+    study = bench(
+        Surface(gains=CLOSE, failures=failures, start_s=2.0, window_s=3.0), "study.budget.trials=14", *EAGER, minutes=12
+    )
+    summary = study.run()
+    assert summary["best"]["knobs"]["threads.intra"] != 4
+    assert summary["speedup"]["verdict"] == "faster"

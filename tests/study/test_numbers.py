@@ -1,0 +1,58 @@
+import pytest
+
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, KnobReport, RankResult, Window
+from autotune.study.numbers import interval, knob_reports, metrics, numbers, throughput_per_s
+
+
+def rank(number=0, rate=100.0, blocks=(98.0, 99.0, 100.0, 101.0, 102.0), **more):
+    window = Window(steps=50, seconds=5.0, samples=500.0, rate_per_s=100.0, block_rates_per_s=list(blocks),
+                    half_width_frac=0.02, is_steady=True, reason="")  # fmt: skip
+    return RankResult(trial=0, nonce="n", rank=number, world_size=2, pid=1, status="measured", unit="samples",
+                      throughput_per_s=rate, window=window, **more)  # fmt: skip
+
+
+def test_rate_of_a_trial_is_the_sum_over_its_ranks():
+    assert throughput_per_s([rank(0, 100.0), rank(1, 90.0)]) == 190.0
+
+
+def test_a_rank_without_a_rate_leaves_the_trial_without_one():
+    assert throughput_per_s([rank(0, 100.0), rank(1, None)]) is None
+
+
+def test_half_widths_of_ranks_add_because_they_wait_for_each_other():
+    low, high = interval([rank()])
+    assert interval([rank(0), rank(1)]) == (pytest.approx(2 * low), pytest.approx(2 * high))
+
+
+def test_interval_follows_the_rate_where_the_loader_capped_it():
+    low, high = interval([rank(rate=50.0)])
+    assert (low + high) / 2 == pytest.approx(50.0)
+    assert (high - low) / 50.0 == pytest.approx((interval([rank()])[1] - interval([rank()])[0]) / 100.0)
+
+
+def test_no_interval_from_too_few_blocks():
+    assert interval([rank(blocks=(99.0, 100.0, 101.0, 100.0))]) is None
+
+
+def test_memory_is_the_largest_over_ranks_and_rates_are_sums():
+    found = numbers([rank(0, memory={"peak_bytes": 5}, device_rate_per_s=10.0, loader_rate_per_s=7.0),
+                     rank(1, memory={"peak_bytes": 9}, device_rate_per_s=12.0)])  # fmt: skip
+    assert (found["peak_memory_bytes"], found["device_rate"], found["loader_rate"]) == (9, 22.0, None)
+
+
+def test_knob_report_is_the_worst_rank_s():
+    bad = KnobReport(status=NOT_APPLICABLE, reason="no loader here")
+    reports = knob_reports([rank(0, knobs={"a.b": KnobReport(status=APPLIED)}), rank(1, knobs={"a.b": bad})])
+    assert reports == {"a.b": {"status": NOT_APPLICABLE, "reason": "no loader here", "observed": None}}
+
+
+def test_step_times_are_read_after_warm_up():
+    ends = [0.0, 5.0, 10.0, 10.1, 10.2, 10.3]
+    found = metrics([rank(steps={"end_s": ends, "warmup": 3}, compiled={"graphs": 2, "seconds": 7.5})], {"gpu.power_w": 9.0})
+    assert found["step_p50_s"] == pytest.approx(0.1)
+    assert (found["compiled_graphs"], found["compile_s"], found["gpu.power_w"]) == (2.0, 7.5, 9.0)
+
+
+def test_trial_without_results_has_no_numbers():
+    assert numbers([]) == {}
+    assert metrics([], {"power_w": 1.0}) == {"power_w": 1.0}

@@ -1,0 +1,104 @@
+from autotune.records import Kind, Outcome
+from autotune.study.proposals import EXHAUSTED, HOPELESS, OUT_OF_TIME, OUT_OF_TRIALS
+from autotune.testing.fake_launcher import Failure, Surface
+
+
+def searched(study):
+    return [trial for trial in study.trials if trial.kind is not Kind.final]
+
+
+def configurations(study):
+    return [tuple(sorted(trial.changed.items())) for trial in searched(study)]
+
+
+def test_no_configuration_is_measured_twice_in_the_search(bench):
+    study = bench(Surface(), minutes=12)
+    study.run()
+    assert len(set(configurations(study))) == len(configurations(study)) > 20
+
+
+def test_every_point_of_a_tiny_space_is_measured_then_the_search_ends(bench, tiny):
+    study = bench(Surface(), *tiny, minutes=60)
+    summary = study.run()
+    assert summary["reason"] == EXHAUSTED
+    assert len(searched(study)) == 4
+    assert summary["seconds"]["total"] < 30 * 60, "what is left of the budget is not waited for"
+
+
+def test_grid_visits_every_point_once(bench, tiny):
+    study = bench(Surface(), *tiny, "search.sampler=grid", minutes=60)
+    summary = study.run()
+    assert summary["reason"] == EXHAUSTED
+    assert len(configurations(study)) == len(set(configurations(study))) == 4
+    assert all("grid" in trial.why for trial in searched(study)[1:])
+
+
+def test_search_says_whether_time_or_trials_ended_it(bench):
+    assert bench(Surface(), minutes=2).run()["reason"] == OUT_OF_TIME
+    assert bench(Surface(), "study.budget.trials=2").run()["reason"] == OUT_OF_TRIALS
+
+
+def test_costly_values_come_late_and_on_the_best_so_far(bench):
+    study = bench(Surface(gains={("precision.amp", "bf16"): 1.8, ("compile.mode", "default"): 1.3}), minutes=8)
+    study.run()
+    trials = searched(study)
+    first = next(trial.number for trial in trials if "compile.mode" in trial.changed)
+    assert first >= 0.5 * len(trials)
+    best_before = max(trials[:first], key=lambda trial: trial.value or 0.0)
+    assert {**best_before.changed, "compile.mode": trials[first].changed["compile.mode"]} == trials[first].changed
+
+
+def test_compilation_that_does_not_fit_the_budget_is_left_out_and_named(bench):
+    study = bench(Surface(start_s=6.0, window_s=12.0, compile_s=60.0), minutes=3)
+    study.run()
+    assert not any("compile.mode" in trial.changed for trial in study.trials)
+    assert any("would not fit the budget: compile.mode=" in line for line in study.listener.named("notice"))
+
+
+def test_optuna_knows_every_search_trial_and_no_final(bench):
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    study = bench(Surface(gains={("precision.amp", "bf16"): 1.8}, max_batch=64), minutes=6)
+    study.run()
+    storage = JournalStorage(JournalFileBackend(str(study.folder.journal_file)))
+    known = optuna.load_study(study_name=study.folder.name, storage=storage).get_trials()
+    assert {trial.user_attrs["trial"] for trial in known if trial.state.is_finished() and "trial" in trial.user_attrs} == {
+        trial.number for trial in searched(study)
+    }
+    too_big = [trial.number for trial in searched(study) if trial.outcome is Outcome.device_oom]
+    assert too_big
+    told = {trial.user_attrs.get("trial"): trial for trial in known}
+    assert all(told[number].constraints["memory"] > 0 for number in too_big)
+
+
+def test_study_whose_first_trials_all_fail_alike_goes_no_further(bench):
+    def failures(trial, knobs):
+        return Failure(error={"type": "RuntimeError", "message": "no", "traceback": ""}) if trial else None
+
+    study = bench(Surface(failures=failures), minutes=30)
+    summary = study.run()
+    assert summary["reason"] == HOPELESS
+    assert summary["counts"] == {"ok": 1, "error": 6}
+    assert summary["speedup"]["verdict"] == "same"
+
+
+def test_random_and_tpe_are_told_apart_in_what_a_trial_says_of_itself(bench):
+    study = bench(Surface(), "search.sampler=random", minutes=4)
+    study.run()
+    whys = [trial.why for trial in searched(study)]
+    assert any("sampler (random)" in why for why in whys)
+    assert not any("alone on the best" in why for why in whys)
+
+
+def test_an_expert_s_idea_that_was_clearly_slower_is_not_repeated_at_every_batch(bench):
+    def num_seeds_with_bf16(factor):
+        study = bench(
+            Surface(gains={("precision.amp", "bf16"): factor}), "study.budget.trials=6", "compile.mode=off", minutes=30
+        )
+        study.run()
+        return sum("expert" in trial.why and trial.changed.get("precision.amp") == "bf16" for trial in searched(study))
+
+    assert num_seeds_with_bf16(0.3) == 1
+    assert num_seeds_with_bf16(2.0) > 2

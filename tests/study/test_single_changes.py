@@ -1,0 +1,61 @@
+import pytest
+
+from autotune.knobs.base import Circumstances
+from autotune.records import Kind, Outcome, TrialRecord
+from autotune.space import Choice, ResolvedSpace
+from autotune.study.single_changes import SingleChanges
+
+REFERENCE = {"loader.batch_size": 32, "loader.num_workers": 0, "precision.amp": "off", "layout.channels_last": False}
+KEYS = list(REFERENCE)
+
+
+@pytest.fixture
+def space():
+    domains = {
+        "loader.batch_size": Choice((16, 32, 64, 128)),
+        "loader.num_workers": Choice((0, 1, 2, 4, 8)),
+        "precision.amp": Choice(("off", "bf16")),
+        "layout.channels_last": Choice((False, True)),
+    }
+    return ResolvedSpace(domains=domains, pinned={}, baseline=REFERENCE, dropped={}, reference=REFERENCE)
+
+
+def trial(waiting=0.0, **changed):
+    changed = {key.replace("__", "."): value for key, value in changed.items()}
+    return TrialRecord(number=1, kind=Kind.search, knobs={**REFERENCE, **changed}, changed=changed, outcome=Outcome.ok,
+                       value=100.0, data_wait_frac=waiting)  # fmt: skip
+
+
+def test_each_proposal_changes_one_knob(space):
+    best = trial()
+    for key, knobs in SingleChanges(space, KEYS, None).of(best):
+        assert {other for other in knobs if knobs[other] != best.knobs[other]} == {key}
+
+
+def test_ordered_knobs_move_to_their_neighbours_the_larger_first(space):
+    found = [knobs["loader.batch_size"] for key, knobs in SingleChanges(space, KEYS, None).of(trial()) if "batch" in key]
+    assert found == [64, 16]
+
+
+def test_an_expert_s_value_goes_before_the_next_step(space):
+    changes = SingleChanges(space, KEYS, Circumstances(num_cores=16, has_cuda=True))
+    found = [knobs["loader.num_workers"] for key, knobs in changes.of(trial()) if key == "loader.num_workers"]
+    assert found[0] > 1
+
+
+@pytest.mark.parametrize(("waiting", "group"), [(0.5, "loader"), (0.0, "precision")])
+def test_the_side_that_binds_comes_first(space, waiting, group):
+    first, _ = next(SingleChanges(space, KEYS, None).of(trial(waiting)))
+    assert first.startswith(group)
+
+
+def test_what_was_not_decided_comes_before_taking_back_what_was(space):
+    order = [key for key, _ in SingleChanges(space, KEYS, None).of(trial(precision__amp="bf16"))]
+    assert order[0] == "layout.channels_last"
+    assert order[-1] == "precision.amp"
+
+
+def test_a_knob_that_had_its_turn_waits_for_the_others(space):
+    changes = SingleChanges(space, KEYS, None)
+    changes.taken("precision.amp")
+    assert [key for key, _ in changes.of(trial())][-1] == "precision.amp"

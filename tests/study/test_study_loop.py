@@ -1,0 +1,206 @@
+import json
+import subprocess
+
+import pytest
+
+from autotune.errors import NothingWorked
+from autotune.records import Kind, Outcome
+from autotune.testing.fake_launcher import Failure, Surface
+
+FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3, ("threads.intra", 4): 1.2}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_faster_configuration_is_found_and_proven(bench, seed):
+    study = bench(Surface(gains=FAST), seed=seed)
+    summary = study.run()
+    assert summary["status"] == "complete"
+    assert summary["speedup"]["verdict"] == "faster"
+    assert summary["speedup"]["ci"][0] > 1.8
+    assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+    true_ratio = study.surface.rate_per_s(
+        {**study.surface.observed, **summary["best"]["overrides"]}
+    ) / study.surface.rate_per_s(study.surface.observed)
+    assert summary["speedup"]["ratio"] == pytest.approx(true_ratio, rel=0.03)
+
+
+def test_baseline_runs_first_with_nothing_changed(bench):
+    study = bench(Surface(gains=FAST))
+    study.run()
+    first = study.launcher.launches[0].spec
+    assert (first.trial, first.knobs, first.target) == (0, {}, None)
+    assert study.trials[0].kind is Kind.baseline
+    assert study.trials[0].knobs["loader.batch_size"] == 32, "the program's own values are read off the baseline"
+    assert all(launch.spec.target for launch in study.launcher.launches[1:])
+
+
+@pytest.mark.parametrize(("start_s", "window_s", "minutes"), [(2.0, 3.0, 3), (6.0, 8.0, 6), (10.0, 15.0, 8)])
+def test_budget_is_held_whatever_a_trial_costs(bench, start_s, window_s, minutes):
+    study = bench(Surface(gains=FAST, start_s=start_s, window_s=window_s), minutes=minutes)
+    summary = study.run()
+    assert study.clock.now_s - 1000 <= minutes * 60 * 1.1
+    assert summary["speedup"]["num_rounds"] >= 3
+    assert summary["speedup"]["verdict"] == "faster"
+
+
+def test_budget_holds_with_a_compilation_of_a_minute_in_it(bench):
+    study = bench(
+        Surface(gains={**FAST, ("compile.mode", "default"): 1.5}, start_s=8.0, window_s=14.0, compile_s=60.0), minutes=8
+    )
+    study.run()
+    assert study.clock.now_s - 1000 <= 10 * 60
+
+
+def test_trial_budget_counts_the_search(bench):
+    study = bench(Surface(gains=FAST), "study.budget.trials=4")
+    study.run()
+    assert sum(trial.kind is Kind.search for trial in study.trials) == 4
+
+
+def test_only_the_pins_apply_to_the_baseline_and_they_hold_everywhere(bench):
+    study = bench(Surface(gains=FAST), "loader.num_workers=2")
+    summary = study.run()
+    assert study.launcher.launches[0].spec.knobs == {"loader.num_workers": 2}
+    assert all(launch.spec.knobs["loader.num_workers"] == 2 for launch in study.launcher.launches)
+    assert "loader.num_workers" not in summary["best"]["overrides"]
+    assert "num_workers: 2" in study.folder.best_file.read_text()
+
+
+def test_program_that_does_not_train_stops_the_study_and_says_why(bench):
+    def failures(trial, knobs):
+        error = {"type": "ValueError", "message": "bad shape", "traceback": "Traceback\n  train.py\nValueError: bad shape"}
+        return Failure(error=error)
+
+    study = bench(Surface(failures=failures))
+    with pytest.raises(
+        NothingWorked, match=r"(?s)baseline: .*got error: ValueError: bad shape.*\| ValueError: bad shape"
+    ) as raised:
+        study.run()
+    assert raised.value.exit_code == 3
+    assert study.folder.read_summary()["status"] == "failed"
+    assert len(study.launcher.launches) == 1, "an exception of the user's code is no accident"
+
+
+def test_nothing_better_than_the_baseline_is_an_honest_verdict(bench):
+    worse = {("precision.amp", "bf16"): 0.4, ("layout.channels_last", True): 0.8, ("threads.intra", 4): 0.9}
+    study = bench(Surface(gains=worse, half_batch=0.01, loader_per_s=1e6, noise_frac=0.002))
+    summary = study.run()
+    assert summary["speedup"]["verdict"] in ("same", "ambiguous")
+    assert summary["best"]["trial"] == 0
+    assert summary["best"]["overrides"] == {}
+    assert "nothing to change" in study.folder.best_file.read_text()
+
+
+def test_a_trial_that_is_not_ok_never_wins(bench):
+    def failures(trial, knobs):
+        return Failure(is_unsteady=True) if knobs["loader.batch_size"] == 128 else None
+
+    study = bench(Surface(gains=FAST, failures=failures))
+    summary = study.run()
+    assert Outcome.unsteady in {trial.outcome for trial in study.trials}
+    assert summary["best"]["knobs"]["loader.batch_size"] != 128
+    assert all(trial.knobs["loader.batch_size"] != 128 for trial in study.trials if trial.kind is Kind.final)
+
+
+def test_out_of_memory_above_a_batch_is_an_outcome_not_an_end(bench):
+    study = bench(Surface(gains=FAST, max_batch=64))
+    summary = study.run()
+    assert summary["counts"]["device_oom"] >= 1
+    assert summary["best"]["knobs"]["loader.batch_size"] <= 64
+    assert summary["speedup"]["verdict"] == "faster"
+
+
+def test_the_whole_study_is_on_disk(bench):
+    study = bench(Surface(gains=FAST))
+    summary = study.run()
+    assert study.folder.read_summary() == summary
+    assert study.folder.config_file.read_text() == study.plan.yaml
+    about = study.folder.read_study()
+    assert about.versions["torch"] == "2.14.1"
+    assert about.command == ["python", "-c", "pass"]
+    assert "precision.amp" in about.space
+    assert study.folder.journal_file.exists()
+    assert [trial["number"] for trial in summary["trials"]] == list(range(len(study.trials)))
+    assert json.loads(json.dumps(summary)) == summary
+
+
+def test_listener_hears_everything_in_order(bench):
+    study = bench(Surface(gains=FAST))
+    summary = study.run()
+    names = [name for name, _ in study.listener.calls if name != "notice"]
+    assert names[0] == "started"
+    assert names[-1] == "finished"
+    assert names.count("trial_started") == names.count("trial_ended") == len(study.trials)
+    assert names.count("finals_started") == 1
+    assert study.listener.named("finals_started")[0][0] == 0
+    assert study.listener.num_progress > 0
+    assert study.listener.named("finished") == [summary]
+    assert study.launcher.is_closed
+
+
+class FakeTracking:
+    def __init__(self, folder, *, is_stuck=False):
+        self.folder, self.is_stuck, self.is_terminated, self.status_seen = folder, is_stuck, False, None
+
+    def wait(self, timeout=None):
+        self.status_seen = self.folder.read_summary()["status"]
+        if self.is_stuck:
+            raise subprocess.TimeoutExpired("sync", timeout)
+        return 0
+
+    def terminate(self):
+        self.is_terminated = True
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_tracker_is_started_early_and_drained_for_a_bounded_time(bench, is_stuck):
+    started = []
+
+    def start_tracking(folder):
+        assert folder.study_file.exists()
+        started.append(FakeTracking(folder, is_stuck=is_stuck))
+        return started[0]
+
+    study = bench(Surface(gains=FAST), "study.budget.trials=2", start_tracking=start_tracking)
+    study.run()
+    assert started[0].status_seen == "complete", "the follower ends when it reads that the study has"
+    assert started[0].is_terminated is is_stuck
+    assert any("autotune sync s" in line for line in study.listener.named("notice")) is is_stuck
+
+
+def test_best_at_each_tier_is_named_and_changes_no_more_than_the_tier(bench):
+    study = bench(Surface(gains=FAST))
+    summary = study.run()
+    tiers = summary["best_by_tier"]
+    assert set(tiers) == {"exact", "numerics", "training"}
+    assert set(tiers["exact"]["overrides"]) <= {
+        key for key in summary["best"]["knobs"] if key.startswith(("loader.", "threads."))
+    } - {"loader.batch_size"}
+    assert "loader.batch_size" not in tiers["numerics"]["overrides"]
+    assert tiers["numerics"]["overrides"]["precision.amp"] == "bf16"
+    assert tiers["training"]["trial"] == summary["best"]["trial"]
+    assert tiers["training"]["measured_in"] == "finals"
+
+
+def test_search_bound_to_a_tier_stays_in_it(bench):
+    study = bench(Surface(gains=FAST), "tiers=exact")
+    study.run()
+    changed = {key for trial in study.trials for key in trial.changed}
+    assert changed
+    assert not any(key.startswith(("precision.", "layout.", "compile.", "optimizer.")) for key in changed)
+
+
+def test_budget_too_small_for_more_than_the_baseline_claims_nothing(bench):
+    study = bench(Surface(gains=FAST), minutes=0.1)
+    summary = study.run()
+    assert summary["best"]["overrides"] == {}
+    assert summary["speedup"]["ci"] is None
+    assert summary["speedup"]["verdict"] == "ambiguous"
+    assert "nothing but the baseline" in summary["speedup"]["reason"]
+
+
+def test_a_slow_machine_diagnosis_tells_what_a_free_loader_would_give(bench):
+    study = bench(Surface(loader_per_s=20.0), "loader.num_workers=1", "study.budget.trials=2")
+    (finding,) = study.run()["diagnosis"]
+    assert finding["finding"] == "input-bound"
+    assert "with an infinitely fast loader at most +" in finding["advice"]

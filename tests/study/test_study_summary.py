@@ -1,0 +1,81 @@
+import pytest
+
+from autotune.records import Kind, Outcome, StudyRecord, Tier, TrialRecord
+from autotune.stats import Ratio
+from autotune.study.finals import Decision, judge
+from autotune.study.summary import Standing, summarise
+
+ABOUT = StudyRecord(name="s", title="t", command=["python"], cwd="/")
+KEYS = {
+    "schema", "study", "title", "status", "reason", "objective", "unit", "machine", "baseline", "best", "best_by_tier",
+    "speedup", "attribution", "diagnosis", "counts", "seconds", "fingerprint", "versions", "started_at", "budget_s", "trials",
+}  # fmt: skip
+
+
+def trial(number, value=None, outcome=Outcome.ok, tier=Tier.exact, **more):
+    changed = {"env.A": str(number)} if number else {}
+    kind = Kind.search if number else Kind.baseline
+    phases = {"spawn": 1.0, "import": 2.0, "compile": 3.0, "steady": 4.0}
+    return TrialRecord(number=number, kind=kind, knobs=changed, changed=changed, outcome=outcome, value=value, tier=tier,
+                       seconds=10.0, phases_s=phases, **more)  # fmt: skip
+
+
+def test_documented_keys_are_there_from_the_first_moment():
+    summary = summarise(ABOUT, [], Standing(status="running"))
+    assert set(summary) >= KEYS
+    assert summary["best"] is None
+    assert summary["baseline"]["value"] is None
+
+
+def test_before_the_finals_the_leader_is_shown_with_a_speedup_that_claims_nothing():
+    summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 150.0)], Standing(status="running"))
+    assert summary["best"]["trial"] == 1
+    assert summary["speedup"]["ratio"] == 1.5
+    assert summary["speedup"]["ci"] is None
+    assert summary["speedup"]["verdict"] == "ambiguous"
+    assert "overstate" in summary["speedup"]["reason"]
+
+
+def test_after_the_finals_only_their_numbers_are_reported():
+    decision = Decision(finalist=trial(1, 150.0), ratio=Ratio(ratio=1.4, ci=(1.35, 1.45), num_rounds=3), verdict="faster",
+                        values={0: [100.0, 101.0, 99.0], 1: [140.0, 141.0, 139.0]})  # fmt: skip
+    summary = summarise(ABOUT, [trial(0, 90.0), trial(1, 150.0)], Standing(status="complete", decision=decision))
+    assert summary["best"]["value"] == pytest.approx(140.0, rel=1e-4)
+    assert summary["baseline"]["value"] == pytest.approx(100.0, rel=1e-4)
+    assert summary["best"]["ci"][0] < 140 < summary["best"]["ci"][1]
+    assert summary["best_by_tier"]["exact"]["measured_in"] == "finals"
+
+
+def test_best_at_a_lower_tier_comes_from_the_search_and_says_so():
+    records = [trial(0, 100.0), trial(1, 150.0, tier=Tier.numerics), trial(2, 120.0), trial(3, 200.0, tier=Tier.training)]
+    tiers = summarise(ABOUT, records, Standing(status="running"))["best_by_tier"]
+    assert [tiers[tier]["trial"] for tier in ("exact", "numerics", "training")] == [2, 1, 3]
+    assert tiers["exact"]["measured_in"] == "search"
+
+
+def test_winner_within_noise_of_the_baseline_is_the_baseline():
+    summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 100.9)], Standing(status="running"))
+    assert summary["best"]["trial"] == 0
+    assert summary["best"]["overrides"] == {}
+
+
+def test_a_same_verdict_hands_over_the_baseline():
+    decision = Decision(finalist=trial(1, 150.0), ratio=Ratio(ratio=1.0, ci=(0.995, 1.005), num_rounds=3), verdict="same",
+                        values={0: [100.0], 1: [100.0]})  # fmt: skip
+    summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 150.0)], Standing(status="complete", decision=decision))
+    assert summary["best"]["overrides"] == {}
+    assert summary["best_by_tier"]["training"]["overrides"] == {}
+
+
+def test_a_finalist_shown_slower_leaves_the_baseline_and_says_so():
+    decision = judge(trial(1, 150.0), [(80.0, 100.0), (81.0, 100.0), (80.5, 100.0)])
+    summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 150.0)], Standing(status="complete", decision=decision))
+    assert summary["best"]["overrides"] == {}
+    assert (summary["speedup"]["ratio"], summary["speedup"]["verdict"]) == (1.0, "same")
+    assert "slower when measured again" in summary["speedup"]["reason"]
+
+
+def test_seconds_tell_where_the_time_went():
+    records = [trial(0, 100.0), trial(1, None, Outcome.crash)]
+    seconds = summarise(ABOUT, records, Standing(status="running", seconds=25.0))["seconds"]
+    assert seconds == {"total": 25.0, "measuring": 4.0, "starting": 3.0, "compiling": 3.0, "lost": 10.0}

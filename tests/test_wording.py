@@ -1,0 +1,72 @@
+import pytest
+
+from autotune import wording
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(16.84, "16.8"), (1234.5, "1,234"), (0.01234, "0.0123"), (7.0, "7.00"), (None, "-"), (0.0, "0"), (99.96, "100")],
+)
+def test_numbers_have_three_significant_digits(value, text):
+    assert wording.number_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.4 * 2**30, "1.40 GiB"), (512 * 2**20, "512 MiB"), (12, "12 B"), (None, "-"), (24 * 2**30, "24.0 GiB")],
+)
+def test_bytes_come_in_binary_units(value, text):
+    assert wording.bytes_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(8.24, "8.2 s"), (59.4, "59 s"), (200, "3 min 20 s"), (480, "8 min"), (3900, "1 h 05 min"), (None, "-")]
+)
+def test_durations_read_as_one_would_say_them(value, text):
+    assert wording.seconds_text(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(272, "4:32"), (3605, "1:00:05"), (-3, "0:00")])
+def test_time_left_reads_like_a_clock(value, text):
+    assert wording.clock_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("precision.amp", "bf16", "bf16"),
+        ("precision.amp", "off", "fp32"),
+        ("loader.batch_size", 64, "batch 64"),
+        ("loader.pin_memory", False, "no pin_memory"),
+        ("layout.channels_last", True, "channels_last"),
+        ("compile.mode", "off", "eager"),
+        ("optimizer.implementation", "fused", "fused optimizer"),
+        ("env.OMP_NUM_THREADS", 4, "OMP_NUM_THREADS=4"),
+    ],
+)
+def test_settings_are_worded_shortly(key, value, text):
+    assert wording.knob_phrase(key, value) == text
+
+
+def test_nothing_changed_is_as_it_is():
+    assert wording.changes_phrase({}) == "as it is"
+
+
+def test_credentials_in_addresses_are_masked():
+    assert wording.masked("see https://me:secret@host/x") == "see https://***@host/x"
+
+
+def test_machine_is_named_by_its_gpu_first():
+    gpus = [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]
+    assert wording.machine_text({"gpus": gpus, "num_cores": 16}) == "2 x NVIDIA H200, 16 cores"
+
+
+def test_outcomes_are_counted_with_the_good_first():
+    assert wording.counts_text({"timeout": 1, "ok": 4}) == "4 ok, 1 timeout"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(16.84, "16.8"), (92_877, "92,877"), (103_982, "104k"), (2.5e6, "2.50M"), (3e9, "3.00G"), (None, "-")]
+)
+def test_compact_numbers_fit_six_characters(value, text):
+    assert wording.compact_text(value) == text

@@ -1,0 +1,68 @@
+import pytest
+
+from autotune.testing.studies import make_study
+from autotune.trackers import store
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.delenv(store.URI_VARIABLE, raising=False)
+    return make_study(tmp_path)
+
+
+def test_default_is_the_embedded_store_of_the_runs_folder(tmp_path, folder):
+    assert store.chosen_uri(tmp_path, folder=folder) == f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def test_environment_replaces_the_embedded_store(tmp_path, folder, monkeypatch):
+    monkeypatch.setenv(store.URI_VARIABLE, "http://server:5000")
+    assert store.chosen_uri(tmp_path, folder=folder) == "http://server:5000"
+
+
+def test_the_studys_own_address_comes_before_the_environment(tmp_path, folder, monkeypatch):
+    monkeypatch.setenv(store.URI_VARIABLE, "http://server:5000")
+    folder.config_file.write_text("tracker:\n  uri: http://own:1\n", encoding="utf-8")
+    assert store.chosen_uri(tmp_path, folder=folder) == "http://own:1"
+
+
+def test_what_is_asked_for_comes_first(tmp_path, folder):
+    folder.config_file.write_text("tracker:\n  uri: http://own:1\n", encoding="utf-8")
+    assert store.chosen_uri(tmp_path, asked="http://asked:2", folder=folder) == "http://asked:2"
+
+
+def test_environment_references_are_resolved(tmp_path, folder, monkeypatch):
+    monkeypatch.setenv("SERVER", "http://secret:3")
+    folder.config_file.write_text("tracker:\n  uri: ${oc.env:SERVER}\n", encoding="utf-8")
+    assert store.chosen_uri(tmp_path, folder=folder) == "http://secret:3"
+
+
+def test_store_is_made_under_another_name_and_once(tmp_path):
+    made = []
+
+    def make(uri):
+        assert not store.store_file(tmp_path).exists()
+        path = uri.removeprefix("sqlite:///")
+        assert path != str(store.store_file(tmp_path))
+        made.append(uri)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("whole")
+
+    assert store.ensure_store(tmp_path, make) == store.ensure_store(tmp_path, make) == store.embedded_uri(tmp_path)
+    assert len(made) == 1
+    assert store.store_file(tmp_path).read_text() == "whole"
+
+
+def test_a_store_whose_making_failed_is_not_there(tmp_path):
+    def make(_):
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        store.ensure_store(tmp_path, make)
+    assert not store.store_file(tmp_path).exists()
+
+
+def test_only_one_writer_at_a_time(folder):
+    with store.only_writer(folder) as first, store.only_writer(folder) as second:
+        assert (first, second) == (True, False)
+    with store.only_writer(folder) as third:
+        assert third
