@@ -106,7 +106,7 @@ class CudaClock:
         self._begin = None
         self._num_marked += 1
         if len(self._pending) > RUN_AHEAD:
-            self._pending[0][0].synchronize()  # eight steps stay queued: the device never runs dry for it
+            self._pending[-RUN_AHEAD - 1][0].synchronize()  # eight steps stay queued: the device never runs dry for it
         return time.monotonic()
 
     def noise(self) -> None:

@@ -49,7 +49,7 @@ def build(data, **arguments):
 
 
 def main():
-    data = TensorDataset(torch.zeros(240, 4))
+    data = TensorDataset(torch.zeros(int(OPTIONS.get("samples", "240")), 4))
     if KIND == "slow":
         loader = build(TensorDataset(torch.zeros(100_000, 4)), batch_size=8, num_workers=2, collate_fn=slow_collate)
     elif KIND == "slow_epochs":
@@ -94,7 +94,7 @@ def main():
         if KIND == "validated":
             for (x,) in held_out:
                 model(x)
-            time.sleep(0.3)
+            time.sleep(float(OPTIONS.get("pause", "0.01")))
         if KIND == "rebuilt":
             loader = build(data, batch_size=12, worker_init_fn=own_init)
 
