@@ -67,7 +67,7 @@ class Session:
 
         process.limit_memory(self.spec)
         apply_process.apply(self.spec.knobs)
-        self.losses = process.LossWatch()
+        self.losses = None if self._is_applying else process.LossWatch()
         self.memory = process.MemoryWatch()
         self.loaders = loaders.LoaderWatch(self)
         self.modules = modules.ModuleWatch(self)

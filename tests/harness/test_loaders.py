@@ -24,11 +24,11 @@ def test_knobs_hold_at_the_training_loader_alone_and_chain_the_own_worker_init(t
 
 
 def test_an_evaluation_between_steps_is_no_part_of_the_window(trial: Trial) -> None:
-    found = trial("loaders.py", "validated", "samples=2400", "pause=1").result()
+    found = trial("loaders.py", "validated", "samples=2400", "pause=0.4").result()
     assert set(found.steps["samples"]) == {12}
     assert found.window is not None
     rates = found.window.block_rates_per_s
-    assert min(rates) > 0.05 * max(rates)  # a block of 20 ms with the second of evaluation in it would be at 2 %
+    assert min(rates) > 0.08 * max(rates)  # a block of 20 ms with the evaluation in it would be at 5 %
 
 
 @pytest.mark.parametrize("kind", ["accelerate", "rebuilt", "sampler"])
