@@ -17,6 +17,7 @@ INJECT = REPOSITORY / "autotune" / "harness" / "inject"
 PROGRAMS = Path(__file__).parent / "programs"
 RULES = protocol.MeasureRules(
     warmup_min_device_s=0.1,
+    warmup_max_s=3.0,
     warmup_mean_frac=0.5,
     warmup_quartile_frac=0.9,
     block_min_s=0.02,
