@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, Deque, Iterator, List, NamedTuple, Optional
-
-
-class Mark(NamedTuple):
-    """What the host knew of a step when it ended."""
-
-    samples: float
-    wait_s: float  # host seconds inside the loader's __next__
-    is_quiet: bool  # nothing compiled, no memory segment taken
-    is_foreign: bool  # an evaluation or another loader's pass lay in it
+from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Tuple
 
 
 class Finished(NamedTuple):
@@ -22,35 +13,52 @@ class Finished(NamedTuple):
     end_s: float
     step_s: float
     busy_s: float
-    mark: Mark
+    samples: float
+    wait_s: float  # host seconds inside the loader's __next__
+    is_foreign: bool  # an evaluation or another loader's pass lay in it
+    is_quiet: bool  # nothing compiled, no memory segment taken
+
+
+RUN_AHEAD = 8  # steps the host may be ahead of a GPU: ranks must hear of the last step before they queue it
 
 
 class HostClock:
     """Step ends as the host sees them; right where the device is the host."""
 
+    run_ahead = 0
+
     def __init__(self) -> None:
         self._origin_s: Optional[float] = None
         self._last_s = 0.0
-        self._waiting: List[Any] = []
+        self._waiting: List[Tuple[float, float, float, bool]] = []
+        self._is_noisy = False
         self.window_is_open = False
         self.gap_frac: Optional[float] = None
 
     def batch_is_there(self) -> None:
         """Called before the first forward of a step."""
 
-    def mark(self, mark: Mark) -> None:
-        """Marks the end of a step."""
-        self._waiting.append((time.monotonic(), mark))
+    def mark(self, samples: float, wait_s: float, is_foreign: bool) -> float:
+        """Marks the end of a step and returns the host's time; on the critical path of every step."""
+        now_s = time.monotonic()
+        self._waiting.append((now_s, samples, wait_s, is_foreign))
+        return now_s
+
+    def noise(self) -> None:
+        """Something was compiled, or memory taken, in the steps marked since the last call of `finished`."""
+        self._is_noisy = True
 
     def finished(self) -> Iterator[Finished]:
         """Yields the steps finished since the last call; the very first only sets the origin."""
         waiting, self._waiting = self._waiting, []
-        for now_s, mark in waiting:
+        is_quiet, self._is_noisy = not self._is_noisy, False
+        for now_s, samples, wait_s, is_foreign in waiting:
             if self._origin_s is None:
                 self._origin_s = self._last_s = now_s
                 continue
             step_s, self._last_s = now_s - self._last_s, now_s
-            yield Finished(now_s - self._origin_s, step_s, max(0.0, step_s - mark.wait_s), mark)
+            busy_s = max(0.0, step_s - wait_s)
+            yield Finished(now_s - self._origin_s, step_s, busy_s, samples, wait_s, is_foreign, is_quiet)
 
     def open_window(self) -> None:
         """Opens the window at the last mark."""
@@ -66,6 +74,8 @@ class CudaClock:
     The window is synchronised at both ends; wall time and the sum of the event gaps must agree within 1 %.
     """
 
+    run_ahead = RUN_AHEAD
+
     def __init__(self) -> None:
         import torch
 
@@ -76,11 +86,12 @@ class CudaClock:
         self._end_s = 0.0
         self._opened_s: Optional[float] = None
         self._gaps_s = 0.0
+        self._num_marked = self._num_finished = self._noisy_until = 0
         self.window_is_open = False
         self.gap_frac: Optional[float] = None
 
     def _event(self) -> Any:
-        event = self._cuda.Event(enable_timing=True)
+        event = self._cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -89,15 +100,24 @@ class CudaClock:
         if self._begin is None:
             self._begin = self._event()
 
-    def mark(self, mark: Mark) -> None:
-        """Marks the end of a step."""
-        self._pending.append((self._event(), self._begin, mark))
+    def mark(self, samples: float, wait_s: float, is_foreign: bool) -> float:
+        """Marks the end of a step and returns the host's time; on the critical path of every step."""
+        self._pending.append((self._event(), self._begin, samples, wait_s, is_foreign))
         self._begin = None
+        self._num_marked += 1
+        if len(self._pending) > RUN_AHEAD:
+            self._pending[-RUN_AHEAD - 1][0].synchronize()  # eight steps stay queued: the device never runs dry for it
+        return time.monotonic()
+
+    def noise(self) -> None:
+        """Something was compiled, or memory taken, in the steps marked so far."""
+        self._noisy_until = self._num_marked
 
     def finished(self) -> Iterator[Finished]:
         """Yields the steps whose events have happened since the last call; the very first only sets the origin."""
         while self._pending and self._pending[0][0].query():
-            event, begin, mark = self._pending.popleft()
+            event, begin, samples, wait_s, is_foreign = self._pending.popleft()
+            self._num_finished += 1
             if self._last is None:
                 self._last = event
                 continue
@@ -107,7 +127,8 @@ class CudaClock:
             if self.window_is_open:
                 self._gaps_s += step_s
             busy_s = begin.elapsed_time(event) / 1e3 if begin is not None else step_s
-            yield Finished(self._end_s, step_s, busy_s, mark)
+            is_quiet = self._num_finished > self._noisy_until
+            yield Finished(self._end_s, step_s, busy_s, samples, wait_s, is_foreign, is_quiet)
 
     def open_window(self) -> None:
         """Waits for the device and opens the window there."""

@@ -23,16 +23,20 @@ _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 class Loader:
     """What is known of one DataLoader of the program."""
 
-    def __init__(self, ordinal_number: int, site: str, ordinal: int, arguments: Dict[str, Any]) -> None:
-        self.number = ordinal_number
-        self.site, self.ordinal = site, ordinal
+    def __init__(self, number: int, site: str, arguments: Dict[str, Any]) -> None:
+        self.number = number
+        self.site, self.ordinal = site, 0
         self.dataset = arguments.get("dataset")
         self.given_batch_sampler = arguments.get("batch_sampler")
+        self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
+        self.given_kinds = [type(arguments.get(name)) for name in ("sampler", "batch_sampler", "collate_fn")]
         self.batch_sampler: Any = None
+        self.settings: Dict[str, Any] = {}
         self.batch_size: Optional[int] = None
         self.num_workers = 0
         self.counters_file = ""
-        self.asked_worker_info = False
+        self.has_asked_worker_info = False
+        self.largest_batch = 0.0
         self.is_target = False
         # since the last step
         self.samples = 0.0
@@ -40,8 +44,25 @@ class Loader:
         self.num_yields = 0
         # over the trial
         self.num_steps_fed = 0
+        self.num_steps_running = 0  # without a step between that it did not feed
+        self.fed_step = -1
         self.counted_from: List[Tuple[float, float]] = []
         self.total_samples = self.total_wait_s = self.total_batches = 0.0
+
+    def is_rebuilt_as(self, other: "Loader") -> bool:
+        """Whether another one is this one made anew (each epoch, say): same site, data and arguments, after it has trained."""
+        same = self.site == other.site and self.dataset is other.dataset
+        return same and self.num_steps_fed > 0 and self.given == other.given and self.given_kinds == other.given_kinds
+
+    def __deepcopy__(self, memo: Any) -> "Loader":
+        return self
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()  # a pickled DataLoader leaves us behind
+
+
+def _nothing() -> None:
+    return None
 
 
 class LoaderWatch:
@@ -54,38 +75,51 @@ class LoaderWatch:
         self._ordinals: Dict[str, int] = {}
         self._touched: List[Loader] = []
         self.training: Optional[Loader] = None
+        self.unit, self.unit_source = "steps", "optimizer steps: no batch dimension was found"
         self.reports: Dict[str, Any] = {}
-        self._patch()
+        self._is_measuring = self._spec.mode != "apply"
+        self._current: Optional[Loader] = None
+        self._patch_construction()
+        if self._is_measuring:
+            self._patch_iteration()
+            self._patch_workers()
+            self._patch_worker_info()
 
     # --- entry ---
 
-    def _patch(self) -> None:
+    def _patch_construction(self) -> None:
         from torch.utils.data import DataLoader
-        from torch.utils.data import dataloader as module
 
         construct, signature = DataLoader.__init__, inspect.signature(DataLoader.__init__)
         watch = self
 
         @functools.wraps(construct)
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+<<<<<<< HEAD
             if "_autotune" in self.__dict__ or os.getpid() != watch._session.pid:
                 construct(self, *args, **kwargs)
                 return
+=======
+>>>>>>> friends
             bound = signature.bind(self, *args, **kwargs)
             info = watch._constructing(bound.arguments)
             bound.arguments.pop("self")
             extra = bound.arguments.pop("kwargs", {})
             construct(self, **bound.arguments, **extra)
-            watch._constructed(self, info)
+            if info is not None:
+                watch._constructed(self, info)
 
         DataLoader.__init__ = __init__  # type: ignore[method-assign]
-        base = module._BaseDataLoaderIter
-        start, advance = base.__init__, base.__next__
-        ask = module.get_worker_info if hasattr(module, "get_worker_info") else None
+
+    def _patch_iteration(self) -> None:
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        start, advance, watch = _BaseDataLoaderIter.__init__, _BaseDataLoaderIter.__next__, self
+        monotonic = time.monotonic
 
         @functools.wraps(start)
-        def iterator_init(self: Any, loader: Any) -> None:
-            self._autotune = loader.__dict__.get("_autotune")
+        def __init__(self: Any, loader: Any) -> None:
+            self._autotune = watch._current = loader.__dict__.get("_autotune")
             start(self, loader)
 
         @functools.wraps(advance)
@@ -93,115 +127,175 @@ class LoaderWatch:
             info = self._autotune
             if info is None:
                 return advance(self)
-            began_s = time.monotonic()
+            watch._current = info
+            began_s = monotonic()
             batch = advance(self)
-            watch._yielded(info, batch, time.monotonic() - began_s)
+            watch._yielded(info, batch, monotonic() - began_s)
             return batch
 
-        base.__init__, base.__next__ = iterator_init, __next__
-        if ask is not None:
-            self._patch_worker_info(ask)
+        _BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
+        _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
 
-    def _patch_worker_info(self, ask: Any) -> None:
+    def _patch_workers(self) -> None:
+        # Only while the workers start: the loader shows the program its own worker_init_fn (Lightning looks at it).
+        from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+        start, watch = _MultiProcessingDataLoaderIter.__init__, self
+
+        @functools.wraps(start)
+        def __init__(self: Any, loader: Any) -> None:
+            info, own = loader.__dict__.get("_autotune"), loader.worker_init_fn
+            if info is None or not watch._has_counters(info, loader.num_workers):
+                start(self, loader)
+                return
+            loader.worker_init_fn = worker.WorkerInit(info.counters_file, own)
+            try:
+                start(self, loader)
+            finally:
+                loader.worker_init_fn = own
+
+        _MultiProcessingDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
+
+    def _has_counters(self, info: Loader, num_workers: int) -> bool:
+        path = info.counters_file or os.path.join(self._spec.folder, f"loader{info.number}.{os.getpid()}.bin")
+        try:
+            worker.create(path, num_workers)
+        except OSError:
+            return False  # the folder is gone or the disk is full: the loader must work all the same
+        info.counters_file = path
+        return True
+
+    def _patch_worker_info(self) -> None:
         # An IterableDataset that never asks which worker it is in yields its data once per worker.
         import torch.utils.data
+        from torch.utils.data import dataloader
 
-        self.num_worker_info_asked = 0
+        ask, watch = torch.utils.data.get_worker_info, self
 
         @functools.wraps(ask)
         def get_worker_info() -> Any:
-            self.num_worker_info_asked += 1
+            is_torch = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")  # default_collate asks, too
+            if watch._current is not None and not is_torch:
+                watch._current.has_asked_worker_info = True
             return ask()
 
-        torch.utils.data.get_worker_info = get_worker_info  # type: ignore[assignment]
-        torch.utils.data._utils.worker.get_worker_info = get_worker_info  # type: ignore[assignment]
-
-    num_worker_info_asked = 0
+        torch.utils.data.get_worker_info = get_worker_info
+        torch.utils.data._utils.worker.get_worker_info = get_worker_info
+        dataloader.get_worker_info = get_worker_info
 
     # --- construction ---
 
-    def _constructing(self, arguments: Dict[str, Any]) -> Loader:
-        site = _construction_site()
-        ordinal = self._ordinals.get(site, 0)
-        self._ordinals[site] = ordinal + 1
-        info = Loader(len(self.loaders), site, ordinal, arguments)
-        info.is_target = self._is_target(info)
-        if info.is_target:
-            apply_loader.apply(self._spec.knobs, arguments, self.reports, self._chained(info))
-        num_workers = arguments.get("num_workers", 0)
-        if isinstance(num_workers, int) and num_workers > 0 and self._spec.mode == "measure":
-            info.counters_file = os.path.join(self._spec.folder, f"loader{info.number}.{os.getpid()}.bin")
-            worker.create(info.counters_file, num_workers)
-            arguments["worker_init_fn"] = worker.WorkerInit(info.counters_file, arguments.get("worker_init_fn"))
+    def _constructing(self, arguments: Dict[str, Any]) -> Optional[Loader]:
+        try:
+            info = Loader(len(self.loaders), _construction_site(), arguments)
+            info = next((known for known in self.loaders if known.is_rebuilt_as(info)), info)
+            if info.number == len(self.loaders):
+                info.ordinal = self._ordinals.get(info.site, 0)
+                self._ordinals[info.site] = info.ordinal + 1
+                info.is_target = self._is_target(info)
+            if info.is_target:
+                apply_loader.apply(self._spec.knobs, arguments, self.reports, self._is_chained(info, arguments))
+        except Exception:
+            self._session.broke("reading or changing a DataLoader's arguments")
+            return None
         return info
 
     def _constructed(self, loader: Any, info: Loader) -> None:
-        info.batch_sampler = getattr(loader, "batch_sampler", None)
-        size = getattr(loader, "batch_size", None)
-        info.batch_size = size if size is not None else getattr(info.batch_sampler, "batch_size", None)
-        info.num_workers = loader.num_workers
-        info.settings = apply_loader.settings(loader, info.batch_size)  # type: ignore[attr-defined]
-        loader.__dict__["_autotune"] = info
-        self.loaders.append(info)
+        try:
+            info.batch_sampler = getattr(loader, "batch_sampler", None)
+            size = getattr(loader, "batch_size", None)
+            info.batch_size = size if size is not None else getattr(info.batch_sampler, "batch_size", None)
+            info.num_workers = loader.num_workers
+            info.settings = apply_loader.settings(loader, info.batch_size)
+            loader.__dict__["_autotune"] = info
+            if info.number == len(self.loaders):
+                self.loaders.append(info)
+        except Exception:
+            self._session.broke("reading a DataLoader")
 
     def _is_target(self, info: Loader) -> bool:
-        targets = self._spec.target or []
-        if any(t["site"] == info.site and t["ordinal"] == info.ordinal for t in targets):
-            return True
-        # A program that builds its loader anew each epoch: the same site over the same data.
-        known = [other for other in self.loaders if other.is_target and other.site == info.site]
-        return any(other.dataset is info.dataset for other in known)
+        if not any(key.startswith(apply_loader.PREFIX) for key in self._spec.knobs):
+            return False
+        if self._spec.target is None:
+            return True  # nobody has said yet which loader trains: the user's pins hold for all
+        return any(t["site"] == info.site and t["ordinal"] == info.ordinal for t in self._spec.target)
 
-    def _chained(self, info: Loader) -> bool:
-        """Whether this loader was made around the batch sampler of an earlier target, which carries the batch size."""
-        return any(other.is_target and _is_around(info.given_batch_sampler, other.batch_sampler) for other in self.loaders)
+    def _is_chained(self, info: Loader, arguments: Dict[str, Any]) -> bool:
+        """Whether this loader is made around the batch sampler of an earlier target, which carries the batch size."""
+        given = arguments.get("batch_sampler")
+        return any(other is not info and other.is_target and _is_around(given, other.batch_sampler) for other in self.loaders)
 
     # --- batches and steps ---
 
     def _yielded(self, info: Loader, batch: Any, wait_s: float) -> None:
-        if not info.num_yields:
-            self._touched.append(info)
-        info.num_yields += 1
-        info.wait_s += wait_s
-        info.samples += num_samples(batch, info.batch_size)
-        if not self._session.num_steps and self._session.phase == "init":
-            self._session.enter("first_batch")
+        try:
+            if not info.num_yields:
+                self._touched.append(info)
+            info.num_yields += 1
+            info.wait_s += wait_s
+            leading = leading_dimension(batch)
+            if leading > info.largest_batch:
+                info.largest_batch = leading
+            info.samples += num_samples(batch, leading, info.batch_size)
+            if self._session.phase == "init":
+                self._session.enter("first_batch")
+        except Exception:
+            self._session.broke("reading a batch")
 
     def take_step(self, forward_samples: float) -> Tuple[float, float, bool]:
         """Returns (samples, seconds waited for input, whether a foreign loader ran) of the step that just ended.
 
         Samples are what the training loader delivered: that counts accumulation by itself, a GAN's several forwards once
-        and an LBFGS closure's repetitions once. Without a loader they are the leading dimension of the forward calls; without
-        either, the step itself.
+        and an LBFGS closure's repetitions once; a program that fetches one batch ahead has a step without any. Without a
+        loader they are the leading dimension of the forward calls; without either, the step itself.
         """
+        num_steps = self._session.num_steps
+        self._choose_training()
         samples = wait_s = 0.0
         is_foreign = False
         for info in self._touched:
-            info.num_steps_fed += 1
-            if self.training is None or info.num_steps_fed > self.training.num_steps_fed:
-                self.training = info
-        for info in self._touched:
             if info is self.training:
-                samples, wait_s = info.samples, info.wait_s
+                samples = info.samples
+                wait_s += info.wait_s
                 info.total_samples += samples
-                info.total_wait_s += wait_s
+                info.total_wait_s += info.wait_s
                 info.total_batches += info.num_yields
-            else:
+            elif info.num_steps_fed * 2 < num_steps:
                 is_foreign = True
+            else:
+                wait_s += info.wait_s  # a second loader that feeds the steps as well
             info.samples = info.wait_s = 0.0
             info.num_yields = 0
         self._touched.clear()
-        if self.training is not None and self._session.num_steps > 2 and self.training.num_steps_fed * 2 < self._session.num_steps:
-            return forward_samples or 1.0, wait_s, False  # that loader does not feed the steps
-        if samples:
+        if self._is_fed_by_loader(num_steps):
             self.unit, self.unit_source = "samples", "loader"
             return samples, wait_s, is_foreign
         if forward_samples:
             self.unit, self.unit_source = "samples", "forward calls"
             return forward_samples, wait_s, is_foreign
-        return 1.0, wait_s, is_foreign
+        is_counted = self.unit_source == "forward calls"  # then a step without forward has no samples
+        return 0.0 if is_counted else 1.0, wait_s, is_foreign
 
-    unit, unit_source = "steps", "optimizer steps: no batch dimension was found"
+    def _is_fed_by_loader(self, num_steps: int) -> bool:
+        training = self.training
+        if training is None or not training.total_samples:
+            return False
+        return num_steps <= 2 or training.num_steps_fed * 2 >= num_steps
+
+    def _choose_training(self) -> None:
+        # The last loader touched before the first step (not a validation that ran before it); later the one that fed most
+        # steps; and one that feeds step after step while the old one rests (a loader built anew) takes over.
+        training, num_steps = self.training, self._session.num_steps
+        for info in reversed(self._touched):
+            info.num_steps_fed += 1
+            info.num_steps_running = info.num_steps_running + 1 if info.fed_step == num_steps - 1 else 1
+            info.fed_step = num_steps
+            is_taking_over = info.num_steps_running > 1 and training is not None and training.fed_step < num_steps - 1
+            if training is None or is_taking_over or info.num_steps_fed > training.num_steps_fed:
+                training = info
+        if training is not self.training and training is not None and self.training is not None:
+            training.num_steps_fed = max(training.num_steps_fed, self.training.num_steps_fed)
+        self.training = training
 
     def num_workers(self) -> int:
         """Workers of the training loader; 0 without one."""
@@ -245,16 +339,15 @@ class LoaderWatch:
         return [{"site": info.site, "ordinal": info.ordinal} for info in chain]
 
 
-def num_samples(batch: Any, batch_size: Optional[int]) -> float:
+def num_samples(batch: Any, leading: float, batch_size: Optional[int]) -> float:
     """Returns how many samples a batch holds: its leading dimension, or the loader's batch size where they disagree.
 
     A last, smaller batch counts as what it is; a list of images of one sample each, whose first tensor's leading dimension
-    is a channel count, counts as the loader's batch size.
+    is a channel count, counts as its length.
     """
-    leading = leading_dimension(batch)
-    if batch_size is None:
+    if batch_size is None or leading == batch_size:
         return leading
-    if isinstance(batch, (list, tuple)) and leading != len(batch) and len(batch) == batch_size:
+    if isinstance(batch, (list, tuple)) and len(batch) == batch_size:
         return batch_size
     return leading if 0 < leading <= batch_size else batch_size
 

@@ -26,6 +26,7 @@ class Blocks:
         self.step_s: List[List[float]] = []  # steps of the last two closed blocks
         self._open: List[float] = []
         self._open_s = self._open_samples = 0.0
+        self.num_steps, self.seconds, self.samples = 0, 0.0, 0.0  # of the closed blocks
 
     def add(self, step_s: float, samples: float) -> bool:
         """Adds a step; returns whether it closed a block."""
@@ -36,6 +37,9 @@ class Blocks:
             return False
         self.rates_per_s.append(self._open_samples / self._open_s)
         self.step_s = [*self.step_s[-1:], self._open]
+        self.num_steps += len(self._open)
+        self.seconds += self._open_s
+        self.samples += self._open_samples
         self._open, self._open_s, self._open_samples = [], 0.0, 0.0
         return True
 
@@ -60,6 +64,7 @@ class Meter:
         self.reason = ""
         self._warm = Blocks(self.width, rules.block_min_s)
         self._warm_s = 0.0
+        self._has_closed = False
         self._quiet_s = 0.0
         self._quiet_steps = 0
         self._window = Blocks(self.width, rules.block_min_s)
@@ -92,10 +97,10 @@ class Meter:
         else:
             self._quiet_steps += 1
             self._quiet_s += step_s
-            self._warm.add(step_s, samples)
+            self._has_closed = self._warm.add(step_s, samples)
         if self._is_warm():
             self.phase = STEADY
-        elif self._warm_s >= self.rules.warmup_max_s and self._quiet_steps > 0:
+        elif self._warm_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # never quiet: measured all the same
             self.phase, self.is_steady = STEADY, False
             self.reason = f"no steady state within {self.rules.warmup_max_s:g} s"
 
@@ -105,7 +110,7 @@ class Meter:
             return self._quiet_steps >= rules.slow_warmup_steps
         if self._quiet_steps < rules.warmup_quiet_steps or self._quiet_s < rules.warmup_min_device_s:
             return False
-        return len(self._warm) >= 2 and self._blocks_agree()
+        return self._has_closed and len(self._warm) >= 2 and self._blocks_agree()
 
     def _blocks_agree(self) -> bool:
         earlier, later = self._warm.rates_per_s[-2:]
@@ -140,7 +145,7 @@ class Meter:
     def _stop_slow(self) -> None:
         rules = self.rules
         full = self._window_steps % self.width == 0
-        if self._window_steps >= rules.slow_min_steps and full and (self.half_width_frac or 1.0) <= rules.half_width_frac:
+        if self._window_steps >= rules.slow_min_steps and full and _within(self.half_width_frac, rules.half_width_frac):
             self._end("interval narrow enough")
         elif self._window_s >= rules.slow_max_s and self._window_steps >= min(rules.slow_min_steps, 3):
             self._end(f"time cap for slow steps of {rules.slow_max_s:g} s")
@@ -174,20 +179,18 @@ class Meter:
         rates = self._window.rates_per_s or self._warm.rates_per_s
         return rates[-1] if rates else None
 
-    def window(self, seconds: Optional[float] = None) -> Optional[Window]:
-        """Returns the window as measured so far; None when it was not reached.
-
-        Args:
-            seconds: wall time of the window where the caller has a better one than the sum of its steps.
-        """
+    def window(self) -> Optional[Window]:
+        """Returns the window as measured so far, whole blocks of it as soon as there is one; None when it was not reached."""
         if not self._window_steps:
             return None
-        total = seconds if seconds else self._window_s
+        steps, seconds, samples = self._window_steps, self._window_s, self._window_samples
+        if len(self._window):
+            steps, seconds, samples = self._window.num_steps, self._window.seconds, self._window.samples
         return Window(
-            steps=self._window_steps,
-            seconds=total,
-            samples=self._window_samples,
-            rate_per_s=self._window_samples / total,
+            steps=steps,
+            seconds=seconds,
+            samples=samples,
+            rate_per_s=samples / seconds,
             block_rates_per_s=self._window.rates_per_s,
             half_width_frac=self.half_width_frac,
             is_steady=self.is_steady,
@@ -220,7 +223,11 @@ def student_t(degrees: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + sum(term / degrees ** (power + 1) for power, term in enumerate(terms))
+    return float(z + sum(term / degrees ** (power + 1) for power, term in enumerate(terms)))
+
+
+def _within(value: Optional[float], limit: float) -> bool:
+    return value is not None and value <= limit
 
 
 def _close(a: float, b: float, frac: float) -> bool:

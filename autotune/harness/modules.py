@@ -9,22 +9,26 @@ original class, and nothing global stays behind for the compiler to trip over.
 from __future__ import annotations
 
 import functools
-import os
 import sys
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set
+
+from torch.compiler import is_compiling
 
 from .apply import module as apply_module
 from .loaders import leading_dimension
+from .protocol import NOT_APPLICABLE, KnobReport
 
 DISCOVERY_STEPS = 3  # every optimizer has stepped by then in programs that alternate
 
 
 class Root:
-    """A training root: the module, and what it was like when it was first called."""
+    """A training root: the module, what it was like when it was first called, and what its calls are wrapped in."""
 
-    def __init__(self, module: Any, observed: Dict[str, Any]) -> None:
+    def __init__(self, module: Any, observed: Dict[str, Any], is_counted: bool) -> None:
         self.module = module
         self.observed = observed
+        self.is_counted = is_counted  # its calls carry the samples of a step; other roots' calls would count them again
+        self.around: Any = None
 
 
 class ModuleWatch:
@@ -32,17 +36,24 @@ class ModuleWatch:
 
     def __init__(self, session: Any) -> None:
         self._session = session
-        self._knobs = session.spec.knobs
+        self.knobs = session.spec.knobs
         self.roots: List[Root] = []
         self.prepared: Dict[int, Any] = {}  # id -> module whose layout and compilation were set at a wrapper's construction
         self.reports: Dict[str, Any] = {}
         self.wrappers: List[str] = []
-        self._depth = 0
+        self.depth = 0
         self._samples = 0.0
+        self.is_evaluated = False
+        self._num_evaluated_steps = 0
         self._compile_counters: Any = None
         self._call: Any = None
+        self._enter_autocast: Any = None
+        self.is_looking = False
+        self.is_counting = session.spec.mode != "apply"
+        self._look_until = DISCOVERY_STEPS
         self._patch_wrappers()
         self.look()
+        self._watch_autocast()
 
     # --- discovery ---
 
@@ -50,6 +61,7 @@ class ModuleWatch:
         """Starts looking at every module call of the process."""
         from torch.nn import Module
 
+        self.is_looking = True
         if self._call is not None:
             return
         self._call = call = Module.__call__
@@ -57,18 +69,26 @@ class ModuleWatch:
 
         @functools.wraps(call)
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch._depth or _is_tracing():
+            if watch.depth or is_compiling():
                 return call(module, *args, **kwargs)
-            if module.training and watch._owns_trained_parameters(module):
-                watch._adopt(module)
-                return module(*args, **kwargs)  # by its new class
-            watch._depth += 1  # frozen, in evaluation or without parameters: its children are no roots either
+            root = watch._adopted(module) if module.training else None
+            if root is not None:
+                return watch.run(root, call, args, kwargs)
+            watch.depth += 1  # frozen, in evaluation or without parameters: its children are no roots either
             try:
                 return call(module, *args, **kwargs)
             finally:
-                watch._depth -= 1
+                watch.depth -= 1
 
-        Module.__call__ = __call__  # type: ignore[method-assign, assignment]
+        Module.__call__ = __call__  # type: ignore[method-assign]
+
+    def look_again(self) -> None:
+        """Called when an optimizer is made: what it trains may not have been met yet."""
+        self._look_until = self._session.num_steps + DISCOVERY_STEPS
+        if self.depth:
+            self.is_looking = True  # as soon as the root's call is over
+        else:
+            self.look()
 
     def stop_looking(self) -> None:
         """Puts `Module.__call__` back as it was."""
@@ -77,21 +97,51 @@ class ModuleWatch:
         if self._call is not None:
             Module.__call__, self._call = self._call, None  # type: ignore[method-assign]
 
+    def _adopted(self, module: Any) -> Optional[Root]:
+        try:
+            if not self._owns_trained_parameters(module):
+                return None
+            known = next((root for root in self.roots if root.module is module), None)
+            return known or self._adopt(module)
+        except Exception:
+            self._session.broke("preparing a module for training")
+            return None
+
     def _owns_trained_parameters(self, module: Any) -> bool:
         held: Set[int] = self._session.optimizers.held_parameters()
         if not held:
             return False
         return any(id(parameter) in held for parameter in module.parameters() if parameter.requires_grad)
 
-    def _adopt(self, module: Any) -> None:
-        observed = apply_module.observe(module)
-        self.roots.append(Root(module, observed))
+    def _adopt(self, module: Any) -> Root:
+        root = Root(module, apply_module.observe(module), is_counted=not self.roots)
+        self.roots.append(root)
         inner = getattr(module, "module", None)
         if id(inner) not in self.prepared:
-            apply_module.prepare(module, self._knobs, self.reports, observed)
-        swap_class(module, self)
+            apply_module.prepare(module, self.knobs, self.reports, root.observed)
+        root.around = apply_module.autocast_of(module, self.knobs, self.reports)
+        if not swap_class(root, self) and root.around is not None:
+            why = f"a {type(module).__name__} cannot be given another class: its calls stay as they are"
+            self.reports[apply_module.AMP] = KnobReport(NOT_APPLICABLE, why)
+        self._session.speak()
         if self._session.phase in ("init", "first_batch"):
             self._session.enter("compile" if self.is_compiled() else "first_batch")
+        return root
+
+    def _watch_autocast(self) -> None:
+        # A program may enter autocast inside its module (Accelerate wraps `forward`): out of sight when the root is adopted.
+        import torch
+
+        self._enter_autocast = enter = torch.autocast.__enter__
+        watch = self
+
+        @functools.wraps(enter)
+        def __enter__(context: Any) -> Any:
+            if watch.depth and context._enabled and not hasattr(context, "is_autotunes_own"):
+                apply_module.note_inner_autocast(watch.roots, watch.knobs, watch.reports, context)
+            return enter(context)  # type: ignore[no-untyped-call]
+
+        torch.autocast.__enter__ = __enter__  # type: ignore[method-assign]
 
     # --- wrappers ---
 
@@ -104,35 +154,71 @@ class ModuleWatch:
 
         @functools.wraps(construct)
         def __init__(wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-            if id(module) not in watch.prepared:
-                watch.prepared[id(module)] = module
-                apply_module.prepare(module, watch._knobs, watch.reports, apply_module.observe(module))
-            watch.wrappers.append(type(wrapper).__name__)
+            try:
+                watch._wrapping(wrapper, module)
+            except Exception:
+                watch._session.broke("preparing a module for its wrapper")
             construct(wrapper, module, *args, **kwargs)
 
-        DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign]
+        DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign, assignment]
+
+    def _wrapping(self, wrapper: Any, module: Any) -> None:
+        if id(module) not in self.prepared:
+            self.prepared[id(module)] = module
+            apply_module.prepare(module, self.knobs, self.reports, apply_module.observe(module))
+        self.wrappers.append(type(wrapper).__name__)
 
     # --- calls of a root ---
 
-    def called(self, args: Any, kwargs: Any) -> None:
-        """Counts what a training root is given."""
+    def run(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a root by `call`, the call of its own class, with its samples counted and in the trial's precision."""
+        if root.is_counted and self.is_counting:
+            self._called(args, kwargs)
+        if self.is_looking:
+            self.stop_looking()  # the compiler must meet modules as torch made them
+        self.depth += 1
+        try:
+            return call(root.module, *args, **kwargs) if root.around is None else root.around(call, root.module, args, kwargs)
+        finally:
+            self.depth -= 1
+            if self.is_looking:
+                self.look()
+
+    def _called(self, args: Any, kwargs: Any) -> None:
         session = self._session
-        clock = session.clock
-        if clock is not None:
-            clock.batch_is_there()
-        if session.optimizers.is_stepping and self._samples:
-            return  # a closure repeats its forward: the same samples
-        self._samples += leading_dimension(args) or leading_dimension(kwargs)
+        try:
+            if session.clock is not None:
+                session.clock.batch_is_there()
+            if session.optimizers.is_stepping and self._samples:
+                return  # a closure repeats its forward: the same samples
+            self._samples += leading_dimension(args) or leading_dimension(kwargs)
+        except Exception:
+            session.broke("counting the samples of a call")
+
+    def evaluated(self) -> None:
+        """Called when a root is called in evaluation mode."""
+        self.is_evaluated = True
 
     def take_samples(self) -> float:
         """Returns the leading dimensions given to the first root since the last step."""
         samples, self._samples = self._samples, 0.0
         return samples
 
+    def take_evaluated(self) -> bool:
+        """Returns whether an evaluation lay in the step that just ended; one that lies in most steps is part of them."""
+        self.is_evaluated = False
+        self._num_evaluated_steps += 1
+        return bool(self._num_evaluated_steps * 2 < self._session.num_steps)
+
     def step_done(self) -> None:
         """Called after each counted step: looking ends once every optimizer has had its turn."""
-        if self._call is not None and self._session.num_steps >= DISCOVERY_STEPS:
+        if self._session.num_steps >= self._look_until:
+            self.is_looking = False
             self.stop_looking()
+            if self._enter_autocast is not None:
+                import torch
+
+                torch.autocast.__enter__, self._enter_autocast = self._enter_autocast, None  # type: ignore[method-assign]
 
     # --- facts ---
 
@@ -141,11 +227,11 @@ class ModuleWatch:
         for root in self.roots:
             for parameter in root.module.parameters():
                 return "cuda" if parameter.device.type == "cuda" else "cpu"
-        return self._session.optimizers.device_type()
+        return str(self._session.optimizers.device_type())
 
     def is_compiled(self) -> bool:
         """Whether the compiler is at work in this process."""
-        return "torch._dynamo" in sys.modules and (self.num_graphs() > 0 or "compile.mode" in self._knobs)
+        return "torch._dynamo" in sys.modules and (self.num_graphs() > 0 or "compile.mode" in self.knobs)
 
     def num_graphs(self) -> int:
         """Returns how many graphs have been compiled so far."""
@@ -158,44 +244,61 @@ class ModuleWatch:
         return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
 
 
-def swap_class(module: Any, watch: ModuleWatch) -> None:
-    """Gives a module a subclass of its own class whose `__call__` counts and sets the trial's precision."""
-    original = type(module)
-    around = apply_module.autocast_of(module, watch._knobs, watch.reports)
-    is_first_root = len(watch.roots) == 1
+_CLASS: Any = object.__dict__["__class__"]  # the real slot, under whatever a class says of `__class__`
 
-    class Watched(original):  # type: ignore[misc, valid-type]
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            if _is_tracing() or not self.training or watch._depth or os.getpid() != watch._session.pid:
-                return original.__call__(self, *args, **kwargs)
-            if is_first_root:
-                watch.called(args, kwargs)
-            is_looking = watch._call is not None
-            if is_looking:
-                watch.stop_looking()  # the compiler must meet modules as torch made them
-            watch._depth += 1
+
+class _NoSubclassHook:
+    """Before the program's class in the order of resolution: its `__init_subclass__` (a registry, say) is not told.
+
+    Without `__slots__`: an object's class can only be replaced by one of the same layout.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        pass
+
+
+def swap_class(root: Root, watch: ModuleWatch) -> bool:
+    """Gives a root a subclass of its own class whose `__call__` counts and sets the trial's precision.
+
+    `__class__`, copies and pickles show the program's own class; only `type(module)` tells.
+
+    Returns:
+        Whether the module could be given another class (a ScriptModule cannot).
+    """
+    module, original = root.module, type(root.module)
+
+    def show_class(self: Any) -> type:
+        return original
+
+    def undressed(method: str) -> Callable[..., Any]:
+        def call(self: Any, *args: Any) -> Any:
+            kind = type(self)
+            _CLASS.__set__(self, original)
             try:
-                return original.__call__(self, *args, **kwargs) if around is None else around(original, self, args, kwargs)
+                return getattr(self, method)(*args)
             finally:
-                watch._depth -= 1
-                if is_looking:
-                    watch.look()
+                _CLASS.__set__(self, kind)
 
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            # Copies and pickles are of the program's own class.
-            reduced = original.__reduce_ex__(self, protocol)
-            function, arguments, *rest = reduced
-            arguments = tuple(original if a is type(self) else a for a in arguments)
-            return (function, arguments, *rest)
+        return call
 
-    for name in ("__name__", "__qualname__", "__module__", "__doc__"):
-        setattr(Watched, name, getattr(original, name))
-    object.__setattr__(module, "__class__", Watched)  # OptimizedModule passes plain assignments on to its inner module
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if watch.depth or is_compiling():
+            return original.__call__(self, *args, **kwargs)
+        if not self.training:
+            watch.evaluated()
+            return original.__call__(self, *args, **kwargs)
+        return watch.run(root, original.__call__, args, kwargs)
 
-
-def _is_tracing() -> bool:
-    dynamo = sys.modules.get("torch.compiler")
-    return bool(dynamo is not None and dynamo.is_compiling())
+    body: Dict[str, Any] = {name: getattr(original, name) for name in ("__qualname__", "__module__", "__doc__")}
+    body.update(__call__=__call__, __class__=property(show_class, _CLASS.__set__), __reduce_ex__=undressed("__reduce_ex__"))
+    if hasattr(original, "__deepcopy__"):
+        body["__deepcopy__"] = undressed("__deepcopy__")
+    try:
+        metaclass: Any = type(original)
+        _CLASS.__set__(module, metaclass(original.__name__, (_NoSubclassHook, original), body))
+    except Exception:
+        return False  # the program's class or its metaclass does not allow it
+    return True
 
 
 def root_names(watch: ModuleWatch) -> List[str]:

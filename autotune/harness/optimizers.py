@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, List, Optional, Set
+from typing import Any, Dict, List, Optional, Set
 
 from .apply import optimizer as apply_optimizer
+
+SILENT_STEPS = 64  # steps of another optimizer without one of the clock's: the program has moved on to that one
 
 
 class OptimizerWatch:
@@ -24,11 +26,13 @@ class OptimizerWatch:
         self._held: Set[int] = set()
         self._held_groups = -1
         self._clock: Optional[Any] = None
+        self._steps_of_others = 0
         self._is_scaling = False
         self.is_stepping = False
         self.num_skipped = 0
         self.has_scaler = False
-        self.reports: dict = {}
+        self.reports: Dict[str, Any] = {}
+        self._prepared: Set[int] = set()
         self.observed: Optional[str] = None
         self._patch()
 
@@ -41,15 +45,30 @@ class OptimizerWatch:
         @functools.wraps(construct)
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             construct(self, *args, **kwargs)
-            watch._known.append(weakref.ref(self))
-            watch._held_groups = -1
-            self.register_step_pre_hook(watch._before)
-            self.register_step_post_hook(watch._after)
+            watch._enlist(self)
 
-        Optimizer.__init__ = __init__  # type: ignore[method-assign]
+        restore = Optimizer.__setstate__
+
+        @functools.wraps(restore)
+        def __setstate__(self: Any, state: Any) -> None:
+            restore(self, state)
+            watch._enlist(self)  # a copy or an unpickled one; `load_state_dict` comes here, too
+
+        Optimizer.__init__, Optimizer.__setstate__ = __init__, __setstate__  # type: ignore[method-assign]
         scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
         if scaler is not None:
             self._patch_scaler(scaler)
+
+    def _enlist(self, optimizer: Any) -> None:
+        if self._before in optimizer._optimizer_step_pre_hooks.values():
+            return
+        self._known = [ref for ref in self._known if ref() is not None]
+        self._known.append(weakref.ref(optimizer))
+        self._prepared.discard(id(optimizer))  # the number of one that is gone
+        self._held_groups = -1
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+        self._session.modules.look_again()
 
     def _patch_scaler(self, scaler: Any) -> None:
         step, watch = scaler.step, self
@@ -60,12 +79,12 @@ class OptimizerWatch:
                 return step(self, optimizer, *args, **kwargs)
             watch.has_scaler, watch._is_scaling, watch._stepped_inside = True, True, False
             try:
-                return step(self, optimizer, *args, **kwargs)
+                returned = step(self, optimizer, *args, **kwargs)
             finally:
                 watch._is_scaling = False
-                if not watch._stepped_inside:
-                    watch.num_skipped += 1
-                watch._count(optimizer)
+            watch.num_skipped += not watch._stepped_inside
+            watch._count(optimizer)
+            return returned
 
         scaler.step = scaled_step
 
@@ -77,7 +96,10 @@ class OptimizerWatch:
             self._clock = weakref.ref(optimizer)
         if id(optimizer) not in self._prepared:
             self._prepared.add(id(optimizer))
-            self.prepare(optimizer)
+            try:
+                self.prepare(optimizer)
+            except Exception:
+                self._session.broke("preparing an optimizer")
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.is_stepping = False
@@ -94,16 +116,16 @@ class OptimizerWatch:
         if self._clock is None:  # the scaler skipped the very first step
             self._clock = weakref.ref(optimizer)
         if self._clock() is optimizer or self._is_wrapper_of_clock(optimizer):
+            self._steps_of_others = 0
             self._session.step_done()
-            self._session.modules.step_done()
+            return
+        self._steps_of_others += 1
+        if self._steps_of_others >= SILENT_STEPS or self._clock() is None:
+            self._clock = weakref.ref(optimizer)  # rebuilt mid-way while the program still holds the old one
 
     def _is_wrapper_of_clock(self, optimizer: Any) -> bool:
         inner = getattr(optimizer, "optimizer", None)
         return inner is not None and self._clock is not None and inner is self._clock()
-
-    @functools.cached_property
-    def _prepared(self) -> Set[int]:
-        return set()
 
     def prepare(self, optimizer: Any) -> None:
         """Sets the implementation before an optimizer's first step."""
@@ -112,6 +134,10 @@ class OptimizerWatch:
         apply_optimizer.apply(optimizer, self._knobs, self.reports)
 
     # --- facts ---
+
+    def clock(self) -> Any:
+        """Returns the optimizer whose steps are counted; None when it is gone."""
+        return self._clock() if self._clock is not None else None
 
     def optimizers(self) -> List[Any]:
         """Returns the optimizers that are still alive."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import platform
 import resource
@@ -10,9 +11,11 @@ import shutil
 import socket
 import sys
 import sysconfig
-from typing import Any, Dict, List, Optional
+import time
+from typing import Any, Dict, List, Optional, Tuple
 
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "sve", "asimd", "bf16")
+LOOK_S = 0.05  # between two looks at the allocator's counters: the length of a block
 
 
 def limit_memory(spec: Any) -> None:
@@ -35,16 +38,16 @@ class LossWatch:
         self.first: Any = None
         self.last: Any = None
         self.count = 0
-        backward, watch = torch.Tensor.backward, self
+        backward, is_compiling, watch = torch.Tensor.backward, torch.compiler.is_compiling, self
 
         @functools.wraps(backward)
         def watched_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and self.numel() == 1:
+            if not is_compiling() and self.numel() == 1:
                 watch.last = self.detach()
                 watch.count += 1
                 if watch.first is None:
                     watch.first = watch.last.clone()
-            return backward(self, *args, **kwargs)
+            return backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
 
         torch.Tensor.backward = watched_backward  # type: ignore[method-assign]
 
@@ -52,9 +55,9 @@ class LossWatch:
         """Returns {"first", "last", "is_finite", "count"}; None when no scalar was seen. Waits for the device."""
         if self.last is None:
             return None
-        first, last = float(self.first), float(self.last)
-        finite = first - first == 0.0 and last - last == 0.0
-        return {"first": first if first - first == 0 else None, "last": last if finite else None, "is_finite": finite, "count": self.count}
+        first, last = (value if math.isfinite(value) else None for value in (float(self.first), float(self.last)))
+        is_finite = first is not None and last is not None
+        return {"first": first, "last": last, "is_finite": is_finite, "count": self.count}
 
 
 class MemoryWatch:
@@ -63,17 +66,18 @@ class MemoryWatch:
     def __init__(self) -> None:
         self._peak_data_bytes = 0
         self._cuda: Any = None
+        self._movement = (0, 0)
+        self._next_look_s = 0.0
 
-    def begin(self, device: str) -> None:
+    def begin(self, device: str, limit_bytes: Optional[int]) -> None:
         """Called as training begins."""
         if device == "cuda":
             import torch
 
             self._cuda = torch.cuda
-            limit = int(os.environ.get("AUTOTUNE_CUDA_MEMORY_LIMIT", "0"))
-            if limit:
+            if limit_bytes:
                 total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-                torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
+                torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total))
 
     def sample(self) -> None:
         """Reads VmData; called with each heartbeat (there is no peak of it in the kernel)."""
@@ -86,12 +90,19 @@ class MemoryWatch:
         except OSError:
             return
 
-    def num_segments(self) -> int:
-        """Returns segments taken plus allocation retries: changes while the allocator is still growing or thrashing."""
+    def movement(self) -> Tuple[int, int]:
+        """Returns segments taken so far, which rise while the allocator still grows, and retries: memory is thrashing.
+
+        Looked up at most twenty times a second: asking the allocator costs tens of microseconds.
+        """
         if self._cuda is None:
-            return 0
-        stats = self._cuda.memory_stats_as_nested_dict()
-        return int(stats["segment"]["all"]["allocated"] + stats.get("num_alloc_retries", 0))
+            return self._movement
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + LOOK_S
+            stats = self._cuda.memory_stats_as_nested_dict()
+            self._movement = int(stats["segment"]["all"]["allocated"]), int(stats.get("num_alloc_retries", 0))
+        return self._movement
 
     def summary(self) -> Dict[str, Any]:
         """Returns {"kind", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; unknown is None."""

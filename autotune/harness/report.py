@@ -12,10 +12,10 @@ from .apply import optimizer as apply_optimizer
 from .apply import process as apply_process
 
 
-def result(session: Any, status: str) -> protocol.RankResult:
-    """Returns the result of this rank; every part that fails is left out rather than the whole."""
+def bare(session: Any, status: str) -> protocol.RankResult:
+    """Returns what can be said of this rank without asking torch: who it is, how it ended, how long its phases took."""
     spec = session.spec
-    found = protocol.RankResult(
+    return protocol.RankResult(
         trial=spec.trial,
         nonce=spec.nonce,
         rank=session.rank,
@@ -24,38 +24,63 @@ def result(session: Any, status: str) -> protocol.RankResult:
         status=status,
         error=session.error,
         phases_s=dict(session.phases_s),
-        unit=session.loaders.unit,
-        unit_source=session.loaders.unit_source,
         detected={"num_steps": session.num_steps},
     )
-    if not session.is_active:
-        return found
-    _add_rates(found, session)
-    roots = [root.module for root in session.modules.roots]
-    clock = _clock_optimizer(session)
-    training = session.loaders.training
-    settings = getattr(training, "settings", None)
-    found.memory = session.memory.summary()
-    found.loss = session.losses.summary()
+
+
+def result(session: Any, status: str) -> protocol.RankResult:
+    """Returns the result of this rank; a part that fails is left out and named under detected["harness_problems"]."""
+    found = bare(session, status)
+    found.unit, found.unit_source = session.loaders.unit, session.loaders.unit_source
+    problems = []
+    for add in (_add_rates, _add_detected, _add_knobs, _add_applicability, _add_memory, _add_loss, _add_facts):
+        try:
+            add(found, session)
+        except Exception as error:
+            problems.append(f"{add.__name__}: {type(error).__name__}: {error}")
+    if problems:
+        found.detected["harness_problems"] = problems
+    return found
+
+
+def _add_knobs(found: protocol.RankResult, session: Any) -> None:
+    spec, training = session.spec, session.loaders.training
+    settings = training.settings if training is not None else None
     found.knobs = {
         **apply_process.verify(spec.knobs),
-        **apply_loader.verify(spec.knobs, session.loaders.reports, settings),
-        **apply_module.verify(spec.knobs, session.modules.reports, roots, session.modules.num_graphs()),
-        **apply_optimizer.verify(spec.knobs, session.optimizers.reports, clock),
+        **apply_loader.verify(spec.knobs, session.loaders.reports, training),
+        **apply_module.verify(
+            spec.knobs, session.modules.reports, [root.module for root in session.modules.roots], session.modules.num_graphs()
+        ),
+        **apply_optimizer.verify(spec.knobs, session.optimizers.reports, session.optimizers.clock()),
     }
+    for key in spec.knobs:
+        found.knobs.setdefault(key, protocol.KnobReport(protocol.NOT_APPLICABLE, "the harness does not know this knob"))
     found.observed = _observed(session, settings)
     _check_passed(found, spec.passed)
+
+
+def _add_applicability(found: protocol.RankResult, session: Any) -> None:
     found.applicability = {
-        **apply_loader.applicability(training, session.loaders.num_worker_info_asked),
+        **apply_loader.applicability(session.loaders.training),
         **apply_module.applicability(session.modules.roots),
-        **apply_optimizer.applicability(clock),
+        **apply_optimizer.applicability(session.optimizers.clock()),
         **apply_process.applicability(session.device),
     }
     found.target = session.loaders.target()
-    found.detected = _detected(session, settings)
-    found.facts = process.facts(session.device)
+
+
+def _add_memory(found: protocol.RankResult, session: Any) -> None:
+    found.memory = session.memory.summary()
+
+
+def _add_loss(found: protocol.RankResult, session: Any) -> None:
+    found.loss = session.losses.summary()
+
+
+def _add_facts(found: protocol.RankResult, session: Any) -> None:
     found.compiled = _compiled(session)
-    return found
+    found.facts = process.facts(session.device)
 
 
 def _add_rates(found: protocol.RankResult, session: Any) -> None:
@@ -71,9 +96,9 @@ def _add_rates(found: protocol.RankResult, session: Any) -> None:
     gap = session.clock.gap_frac
     if gap is not None:
         found.window = dataclasses.replace(window, clock_gap_frac=gap)
-    found.data_wait_frac = min(1.0, session.window_wait_s / window.seconds)
+    found.data_wait_frac = min(1.0, session.window_wait_s / session.window_s)
     if session.window_busy_s > 0:
-        found.device_rate_per_s = window.samples / session.window_busy_s
+        found.device_rate_per_s = session.window_samples / session.window_busy_s
     capacity = session.loaders.capacity_per_s() if session.loaders.unit_source == "loader" else None
     found.loader_rate_per_s = capacity
     rate = window.rate_per_s
@@ -103,20 +128,15 @@ def _check_passed(found: protocol.RankResult, passed: Dict[str, Any]) -> None:
             found.knobs[key] = protocol.KnobReport(protocol.OVERRIDDEN, why, observed)
 
 
-def _clock_optimizer(session: Any) -> Any:
-    reference = session.optimizers._clock
-    return reference() if reference is not None else None
-
-
-def _detected(session: Any, settings: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+def _add_detected(found: protocol.RankResult, session: Any) -> None:
     training, watch = session.loaders.training, session.modules
     loader = None
     if training is not None:
         kind = type(training.dataset)
         name = f"{kind.__module__}.{kind.__qualname__}"
-        loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, **(settings or {})}
+        loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, **training.settings}
     first = watch.roots[0].observed if watch.roots else {}
-    return {
+    found.detected = {
         "num_steps": session.num_steps,
         "loader": loader,
         "num_loaders": len(session.loaders.loaders),
@@ -142,5 +162,3 @@ def _compiled(session: Any) -> Dict[str, Any]:
         "recompile_limit_hit": bool(apply_module._recompile_limit_reason()),
         "seconds": session.phases_s.get("compile", 0.0) if graphs else 0.0,
     }
-
-

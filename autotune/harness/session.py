@@ -13,15 +13,19 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from . import protocol
 from .apply import process as apply_process
-from .clock import Finished, Mark, make_clock
+from .clock import Finished, make_clock
 from .meter import DONE, STEADY, WARMUP, Meter
 
 HEARTBEAT_S = 0.2  # at most five lines a second
 INSPECT_STEPS = 3
+EAGER_STEPS = 8  # looked at one by one
+LOOK_S = 0.01  # then at most a hundred looks a second
+EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
+LAST_RANK_S = 5.0
 ANNOUNCE_AHEAD = 2  # rank 0 announces the last step this many steps ahead: every rank sees it in time (collectives keep step)
 
 
@@ -38,16 +42,18 @@ class Session:
         self.is_active = False
         self.is_over = False
         self.rank, self.world_size = _rank_from_environment()
-        self._speaks_early = not _is_multiprocessing_child() and self.rank == 0
+        self.speaks = self._is_first_to_speak()  # writes progress lines
+        self._is_child = _is_multiprocessing_child()
         self._progress = -1
-        self._next_beat_s = 0.0
+        self._next_beat_s = self._next_look_s = 0.0
+        self._is_applying = self.spec.mode == "apply"
         self.num_steps = 0
         self.steps: Dict[str, List[float]] = {"end_s": [], "samples": [], "wait_s": []}
         self.error: Optional[Dict[str, str]] = None
         self.meter: Optional[Meter] = None
         self.clock: Any = None
         self.device = "cpu"
-        self.window_wait_s = self.window_busy_s = 0.0
+        self.window_wait_s = self.window_busy_s = self.window_s = self.window_samples = 0.0
         self._last_seen: Any = None
         self._is_full = False  # the window has all it needs
         self._stop_at: Optional[int] = None
@@ -61,24 +67,31 @@ class Session:
 
         process.limit_memory(self.spec)
         apply_process.apply(self.spec.knobs)
-        self.losses = process.LossWatch()
+        self.losses = None if self._is_applying else process.LossWatch()
         self.memory = process.MemoryWatch()
         self.loaders = loaders.LoaderWatch(self)
         self.modules = modules.ModuleWatch(self)
         self.optimizers = optimizers.OptimizerWatch(self)
-        self._chain_excepthook()
         atexit.register(self._at_exit)
+        os.register_at_fork(after_in_child=self._forked)
         self.enter("init")
 
-    def _chain_excepthook(self) -> None:
-        following = sys.excepthook
+    def _is_first_to_speak(self) -> bool:
+        # One process tells of the time before training. Those it starts (compile workers, helpers) begin to speak when they
+        # train themselves.
+        is_first = protocol.SPEC_VARIABLE + "_IS_SPOKEN_FOR" not in os.environ and self.rank == 0
+        os.environ[protocol.SPEC_VARIABLE + "_IS_SPOKEN_FOR"] = "1"
+        return is_first and self.spec.mode != "apply"
 
-        def excepthook(kind: Any, value: Any, trace: Any) -> None:
-            if not issubclass(kind, KeyboardInterrupt):
-                self.note_error(kind, value, trace)
-            following(kind, value, trace)
+    def speak(self) -> None:
+        """From now on this process writes progress lines: it trains."""
+        self.speaks = self.spec.mode != "apply"
 
-        sys.excepthook = excepthook
+    def _forked(self) -> None:
+        # A fork may go on to train (a launcher that forks its ranks); one of a process that trains does not.
+        self.pid = os.getpid()
+        self._is_child, self.speaks = True, False
+        self.is_over = self.is_over or self.is_active
 
     def note_error(self, kind: Any, value: Any, trace: Any) -> None:
         """Keeps the exception that is about to end the program."""
@@ -101,7 +114,7 @@ class Session:
     def beat(self, now_s: float) -> None:
         """Writes a progress line; the caller sees to the rate."""
         self._next_beat_s = now_s + HEARTBEAT_S
-        if self.rank != 0 or not (self.is_active or self._speaks_early) or os.getpid() != self.pid:
+        if self.rank != 0 or not self.speaks:
             return
         rate = self.meter.rate_per_s if self.meter else None
         line = json.dumps({"time_s": now_s, "phase": self.phase, "step": self.num_steps, "rate_per_s": rate})
@@ -112,65 +125,91 @@ class Session:
             os.write(self._progress, line.encode() + b"\n")
         except OSError:
             pass  # the disk is full or the folder is gone: the trial's result will say so, the program goes on
-        if self.is_active:
-            self.memory.sample()
 
     # --- steps ---
 
     def activate(self) -> None:
         """Called before the first optimizer step is counted: from now on this process speaks for its rank."""
         self.is_active = True
+        self.speak()
         self.rank, self.world_size = _rank_of_process_group(self.rank, self.world_size)
         self.device = self.modules.device_type()
         self.clock = make_clock(self.device)
-        self.memory.begin(self.device)
+        self.memory.begin(self.device, self.spec.memory_limit_bytes)
         apply_process.apply(self.spec.knobs)  # again: the program may have set its own at start-up
 
     def step_done(self) -> None:
         """Called after every counted optimizer step; everything here is on the program's critical path."""
-        if self.is_over or os.getpid() != self.pid:
+        if self.is_over:
             return
+        try:
+            self._step_done()
+        except Exception:
+            self.broke("counting a step")
+
+    def _step_done(self) -> None:
         if not self.is_active:
             self.activate()
         self.num_steps += 1
-        if self.spec.mode == "apply":
+        if self.modules.is_looking:
+            self.modules.step_done()
+        if self._is_applying:
             return
         samples, wait_s, is_foreign = self.loaders.take_step(self.modules.take_samples())
-        self.clock.mark(Mark(samples, wait_s, self._is_quiet(), is_foreign))
+        if self.modules.is_evaluated:
+            is_foreign = self.modules.take_evaluated() or is_foreign
+        now_s = self.clock.mark(samples, wait_s, is_foreign)
+        # Short steps are looked at several at once: cold code at every step costs far more than it does in a row.
+        if now_s >= self._next_look_s or self.num_steps <= EAGER_STEPS or self.world_size > 1:
+            self._next_look_s = now_s + LOOK_S
+            self._look(now_s)
+
+    def _look(self, now_s: float) -> None:
+        if not self._is_quiet():
+            self.clock.noise()
         for step in self.clock.finished():
             self._feed(step)
+        # The loader's batches say how many samples a step has: its calls need not (a GPU's clock wants to know of them).
+        self.modules.is_counting = self.device == "cuda" or self.loaders.unit_source != "loader"
         if self.num_steps == 1:
             self._first_step()
         if self._must_leave():
             self.leave("measured")
-        now_s = time.monotonic()
         if now_s >= self._next_beat_s:
             self.beat(now_s)
+            self.memory.sample()
 
     def _first_step(self) -> None:
         self.meter = Meter(self.spec.rules, max(1, self.loaders.num_workers()))
         self.enter("compile" if self.modules.is_compiled() else "warmup")
 
     def _is_quiet(self) -> bool:
-        seen = (self.modules.num_graphs(), self.memory.num_segments())
+        segments, retries = self.memory.movement()
+        if self.phase == "steady":
+            segments = 0  # one more segment disturbs nothing there; retries, which free and take them all again, do
+        seen = (self.modules.num_graphs(), segments, retries, self.phase == "steady")
         last, self._last_seen = self._last_seen, seen
-        return last is None or last == seen
+        if last is not None and last[3] != seen[3]:
+            return bool(last[0] == seen[0] and last[2] == seen[2])
+        return last is None or bool(last == seen)
 
     def _feed(self, step: Finished) -> None:
-        meter, mark = self.meter, step.mark
+        meter = self.meter
         if meter is None:
             return
         self.steps["end_s"].append(step.end_s)
-        self.steps["samples"].append(mark.samples)
-        self.steps["wait_s"].append(mark.wait_s)
-        if mark.is_foreign:
+        self.steps["samples"].append(step.samples)
+        self.steps["wait_s"].append(step.wait_s)
+        if step.is_foreign:
             return  # an evaluation or another loader's pass lay in this step: not training time
         before = meter.phase
-        after = meter.feed(step.step_s, mark.samples, is_quiet=mark.is_quiet)
+        after = meter.feed(step.step_s, step.samples, is_quiet=step.is_quiet)
         if before == STEADY:
-            self.window_wait_s += mark.wait_s
+            self.window_wait_s += step.wait_s
             self.window_busy_s += step.busy_s
-        if after == WARMUP and mark.is_quiet:
+            self.window_s += step.step_s
+            self.window_samples += step.samples
+        if after == WARMUP and step.is_quiet:
             self.enter("warmup")
         elif before == WARMUP and after == STEADY:
             self.clock.open_window()
@@ -186,7 +225,7 @@ class Session:
         # Ranks that left one by one would deadlock the others' collectives: rank 0 announces the last step.
         stop = os.path.join(self.spec.folder, protocol.STOP_FILE)
         if self._stop_at is None and self.rank == 0 and self._is_full:
-            self._stop_at = self.num_steps + ANNOUNCE_AHEAD
+            self._stop_at = self.num_steps + ANNOUNCE_AHEAD + self.clock.run_ahead
             protocol.write_json(stop, {"step": self._stop_at})
         if self._stop_at is None and os.path.exists(stop):
             with open(stop, encoding="utf-8") as file:
@@ -197,28 +236,84 @@ class Session:
 
     def leave(self, status: str) -> None:
         """Writes the result and ends the process at once: `except:` in the program cannot catch this."""
-        self.is_over = True
         self.clock.close_window()
         self.enter("exit")
         self.write_result(status)
-        print(f"autotune: trial {self.spec.trial} is measured; autotune ends the program here", flush=True)
-        sys.stderr.flush()
-        os._exit(0)
+        self.is_over = True
+        try:
+            if self.rank == 0:
+                self._await_other_ranks()
+                print(f"autotune: trial {self.spec.trial} is measured; autotune ends the program here", flush=True)
+            sys.stderr.flush()
+            _end_daemons()
+        finally:
+            os._exit(0)
+
+    def _await_other_ranks(self) -> None:
+        # Rank 0 may hold the store that the others still talk to.
+        names = [protocol.result_file(rank) for rank in range(1, self.world_size)]
+        until_s = time.monotonic() + LAST_RANK_S
+        while time.monotonic() < until_s and not all(os.path.exists(os.path.join(self.spec.folder, name)) for name in names):
+            time.sleep(0.01)
+
+    def broke(self, doing: str) -> None:
+        """Called in an `except` block around the harness's own code: its faults end the trial in the open, as a failed result.
+
+        When the program is not measured but run (mode "apply"), the harness stands aside instead.
+        """
+        sys.stderr.write(f"autotune: the harness failed while {doing}\n{traceback.format_exc()}")
+        if self.is_over:
+            return
+        self.is_over = True
+        if self.spec.mode == "apply":
+            return
+        self.note_error(*sys.exc_info())
+        assert self.error is not None
+        self.error["message"] = f"autotune's harness failed while {doing}: {self.error['message']}"
+        try:
+            from . import report
+
+            path = os.path.join(self.spec.folder, protocol.result_file(self.rank))
+            protocol.write_json(path, report.bare(self, "failed"))
+        finally:
+            os._exit(EXIT_BROKEN)
 
     def _at_exit(self) -> None:
         # The program ended by itself, or by an exception, before the window was full.
-        if self.is_over or os.getpid() != self.pid or self.spec.mode == "apply" or threading.current_thread() is not threading.main_thread():
+        if self.is_over or self.spec.mode == "apply" or threading.current_thread() is not threading.main_thread():
             return
-        if not self.is_active and (self.error is None or _is_multiprocessing_child()):
-            return  # nothing trained here: an agent, a helper, a worker
-        self.is_over = True
-        if self.clock is not None:
+        value = getattr(sys, "last_value", None)  # set by the interpreter whatever has become of sys.excepthook
+        if value is not None and not isinstance(value, KeyboardInterrupt):
+            self.note_error(type(value), value, value.__traceback__)
+        try:
+            if self.is_active:
+                self._end()
+            elif self.error is not None and not self._is_child:
+                self._tell_error()
+        except Exception:
+            self.broke("writing the result")
+
+    def _end(self) -> None:
+        try:
             self.clock.close_window()
-        path = os.path.join(self.spec.folder, protocol.result_file(self.rank))
-        if not self.is_active and os.path.exists(path):
-            return
+        except Exception:  # a device in error: what was measured is told all the same
+            traceback.print_exc()
         self.enter("exit")
         self.write_result("failed" if self.error else "ended")
+        self.is_over = True
+
+    def _tell_error(self) -> None:
+        # Nothing trained in this process, but an exception ended it: before training, or one that a rank of its own raised.
+        from . import report
+
+        path = os.path.join(self.spec.folder, protocol.result_file(self.rank))
+        found = report.bare(self, "failed")
+        if os.path.exists(path):
+            found = protocol.read_result(path)
+            if found.status != "ended":
+                return
+            found.status, found.error = "failed", self.error
+        protocol.write_json(path, found)
 
     def write_result(self, status: str) -> None:
         """Writes this rank's result file."""
@@ -244,5 +339,12 @@ def _rank_of_process_group(rank: int, world_size: int) -> "tuple[int, int]":
 
 
 def _is_multiprocessing_child() -> bool:
-    arguments: Callable[[], List[str]] = lambda: getattr(sys, "orig_argv", sys.argv)  # noqa: E731
-    return any(word.startswith("--multiprocessing-fork") for word in arguments())
+    return any(word.startswith("--multiprocessing-fork") for word in getattr(sys, "orig_argv", sys.argv))
+
+
+def _end_daemons() -> None:
+    # What multiprocessing does at a normal exit: loader workers would notice only after seconds that nobody needs them.
+    multiprocessing = sys.modules.get("multiprocessing")
+    for child in multiprocessing.active_children() if multiprocessing is not None else ():
+        if child.daemon:
+            child.terminate()

@@ -38,7 +38,7 @@ class WorkerInit:
 
 
 def _counted(fetch: Callable[..., Any], slots: mmap.mmap, offset: int) -> Callable[..., Any]:
-    state = [0.0, 0.0]
+    state = list(SLOT.unpack_from(slots, offset))  # an earlier epoch's worker of this number has counted, too
 
     def counted_fetch(self: Any, index: Any) -> Any:
         began_s = time.monotonic()
@@ -52,9 +52,10 @@ def _counted(fetch: Callable[..., Any], slots: mmap.mmap, offset: int) -> Callab
 
 
 def create(path: str, num_workers: int) -> None:
-    """Makes the file for the workers of one loader."""
-    with open(path, "wb") as file:
-        file.truncate(SLOT.size * num_workers)
+    """Makes the file for the workers of one loader, or room for more of them in it."""
+    with open(path, "ab") as file:
+        if file.tell() < SLOT.size * num_workers:
+            file.truncate(SLOT.size * num_workers)
 
 
 def read(path: str) -> List[Tuple[float, float]]:

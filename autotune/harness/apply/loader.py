@@ -7,7 +7,8 @@ from typing import Any, Dict, Optional
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 
 PREFIX = "loader."
-DEFAULT_PREFETCH = 2  # torch's own, where workers are used and nothing is said
+SETTABLE = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+WITHOUT_WORKERS = {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
 
 
 def apply(knobs: Dict[str, Any], arguments: Dict[str, Any], reports: Dict[str, KnobReport], is_chained: bool) -> None:
@@ -25,9 +26,11 @@ def apply(knobs: Dict[str, Any], arguments: Dict[str, Any], reports: Dict[str, K
         name = key[len(PREFIX) :]
         if name == "batch_size":
             problem = None if is_chained else _set_batch_size(arguments, value)
-        else:
+        elif name in SETTABLE:
             arguments[name] = value
             problem = None
+        else:
+            problem = "the DataLoader has no such argument"
         if problem:
             reports[key] = KnobReport(NOT_APPLICABLE, problem)
     _drop_what_needs_workers(arguments, reports, knobs)
@@ -50,7 +53,7 @@ def _drop_what_needs_workers(arguments: Dict[str, Any], reports: Dict[str, KnobR
     # torch refuses these without workers, so a program's own setting must go when the workers go.
     if arguments.get("num_workers", 0):
         return
-    for name, neutral in (("prefetch_factor", None), ("persistent_workers", False)):
+    for name, neutral in WITHOUT_WORKERS.items():
         if arguments.get(name, neutral) != neutral:
             arguments[name] = neutral
             key = PREFIX + name
@@ -70,31 +73,44 @@ def settings(loader: Any, batch_size: Optional[int]) -> Dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], found: Optional[Dict[str, Any]]) -> Dict[str, KnobReport]:
+def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], training: Any) -> Dict[str, KnobReport]:
     """Returns a report for every loader knob of the trial.
 
     Args:
         knobs: the trial's knobs.
         noted: what construction could not do.
-        found: `settings` of the loader whose batches reached the optimizer; None when there was none.
+        training: the loader whose batches reached the optimizer; None when there was none.
     """
     reports = {}
     for key, value in knobs.items():
         if not key.startswith(PREFIX):
             continue
-        observed = (found or {}).get(key)
+        observed = training.settings.get(key) if training is not None else None
         if key in noted:
             reports[key] = KnobReport(noted[key].status, noted[key].reason, observed)
-        elif found is None:
+        elif training is None:
             reports[key] = KnobReport(NOT_APPLICABLE, "no DataLoader feeds the optimizer's steps")
         elif observed != value:
-            reports[key] = KnobReport(OVERRIDDEN, f"the training loader has {observed!r}, {value!r} was asked", observed)
+            missed = "" if training.is_target else " (it is not the loader that trained in the baseline)"
+            why = f"the training loader{missed} has {observed!r}, {value!r} was asked"
+            reports[key] = KnobReport(OVERRIDDEN, why, observed)
+        elif key == PREFIX + "batch_size" and not _yields(training, value):
+            seen = int(training.largest_batch)
+            why = f"the program's own batch sampler yields batches of {seen}, {value!r} was asked"
+            reports[key] = KnobReport(OVERRIDDEN, why, seen)
         else:
             reports[key] = KnobReport(APPLIED, "", observed)
     return reports
 
 
-def applicability(loader: Any, num_worker_info_asked: int) -> Dict[str, str]:
+def _yields(training: Any, size: int) -> bool:
+    # A batch sampler of the program's own may have its batches ready when its batch_size is changed.
+    sampler, largest = training.given_batch_sampler, training.largest_batch
+    is_own = sampler is not None and not type(sampler).__module__.startswith(("torch.", "accelerate."))
+    return not is_own or not largest or largest == size
+
+
+def applicability(loader: Any) -> Dict[str, str]:
     """Returns knob key -> why it cannot be turned, for the training loader of the baseline (None: no loader)."""
     names = ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
     if loader is None:
@@ -105,7 +121,7 @@ def applicability(loader: Any, num_worker_info_asked: int) -> Dict[str, str]:
     from torch.utils.data import IterableDataset
 
     # Seen in the process itself, or already running with workers: then the program's author has seen to it.
-    if isinstance(loader.dataset, IterableDataset) and not num_worker_info_asked and not loader.num_workers:
+    if isinstance(loader.dataset, IterableDataset) and not loader.has_asked_worker_info and not loader.num_workers:
         why = "the IterableDataset never asks get_worker_info(): every worker would yield all of its data"
         for name in ("num_workers", "prefetch_factor", "persistent_workers"):
             reasons[PREFIX + name] = why

@@ -74,18 +74,30 @@ def autocast_of(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobRepor
         return _with_layout if is_channels_last else None
     dtype = torch.bfloat16 if mode == "bf16" else torch.float16
 
-    def around(original: type, self: Any, args: Any, kwargs: Any) -> Any:
+    def around(call: Any, self: Any, args: Any, kwargs: Any) -> Any:
         if is_channels_last:
             args = tuple(_channels_last(a) for a in args)
-        with torch.autocast(device, dtype=dtype):
-            out = original.__call__(self, *args, **kwargs)  # type: ignore[operator]
+        context = torch.autocast(device, dtype=dtype)
+        context.is_autotunes_own = True  # type: ignore[attr-defined]
+        with context:
+            out = call(self, *args, **kwargs)
         return _to_float32(out)
 
     return around
 
 
-def _with_layout(original: Any, self: Any, args: Any, kwargs: Any) -> Any:
-    return original.__call__(self, *(_channels_last(a) for a in args), **kwargs)
+def _with_layout(call: Any, self: Any, args: Any, kwargs: Any) -> Any:
+    return call(self, *(_channels_last(a) for a in args), **kwargs)
+
+
+def note_inner_autocast(roots: List[Any], knobs: Dict[str, Any], reports: Dict[str, KnobReport], context: Any) -> None:
+    """Notes that the program enters an autocast of its own inside a root's call."""
+    own = _short(context.fast_dtype)
+    for root in roots:
+        if root.observed[AMP] == "off" and context.device == _device(root.module):
+            root.observed[AMP] = own
+    if knobs.get(AMP, own) != own:
+        reports[AMP] = KnobReport(OVERRIDDEN, f"the program enters autocast({own}) inside its module", own)
 
 
 def _amp_problem(module: Any, device: str, mode: str) -> Any:

@@ -58,7 +58,7 @@ def _problem(optimizer: Any, value: str) -> str:
 def _move_step_counters(optimizer: Any) -> None:
     # A state loaded from a checkpoint keeps its counters on the CPU; fused kernels want them beside the parameter.
     for parameter, state in optimizer.state.items():
-        counter = state.get("step") if isinstance(state, dict) else None
+        counter: Any = state.get("step") if isinstance(state, dict) else None
         if hasattr(counter, "to"):
             state["step"] = counter.to(device=parameter.device)
 

@@ -64,4 +64,3 @@ def applicability(device: str) -> Dict[str, str]:
     if device == "cuda":
         return {}
     return {CUDNN: "the program trains on the CPU: cuDNN is not used"}
-

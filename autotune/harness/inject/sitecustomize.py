@@ -8,18 +8,20 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def _wake(spec_path):
+def _wake(spec_path: str) -> None:
     package = os.path.dirname(_HERE)
     spec = importlib.util.spec_from_file_location(
         "_autotune_harness", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
     )
+    if spec is None or spec.loader is None:
+        raise ImportError(f"nothing to load in {package}")
     module = importlib.util.module_from_spec(spec)
     sys.modules["_autotune_harness"] = module
     spec.loader.exec_module(module)
     module.wake(spec_path)
 
 
-def _chain():
+def _chain() -> None:
     elsewhere = [path for path in sys.path if os.path.abspath(path or os.curdir) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:

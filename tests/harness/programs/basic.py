@@ -1,0 +1,73 @@
+"""A plain training program with switches for what real ones do; it knows nothing of autotune."""
+
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+OPTIONS = dict(word.split("=", 1) for word in sys.argv[1:])
+
+
+def option(name, default):
+    return type(default)(OPTIONS.get(name, default))
+
+
+def make_model():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(8 * 6 * 6, 10))
+
+
+def main():
+    torch.manual_seed(0)
+    if "threads" in OPTIONS:
+        torch.set_num_threads(option("threads", 2))
+    data = TensorDataset(torch.randn(256, 3, 8, 8), torch.randint(0, 10, (256,)))
+    workers = option("workers", 0)
+    loader = DataLoader(data, batch_size=16, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    held_out = DataLoader(data, batch_size=64)
+    model = make_model()
+    if "half" in OPTIONS:
+        model = model.bfloat16()
+    if "compile" in OPTIONS:
+        model = torch.compile(model, backend=OPTIONS["compile"])
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[option("optimizer", "sgd")]
+    optimizer = kind(model.parameters(), lr=0.01)
+    stop, steps = option("steps", 10**9), 0
+    with open("losses.txt", "w") as losses:
+        while True:
+            for x, y in loader:
+                if steps == option("raise", -1):
+                    raise ArithmeticError("the program's own trouble")
+                if steps == stop:
+                    return
+                if "half" in OPTIONS:
+                    x = x.bfloat16()
+                if "nan" in OPTIONS:
+                    x = x * float("nan")
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled="autocast" in OPTIONS):
+                    loss = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                steps += 1
+                print(float(loss).hex(), file=losses, flush=True)
+                if "sleep" in OPTIONS:
+                    time.sleep(option("sleep", 0.0))
+            if "evaluate" in OPTIONS:
+                model.eval()
+                with torch.no_grad():
+                    for x, _ in held_out:
+                        model(x)
+                time.sleep(option("evaluate", 0.0))
+                model.train()
+
+
+if __name__ == "__main__":
+    if "catch" in OPTIONS:
+        try:
+            main()
+        except:  # noqa: E722
+            print("caught")
+    else:
+        main()

@@ -1,0 +1,18 @@
+"""Asks for torch before it imports it, as transformers does, and looks at what is left behind."""
+
+import importlib.util
+import os
+import sys
+
+assert importlib.util.find_spec("torch") is not None
+assert importlib.util.find_spec("torch") is not None
+import torch  # noqa: E402
+
+print("own site:", os.environ.get("OWN_SITE"))
+print("plain loader:", "exec_module" not in vars(torch.__spec__.loader))
+print("finders left:", sum("Torch" in type(finder).__name__ for finder in sys.meta_path))
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()

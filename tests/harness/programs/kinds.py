@@ -1,0 +1,113 @@
+"""Training loops that make counting hard; the first word names one."""
+
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+KIND, FLAGS = sys.argv[1], sys.argv[2:]
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(240, 4), torch.randn(240, 2))
+loader = DataLoader(data, batch_size=12, shuffle=True)
+
+
+def batches():
+    while True:
+        yield from loader
+
+
+def gan():
+    g, d = nn.Linear(4, 4), nn.Linear(4, 1)
+    for_g = torch.optim.Adam(g.parameters())
+    for_d = torch.optim.Adam(d.parameters())
+    for x, _ in batches():
+        for_d.zero_grad()
+        (d(x).mean() - d(g(torch.randn(12, 4)).detach()).mean()).backward()
+        for_d.step()
+        for_g.zero_grad()
+        d(g(torch.randn(12, 4))).mean().backward()
+        for_g.step()
+
+
+def scaler():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused="fused" in FLAGS)
+    scale = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for number, (x, y) in enumerate(batches()):
+        if number == 5:
+            return
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        scale.scale(loss * (float("inf") if number in (1, 3) else 1.0)).backward()
+        scale.step(optimizer)
+        scale.update()
+
+
+def lbfgs():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    for x, y in batches():
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+def accumulate():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number, (x, y) in enumerate(batches(), 1):
+        nn.functional.mse_loss(model(x), y).backward()
+        if number % 3 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def without_loader():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    number = 0
+    while True:
+        number += 1
+        optimizer.zero_grad()
+        for _ in range(2):
+            model(torch.randn(7, 4)).sum().backward()
+        optimizer.step()
+        if number % 10 == 0:
+            model.eval()
+            for _ in range(50):
+                model(torch.randn(7, 4))
+            model.train()
+
+
+def without_batch():
+    weight = nn.Parameter(torch.randn(()))
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    while True:
+        optimizer.zero_grad()
+        (weight**2).backward()
+        optimizer.step()
+
+
+def rebuilt_optimizer():
+    """The old optimizer stays alive; a second model comes late; the model is called in evaluation mode first."""
+    model, kept = nn.Linear(4, 2), []
+    model.eval()
+    model(torch.randn(3, 4))
+    model.train()
+    for number, (x, y) in enumerate(batches()):
+        if number == 30:
+            model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+        if number in (0, 30):
+            kept.append(torch.optim.SGD(model.parameters(), lr=0.01))
+        kept[-1].zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        kept[-1].step()
+
+
+globals()[KIND]()

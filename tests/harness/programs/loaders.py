@@ -1,0 +1,103 @@
+"""DataLoaders as programs build them; the first word names one kind. Prints what its workers saw."""
+
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+
+KIND = sys.argv[1]
+OPTIONS = dict(word.split("=", 1) for word in sys.argv[2:])
+BATCH_S = 0.04
+
+
+def slow_collate(items):
+    time.sleep(BATCH_S)
+    return torch.stack([x for (x,) in items])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        if KIND == "iterable_asks":
+            torch.utils.data.get_worker_info()
+        for _ in range(400):
+            yield (torch.zeros(4),)
+
+
+class Fixed:
+    """A batch sampler that has its batches ready."""
+
+    def __init__(self, size):
+        self.batch_size = size
+        self.batches = list(BatchSampler(SequentialSampler(range(240)), size, False))
+
+    def __iter__(self):
+        return iter(self.batches)
+
+    def __len__(self):
+        return len(self.batches)
+
+
+def own_init(worker_id):
+    with open(f"init{worker_id}.txt", "a") as file:
+        file.write("ran\n")
+
+
+def build(data, **arguments):
+    return DataLoader(data, **arguments)
+
+
+def main():
+    data = TensorDataset(torch.zeros(int(OPTIONS.get("samples", "240")), 4))
+    if KIND == "slow":
+        loader = build(TensorDataset(torch.zeros(100_000, 4)), batch_size=8, num_workers=2, collate_fn=slow_collate)
+    elif KIND == "slow_epochs":
+        loader = build(
+            TensorDataset(torch.zeros(96, 4)),
+            batch_size=8,
+            num_workers=2,
+            collate_fn=slow_collate,
+            persistent_workers=True,
+            multiprocessing_context="spawn",
+        )
+    elif KIND in ("sampler", "own_sampler"):
+        sampler = BatchSampler(SequentialSampler(data), 12, False) if KIND == "sampler" else Fixed(12)
+        loader = build(data, batch_sampler=sampler)
+    elif KIND == "unbatched":
+        loader = build([torch.zeros(6, 4) for _ in range(50)], batch_size=None)
+    elif KIND.startswith("iterable"):
+        loader = build(Stream(), batch_size=12)
+    elif KIND == "accelerate":
+        from accelerate import Accelerator
+
+        loader = build(data, batch_size=12, shuffle=True)
+    else:
+        loader = build(data, batch_size=12, worker_init_fn=own_init)
+    held_out = DataLoader(data, batch_size=30)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    if KIND == "accelerate":
+        accelerator = Accelerator(cpu=True)
+        model, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
+    number = 0
+    while True:
+        for x in loader:
+            x = x if torch.is_tensor(x) else x[0]
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            number += 1
+            if number == 1 and KIND.startswith("slow"):
+                time.sleep(1.0)  # a compiler at work, while the workers fill their queues
+        print("held out:", held_out.num_workers, held_out.batch_size or held_out.batch_sampler.batch_size, flush=True)
+        if KIND == "validated":
+            for (x,) in held_out:
+                model(x)
+            time.sleep(float(OPTIONS.get("pause", "0.01")))
+        if KIND == "rebuilt":
+            loader = build(data, batch_size=12, worker_init_fn=own_init)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+"""Never imports torch."""
+
+print("fine")

@@ -1,0 +1,84 @@
+"""Which loader trains, what its knobs do, and what its workers can sustain."""
+
+import dataclasses
+import re
+
+import pytest
+
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
+from tests.harness.conftest import RULES, Trial, baseline_then
+
+KNOBS = {"loader.batch_size": 6, "loader.num_workers": 1}
+
+
+def test_knobs_hold_at_the_training_loader_alone_and_chain_the_own_worker_init(trial: Trial) -> None:
+    baseline = trial("loaders.py", "validated", mode="inspect").result()
+    knobs = {**KNOBS, "loader.prefetch_factor": 4, "loader.persistent_workers": True}
+    run = trial("loaders.py", "validated", knobs=knobs, target=baseline.target)
+    found = run.result()
+    assert {key: report.status for key, report in found.knobs.items()} == dict.fromkeys(knobs, APPLIED)
+    assert set(found.steps["samples"][3:]) <= {6}
+    assert set(re.findall("held out: .*", run.stdout)) == {"held out: 0 30"}
+    assert (run.folder / "init0.txt").read_text() == "ran\n"
+    assert found.loader_rate_per_s is not None
+
+
+def test_an_evaluation_between_steps_is_no_part_of_the_window(trial: Trial) -> None:
+    found = trial("loaders.py", "validated", "samples=2400", "pause=0.4").result()
+    assert set(found.steps["samples"]) == {12}
+    assert found.window is not None
+    rates = found.window.block_rates_per_s
+    assert min(rates) > 0.08 * max(rates)  # a block of 20 ms with the evaluation in it would be at 5 %
+
+
+@pytest.mark.parametrize("kind", ["accelerate", "rebuilt", "sampler"])
+def test_loaders_built_twice_anew_or_round_a_sampler_are_turned(trial: Trial, kind: str) -> None:
+    baseline, found = baseline_then(trial, "loaders.py", kind, knobs=KNOBS)
+    assert baseline.observed["loader.batch_size"] == 12
+    assert len(baseline.target) == (2 if kind == "accelerate" else 1)
+    assert {key: report.status for key, report in found.knobs.items()} == dict.fromkeys(KNOBS, APPLIED)
+    assert set(found.steps["samples"][5:]) <= {0, 6, 12}  # one that fetches a batch ahead has steps of none and of two
+    assert found.unit_source == "loader"
+    assert found.window.samples == pytest.approx(6 * found.window.steps, rel=0.1)
+
+
+def test_a_sampler_with_its_batches_ready_overrides_the_batch_size(trial: Trial) -> None:
+    _, found = baseline_then(trial, "loaders.py", "own_sampler", knobs={"loader.batch_size": 6})
+    report = found.knobs["loader.batch_size"]
+    assert (report.status, report.observed) == (OVERRIDDEN, 12)
+
+
+def test_a_loader_without_batch_size_says_so(trial: Trial) -> None:
+    baseline, found = baseline_then(trial, "loaders.py", "unbatched", knobs={"loader.batch_size": 6})
+    assert "loader.batch_size" in baseline.applicability
+    assert found.knobs["loader.batch_size"].status == NOT_APPLICABLE
+    assert set(found.steps["samples"]) == {6}
+
+
+@pytest.mark.parametrize(("kind", "is_applicable"), [("iterable_asks", True), ("iterable", False)])
+def test_a_stream_that_never_asks_which_worker_it_is_in_gets_no_workers(trial: Trial, kind: str, is_applicable: bool) -> None:
+    found = trial("loaders.py", kind, mode="inspect").result()
+    assert ("loader.num_workers" not in found.applicability) is is_applicable
+
+
+def test_pins_hold_in_the_baseline_where_nobody_knows_the_training_loader(trial: Trial) -> None:
+    found = trial("loaders.py", "sampler", knobs=KNOBS, mode="inspect").result()
+    assert {key: report.status for key, report in found.knobs.items()} == dict.fromkeys(KNOBS, APPLIED)
+
+
+def test_an_unknown_target_is_told(trial: Trial) -> None:
+    run = trial("loaders.py", "plain", knobs=KNOBS, target=[{"site": "elsewhere.py:1", "ordinal": 0}], mode="inspect")
+    report = run.result().knobs["loader.num_workers"]
+    assert report.status == OVERRIDDEN
+    assert "not the loader that trained in the baseline" in report.reason
+
+
+@pytest.mark.parametrize("kind", ["slow", "slow_epochs"])
+def test_full_queues_do_not_make_a_slow_loader_look_fast(trial: Trial, kind: str) -> None:
+    rules = dataclasses.replace(RULES, warmup_min_device_s=0.0, min_steps=6, min_s=0.4 if kind == "slow" else 1.5)
+    found = trial("loaders.py", kind, rules=rules).result()
+    truth_per_s = 2 * 8 / 0.04
+    assert found.loader_rate_per_s == pytest.approx(truth_per_s, rel=0.1)
+    assert found.throughput_per_s <= truth_per_s * 1.1
+    if kind == "slow":  # the other one waits at the end of each short epoch
+        assert found.throughput_per_s == pytest.approx(truth_per_s, rel=0.1)

@@ -1,0 +1,182 @@
+"""The meter, fed step series whose truth is known; no torch."""
+
+import random
+import subprocess
+import sys
+from itertools import islice
+
+import pytest
+from scipy import stats
+
+from autotune.harness.meter import DONE, MERGED_BLOCKS, STEADY, WARMUP, Blocks, Meter, half_width_frac, student_t
+from autotune.harness.protocol import MeasureRules
+from tests.harness.conftest import REPOSITORY
+
+
+def feed(meter: Meter, step_s: float, steps: int, *, samples: float = 8, is_quiet: bool = True) -> str:
+    for _ in range(steps):
+        meter.feed(step_s, samples, is_quiet=is_quiet)
+    return meter.phase
+
+
+def feed_until(meter: Meter, step_s: float, phase: str, limit: int = 100_000) -> int:
+    for number in range(1, limit):
+        if meter.feed(step_s, 8) == phase:
+            return number
+    raise AssertionError(f"never {phase}")
+
+
+@pytest.mark.parametrize(
+    ("step_s", "least"),
+    [(0.001, 1000), (0.01, 100), (0.1, 10)],  # a second of work
+)
+def test_warm_up_ends_after_a_second_of_equal_steps(step_s: float, least: int) -> None:
+    assert feed_until(Meter(MeasureRules()), step_s, STEADY) == pytest.approx(least, abs=1)
+
+
+def test_slow_steps_need_two_to_warm_up_and_six_to_measure() -> None:
+    meter = Meter(MeasureRules())
+    assert feed_until(meter, 1.0, STEADY) == 2
+    assert feed_until(meter, 1.0, DONE) == 6
+    window = meter.window()
+    assert window is not None
+    assert (window.steps, window.rate_per_s, window.half_width_frac, window.is_steady) == (6, 8.0, 0.0, True)
+
+
+def test_slow_steps_that_never_agree_stop_at_their_own_cap() -> None:
+    meter = Meter(MeasureRules())
+    feed_until(meter, 1.0, STEADY)
+    for number in range(100):
+        if meter.feed(0.5 if number % 2 else 2.0, 8) == DONE:
+            break
+    window = meter.window()
+    assert window is not None
+    assert 15 <= window.seconds <= 17
+    assert "slow steps" in window.reason
+
+
+def test_noise_of_a_compiler_starts_warm_up_anew() -> None:
+    meter = Meter(MeasureRules())
+    assert feed(meter, 0.01, 99) == WARMUP
+    feed(meter, 5.0, 1, is_quiet=False)
+    assert feed(meter, 0.01, 99) == WARMUP
+    assert feed(meter, 0.01, 2) == STEADY
+
+
+def test_a_rate_that_still_moves_is_no_steady_state() -> None:
+    meter = Meter(MeasureRules(warmup_max_s=5.0))
+    while meter.phase == WARMUP:  # the rate of each block of five steps is half or double the last one's
+        meter.feed(0.02 if meter.warmup_steps // 5 % 2 else 0.01, 8)
+        assert meter.warmup_steps < 10_000
+    assert meter.is_steady is False
+    assert "no steady state" in meter.reason
+
+
+def test_a_program_that_compiles_for_ever_is_measured_all_the_same_but_not_steady() -> None:
+    meter = Meter(MeasureRules(warmup_max_s=5.0))
+    assert feed(meter, 0.1, 110, is_quiet=False) != WARMUP
+    assert meter.is_steady is False
+
+
+def test_compiling_inside_the_window_is_not_steady() -> None:
+    meter = Meter(MeasureRules())
+    feed_until(meter, 0.01, STEADY)
+    meter.feed(0.01, 8, is_quiet=False)
+    feed_until(meter, 0.01, DONE)
+    window = meter.window()
+    assert window is not None
+    assert window.is_steady is False
+    assert "compiled" in window.reason
+
+
+def test_bursts_of_a_loader_are_measured_by_whole_multiples_of_its_workers() -> None:
+    workers = 4
+    meter = Meter(MeasureRules(), width=workers)
+    bursts = (0.085 if number % workers == 0 else 0.005 for number in range(10**6))  # 25 ms a step in truth, 5 ms in the median
+    for step_s in bursts:
+        if meter.feed(step_s, 1) == DONE:
+            break
+    window = meter.window()
+    assert window is not None
+    assert window.steps % workers == 0
+    assert window.rate_per_s == pytest.approx(40.0, rel=0.001)
+
+
+def test_a_window_cut_off_counts_whole_blocks_only() -> None:
+    meter = Meter(MeasureRules(), width=4)
+    feed_until(meter, 0.02, STEADY)
+    feed(meter, 0.02, 10)
+    window = meter.window()
+    assert window is not None
+    assert window.steps == 8
+    assert Meter(MeasureRules()).window() is None
+
+
+def test_measuring_stops_at_two_seconds_of_quiet_steps() -> None:
+    meter = Meter(MeasureRules())
+    feed_until(meter, 0.01, STEADY)
+    assert feed_until(meter, 0.01, DONE) == pytest.approx(200, abs=5)
+    window = meter.window()
+    assert window is not None
+    assert window.reason == "interval narrow enough"
+
+
+def test_measuring_stops_at_its_cap_or_when_the_interval_no_longer_shrinks() -> None:
+    chance = random.Random(0)
+    meter = Meter(MeasureRules(half_width_frac=1e-6, max_s=10.0))
+    feed_until(meter, 0.01, STEADY)
+    for _ in range(10_000):
+        if meter.feed(0.01 * chance.lognormvariate(0, 0.2), 8) == DONE:
+            break
+    window = meter.window()
+    assert window is not None
+    assert window.seconds <= 10.1
+    assert window.reason.startswith(("time cap", "interval no longer shrinks"))
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    chance = random.Random(1)
+    hits = 0
+    for _ in range(400):
+        rates = [100 * chance.lognormvariate(0, 0.05) for _ in range(12)]
+        width = half_width_frac(rates)
+        assert width is not None
+        mean = sum(rates) / len(rates)
+        hits += abs(mean - 100 * 1.00125) <= width * mean
+    assert 0.92 <= hits / 400 <= 0.98
+
+
+def test_no_interval_from_fewer_than_five_blocks() -> None:
+    assert half_width_frac([1.0, 1.0, 1.0, 1.0]) is None
+    assert half_width_frac([2.0] * 5) == 0.0
+
+
+def test_many_blocks_are_merged_so_that_neighbours_do_not_count_twice() -> None:
+    rates = [90.0] * 50 + [110.0] * 50  # one slow wave: a hundred blocks are not a hundred opinions
+    merged, naive = half_width_frac(rates), half_width_frac(rates[::3][:MERGED_BLOCKS])
+    assert merged is not None
+    assert naive is not None
+    assert merged > 2 * stats.t.ppf(0.975, 99) * 10 / 10 / 100
+
+
+@pytest.mark.parametrize("degrees", [4, 5, 7, 10, 20, 39, 100])
+def test_student_s_t_is_scipy_s(degrees: int) -> None:
+    assert student_t(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=0.003)
+
+
+def test_blocks_close_at_multiples_of_their_width_and_their_least_length() -> None:
+    blocks = Blocks(3, 0.05)
+    closed = [number for number in islice(range(1, 100), 30) if blocks.add(0.01, 2)]
+    assert closed == [6, 12, 18, 24, 30]
+    assert blocks.rates_per_s == pytest.approx([200.0] * 5)
+
+
+def test_the_meter_and_the_protocol_load_no_torch_and_no_tuner() -> None:
+    code = (
+        "import sys, autotune.harness.meter, autotune.harness.protocol, autotune.harness.session;"
+        "loaded = {name.split('.')[0] for name in sys.modules};"
+        "print(sorted(loaded & {'torch', 'optuna', 'mlflow', 'hydra', 'numpy', 'scipy'}),"
+        "sorted(name for name in sys.modules if name.startswith('autotune') and not name.startswith('autotune.harness')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] ['autotune']"

@@ -1,0 +1,54 @@
+"""What the class swap must not change, and which modules train."""
+
+import json
+import sys
+
+import pytest
+
+from autotune.harness.protocol import APPLIED
+from tests.harness.conftest import Trial, baseline_then
+
+
+def test_copies_pickles_and_looks_are_those_of_the_program_s_own_class(trial: Trial, plain: Trial) -> None:
+    run = trial("friends.py", knobs={"precision.amp": "bf16"})
+    seen = json.loads(run.stdout.splitlines()[0])
+    assert run.result().knobs["precision.amp"].status == APPLIED
+    assert seen.pop("types") == [True, True, True]
+    assert seen["ema_runs_its_own_weights"]
+    assert seen["model_has_its_own_still"]
+    assert seen["class"]
+    assert seen["registered"] == []
+    assert not seen["file_has_harness"]
+    assert seen["signature"] == "(x, *, scale=1.0)"
+    assert seen["state"] == ["layer.weight", "layer.bias"]
+    assert not [name for name in seen["own"] if "forward" in name and not name.startswith("_")]
+
+
+@pytest.mark.parametrize("extra", [{}, {"compile.mode": "default"}])
+def test_ddp_takes_channels_last_and_bf16_and_both_ranks_end(trial: Trial, extra: dict[str, str]) -> None:
+    knobs = {"layout.channels_last": True, "precision.amp": "bf16", **extra}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    run = trial("ddp.py", argv=torchrun, knobs=knobs)
+    assert run.returncode == 0, run.stderr
+    assert "caught" not in run.stdout
+    assert "stride" not in run.stderr
+    for rank in (0, 1):
+        found = run.result(rank)
+        assert (found.status, found.rank, found.world_size) == ("measured", rank, 2)
+        assert {key: report.status for key, report in found.knobs.items()} == dict.fromkeys(knobs, APPLIED)
+        assert found.detected["modules"] == ["DistributedDataParallel(Sequential)"]
+    assert run.result(0).detected["num_steps"] == run.result(1).detected["num_steps"]
+
+
+def test_lightning_s_child_is_the_root_and_takes_the_knobs(trial: Trial) -> None:
+    knobs = {
+        "layout.channels_last": True,
+        "precision.amp": "bf16",
+        "loader.batch_size": 64,
+        "optimizer.implementation": "fused",
+    }
+    baseline, found = baseline_then(trial, "lit.py", knobs=knobs)
+    assert baseline.detected["modules"] == ["Sequential"]
+    assert baseline.observed["loader.batch_size"] == 32
+    assert {key: report.status for key, report in found.knobs.items()} == dict.fromkeys(knobs, APPLIED)
+    assert set(found.steps["samples"]) == {64}

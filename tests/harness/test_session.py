@@ -1,0 +1,95 @@
+"""How a trial begins and ends, seen from real programs."""
+
+import json
+
+import pytest
+
+from autotune.harness import protocol
+from tests.harness.conftest import Trial
+
+
+def test_a_measured_trial_ends_the_program_and_tells_everything(trial: Trial) -> None:
+    run = trial("basic.py", "catch=1")
+    found = run.result()
+    assert (run.returncode, found.status, found.error) == (0, "measured", None)
+    assert "caught" not in run.stdout
+    assert "autotune ends the program here" in run.stdout
+    assert found.window is not None
+    assert found.window.steps >= 20
+    assert (found.unit, found.unit_source) == ("samples", "loader")
+    assert found.window.samples == 16 * found.window.steps
+    assert found.throughput_per_s == found.window.rate_per_s
+    assert "harness_problems" not in found.detected
+    assert set(found.phases_s) >= {"import", "init", "first_batch", "warmup", "steady"}
+    lines = [json.loads(line) for line in (run.folder / protocol.PROGRESS_FILE).read_text().splitlines()]
+    assert lines[0]["phase"] == "import"
+    assert lines[-1]["phase"] == "exit"
+
+
+def test_the_program_s_own_exception_is_the_result(trial: Trial) -> None:
+    run = trial("basic.py", "raise=5", "sleep=0.01")
+    found = run.result()
+    assert (run.returncode, found.status) == (1, "failed")
+    assert found.error is not None
+    assert (found.error["type"], found.error["message"]) == ("ArithmeticError", "the program's own trouble")
+    assert found.detected["num_steps"] == 5
+
+
+def test_an_exception_before_training_is_the_result(trial: Trial) -> None:
+    found = trial("basic.py", "raise=0").result()
+    assert found.status == "failed"
+    assert found.error is not None
+    assert found.error["type"] == "ArithmeticError"
+
+
+def test_a_program_that_ends_early_says_so_with_the_steps_it_made(trial: Trial) -> None:
+    run = trial("basic.py", "steps=7")
+    found = run.result()
+    assert (run.returncode, found.status, found.detected["num_steps"]) == (0, "ended", 7)
+    assert len(found.steps["end_s"]) == 6
+    assert found.throughput_per_s is None
+
+
+def test_a_loss_that_is_not_finite_is_seen(trial: Trial) -> None:
+    loss = trial("basic.py", "nan=1").result().loss
+    assert loss is not None
+    assert loss["is_finite"] is False
+
+
+def test_inspect_stops_after_three_steps_with_everything_detected(trial: Trial) -> None:
+    found = trial("basic.py", mode="inspect").result()
+    assert (found.status, found.detected["num_steps"]) == ("measured", 3)
+    assert found.target == [{"site": found.detected["loader"]["site"], "ordinal": 0}]
+    assert found.detected["modules"] == ["Sequential"]
+    assert found.observed["loader.batch_size"] == 16
+    assert found.detected["optimizers"] == ["SGD"]
+
+
+def test_apply_never_stops_nor_measures_and_writes_no_result(trial: Trial) -> None:
+    run = trial("basic.py", "steps=60", mode="apply", knobs={"precision.amp": "bf16", "loader.batch_size": 8})
+    assert run.returncode == 0, run.stderr
+    assert len((run.folder / "losses.txt").read_text().split()) == 60
+    assert sorted(path.name for path in run.folder.iterdir()) == ["losses.txt", "spec.json"]
+
+
+@pytest.mark.parametrize("mode", ["measure", "apply"])
+def test_a_fault_of_the_harness_is_told_and_never_raised_into_the_program(trial: Trial, mode: str) -> None:
+    run = trial("faulty_module.py", mode=mode)
+    assert "the harness failed while preparing a module for training" in run.stderr
+    if mode == "apply":
+        assert (run.returncode, run.has_result) == (0, False)
+        return
+    found = run.result()
+    assert found.status == "failed"
+    assert found.error is not None
+    assert found.error["message"].startswith("autotune's harness failed while preparing a module for training")
+
+
+@pytest.mark.parametrize(("workers", "optimizer"), [(0, "sgd"), (2, "adam")])
+def test_without_knobs_the_losses_are_the_same_bit_by_bit(trial: Trial, plain: Trial, workers: int, optimizer: str) -> None:
+    words = (f"workers={workers}", f"optimizer={optimizer}", "steps=120")
+    mine, own = trial("basic.py", *words), plain("basic.py", *words)
+    watched = (mine.folder / "losses.txt").read_text().split()
+    alone = (own.folder / "losses.txt").read_text().split()
+    assert len(watched) >= 50, mine.stderr
+    assert watched == alone[: len(watched)]
