@@ -95,12 +95,6 @@ class LoaderWatch:
 
         @functools.wraps(construct)
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-<<<<<<< HEAD
-            if "_autotune" in self.__dict__ or os.getpid() != watch._session.pid:
-                construct(self, *args, **kwargs)
-                return
-=======
->>>>>>> friends
             bound = signature.bind(self, *args, **kwargs)
             info = watch._constructing(bound.arguments)
             bound.arguments.pop("self")
