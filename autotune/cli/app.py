@@ -13,11 +13,11 @@ from autotune.errors import BadInput, one_of
 
 HELP = """Finds the fastest correct way to run a PyTorch training job on this machine, proves it, and hands it over as a file.
 
-    autotune run model=resnet18                  a built-in recipe
-    autotune run -- python train.py --epochs 90  your own script, unmodified
-    autotune show                                the latest study again
-    autotune export -o best.yaml                 the winner as a file
-    autotune ui                                  compare the trials in the MLflow UI
+    autotune run model=resnet18         a built-in recipe
+    autotune run -- python train.py     your own script, unmodified
+    autotune show                       the latest study again
+    autotune export STUDY -o best.yaml  the winner as a file
+    autotune ui                         the trials in the MLflow UI
 """
 
 _PANEL_TUNE, _PANEL_SEE, _PANEL_KNOW = "Tune", "See and use results", "Look before you tune"
@@ -106,7 +106,7 @@ def run(
 
         autotune run model=resnet18 study.budget.minutes=15
         autotune run loader.num_workers=4 -- python train.py
-        autotune run 'loader.batch_size=choice(64,128,256)' -- torchrun --nproc_per_node=4 train.py
+        autotune run 'loader.batch_size=choice(64,128)' -- torchrun train.py
     """
     from autotune.cli import run as implementation
 

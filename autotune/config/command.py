@@ -27,6 +27,7 @@ SHORT = re.compile(r"(?<!\{)\{(\w+)(?:=[^{}]*)?\}(?!\})")
 OPENED = re.compile(rf"(?<!\{{)\{{\s*((?:{'|'.join([*GROUPS, 'env'])})\.[\w.]*)")
 PYTHON = re.compile(r"python[\d.]*")
 TAKE_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+BATCH_SIZE, RECIPE_BATCH_SIZE = "loader.batch_size", 32  # the recipe's own default
 STARTERS = ("torchrun", "accelerate", "deepspeed")  # run the first .py among their arguments
 
 
@@ -48,9 +49,10 @@ class CommandTemplate:
 
     def argv(self, knobs: Knobs) -> list[str]:
         """Returns the argument list with each placeholder filled from `knobs`, from the baseline's value where it is absent."""
-        if self.is_recipe:
-            return list(self.parts)
         values = {**self.placeholders, **{key: value for key, value in knobs.items() if key in self.placeholders}}
+        if self.is_recipe:  # whole words of ours only: braces in a recipe's data.root are the user's
+            ours = {f"{{{key}}}": str(value) for key, value in values.items()}
+            return [ours.get(part, part) for part in self.parts]
         filled = [PLACEHOLDER.sub(lambda match: str(values[match[1]]), part) for part in self.parts]
         return [DOUBLED.sub(r"\1", part) for part in filled]
 
@@ -89,8 +91,13 @@ def recipe_command(config: StudyConfig) -> CommandTemplate:
         "--seed": config.study.seed,
         "--device": config.device.kind,
     }
+    placeholders: Knobs = {}
+    if config.data.name == "synthetic":  # batches without a DataLoader: the harness has none to turn this knob at
+        placeholders = {BATCH_SIZE: RECIPE_BATCH_SIZE}
+        flags["--batch-size"] = f"{{{BATCH_SIZE}}}"
     given = [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]
-    return CommandTemplate(parts=[config.program.python or sys.executable, str(program("vision.py")), *given], is_recipe=True)
+    parts = [config.program.python or sys.executable, str(program("vision.py")), *given]
+    return CommandTemplate(parts=parts, placeholders=placeholders, is_recipe=True)
 
 
 def study_name(template: CommandTemplate, config: StudyConfig) -> str:

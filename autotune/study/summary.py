@@ -59,7 +59,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "best_by_tier": _by_tier(records, baseline, best, standing),
         "speedup": _speedup(baseline, best, standing),
         "attribution": [],
-        "diagnosis": diagnose(best) if best else [],
+        "diagnosis": diagnose(best, device=about.machine.get("device")) if best else [],
         "counts": dict(Counter(str(record.outcome) for record in records)),
         "seconds": _seconds(records, standing.seconds),
         "fingerprint": about.fingerprint,

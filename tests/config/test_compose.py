@@ -55,6 +55,14 @@ def test_every_file_of_conf_composes(make, model: str, data: str) -> None:
     assert composed.command.parts[2:6] == ["--model", model, "--num-classes", "1000"]
 
 
+def test_batches_without_a_loader_take_their_size_from_the_command_line(make) -> None:
+    command = make("model=resnet18", "data=synthetic").command
+    assert command.placeholders == {"loader.batch_size": 32}
+    parts = command.argv({"loader.batch_size": 64})
+    assert parts[parts.index("--batch-size") + 1] == "64"
+    assert "--batch-size" not in make("model=resnet18", "data=photos").command.parts
+
+
 @pytest.mark.parametrize("name", options("search_spaces", [folder("search_spaces").parent]))
 def test_every_search_space_is_read(make, name: str) -> None:
     domains = make(f"search_space={name}").space.domains

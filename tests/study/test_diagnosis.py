@@ -26,3 +26,16 @@ def test_what_binds_is_told_from_the_time_spent_waiting(wait, finding):
 def test_unknown_rates_are_not_guessed():
     assert diagnose(trial(device_rate=None)) == []
     assert diagnose(trial(data_wait_frac=None)) == []
+
+
+def test_waiting_tells_nothing_where_workers_and_step_share_the_cores():
+    (found,) = diagnose(shared(num_workers=2), device="cpu")
+    assert found["finding"] == "shared cores"
+    assert diagnose(shared(num_workers=0), device="cpu")[0]["finding"] == "input-bound"
+    assert diagnose(shared(num_workers=2), device="cuda")[0]["finding"] == "input-bound"
+
+
+def shared(*, num_workers):
+    record = trial()
+    record.knobs = {"loader.num_workers": num_workers}
+    return record

@@ -1,0 +1,125 @@
+"""The main job, end to end, on a program whose interpreter has no autotune: tuned, tracked, shown, exported, used again."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from mlflow import MlflowClient
+
+PROGRAM = Path(__file__).with_name("loader_bound.py")
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory) -> Path:
+    """An interpreter with this one's torch and without autotune, unlike where the tuner runs."""
+    place = tmp_path_factory.mktemp("bare")
+    venv.create(place, symlinks=True, with_pip=False)
+    own = next(place.glob("lib/python*/site-packages"))
+    (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # .pth files found there are not followed
+    return place / "bin" / "python"
+
+
+def autotune(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    # Not through PYTHONPATH, which the program would inherit: its interpreter must not find autotune.
+    environment = {name: text for name, text in os.environ.items() if name not in ("PYTHONPATH", "MLFLOW_TRACKING_URI")}
+    start = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from autotune.cli.main import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", start, *words],
+        cwd=cwd,
+        env={**environment, "COLUMNS": "100", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def study(bare_python, tmp_path_factory) -> Path:
+    """The folder in which a study of the program has been run."""
+    place = tmp_path_factory.mktemp("user")
+    shutil.copy(PROGRAM, place / "train.py")
+    options = ["search_space=loader", "loader.num_workers=choice(0,2)", "threads.intra=1", "study.budget.minutes=1"]
+    ended = autotune("run", *options, "study.name=first", "--", str(bare_python), "train.py", cwd=place)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return place
+
+
+@pytest.fixture(scope="module")
+def summary(study) -> dict:
+    shown = autotune("show", "first", "--json", cwd=study)
+    assert shown.returncode == 0, shown.stderr
+    return json.loads(shown.stdout)
+
+
+def test_the_program_s_interpreter_has_no_autotune(bare_python):
+    found = subprocess.run([bare_python, "-c", "import torch, autotune"], cwd="/", capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert "No module named 'autotune'" in found.stderr
+
+
+def test_workers_are_found_and_proved_for_a_program_that_waits_for_input(summary):
+    assert summary["status"] == "complete"
+    assert summary["speedup"]["verdict"] == "faster"
+    assert summary["speedup"]["ci"][0] > 1.3
+    assert summary["best"]["overrides"]["loader.num_workers"] == 2
+    assert summary["baseline"]["knobs"]["loader.num_workers"] == 0
+    assert summary["best_by_tier"]["exact"]["trial"] == summary["best"]["trial"]
+
+
+def test_the_reported_numbers_are_those_of_later_rounds(summary):
+    finals = [trial for trial in summary["trials"] if trial["kind"] == "final"]
+    assert len(finals) >= 4
+    assert summary["best"]["measured_in"] == "finals"
+    assert {trial["repeats"] for trial in finals} == {0, summary["best"]["trial"]}
+
+
+def test_the_document_is_as_documented(summary):
+    keys = "study status objective unit machine baseline best best_by_tier speedup attribution diagnosis counts seconds trials"
+    assert set(keys.split()) <= set(summary)
+    of_a_trial = "number outcome reason knobs value ci seconds peak_memory_bytes device_rate loader_rate"
+    assert all(set(of_a_trial.split()) <= set(trial) for trial in summary["trials"])
+    assert set(summary["seconds"]) == {"total", "measuring", "starting", "compiling", "lost"}
+
+
+def test_every_trial_is_in_mlflow_with_params_metrics_and_outcome(study, summary):
+    client = MlflowClient(f"sqlite:///{study}/runs/mlflow.db")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    runs = client.search_runs(experiments, filter_string="tags.kind != 'study'", max_results=100)
+    by_number = {int(run.data.tags["autotune.trial"].split(":")[0]): run for run in runs}
+    assert set(by_number) == {trial["number"] for trial in summary["trials"]}
+    for trial in summary["trials"]:
+        run = by_number[trial["number"]]
+        assert run.data.tags["outcome"] == trial["outcome"]
+        assert run.data.params["loader.num_workers"] == str(trial["knobs"]["loader.num_workers"])
+        assert run.data.metrics["throughput_per_s"] == pytest.approx(trial["value"])
+
+
+def test_the_winner_loads_with_plain_hydra_and_with_the_command_line(study):
+    exported = autotune("export", "first", "-o", "tuned/best.yaml", cwd=study)
+    assert exported.returncode == 0, exported.stderr
+    with initialize_config_dir(str(study / "tuned"), version_base="1.3"):
+        plain = compose("best")
+    assert plain.loader.num_workers == 2
+    words = ["--config-dir", ".", "+tuned=best", "--cfg", "--", sys.executable, "train.py"]
+    again = autotune("run", *words, cwd=study)
+    assert again.returncode == 0, again.stderr
+    assert "num_workers: 2" in again.stdout
+
+
+def test_nothing_of_the_trials_is_left_running(study):
+    marks = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            marks.append(environ.read_bytes())
+        except OSError:
+            continue
+    assert not [mark for mark in marks if f"AUTOTUNE_MARK={study}".encode() in mark]
