@@ -243,7 +243,9 @@ class LoaderWatch:
         and an LBFGS closure's repetitions once; a program that fetches one batch ahead has a step without any. Without a
         loader they are the leading dimension of the forward calls; without either, the step itself.
         """
-        num_steps = self._session.num_steps
+        num_steps, training, touched = self._session.num_steps, self.training, self._touched
+        if len(touched) == 1 and touched[0] is training and self.unit_source == "loader" and num_steps > 2:
+            return self._take_plain_step(training, num_steps)
         self._choose_training()
         samples = wait_s = 0.0
         is_foreign = False
@@ -269,6 +271,20 @@ class LoaderWatch:
             return forward_samples, wait_s, is_foreign
         is_counted = self.unit_source == "forward calls"  # then a step without forward has no samples
         return 0.0 if is_counted else 1.0, wait_s, is_foreign
+
+    def _take_plain_step(self, training: Loader, num_steps: int) -> Tuple[float, float, bool]:
+        # What nearly every step is, in one go: the loader that trains, and no other, fed it.
+        samples, wait_s = training.samples, training.wait_s
+        training.total_samples += samples
+        training.total_wait_s += wait_s
+        training.total_batches += training.num_yields
+        training.num_steps_fed += 1
+        training.num_steps_running += 1
+        training.fed_step = num_steps
+        training.samples = training.wait_s = 0.0
+        training.num_yields = 0
+        self._touched.clear()
+        return samples, wait_s, False
 
     def _is_fed_by_loader(self, num_steps: int) -> bool:
         training = self.training

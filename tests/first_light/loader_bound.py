@@ -1,4 +1,4 @@
-"""A training script that waits for its input: 2 ms of sleep a sample, so that loader workers pay whatever else the machine does."""
+"""A training script that waits for its input: 2 ms of sleep a sample, so that workers pay whatever else the machine does."""
 
 import time
 
