@@ -26,6 +26,7 @@ def write(folder: StudyFolder, *, format_: str, tier: str | None, output: Path |
         sys.stdout.write(text)
         return 0
     try:
+        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadInput(f"--output: cannot be written, got {str(output)!r} ({error.strerror}). Give another file.") from error
