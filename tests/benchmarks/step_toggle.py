@@ -38,7 +38,7 @@ class Toggle:
         self.loop = loop
         self.patches = [(owner, name, vars(owner)[name]) for owner, name in PATCHED]
         self.patches = [patch for patch in self.patches if _code_file(patch[2]).startswith(folder)]
-        self.watched = type(loop.model)
+        self.watched, self.original = type(loop.model), loop.model.__class__  # the swapped class shows the program's own
         self.hooks = [loop.optimizer._optimizer_step_pre_hooks, loop.optimizer._optimizer_step_post_hooks]
         self.kept = [dict(hooks) for hooks in self.hooks]
 
@@ -46,7 +46,7 @@ class Toggle:
         """Leaves torch as it is without the harness."""
         for owner, name, patched in self.patches:
             setattr(owner, name, patched.__wrapped__)
-        object.__setattr__(self.loop.model, "__class__", self.watched.__mro__[1])
+        object.__setattr__(self.loop.model, "__class__", self.original)
         for hooks in self.hooks:
             hooks.clear()
 
