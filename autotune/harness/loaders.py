@@ -37,6 +37,7 @@ class Loader:
         self.counters_file = ""
         self.has_asked_worker_info = False
         self.largest_batch = 0.0
+        self.usual_batch: Optional[float] = None  # leading dimension of a whole batch, where that is its samples
         self.is_target = False
         # since the last step
         self.samples = 0.0
@@ -73,7 +74,7 @@ class LoaderWatch:
         self._spec = session.spec
         self.loaders: List[Loader] = []
         self._ordinals: Dict[str, int] = {}
-        self._touched: List[Loader] = []
+        self.touched: List[Loader] = []
         self.training: Optional[Loader] = None
         self.unit, self.unit_source = "steps", "optimizer steps: no batch dimension was found"
         self.reports: Dict[str, Any] = {}
@@ -106,10 +107,11 @@ class LoaderWatch:
         DataLoader.__init__ = __init__  # type: ignore[method-assign]
 
     def _patch_iteration(self) -> None:
+        from torch import Tensor
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         start, advance, watch = _BaseDataLoaderIter.__init__, _BaseDataLoaderIter.__next__, self
-        monotonic = time.monotonic
+        monotonic, tensor = time.monotonic, Tensor
 
         @functools.wraps(start)
         def __init__(self: Any, loader: Any) -> None:
@@ -124,7 +126,15 @@ class LoaderWatch:
             watch._current = info
             began_s = monotonic()
             batch = advance(self)
-            watch._yielded(info, batch, monotonic() - began_s)
+            first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
+            if info.num_yields or first.__class__ is not tensor or first.dim() == 0 or first.size(0) != info.usual_batch:
+                watch._yielded(info, batch, monotonic() - began_s)
+                return batch
+            # One batch like those before, which nearly all are: in place, since every call costs a microsecond of cold code.
+            info.samples = info.usual_batch
+            info.wait_s = monotonic() - began_s
+            info.num_yields = 1
+            watch.touched.append(info)
             return batch
 
         _BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
@@ -224,13 +234,15 @@ class LoaderWatch:
     def _yielded(self, info: Loader, batch: Any, wait_s: float) -> None:
         try:
             if not info.num_yields:
-                self._touched.append(info)
+                self.touched.append(info)
             info.num_yields += 1
             info.wait_s += wait_s
             leading = leading_dimension(batch)
             if leading > info.largest_batch:
                 info.largest_batch = leading
-            info.samples += num_samples(batch, leading, info.batch_size)
+            samples = num_samples(batch, leading, info.batch_size)
+            info.samples += samples
+            info.usual_batch = samples if samples == leading else None
             if self._session.phase == "init":
                 self._session.enter("first_batch")
         except Exception:
@@ -243,13 +255,11 @@ class LoaderWatch:
         and an LBFGS closure's repetitions once; a program that fetches one batch ahead has a step without any. Without a
         loader they are the leading dimension of the forward calls; without either, the step itself.
         """
-        num_steps, training, touched = self._session.num_steps, self.training, self._touched
-        if len(touched) == 1 and touched[0] is training and self.unit_source == "loader" and num_steps > 2:
-            return self._take_plain_step(training, num_steps)
+        num_steps = self._session.num_steps
         self._choose_training()
         samples = wait_s = 0.0
         is_foreign = False
-        for info in self._touched:
+        for info in self.touched:
             if info is self.training:
                 samples = info.samples
                 wait_s += info.wait_s
@@ -262,7 +272,7 @@ class LoaderWatch:
                 wait_s += info.wait_s  # a second loader that feeds the steps as well
             info.samples = info.wait_s = 0.0
             info.num_yields = 0
-        self._touched.clear()
+        self.touched.clear()
         if self._is_fed_by_loader(num_steps):
             self.unit, self.unit_source = "samples", "loader"
             return samples, wait_s, is_foreign
@@ -271,20 +281,6 @@ class LoaderWatch:
             return forward_samples, wait_s, is_foreign
         is_counted = self.unit_source == "forward calls"  # then a step without forward has no samples
         return 0.0 if is_counted else 1.0, wait_s, is_foreign
-
-    def _take_plain_step(self, training: Loader, num_steps: int) -> Tuple[float, float, bool]:
-        # What nearly every step is, in one go: the loader that trains, and no other, fed it.
-        samples, wait_s = training.samples, training.wait_s
-        training.total_samples += samples
-        training.total_wait_s += wait_s
-        training.total_batches += training.num_yields
-        training.num_steps_fed += 1
-        training.num_steps_running += 1
-        training.fed_step = num_steps
-        training.samples = training.wait_s = 0.0
-        training.num_yields = 0
-        self._touched.clear()
-        return samples, wait_s, False
 
     def _is_fed_by_loader(self, num_steps: int) -> bool:
         training = self.training
@@ -296,7 +292,7 @@ class LoaderWatch:
         # The last loader touched before the first step (not a validation that ran before it); later the one that fed most
         # steps; and one that feeds step after step while the old one rests (a loader built anew) takes over.
         training, num_steps = self.training, self._session.num_steps
-        for info in reversed(self._touched):
+        for info in reversed(self.touched):
             info.num_steps_fed += 1
             info.num_steps_running = info.num_steps_running + 1 if info.fed_step == num_steps - 1 else 1
             info.fed_step = num_steps

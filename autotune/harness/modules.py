@@ -29,6 +29,7 @@ class Root:
         self.observed = observed
         self.is_counted = is_counted  # its calls carry the samples of a step; other roots' calls would count them again
         self.around: Any = None
+        self.is_passive = False  # nothing is looked for, counted or set any more: its calls go straight through
 
 
 class ModuleWatch:
@@ -62,6 +63,7 @@ class ModuleWatch:
         from torch.nn import Module
 
         self.is_looking = True
+        self.settle()
         if self._call is not None:
             return
         self._call = call = Module.__call__
@@ -199,6 +201,11 @@ class ModuleWatch:
         """Called when a root is called in evaluation mode."""
         self.is_evaluated = True
 
+    def settle(self) -> None:
+        """Lets the calls of roots that have nothing to do go straight through; called at each look, not at each call."""
+        for root in self.roots:
+            root.is_passive = not self.is_looking and not self.is_counting and root.around is None
+
     def take_samples(self) -> float:
         """Returns the leading dimensions given to the first root since the last step."""
         samples, self._samples = self._samples, 0.0
@@ -282,6 +289,8 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
         return call
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if root.is_passive and self.training:
+            return original.__call__(self, *args, **kwargs)
         if watch.depth or is_compiling():
             return original.__call__(self, *args, **kwargs)
         if not self.training:

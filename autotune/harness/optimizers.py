@@ -105,8 +105,14 @@ class OptimizerWatch:
         self.is_stepping = False
         if self._is_scaling:
             self._stepped_inside = True  # counted when the scaler is done
-        else:
-            self._count(optimizer)
+            return
+        try:
+            if self._clock is not None and self._clock() is optimizer and self._session.plain_step_done():
+                self._steps_of_others = 0
+                return
+        except Exception:
+            self._session.broke("counting a step")
+        self._count(optimizer)
 
     # The compiler must not look into our hooks when a program compiles its optimizer's step.
     _before._torchdynamo_disable = True  # type: ignore[attr-defined]
