@@ -158,6 +158,9 @@ def lines(summary: Summary, path: Path) -> list[str]:
     """Returns the verdict as plain lines, for output that is not a terminal."""
     unit = str(summary.get("unit") or "samples")
     said = [f"verdict  {headline(summary)}"]
+    if reason := (summary.get("speedup") or {}).get("reason"):
+        said.append(f"reason  {reason}")
+    said += [f"finding  {found['finding']}: {found['advice']}" for found in summary.get("diagnosis") or []]
     for name in ("baseline", "best"):
         side: dict[str, Any] = summary.get(name) or {}
         if side.get("value") is not None:

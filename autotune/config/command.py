@@ -71,6 +71,9 @@ def user_command(command: Sequence[str], circumstances: Circumstances, cwd: str 
     silent: Knobs = {}
     for part in command:
         problems += _read_placeholders(part, stated, silent, circumstances)
+    if BATCH_SIZE in silent and BATCH_SIZE not in stated:  # the library's own, a batch of one, is nobody's baseline
+        asked = f"got '{{{BATCH_SIZE}}}'. Write {{{BATCH_SIZE}={RECIPE_BATCH_SIZE}}}"
+        problems.append(f"COMMAND: a placeholder that needs the baseline's value, {asked}, with what you train with today.")
     if problems:
         raise BadInput(problems)
     return CommandTemplate(parts=list(command), placeholders={**silent, **stated}, cwd=folder)
@@ -104,6 +107,8 @@ def study_name(template: CommandTemplate, config: StudyConfig) -> str:
     """Returns the default name of a study: the model's, or the script's without its ending."""
     word = str(config.model.name) if template.is_recipe else _script(template.parts)
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", word).strip("-_")[:60]
+    if plain in (*GROUPS, "model", "data", "train"):
+        plain += "-py"  # a group of ours: `+train=best` could not be told from the recipe's key
     # Hydra's group names have no dots and begin with a letter: `+<study>=best` is to work with every default name.
     return plain if re.match(r"[A-Za-z]", plain) else f"study-{plain}".strip("-")
 

@@ -15,5 +15,5 @@ def render(winner: Winner) -> str:
         variables = knob(key).environment(value)
         lines += [f"export {name}={shlex.quote(text)}" for name, text in variables.items()]
         if not variables:
-            lines.append(f"# {key}={value} is no environment variable: set it in the program, or run it with `autotune apply`.")
+            lines.append(f"# {key}={value} is no environment variable: set it in the program.")
     return "\n".join(lines) + "\n"

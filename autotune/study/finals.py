@@ -237,6 +237,9 @@ def _slower(chosen: TrialRecord, ratio: stats.Ratio) -> str:
 def _without_finalist(records: list[TrialRecord]) -> Decision:
     if len(records) == 1:
         return Decision(verdict="ambiguous", reason="nothing but the baseline was measured")
+    if not any(record.value for record in records[1:]):
+        failures = ", ".join(sorted({str(record.outcome) for record in records[1:]}))
+        return Decision(verdict="ambiguous", reason=f"none of the configurations tried could be measured: {failures}")
     return Decision(verdict="same", reason="no configuration that trained came near the baseline")
 
 

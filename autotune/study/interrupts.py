@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Interrupts:
-    """Hears SIGINT and SIGTERM while it is entered; nothing measured is lost.
+    """Hears SIGINT, SIGTERM and SIGHUP while it is entered; nothing measured is lost.
 
     Attributes:
         is_requested: whether the study should end after the running trial.
@@ -23,7 +23,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():  # signal handlers cannot be set elsewhere
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 self._before[number] = signal.signal(number, self._heard)
         return self
 
@@ -32,7 +32,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _heard(self, number: int, _: FrameType | None) -> None:
-        if self.is_requested or number == signal.SIGTERM:  # who terminates does not wait for a trial
+        if self.is_requested or number != signal.SIGINT:  # who terminates, or hangs up, does not wait for a trial
             self.is_requested = True
             raise KeyboardInterrupt
         self.is_requested = True

@@ -152,7 +152,9 @@ class _Study:
     def _drain(self, tracking: Tracking) -> None:
         """Waits for the tracker to catch up; it reads the summary's status and ends by itself."""
         try:
-            tracking.wait(timeout=self._plan.tracking_drain_s)
+            if tracking.wait(timeout=self._plan.tracking_drain_s):
+                why = f"see {self._folder.path / 'tracking.log'}"
+                self._listener.notice(f"Tracking is not complete, {why}; `autotune sync {self._folder.name}` completes it.")
         except subprocess.TimeoutExpired:
             tracking.terminate()
             self._listener.notice(

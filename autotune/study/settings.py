@@ -25,10 +25,13 @@ def deadlines(measure: MeasureOptions, *, max_s: float | None) -> Deadlines:
 
 
 def device_environment(device: DeviceOptions) -> dict[str, str]:
-    """Returns the variables that show the program the device it is to use, and no other."""
+    """Returns the variables that show the program its device: `device.index` counts among those visible to autotune."""
     if device.kind == "cpu":
         return {"CUDA_VISIBLE_DEVICES": ""}
-    return {"CUDA_VISIBLE_DEVICES": str(device.index)} if device.index else {}
+    if not device.index:
+        return {}
+    visible = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
+    return {"CUDA_VISIBLE_DEVICES": visible[device.index] if device.index < len(visible) else str(device.index)}
 
 
 def compile_cache(study: Path) -> dict[str, str]:

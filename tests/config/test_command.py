@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config.command import CommandTemplate, user_command
+from autotune.config.command import CommandTemplate, study_name, user_command
+from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
 
@@ -120,3 +121,17 @@ def test_starters_are_asked_for_their_script(folder: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", str(folder))
     template(folder, "torchrun", "--nproc_per_node=2", "train.py")
     assert "no such script" in problems(folder, "torchrun", "--nproc_per_node=2", "nosuch.py")[0]
+
+
+def test_a_batch_size_without_its_baseline_is_asked_for(folder: Path) -> None:
+    with pytest.raises(
+        BadInput, match=r"needs the baseline's value, got '\{loader.batch_size\}'. Write \{loader.batch_size=32\}"
+    ):
+        template(folder, PYTHON, "train.py", "--batch-size", "{loader.batch_size}")
+
+
+@pytest.mark.parametrize("script", ["train.py", "model.py", "loader.py"])
+def test_no_study_is_named_like_a_group_of_the_configuration(folder: Path, script: str) -> None:
+    (folder / script).touch()
+    found = template(folder, PYTHON, script)
+    assert study_name(found, StudyConfig()) == script.replace(".", "-")

@@ -62,9 +62,11 @@ def summary(study) -> dict:
 
 
 def test_the_program_s_interpreter_has_no_autotune(bare_python):
-    found = subprocess.run([bare_python, "-c", "import torch, autotune"], cwd="/", capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [bare_python, "-c", "import torch, autotune.cli"], cwd="/", capture_output=True, text=True, check=False
+    )
     assert found.returncode == 1
-    assert "No module named 'autotune'" in found.stderr
+    assert "No module named 'autotune" in found.stderr
 
 
 def test_workers_are_found_and_proved_for_a_program_that_waits_for_input(summary):

@@ -2,9 +2,13 @@
 
 import dataclasses
 import re
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
+from torch.utils.data import IterableDataset
 
+from autotune.harness.apply.loader import applicability
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import RULES, Trial, baseline_then
 
@@ -82,3 +86,13 @@ def test_full_queues_do_not_make_a_slow_loader_look_fast(trial: Trial, kind: str
     assert found.throughput_per_s <= truth_per_s * 1.1
     if kind == "slow":  # the other one waits at the end of each short epoch
         assert found.throughput_per_s == pytest.approx(truth_per_s, rel=0.1)
+
+
+@pytest.mark.parametrize(("num_workers", "is_free"), [(0, False), (1, False), (2, True)])
+def test_one_worker_does_not_prove_that_a_stream_is_shared_out(num_workers: int, is_free: bool) -> None:
+    class Silent(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(8))
+
+    loader = SimpleNamespace(dataset=Silent(), batch_size=4, num_workers=num_workers, has_asked_worker_info=False)
+    assert ("loader.num_workers" not in applicability(loader)) is is_free

@@ -200,7 +200,7 @@ def test_budget_too_small_for_more_than_the_baseline_claims_nothing(bench):
 
 
 def test_a_slow_machine_diagnosis_tells_what_a_free_loader_would_give(bench):
-    study = bench(Surface(loader_per_s=20.0), "loader.num_workers=1", "study.budget.trials=2")
+    study = bench(Surface(loader_per_s=20.0), "loader.num_workers=0", "study.budget.trials=2")
     (finding,) = study.run()["diagnosis"]
     assert finding["finding"] == "input-bound"
     assert "with an infinitely fast loader at most +" in finding["advice"]

@@ -120,9 +120,10 @@ def applicability(loader: Any) -> Dict[str, str]:
         reasons["loader.batch_size"] = "the training loader has no batch size of its own"
     from torch.utils.data import IterableDataset
 
-    # Seen in the process itself, or already running with workers: then the program's author has seen to it.
-    if isinstance(loader.dataset, IterableDataset) and not loader.has_asked_worker_info and not loader.num_workers:
-        why = "the IterableDataset never asks get_worker_info(): every worker would yield all of its data"
-        for name in ("num_workers", "prefetch_factor", "persistent_workers"):
+    # Asked in the process itself, or running with several workers already: then the program's author has seen to it. One
+    # worker proves nothing, and whether it asks cannot be seen from here.
+    if isinstance(loader.dataset, IterableDataset) and not loader.has_asked_worker_info and loader.num_workers <= 1:
+        why = "the IterableDataset is not seen to ask get_worker_info(): every worker would yield all of its data"
+        for name in ("num_workers",) if loader.num_workers else ("num_workers", "prefetch_factor", "persistent_workers"):
             reasons[PREFIX + name] = why
     return reasons
