@@ -52,13 +52,15 @@ class HostClock:
         """Yields the steps finished since the last call; the very first only sets the origin."""
         waiting, self._waiting = self._waiting, []
         is_quiet, self._is_noisy = not self._is_noisy, False
+        if self._origin_s is None and waiting:
+            self._origin_s = self._last_s = waiting.pop(0)[0]
+        origin_s, last_s, new = self._origin_s or 0.0, self._last_s, tuple.__new__
         for now_s, samples, wait_s, is_foreign in waiting:
-            if self._origin_s is None:
-                self._origin_s = self._last_s = now_s
-                continue
-            step_s, self._last_s = now_s - self._last_s, now_s
-            busy_s = max(0.0, step_s - wait_s)
-            yield Finished(now_s - self._origin_s, step_s, busy_s, samples, wait_s, is_foreign, is_quiet)
+            step_s, last_s = now_s - last_s, now_s
+            busy_s = step_s - wait_s if step_s > wait_s else 0.0
+            # Without the constructor's own call: this runs for every step.
+            yield new(Finished, (now_s - origin_s, step_s, busy_s, samples, wait_s, is_foreign, is_quiet))
+        self._last_s = last_s
 
     def open_window(self) -> None:
         """Opens the window at the last mark."""

@@ -26,7 +26,8 @@ class OptimizerWatch:
         self._held: Set[int] = set()
         self._held_groups = -1
         self._clock: Optional[Any] = None
-        self._steps_of_others = 0
+        self._steps_of_others = self._counted_steps = 0
+        self._short: Any = None  # the clock's hook while its steps need no more
         self._is_scaling = False
         self.is_stepping = False
         self.num_skipped = 0
@@ -60,7 +61,7 @@ class OptimizerWatch:
             self._patch_scaler(scaler)
 
     def _enlist(self, optimizer: Any) -> None:
-        if self._before in optimizer._optimizer_step_pre_hooks.values():
+        if any(hook in (self._after, self._short) for hook in optimizer._optimizer_step_post_hooks.values()):
             return
         self._known = [ref for ref in self._known if ref() is not None]
         self._known.append(weakref.ref(optimizer))
@@ -77,6 +78,7 @@ class OptimizerWatch:
         def scaled_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.is_enabled():
                 return step(self, optimizer, *args, **kwargs)
+            watch.settle(is_at_rest=False)
             watch.has_scaler, watch._is_scaling, watch._stepped_inside = True, True, False
             try:
                 returned = step(self, optimizer, *args, **kwargs)
@@ -106,13 +108,32 @@ class OptimizerWatch:
         if self._is_scaling:
             self._stepped_inside = True  # counted when the scaler is done
             return
-        try:
-            if self._clock is not None and self._clock() is optimizer and self._session.plain_step_done():
-                self._steps_of_others = 0
-                return
-        except Exception:
-            self._session.broke("counting a step")
         self._count(optimizer)
+
+    def settle(self, *, is_at_rest: bool) -> None:
+        """Called at each look: gives the counted optimizer the short hook while its steps are as nearly all are.
+
+        At rest the hook before a step is out: it prepares an optimizer once, and it tells a closure's forward calls from
+        others, where forward calls are counted.
+        """
+        optimizer = self.clock()
+        if is_at_rest == (self._short is not None):
+            return
+        if optimizer is None:
+            self._short = None
+            return
+        before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+        if is_at_rest:
+            own, short = self._after, self._session.plain_step_hook(self._after)
+            for number in [number for number, hook in before.items() if hook == self._before]:
+                del before[number]
+        else:
+            own, short = self._short, self._after
+            optimizer.register_step_pre_hook(self._before)
+        for number, hook in after.items():
+            if hook == own:
+                after[number] = short
+        self._short = short if is_at_rest else None
 
     # The compiler must not look into our hooks when a program compiles its optimizer's step.
     _before._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -122,11 +143,13 @@ class OptimizerWatch:
         if self._clock is None:  # the scaler skipped the very first step
             self._clock = weakref.ref(optimizer)
         if self._clock() is optimizer or self._is_wrapper_of_clock(optimizer):
-            self._steps_of_others = 0
             self._session.step_done()
             return
+        if self._counted_steps != self._session.num_steps:
+            self._counted_steps, self._steps_of_others = self._session.num_steps, 0
         self._steps_of_others += 1
         if self._steps_of_others >= SILENT_STEPS or self._clock() is None:
+            self.settle(is_at_rest=False)
             self._clock = weakref.ref(optimizer)  # rebuilt mid-way while the program still holds the old one
 
     def _is_wrapper_of_clock(self, optimizer: Any) -> bool:

@@ -16,7 +16,10 @@ from typing import Any, Dict, List, Optional, Tuple
 
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "sve", "asimd", "bf16")
 LOOK_S = 0.05  # between two looks at the allocator's counters: the length of a block
+SAMPLE_S = 1.0  # between two looks at this process's memory
+FIRST_GAP_S = 0.25  # between two looks at a loss, later
 ALL_LOSSES = 64  # losses looked at one by one
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def limit_memory(spec: Any) -> None:
@@ -31,45 +34,66 @@ def limit_memory(spec: Any) -> None:
 
 
 class LossWatch:
-    """Keeps the first and the last scalar that `backward()` was called on, without waiting for the device."""
+    """Keeps the first and the last scalar that `backward()` was called on, without waiting for the device.
+
+    It looks at the first losses one by one, then at one now and then, twice as late each time: a loss that is no number stays
+    one, and a wrapper around every call costs a microsecond of cold code. Often must not be: each time a class of torch's is
+    changed the interpreter forgets what it knows of it, and after a thousand times for good (CPython 3.13).
+    """
 
     def __init__(self) -> None:
         import torch
 
         self.first: Any = None
         self.last: Any = None
-        self.count = 0
-        backward, is_compiling, watch = torch.Tensor.backward, torch.compiler.is_compiling, self
+        self._num_seen = 0
+        self._gap_s, self._next_s = FIRST_GAP_S, 0.0
+        self._tensor = torch.Tensor
+        self._original = backward = torch.Tensor.backward
+        is_compiling, watch = torch.compiler.is_compiling, self
 
         @functools.wraps(backward)
         def watched_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            watch.count += 1
-            # All of the first, then every sixteenth: a loss that is no number stays one, and each look costs a microsecond.
-            if (watch.count <= ALL_LOSSES or not watch.count % 16) and not is_compiling() and self.numel() == 1:
-                watch.last = self.detach()
-                if watch.first is None:
-                    watch.first = watch.last.clone()
+            if not is_compiling() and self.numel() == 1:
+                watch._see(self)
             return backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
 
-        torch.Tensor.backward = watched_backward  # type: ignore[method-assign]
+        self._watched = torch.Tensor.backward = watched_backward  # type: ignore[method-assign]
+
+    def _see(self, loss: Any) -> None:
+        self._num_seen += 1
+        self.last = loss.detach()
+        if self.first is None:
+            self.first = self.last.clone()
+        if self._num_seen >= ALL_LOSSES and self._tensor.backward is self._watched:
+            self._tensor.backward = self._original  # type: ignore[method-assign]
+
+    def look_again(self, now_s: float) -> None:
+        """Looks at the next loss when it is time, unless the program has put something else in place meanwhile."""
+        if now_s < self._next_s:
+            return
+        self._gap_s *= 2
+        self._next_s = now_s + self._gap_s
+        if self._tensor.backward is self._original:
+            self._tensor.backward = self._watched  # type: ignore[method-assign]
 
     def summary(self) -> Optional[Dict[str, Any]]:
-        """Returns {"first", "last", "is_finite", "count"}; None when no scalar was seen. Waits for the device."""
+        """Returns {"first", "last", "is_finite"}; None when no scalar was seen. Waits for the device."""
         if self.last is None:
             return None
         first, last = (value if math.isfinite(value) else None for value in (float(self.first), float(self.last)))
         is_finite = first is not None and last is not None
-        return {"first": first, "last": last, "is_finite": is_finite, "count": self.count}
+        return {"first": first, "last": last, "is_finite": is_finite}
 
 
 class MemoryWatch:
-    """Peak memory of this process: the allocator's on CUDA, the sampled data segment (VmData) on the CPU."""
+    """Peak memory of this process: the allocator's on CUDA, the sampled data segment (with the stack) on the CPU."""
 
     def __init__(self) -> None:
         self._peak_data_bytes = 0
         self._cuda: Any = None
         self._movement = (0, 0)
-        self._next_look_s = 0.0
+        self._next_look_s = self._next_sample_s = 0.0
 
     def begin(self, device: str, limit_bytes: Optional[int]) -> None:
         """Called as training begins."""
@@ -81,15 +105,18 @@ class MemoryWatch:
                 total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
                 torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total))
 
+    def look(self, now_s: float) -> None:
+        """Samples the data segment, at most once a second: reading it costs a tenth of a millisecond."""
+        if now_s >= self._next_sample_s:
+            self._next_sample_s = now_s + SAMPLE_S
+            self.sample()
+
     def sample(self) -> None:
-        """Reads VmData; called with each heartbeat (there is no peak of it in the kernel)."""
+        """Reads the data segment's size (there is no peak of it in the kernel)."""
         try:
-            with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-                for line in file:
-                    if line.startswith("VmData:"):
-                        self._peak_data_bytes = max(self._peak_data_bytes, int(line.split()[1]) * 1024)
-                        return
-        except OSError:
+            with open("/proc/self/statm", "rb", buffering=0) as file:
+                self._peak_data_bytes = max(self._peak_data_bytes, int(file.read(256).split()[5]) * PAGE_BYTES)
+        except (OSError, ValueError, IndexError):
             return
 
     def movement(self) -> Tuple[int, int]:

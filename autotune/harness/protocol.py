@@ -149,7 +149,7 @@ class RankResult:
         device_rate_per_s: D, what the device would do with a free loader; None when unknown.
         loader_rate_per_s: L, what the loader can sustain; None without a loader.
         memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}, unknown = None.
-        loss: {"first", "last", "is_finite", "count"} seen at backward(); None where backward was not seen.
+        loss: {"first", "last", "is_finite"} seen at backward(); None where backward was not seen.
         knobs: knob key -> KnobReport for every knob of the spec.
         observed: knob key -> the program's own value, for every knob the harness can read (what "baseline" means).
         applicability: knob key -> reason why that knob cannot be turned in this program; absent = it can.

@@ -23,7 +23,7 @@ from .meter import DONE, STEADY, WARMUP, Meter
 HEARTBEAT_S = 0.2  # at most five lines a second
 INSPECT_STEPS = 3
 EAGER_STEPS = 8  # looked at one by one
-LOOK_S = 0.05  # then at most twenty looks a second: the length of a block
+LOOK_S = 0.1  # then at most ten looks a second: two blocks, as a look finds its code cold and costs some for that
 EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
 LAST_RANK_S = 5.0
 ANNOUNCE_AHEAD = 2  # rank 0 announces the last step this many steps ahead: every rank sees it in time (collectives keep step)
@@ -68,7 +68,7 @@ class Session:
 
         process.limit_memory(self.spec)
         apply_process.apply(self.spec.knobs)
-        self.losses = None if self._is_applying else process.LossWatch()
+        self.losses: Any = None if self._is_applying else process.LossWatch()
         self.memory = process.MemoryWatch()
         self.loaders = loaders.LoaderWatch(self)
         self.modules = modules.ModuleWatch(self)
@@ -93,6 +93,7 @@ class Session:
         self.pid = os.getpid()
         self._is_child, self.speaks = True, False
         self.is_over = self.is_over or self.is_active
+        self._is_plain = False
 
     def note_error(self, kind: Any, value: Any, trace: Any) -> None:
         """Keeps the exception that is about to end the program."""
@@ -139,30 +140,40 @@ class Session:
         self.memory.begin(self.device, self.spec.memory_limit_bytes)
         apply_process.apply(self.spec.knobs)  # again: the program may have set its own at start-up
 
-    def plain_step_done(self) -> bool:
-        """Counts a step as nearly all are, fed one batch by the training loader alone; returns whether it was one.
+    def plain_step_hook(self, otherwise: Any) -> Any:
+        """Returns the hook after the steps of an optimizer at rest: steps as nearly all are, fed one batch by one loader.
 
-        The same as `step_done` in one call: measured, a call of cold code costs a microsecond, and a step had seventeen.
+        The same as `step_done` in one call with everything at hand: measured, a call of cold code costs a microsecond, and a
+        step had seventeen.
+
+        Args:
+            otherwise: the hook for all other steps.
         """
-        loaders = self.loaders
-        training = loaders.training
-        if not self._is_plain or len(loaders.touched) != 1 or loaders.touched[0] is not training or self.modules.is_evaluated:
-            return False
-        self.num_steps += 1
-        samples, wait_s = training.samples, training.wait_s
-        now_s = self.clock.mark(samples, wait_s, False)
-        training.total_samples += samples
-        training.total_wait_s += wait_s
-        training.total_batches += training.num_yields
-        training.num_steps_fed += 1
-        training.num_steps_running += 1
-        training.fed_step = self.num_steps
-        training.samples = training.wait_s = training.num_yields = 0
-        loaders.touched.clear()
-        if now_s >= self._next_look_s:
-            self._next_look_s = now_s + LOOK_S
-            self._look(now_s)
-        return True
+        modules, touched, training, mark = self.modules, self.loaders.touched, self.loaders.training, self.clock.mark
+
+        def after_plain_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if len(touched) != 1 or touched[0] is not training or modules.is_evaluated or not self._is_plain:
+                otherwise(optimizer, args, kwargs)
+                return
+            touched.clear()
+            self.num_steps = training.fed_step = self.num_steps + 1
+            samples, wait_s = training.samples, training.wait_s
+            training.total_samples += samples
+            training.total_wait_s += wait_s
+            training.total_batches += training.num_yields
+            training.num_steps_fed += 1
+            training.num_steps_running += 1
+            training.samples = training.wait_s = training.num_yields = 0
+            now_s = mark(samples, wait_s, False)
+            if now_s >= self._next_look_s:
+                self._next_look_s = now_s + LOOK_S
+                try:
+                    self._look(now_s)
+                except Exception:
+                    self.broke("looking at the steps")
+
+        after_plain_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+        return after_plain_step
 
     def step_done(self) -> None:
         """Called after every counted optimizer step; everything here is on the program's critical path."""
@@ -193,20 +204,22 @@ class Session:
     def _look(self, now_s: float) -> None:
         if not self._is_quiet():
             self.clock.noise()
-        for step in self.clock.finished():
-            self._feed(step)
+        self._feed(list(self.clock.finished()))
         # The loader's batches say how many samples a step has: its calls need not (a GPU's clock wants to know of them).
         self.modules.is_counting = self.device == "cuda" or self.loaders.unit_source != "loader"
         self.modules.settle()
         if self.num_steps == 1:
             self._first_step()
         is_alone = self.world_size == 1 and not self._is_applying and self.loaders.unit_source == "loader"
-        self._is_plain = is_alone and not self.modules.is_looking and self.num_steps > EAGER_STEPS
+        is_settled = not self.modules.is_looking and not self.optimizers.has_scaler and self.num_steps > EAGER_STEPS
+        self._is_plain = is_alone and is_settled
+        self.optimizers.settle(is_at_rest=self._is_plain and not self.modules.is_counting)
         if self._must_leave():
             self.leave("measured")
         if now_s >= self._next_beat_s:
             self.beat(now_s)
-            self.memory.sample()
+            self.memory.look(now_s)
+            self.losses.look_again(now_s)
 
     def _first_step(self) -> None:
         self.meter = Meter(self.spec.rules, max(1, self.loaders.num_workers()))
@@ -222,29 +235,30 @@ class Session:
             return bool(last[0] == seen[0] and last[2] == seen[2])
         return last is None or bool(last == seen)
 
-    def _feed(self, step: Finished) -> None:
+    def _feed(self, steps: List[Finished]) -> None:
         meter = self.meter
-        if meter is None:
+        if meter is None or not steps:
             return
-        self.steps["end_s"].append(step.end_s)
-        self.steps["samples"].append(step.samples)
-        self.steps["wait_s"].append(step.wait_s)
-        if step.is_foreign:
-            return  # an evaluation or another loader's pass lay in this step: not training time
-        before = meter.phase
-        after = meter.feed(step.step_s, step.samples, is_quiet=step.is_quiet)
-        if before == STEADY:
-            self.window_wait_s += step.wait_s
-            self.window_busy_s += step.busy_s
-            self.window_s += step.step_s
-            self.window_samples += step.samples
-        if after == WARMUP and step.is_quiet:
-            self.enter("warmup")
-        elif before == WARMUP and after == STEADY:
-            self.clock.open_window()
-            self.loaders.open_window()
-            self.enter("steady")
-        self._is_full = after == DONE
+        self.steps["end_s"] += [step.end_s for step in steps]
+        self.steps["samples"] += [step.samples for step in steps]
+        self.steps["wait_s"] += [step.wait_s for step in steps]
+        steps = [step for step in steps if not step.is_foreign]  # with an evaluation in it, say: not training time
+        while meter.phase == WARMUP and steps:
+            step = steps.pop(0)
+            if meter.feed(step.step_s, step.samples, is_quiet=step.is_quiet) == STEADY:
+                self.clock.open_window()
+                self.loaders.open_window()
+                self.enter("steady")
+            elif step.is_quiet:
+                self.enter("warmup")
+        if meter.phase == STEADY and steps:
+            self.window_wait_s += sum([step.wait_s for step in steps])
+            self.window_busy_s += sum([step.busy_s for step in steps])
+            self.window_s += sum([step.step_s for step in steps])
+            self.window_samples += sum([step.samples for step in steps])
+            is_quiet = all([step.is_quiet for step in steps])
+            meter.feed_window([step.step_s for step in steps], [step.samples for step in steps], is_quiet=is_quiet)
+        self._is_full = meter.phase == DONE
 
     def _must_leave(self) -> bool:
         if self.spec.mode == "inspect":

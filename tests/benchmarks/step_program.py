@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-BLOCK_STEPS = 400  # at a millisecond a step: long enough for two heartbeats, whose cost belongs to the step
+BLOCK_STEPS = 200  # at a millisecond a step: long enough for a heartbeat, whose cost belongs to the step
 WARMUP_STEPS = 400
 BATCH, WIDTH, DEPTH, NUM_BATCHES = 32, 256, 3, 64
 
@@ -26,7 +26,7 @@ class Loop:
         torch.set_num_threads(1)  # two threads on two shared cores would measure the neighbours
         self.device = device
         data = TensorDataset(torch.randn(BATCH * NUM_BATCHES, WIDTH), torch.randn(BATCH * NUM_BATCHES, 1))
-        rounds = (WARMUP_STEPS + (num_blocks + 1) * BLOCK_STEPS) // NUM_BATCHES + 1
+        rounds = (WARMUP_STEPS + (num_blocks + 1) * (BLOCK_STEPS + 10)) // NUM_BATCHES + 1
         whole_batches = [range(start, start + BATCH) for start in range(0, len(data), BATCH)] * rounds
         self.batches = iter(DataLoader(data, sampler=whole_batches, batch_size=None))
         layers = [layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
