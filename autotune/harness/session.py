@@ -45,6 +45,7 @@ class Session:
         self.speaks = self._is_first_to_speak()  # writes progress lines
         self._is_child = _is_multiprocessing_child()
         self._progress = -1
+        self._spare = os.open(os.devnull, os.O_RDONLY)  # given back for the result of a program that has used them all up
         self._next_beat_s = self._next_look_s = 0.0
         self._is_applying = self.spec.mode == "apply"
         self.num_steps = 0
@@ -243,6 +244,8 @@ class Session:
         elif before == WARMUP and after == STEADY:
             self.clock.open_window()
             self.loaders.open_window()
+            self.optimizers.open_window()
+            self.memory.open_window()
             self.enter("steady")
         self._is_full = after == DONE
 
@@ -272,8 +275,7 @@ class Session:
         try:
             if self.rank == 0:
                 self._await_other_ranks()
-                print(f"autotune: trial {self.spec.trial} is measured; autotune ends the program here", flush=True)
-            sys.stderr.flush()
+                _say(f"autotune: trial {self.spec.trial} is measured; autotune ends the program here")
             _end_daemons()
         finally:
             os._exit(0)
@@ -311,9 +313,11 @@ class Session:
         # The program ended by itself, or by an exception, before the window was full.
         if self.is_over or self.spec.mode == "apply" or threading.current_thread() is not threading.main_thread():
             return
+        self._give_spare_back()
         value = getattr(sys, "last_value", None)  # set by the interpreter whatever has become of sys.excepthook
         if value is not None and not isinstance(value, KeyboardInterrupt):
             self.note_error(type(value), value, value.__traceback__)
+            self.error.update(self.loaders.dead_worker())
         try:
             if self.is_active:
                 self._end()
@@ -321,6 +325,12 @@ class Session:
                 self._tell_error()
         except Exception:
             self.broke("writing the result")
+
+    def _give_spare_back(self) -> None:
+        try:
+            os.close(self._spare)
+        except OSError:
+            pass  # the program has closed what it does not know
 
     def _end(self) -> None:
         try:
@@ -369,6 +379,14 @@ def _rank_of_process_group(rank: int, world_size: int) -> "tuple[int, int]":
 
 def _is_multiprocessing_child() -> bool:
     return any(word.startswith("--multiprocessing-fork") for word in getattr(sys, "orig_argv", sys.argv))
+
+
+def _say(line: str) -> None:
+    try:
+        print(line, flush=True)
+        sys.stderr.flush()
+    except Exception:  # the program has closed them, or the disk is full
+        pass
 
 
 def _end_daemons() -> None:
