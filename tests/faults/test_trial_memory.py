@@ -15,9 +15,9 @@ def limited(tmp_path_factory):
     study = start(
         tmp_path_factory.mktemp("limited"),
         "memory.py",
-        {"loader.batch_size": [4, 8, 2000, 4000]},
+        {"loader.batch_size": [2, 4, 2000, 4000]},  # what fits and differs is slower: there is nothing for the finals to do
         f"device.memory_limit={LIMIT}",
-        "study.budget.minutes=0.6",
+        "study.budget.minutes=null",
     )
     study.finish()
     return study
@@ -31,11 +31,11 @@ def test_what_does_not_fit_is_want_of_memory_and_names_the_limit(limited):
         assert by_size[size]["reason"].endswith("(under device.memory_limit, 1.17 GiB a process)")
 
 
-def test_the_study_finds_the_best_that_fits(limited):
+def test_what_fits_is_measured_and_the_study_reaches_its_verdict(limited):
     summary = limited.summary()
     assert summary["status"] == "complete"
-    assert summary["speedup"]["verdict"] == "faster"
-    assert summary["best"]["overrides"] == {"loader.batch_size": 8}
+    assert summary["speedup"]["verdict"] == "same"
+    assert summary["counts"] == {"ok": 2, "host_oom": 2}
     assert limited.left_running() == []
 
 
