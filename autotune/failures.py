@@ -12,6 +12,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotune.harness.protocol import APPLIED, RankResult
+from autotune.log_messages import (
+    CPP_SAID,
+    DEVICE_OOM,
+    ELASTIC_CODE,
+    HOST_OOM,
+    HOST_OOM_CLASSES,
+    OOM_CLASSES,
+    PARENT_CLASSES,
+    PEER_LOST,
+    RELAYED_NAME,
+    SHARED_MEMORY,
+    SUSPECTED_OOM,
+    TOO_MANY_FILES,
+    WORKER_DIED,
+    WORKER_KILLED,
+    WORKER_SIGNALS,
+    raised_in,
+)
 from autotune.records import Knobs, Outcome
 from autotune.wording import bytes_text
 
@@ -24,45 +42,6 @@ MAX_SKIPPED_FRAC = 0.02  # of the window's steps; a scaler that tries a larger s
 CALIBRATING_SKIPS = 16  # from the first scale, 2**16, down to 1: more cannot come of looking for a scale
 STARTING = ("spawn", "import", "init", "first_batch")
 
-# Exception classes and messages that mean want of memory whatever else is known. torch.AcceleratorError and NCCL say it in
-# words only.
-OOM_CLASSES = frozenset({"OutOfMemoryError"})
-DEVICE_OOM = re.compile(
-    r"(?:CUDA|HIP|XPU) out of memory|(?:CUDA|HIP)(?: driver)? error: out of memory|cudaErrorMemoryAllocation"
-    r"|CUDA_ERROR_OUT_OF_MEMORY|Triton Error \[CUDA\]: out of memory|Cuda failure \d* ?'out of memory'|(?:NCCL|nccl)[^\n]*(?:Failed to CUDA calloc|out of memory)|Failed to CUDA calloc"
-)
-HOST_OOM_CLASSES = frozenset({"MemoryError", "bad_alloc"})
-HOST_OOM = re.compile(
-    r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)|std::bad_alloc|\[Errno 12\] Cannot allocate memory"
-)
-SHARED_MEMORY = re.compile(
-    r"unable to allocate shared memory\s?\(shm\)|out of shared memory|killed by signal: Bus error"
-    r"|unable to (?:write to|open|mmap|resize) [^\n]*(?:shm|torch_)"
-    r"|failed to extend /dev/shm/|posix_fallocate failed ?: No space left on device"  # NCCL's
-)
-# These libraries say the same when memory is short and when a kernel does not exist: memory only with evidence.
-SUSPECTED_OOM = re.compile(
-    r"CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_(?:ALLOC_FAILED|NOT_SUPPORTED|INTERNAL_ERROR)"
-    r"|CU(?:FFT|SOLVER|SPARSE)_(?:STATUS_)?ALLOC_FAILED|[Uu]nable to find an engine"
-    r"|INTERNAL ASSERT FAILED[^\n]*CachingAllocator|could not (?:create|execute) a primitive"
-    r"|Thread creation failed|can't start new thread"  # a thread's stack is memory
-)
-WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)?[^)]*\) (?:is killed by signal: Killed|exited unexpectedly)")
-WORKER_DIED = re.compile(r"DataLoader worker \(pid\(?s?\)?[^)]*\) (?:is killed by signal|exited unexpectedly)")
-WORKER_SIGNALS = {"SIGKILL": "Killed", "SIGBUS": "Bus error"}  # as torch words them
-TOO_MANY_FILES = re.compile(r"\[Errno 24\]|Too many open files")
-# Second-hand accounts: a rank that only lost its peer, and parents that tell of a child's end.
-PEER_LOST = re.compile(
-    r"Connection (?:reset|closed|refused)|connectFullMesh|[Gg]loo|DistBackendError|ProcessGroup|NCCL|Broken pipe|heartbeat",
-)
-PARENT_CLASSES = frozenset({"ChildFailedError", "SignalException", "CalledProcessError", "ProcessExitedException"})
-# How a parent says which signal ended its child: torchrun (which exits with 1), subprocess, torch.multiprocessing.spawn.
-ELASTIC_CODE = re.compile(r"Root Cause.*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
-RELAYED_NAME = re.compile(r"(?:died with <Signals\.|terminated with signal )(SIG[A-Z0-9]+)")
-CPP_SAID = re.compile(r"what\(\):\s*(\S.*)")  # of an exception that ends a C++ program by SIGABRT
-RANK_PREFIX = re.compile(r"^\[rank\d+\]:[ ]?", re.MULTILINE)  # torch puts it before every line of a traceback
-TRACEBACK = re.compile(r"^[ |+-]*(?:Original )?Traceback \(most recent call last\):", re.MULTILINE)
-RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*)?$")  # "torch.OutOfMemoryError: CUDA out of memory ..."
 LONGER = "Let it train longer: more epochs, or more data"
 UNTRAINED = (
     "no optimizer step was seen: the program imported torch, but no torch.optim optimizer took a step. Give the command that "
@@ -74,7 +53,7 @@ WITHOUT_TORCH = (
 )
 UNLOADED = (
     "harness not loaded: the program ended without a sign of it. Python was started with -I or -E, the environment was cleared "
-    "on the way, or the command runs no Python"
+    "on the way, or the command runs no Python. Give the command that trains, without these"
 )
 HARNESS_FAULT = re.compile(r"^autotune: the harness (?:could not start|failed to start).*", re.MULTILINE)
 START_REFUSED = "autotune: the command cannot be started: "
@@ -283,21 +262,23 @@ def _of_message(text: str, line: str, facts: Facts) -> Verdict | None:
 
 def _of_suspicion(line: str, facts: Facts) -> Verdict:
     """Returns want of memory where memory was short, else a crash: the message alone can mean either."""
-    used_frac = _used_frac(facts)
+    shares = _memory_in_use(facts)
+    if not shares:
+        return Outcome.crash, f"{line} (whether memory was short is not known)"
+    used_frac, outcome = max(shares)
     if used_frac <= NEAR_CAP_FRAC:
         return Outcome.crash, f"{line} (memory was not short)"
-    on_host = any(result.memory.get("kind") == "cpu" for result in facts.results)
-    return Outcome.host_oom if on_host else Outcome.device_oom, f"{line} (with {used_frac:.0%} of the memory in use)"
+    return outcome, f"{line} (with {min(1.0, used_frac):.0%} of the memory in use)"
 
 
-def _used_frac(facts: Facts) -> float:
-    """Returns the largest share of device memory known to have been in use; 0 when nothing is known."""
-    shares = [facts.device_used_frac or 0.0]
+def _memory_in_use(facts: Facts) -> list[tuple[float, Outcome]]:
+    """Returns shares of the device's memory, or of a process's limit, known to have been in use, and what filling them is."""
+    shares = [] if facts.device_used_frac is None else [(facts.device_used_frac, Outcome.device_oom)]
     for memory in (result.memory for result in facts.results):
         peak, capacity = memory.get("peak_reserved_bytes") or memory.get("peak_bytes"), memory.get("capacity_bytes")
         if peak and capacity:
-            shares.append(peak / capacity)
-    return max(shares)
+            shares.append((peak / capacity, Outcome.host_oom if memory.get("kind") == "cpu" else Outcome.device_oom))
+    return shares
 
 
 # Some rank never answered --------------------------------------------------------------------------------------------------
@@ -388,20 +369,6 @@ def _crash(name: str, is_relayed: bool, facts: Facts) -> str:
         "SIGKILL": " (ended from outside; the kernel reports no kill for memory)",
     }.get(name, "")
     return f"{who} was ended by {name} in phase {facts.phase}{hint}"
-
-
-def raised_in(log: str) -> str:
-    """Returns the line a log's last user traceback ends with, "ValueError: bad shape"; "" without a traceback.
-
-    torchrun's own traceback, which follows its worker's, is passed over.
-    """
-    log = RANK_PREFIX.sub("", log)
-    for start in reversed([match.end() for match in TRACEBACK.finditer(log)]):
-        lines = (line.lstrip(" |+-") if "|" in line[:8] else line for line in log[start:].splitlines())
-        line = next((line.strip() for line in lines if RAISED.match(line)), "")
-        if line and "ChildFailedError" not in line and "torch.distributed.elastic" not in line:
-            return line
-    return ""
 
 
 def _relevant(log: str, raised: str) -> str:

@@ -7,6 +7,7 @@ Every process of a trial that imports torch has a session. It becomes the trial'
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import sys
@@ -317,7 +318,7 @@ class Session:
         value = getattr(sys, "last_value", None)  # set by the interpreter whatever has become of sys.excepthook
         if value is not None and not isinstance(value, KeyboardInterrupt):
             self.note_error(type(value), value, value.__traceback__)
-            self.error.update(self.loaders.dead_worker())
+            self.error = {**(self.error or {}), **self.loaders.dead_worker()}
         try:
             if self.is_active:
                 self._end()
@@ -327,10 +328,8 @@ class Session:
             self.broke("writing the result")
 
     def _give_spare_back(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the program has closed what it does not know
             os.close(self._spare)
-        except OSError:
-            pass  # the program has closed what it does not know
 
     def _end(self) -> None:
         try:
@@ -347,6 +346,7 @@ class Session:
 
         path = os.path.join(self.spec.folder, protocol.result_file(self.rank))
         found = report.bare(self, "failed")
+        found.memory = self.memory.summary()
         if os.path.exists(path):
             found = protocol.read_result(path)
             if found.status != "ended":

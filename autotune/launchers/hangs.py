@@ -115,8 +115,9 @@ class Looked:
         own = next((frame for frame in self.frames if frame.is_user), None)
         if own is None or own is inner:  # faulthandler writes a hundred calls: the user's own may lie deeper
             return str(inner)
-        is_import = any(frame.file.startswith(_IMPORT) for frame in self.frames[: self.frames.index(own)])
-        return f"{own} ({'in an import, ' if is_import else 'inside '}{inner.function}, {_place(inner)})"
+        if any(frame.file.startswith(_IMPORT) for frame in self.frames[: self.frames.index(own)]):
+            return f"{own} (in an import)"
+        return f"{own} (inside {inner.function}, {_place(inner)})"
 
     @property
     def name(self) -> str:

@@ -245,7 +245,7 @@ class LocalRunning(Running):
         if self._signalled_s is None:  # what a process writes after our SIGTERM tells of the SIGTERM, not of the trial
             self._results.collect()
         own = self._own_exit
-        ended = Ended(
+        return Ended(
             exit_code=own if own is not None and own >= 0 else None,
             signal=signal_name(-own) if own is not None and own < 0 else None,
             cause=self._cause or "exit",
@@ -255,7 +255,6 @@ class LocalRunning(Running):
             seconds=time.monotonic() - self._started_s,
             evidence=self._evidence(),
         )
-        return ended
 
     def _evidence(self) -> dict[str, object]:
         secrets = logs.secrets_in(self._environment)

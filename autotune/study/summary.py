@@ -171,7 +171,7 @@ def _seconds(records: list[TrialRecord], total_s: float) -> dict[str, float]:
 
 
 def _files(records: list[TrialRecord]) -> dict[str, Any]:
-    """Returns what the trials left in the working directory, and the user's checkpoints they wrote over, which were put back."""
+    """Returns what trials left in the working directory, and which of the user's checkpoints were written over and put back."""
     left = [
         {"name": name, "bytes": size, "trial": record.number}
         for record in records

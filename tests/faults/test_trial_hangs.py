@@ -18,12 +18,20 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2",
 START, STEP = Deadlines(start_s=15), Deadlines(start_s=60, step_s=3)
 # What hangs -> its limits, the kind of hang, what the reason says.
 HANGS = {
-    "hangs before import": (Deadlines(start_s=3), "user code", r"^start: .*phase: spawn\) .*; user code at faulty\.py:\d+ in <mod"),
+    "hangs before import": (
+        Deadlines(start_s=3),
+        "user code",
+        r"^start: .*phase: spawn\) .*; user code at faulty\.py:\d+ in <mod",
+    ),
     "never steps": (START, "user code", r"^start: .*phase: first_batch\) within 15 s; user code at faulty\.py:\d+ in train"),
     "hangs in collate": (STEP, "loader", r"^step: .*; in the loader at faulty\.py:\d+ in collate"),
     "hangs in a worker": (STEP, "loader", r"^step: .*; waiting .*, whose worker process \d+ is at faulty\.py:\d+ in collate"),
     "is stopped": (STEP, "stopped", r"^step: .*; process \d+ of the program is stopped \(by SIGSTOP"),
-    "waits for a rank": (STEP, "collective", r"; rank 0 waits .* at ranks\.py:\d+ in <mod.* while rank 1 is at ranks\.py:\d+ in think"),
+    "waits for a rank": (
+        STEP,
+        "collective",
+        r"; rank 0 waits .* at ranks\.py:\d+ in <mod.* while rank 1 is at ranks\.py:\d+ in think",
+    ),
 }
 COMMANDS = {"waits for a rank": [*TORCHRUN, str(PROGRAMS / "ranks.py")]}
 
@@ -35,7 +43,9 @@ def ended(tmp_path_factory):
     for fault, (limits, _, _) in HANGS.items():
         folder = tmp_path_factory.mktemp("hang") / "runs" / "study" / "trials" / "0007"
         folder.parent.mkdir(parents=True)
-        launches[fault] = a_launch(folder, COMMANDS.get(fault, FAULTY), env={"FAULT": fault, "OMP_NUM_THREADS": "1"}, deadlines=limits)
+        launches[fault] = a_launch(
+            folder, COMMANDS.get(fault, FAULTY), env={"FAULT": fault, "OMP_NUM_THREADS": "1"}, deadlines=limits
+        )
         launches[fault].spec.device = "cpu"
         running[fault] = launcher.start(launches[fault])
     found = {}
