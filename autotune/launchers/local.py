@@ -240,7 +240,7 @@ class LocalRunning(Running):
 
     def _report(self) -> Ended:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=0.1)
+            self._process.wait(timeout=5.0)  # a leader is a zombie before its threads are gone
         self._progress.read()
         if self._signalled_s is None:  # what a process writes after our SIGTERM tells of the SIGTERM, not of the trial
             self._results.collect()

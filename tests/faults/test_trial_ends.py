@@ -7,32 +7,28 @@ import pytest
 from tests.faults.trial_studies import start
 
 # What goes wrong -> how the trial ends, and what its reason says.
-ENDS = {
+ENDS = {  # every other one in each of two studies, evenly by what they take
+    "hangs in a step": ("timeout", r"^step: nothing moved in phase \w+ within 4 s; user code at faulty\.py:\d+ in hang"),
+    "worker is killed": ("crash", r"^a loader worker died: .*DataLoader worker \(pid \d+\) is killed by signal: Killed"),
+    "prints a gigabyte": ("ok", ""),
+    "is killed": ("crash", r"ended by SIGKILL in phase \w+ .*ended from outside"),
     "model raises": ("error", r"^ValueError: bad shape$"),
+    "segfaults": ("crash", r"ended by SIGSEGV in phase"),
     "dataset raises": ("error", r"^KeyError: 'no such image'$"),
     "worker raises": ("error", r"^KeyError: 'no such image'$"),
-    "worker is killed": ("crash", r"^a loader worker died: .*DataLoader worker \(pid \d+\) is killed by signal: Killed"),
-    "is killed": ("crash", r"ended by SIGKILL in phase \w+ .*ended from outside"),
-    "segfaults": ("crash", r"ended by SIGSEGV in phase"),
     "opens files": ("error", r"^OSError: \[Errno 24\] Too many open files: '/dev/null' .*raise the hard limit"),
     "loss is no number": ("nonfinite", r"^the loss is not finite after \d+ steps"),
     "overflows in fp16": ("nonfinite", r"^the loss scale fell to .*: the gradient scaler skipped \d+ of \d+ optimizer steps"),
     "does not train": ("error", r"^no optimizer step was seen: the program imported torch"),
     "imports no torch": ("error", r"^no Python process of the program imported torch"),
-    "ends after three steps": (
-        "error",
-        r"^the program ended after 3 optimizer steps, too few to measure\. Let it train",
-    ),
+    "ends after three steps": ("error", r"^the program ended after 3 optimizer steps, too few to measure\. Let it train"),
     "corrupts its result": ("error", r"^result\.rank0\.json cannot be used: "),
-    "is stopped": ("timeout", r"^step: nothing moved in phase \w+ within 4 s; process \d+ of the program is stopped"),
-    "hangs in a step": ("timeout", r"^step: nothing moved in phase \w+ within 4 s; user code at faulty\.py:\d+ in hang"),
     "catches everything": ("ok", ""),
     "leaves a daemon": ("ok", ""),
     "closes its output": ("ok", ""),
-    "prints a gigabyte": ("ok", ""),
     "saves checkpoints": ("ok", ""),
 }
-RETRIED = ("worker is killed", "is killed", "segfaults", "is stopped", "hangs in a step")
+RETRIED = ("worker is killed", "is killed", "segfaults", "hangs in a step")
 NUM_STUDIES = 2  # side by side: one per core
 PRECIOUS = b"precious\0" * 1000
 
@@ -96,7 +92,6 @@ def test_a_hang_leaves_the_stacks_of_its_processes_as_evidence(studies):
     hang = study.record(trial["number"])["evidence"]["hang"]
     assert hang["kind"] == "user code"
     assert hang["processes"][0]["stack"][0].endswith("in hang")
-    assert studies[1]["is stopped"][0].record(studies[1]["is stopped"][1]["number"])["evidence"]["hang"]["kind"] == "stopped"
 
 
 def test_a_flood_of_output_fills_neither_disk_nor_memory(studies):
