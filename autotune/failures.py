@@ -134,7 +134,8 @@ def _of_answers(facts: Facts) -> Verdict:
         if result.loss is not None and result.loss.get("is_finite") is False:
             return Outcome.nonfinite, f"the loss is not finite after {_steps_of(result)} steps{_on(result, facts)}"
         if result.scaling is not None and result.scaling["scale"] < MIN_LOSS_SCALE:
-            return Outcome.nonfinite, f"the loss scale fell to {result.scaling['scale']:g}: {_skipped(result, facts)}"
+            counted = f"; {_skipped(result, facts)}" if result.scaling["skipped"] else ""
+            return Outcome.nonfinite, f"the loss scale fell to {result.scaling['scale']:g}: the gradients overflow{counted}"
     for result in facts.results:
         if reason := _unapplied(result, facts.asked):
             return Outcome.invalid, f"{reason}{_on(result, facts)}"

@@ -58,16 +58,15 @@ class TorchFinder(importlib.abc.MetaPathFinder):
 
 def sign_in(spec_path: str) -> None:
     """Leaves the trial's first progress line: a program that never imports torch is told apart from one without a harness."""
-    path = os.path.join(os.path.dirname(spec_path), protocol.PROGRESS_FILE)
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return  # not the first process of the trial
     line = {"time_s": time.monotonic(), "phase": protocol.PHASES[0], "step": 0, "rate_per_s": None}
     try:
-        os.write(file, json.dumps(line).encode() + b"\n")
-    finally:
-        os.close(file)
+        if protocol.read_spec(spec_path).mode == "apply":
+            return  # nobody waits for progress
+        path = os.path.join(os.path.dirname(spec_path), protocol.PROGRESS_FILE)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except (OSError, ValueError, TypeError):
+        return  # not the first process of the trial, or no spec to be read: the session will say so
 
 
 def answer_stack_requests() -> None:

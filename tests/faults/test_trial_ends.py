@@ -18,7 +18,10 @@ ENDS = {  # every other one in each of two studies, evenly by what they take
     "worker raises": ("error", r"^KeyError: 'no such image'$"),
     "opens files": ("error", r"^OSError: \[Errno 24\] Too many open files: '/dev/null' .*raise the hard limit"),
     "loss is no number": ("nonfinite", r"^the loss is not finite after \d+ steps"),
-    "overflows in fp16": ("nonfinite", r"^the loss scale fell to .*: the gradient scaler skipped \d+ of \d+ optimizer steps"),
+    "overflows in fp16": (
+        "nonfinite",
+        r"^the loss scale fell to .*: the gradients overflow; the gradient scaler skipped \d+ of \d+ ",
+    ),
     "does not train": ("error", r"^no optimizer step was seen: the program imported torch"),
     "imports no torch": ("error", r"^no Python process of the program imported torch"),
     "ends after three steps": ("error", r"^the program ended after 3 optimizer steps, too few to measure\. Let it train"),
