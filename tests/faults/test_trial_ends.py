@@ -20,7 +20,7 @@ ENDS = {  # every other one in each of two studies, evenly by what they take
     "loss is no number": ("nonfinite", r"^the loss is not finite after \d+ steps"),
     "overflows in fp16": (
         "nonfinite",
-        r"^the loss scale fell to .*: the gradients overflow; the gradient scaler skipped \d+ of \d+ ",
+        r"^the loss scale fell to .*: the gradients overflow; .* skipped \d+ of \d+ opt",
     ),
     "does not train": ("error", r"^no optimizer step was seen: the program imported torch"),
     "imports no torch": ("error", r"^no Python process of the program imported torch"),
