@@ -12,53 +12,48 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotune.harness.protocol import APPLIED, RankResult
+from autotune.log_messages import (
+    CPP_SAID,
+    DEVICE_OOM,
+    ELASTIC_CODE,
+    HOST_OOM,
+    HOST_OOM_CLASSES,
+    OOM_CLASSES,
+    PARENT_CLASSES,
+    PEER_LOST,
+    RELAYED_NAME,
+    SHARED_MEMORY,
+    SUSPECTED_OOM,
+    TOO_MANY_FILES,
+    WORKER_DIED,
+    WORKER_KILLED,
+    WORKER_SIGNALS,
+    raised_in,
+)
 from autotune.records import Knobs, Outcome
+from autotune.wording import bytes_text
 
 Verdict = tuple[Outcome, str]
 
 MAX_REASON_CHARS = 400
-NEAR_CAP_FRAC = 0.9  # of the device's memory: evidence enough to read an unclear CUDA failure as want of memory
+NEAR_CAP_FRAC = 0.9  # of the device's memory: evidence enough to read an unclear failure as want of memory
+MIN_LOSS_SCALE = 1.0  # below it fp16 does not hold the gradients at all: they were never scaled down on purpose
+MAX_SKIPPED_FRAC = 0.02  # of the window's steps; a scaler that tries a larger scale every 2000 steps skips one of them
+CALIBRATING_SKIPS = 16  # from the first scale, 2**16, down to 1: more cannot come of looking for a scale
 STARTING = ("spawn", "import", "init", "first_batch")
 
-# Exception classes and messages that mean want of memory whatever else is known. torch.AcceleratorError and NCCL say it in
-# words only.
-OOM_CLASSES = frozenset({"OutOfMemoryError"})
-DEVICE_OOM = re.compile(
-    r"CUDA out of memory|CUDA error: out of memory|HIP out of memory|XPU out of memory|cudaErrorMemoryAllocation"
-    r"|Cuda failure \d* ?'out of memory'|(?:NCCL|nccl)[^\n]*(?:Failed to CUDA calloc|out of memory)|Failed to CUDA calloc"
-)
-HOST_OOM_CLASSES = frozenset({"MemoryError", "bad_alloc"})
-HOST_OOM = re.compile(
-    r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)|std::bad_alloc|\[Errno 12\] Cannot allocate memory"
-)
-SHARED_MEMORY = re.compile(
-    r"unable to allocate shared memory\s?\(shm\)|out of shared memory|killed by signal: Bus error"
-    r"|unable to (?:write to|open|mmap|resize) [^\n]*(?:shm|torch_)"
-)
-# These libraries say the same when memory is short and when a kernel does not exist: memory only with evidence.
-SUSPECTED_OOM = re.compile(
-    r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_NOT_SUPPORTED|CUDNN_STATUS_INTERNAL_ERROR"
-    r"|[Uu]nable to find an engine|INTERNAL ASSERT FAILED[^\n]*CachingAllocator"
-)
-WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)?[^)]*\) (?:is killed by signal: Killed|exited unexpectedly)")
-TOO_MANY_FILES = re.compile(r"\[Errno 24\]|Too many open files")
-# Second-hand accounts: a rank that only lost its peer, and parents that tell of a child's end.
-PEER_LOST = re.compile(
-    r"Connection (?:reset|closed|refused)|connectFullMesh|[Gg]loo|DistBackendError|ProcessGroup|NCCL|Broken pipe|heartbeat",
-)
-PARENT_CLASSES = frozenset({"ChildFailedError", "SignalException", "CalledProcessError", "ProcessExitedException"})
-# How a parent says which signal ended its child: torchrun (which exits with 1), subprocess, torch.multiprocessing.spawn.
-ELASTIC_CODE = re.compile(r"Root Cause.*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
-RELAYED_NAME = re.compile(r"(?:died with <Signals\.|terminated with signal )(SIG[A-Z0-9]+)")
-CPP_SAID = re.compile(r"what\(\):\s*(\S.*)")  # of an exception that ends a C++ program by SIGABRT
-RANK_PREFIX = re.compile(r"^\[rank\d+\]:[ ]?", re.MULTILINE)  # torch puts it before every line of a traceback
-TRACEBACK = re.compile(r"^[ |+-]*(?:Original )?Traceback \(most recent call last\):", re.MULTILINE)
-RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*)?$")  # "torch.OutOfMemoryError: CUDA out of memory ..."
 LONGER = "Let it train longer: more epochs, or more data"
-UNTRAINED = "no optimizer step was seen: the program does not train, or in a way that is not recognised"
+UNTRAINED = (
+    "no optimizer step was seen: the program imported torch, but no torch.optim optimizer took a step. Give the command that "
+    "trains, not one that only prepares or evaluates"
+)
+WITHOUT_TORCH = (
+    "no Python process of the program imported torch: autotune measures PyTorch training. Give the command that trains; one "
+    "that trains inside a container or on another machine is out of reach"
+)
 UNLOADED = (
     "harness not loaded: the program ended without a sign of it. Python was started with -I or -E, the environment was cleared "
-    "on the way, or the command runs no Python"
+    "on the way, or the command runs no Python. Give the command that trains, without these"
 )
 HARNESS_FAULT = re.compile(r"^autotune: the harness (?:could not start|failed to start).*", re.MULTILINE)
 START_REFUSED = "autotune: the command cannot be started: "
@@ -78,12 +73,14 @@ class Facts:
         log_tail: end of standard error.
         stop_reason: why it was stopped; "" otherwise.
         deadline: the limit that passed, in words; "" otherwise.
+        hang: what its processes were doing then, in words; "" when nobody looked.
         oom_kills: how many processes of our cgroup the kernel killed for memory meanwhile.
         is_harness_seen: whether the harness left any sign: a progress line or a result.
         num_steps: optimizer steps seen.
         asked: knobs the harness was asked for, or asked to check.
         mode: the spec's mode; only "measure" has to bring a number.
         device_used_frac: largest share of device memory seen in use; None unknown.
+        memory_limit_bytes: cap of one process that the user has set; None for none.
     """
 
     exit_code: int | None = None
@@ -95,19 +92,24 @@ class Facts:
     log_tail: str = ""
     stop_reason: str = ""
     deadline: str = ""
+    hang: str = ""
     oom_kills: int = 0
     is_harness_seen: bool = False
     num_steps: int = 0
     asked: Knobs = field(default_factory=dict)
     mode: str = "measure"
     device_used_frac: float | None = None
+    memory_limit_bytes: int | None = None
 
 
 def classify(facts: Facts) -> Verdict:
     """Returns how a trial ended and why, in one line; the line is empty for a plain ok."""
     outcome, reason = _decide(facts)
-    line = " ".join(reason.split())
-    return outcome, line if len(line) <= MAX_REASON_CHARS else f"{line[: MAX_REASON_CHARS - 1]}…"
+    line, note = " ".join(reason.split()), ""
+    if outcome in (Outcome.device_oom, Outcome.host_oom) and facts.memory_limit_bytes:
+        note = f" (under device.memory_limit, {bytes_text(facts.memory_limit_bytes)} a process)"
+    room = MAX_REASON_CHARS - len(note)
+    return outcome, (line if len(line) <= room else f"{line[: room - 1]}…") + note
 
 
 def _decide(facts: Facts) -> Verdict:
@@ -131,6 +133,9 @@ def _of_answers(facts: Facts) -> Verdict:
     for result in facts.results:
         if result.loss is not None and result.loss.get("is_finite") is False:
             return Outcome.nonfinite, f"the loss is not finite after {_steps_of(result)} steps{_on(result, facts)}"
+        if result.scaling is not None and result.scaling["scale"] < MIN_LOSS_SCALE:
+            counted = f"; {_skipped(result, facts)}" if result.scaling["skipped"] else ""
+            return Outcome.nonfinite, f"the loss scale fell to {result.scaling['scale']:g}: the gradients overflow{counted}"
     for result in facts.results:
         if reason := _unapplied(result, facts.asked):
             return Outcome.invalid, f"{reason}{_on(result, facts)}"
@@ -144,9 +149,32 @@ def _of_answers(facts: Facts) -> Verdict:
         if not result.throughput_per_s > 0:  # also NaN
             return Outcome.error, f"no usable rate was measured, got {result.throughput_per_s}{_on(result, facts)}"
     for result in facts.results:
-        if result.window is not None and not result.window.is_steady:
-            return Outcome.unsteady, f"{result.window.reason or 'no steady state was reached'}{_on(result, facts)}"
+        if verdict := _of_window(result, facts):
+            return verdict
     return Outcome.ok, ""
+
+
+def _of_window(result: RankResult, facts: Facts) -> Verdict | None:
+    """Returns why a rank's number may not win; None when it may."""
+    if result.window is None:
+        return None
+    scaling = result.scaling or {"skipped": 0, "skipped_in_window": 0}
+    if scaling["skipped_in_window"] > max(1, MAX_SKIPPED_FRAC * result.window.steps):  # a skipped step is a fast one
+        is_lasting = scaling["skipped"] > CALIBRATING_SKIPS
+        return Outcome.nonfinite if is_lasting else Outcome.unsteady, _skipped(result, facts)
+    if retries := result.memory.get("alloc_retries"):
+        why = f"memory is thrashing: the allocator gave everything back and took it again {retries} times in the window"
+        return Outcome.unsteady, f"{why}{_on(result, facts)}"
+    if not result.window.is_steady:
+        return Outcome.unsteady, f"{result.window.reason or 'no steady state was reached'}{_on(result, facts)}"
+    return None
+
+
+def _skipped(result: RankResult, facts: Facts) -> str:
+    assert result.scaling is not None
+    total, inside = result.scaling["skipped"], result.scaling["skipped_in_window"]
+    counted = f"{total} of {_steps_of(result)} optimizer steps, {inside} of them in the window"
+    return f"the gradient scaler skipped {counted}{_on(result, facts)}"
 
 
 def _unapplied(result: RankResult, asked: Knobs) -> str:
@@ -164,9 +192,12 @@ def _unapplied(result: RankResult, asked: Knobs) -> str:
 
 
 def _unmeasured(result: RankResult) -> str:
-    if (num_steps := _steps_of(result)) == 0:
-        return UNTRAINED
-    return f"the program ended after {num_steps} optimizer steps, before the window could be measured. {LONGER}"
+    return _ended_after(_steps_of(result)) if _steps_of(result) else UNTRAINED
+
+
+def _ended_after(num_steps: int) -> str:
+    steps = f"{num_steps} optimizer step{'s' if num_steps > 1 else ''}"
+    return f"the program ended after {steps}, too few to measure. {LONGER}"
 
 
 def _steps_of(result: RankResult) -> int:
@@ -195,6 +226,10 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
         return Outcome.device_oom, line
     if _class_of(result) in HOST_OOM_CLASSES:
         return Outcome.host_oom, line
+    if worker := error.get("worker"):  # said as torch says it where it notices by itself
+        pid, _, name = worker.partition(", ")
+        line = f"DataLoader worker (pid {pid}) is killed by signal: {WORKER_SIGNALS.get(name, name)}, then {line}"
+        return _of_message(line, line, facts) or (Outcome.error, line)
     text = f"{error.get('message', '')}\n{facts.log_tail if WORKER_KILLED.search(error.get('message', '')) else ''}"
     return _of_message(text, line, facts) or (Outcome.error, line)
 
@@ -217,23 +252,34 @@ def _of_message(text: str, line: str, facts: Facts) -> Verdict | None:
         return Outcome.host_oom, line
     if WORKER_KILLED.search(text) and facts.oom_kills:
         return Outcome.host_oom, f"the kernel killed {facts.oom_kills} process(es) for memory: {line}"
+    if WORKER_DIED.search(text):
+        return Outcome.crash, f"a loader worker died: {line}"
     if SUSPECTED_OOM.search(text):
-        if (used_frac := _used_frac(facts)) > NEAR_CAP_FRAC:
-            return Outcome.device_oom, f"{line} (with {used_frac:.0%} of the device's memory in use)"
-        return Outcome.crash, f"{line} (memory was not short)"
+        return _of_suspicion(line, facts)
     if TOO_MANY_FILES.search(text):
         return Outcome.error, f"{line} (open files ran out; raise the hard limit, see `ulimit -Hn`)"
     return None
 
 
-def _used_frac(facts: Facts) -> float:
-    """Returns the largest share of device memory known to have been in use; 0 when nothing is known."""
-    shares = [facts.device_used_frac or 0.0]
+def _of_suspicion(line: str, facts: Facts) -> Verdict:
+    """Returns want of memory where memory was short, else a crash: the message alone can mean either."""
+    shares = _memory_in_use(facts)
+    if not shares:
+        return Outcome.crash, f"{line} (whether memory was short is not known)"
+    used_frac, outcome = max(shares)
+    if used_frac <= NEAR_CAP_FRAC:
+        return Outcome.crash, f"{line} (memory was not short)"
+    return outcome, f"{line} (with {min(1.0, used_frac):.0%} of the memory in use)"
+
+
+def _memory_in_use(facts: Facts) -> list[tuple[float, Outcome]]:
+    """Returns shares of the device's memory, or of a process's limit, known to have been in use, and what filling them is."""
+    shares = [] if facts.device_used_frac is None else [(facts.device_used_frac, Outcome.device_oom)]
     for memory in (result.memory for result in facts.results):
         peak, capacity = memory.get("peak_reserved_bytes") or memory.get("peak_bytes"), memory.get("capacity_bytes")
         if peak and capacity:
-            shares.append(peak / capacity)
-    return max(shares)
+            shares.append((peak / capacity, Outcome.host_oom if memory.get("kind") == "cpu" else Outcome.device_oom))
+    return shares
 
 
 # Some rank never answered --------------------------------------------------------------------------------------------------
@@ -266,6 +312,7 @@ def _of_ending(facts: Facts) -> Verdict:
 def _of_silence(facts: Facts) -> Verdict:
     """A deadline has passed. Who waits for a process that died for want of memory is not slow."""
     limit = facts.deadline or f"a deadline passed in phase {facts.phase}"
+    limit += f"; {facts.hang}" if facts.hang else ""
     if WORKER_KILLED.search(facts.log_tail) and facts.oom_kills:
         return Outcome.host_oom, f"the kernel killed {facts.oom_kills} loader worker(s) for memory, then {limit}"
     raised = raised_in(facts.log_tail)
@@ -288,9 +335,11 @@ def _unseen(facts: Facts) -> str:
         return f"harness not loaded: {fault[0].removeprefix('autotune: ')}"
     if not facts.is_harness_seen:
         return UNLOADED
+    if facts.phase == "spawn":
+        return WITHOUT_TORCH
     if facts.num_steps == 0 and facts.phase in (*STARTING, "exit"):
         return f"{UNTRAINED} (last phase: {facts.phase})"
-    return f"the program ended after {facts.num_steps} optimizer steps, in phase {facts.phase}, without a result. {LONGER}"
+    return _ended_after(max(1, facts.num_steps))
 
 
 def _signal(facts: Facts) -> tuple[str, bool]:
@@ -321,20 +370,6 @@ def _crash(name: str, is_relayed: bool, facts: Facts) -> str:
         "SIGKILL": " (ended from outside; the kernel reports no kill for memory)",
     }.get(name, "")
     return f"{who} was ended by {name} in phase {facts.phase}{hint}"
-
-
-def raised_in(log: str) -> str:
-    """Returns the line a log's last user traceback ends with, "ValueError: bad shape"; "" without a traceback.
-
-    torchrun's own traceback, which follows its worker's, is passed over.
-    """
-    log = RANK_PREFIX.sub("", log)
-    for start in reversed([match.end() for match in TRACEBACK.finditer(log)]):
-        lines = (line.lstrip(" |+-") if "|" in line[:8] else line for line in log[start:].splitlines())
-        line = next((line.strip() for line in lines if RAISED.match(line)), "")
-        if line and "ChildFailedError" not in line and "torch.distributed.elastic" not in line:
-            return line
-    return ""
 
 
 def _relevant(log: str, raised: str) -> str:

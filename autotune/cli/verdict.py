@@ -14,6 +14,7 @@ from rich.text import Text
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
 from autotune.records import Summary, Tier
 from autotune.wording import (
+    bytes_text,
     changes_phrase,
     counts_text,
     interval_text,
@@ -24,6 +25,7 @@ from autotune.wording import (
     value_text,
 )
 
+MAX_FILES = 5  # named of those the trials left
 ADVICE = {
     "same": "The program already runs about as fast as it can with these knobs.",
     "ambiguous": "The measurements do not tell them apart: give more time, study.budget.minutes=30.",
@@ -148,10 +150,27 @@ def _rest(summary: Summary, path: Path) -> Table:
     took = f"  ·  {seconds_text(seconds)}" if seconds else ""
     made.add_row("outcomes", f"{counts_text(summary.get('counts') or {})}{took}")
     made.add_row("files", Text(str(path), overflow="fold"))
+    for name, text in file_lines(summary):
+        made.add_row(name, Text(text, overflow="fold"))
     commands = next_commands(str(summary["study"]), path.parent, has_best=has_winner(summary))
     for n, command in enumerate(commands):
         made.add_row("" if n else "next", Text(command, style="command"))
     return made
+
+
+def file_lines(summary: Summary) -> list[tuple[str, str]]:
+    """Returns what the trials did to files of the user's, as (label, text)."""
+    files = summary.get("files") or {}
+    left = [f"{entry['name']} ({bytes_text(entry['bytes'])}, trial {entry['trial']})" for entry in files.get("left") or []]
+    said = []
+    if left:
+        more = f" and {len(left) - MAX_FILES} more" if len(left) > MAX_FILES else ""
+        said.append(("left", f"{', '.join(left[:MAX_FILES])}{more}: written by trials, not removed"))
+    for entry in files.get("restored") or []:
+        numbers = entry["trials"]
+        who = f"trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+        said.append(("put back", f"{entry['path']}: {who} wrote over it; it is as it was"))
+    return said
 
 
 def lines(summary: Summary, path: Path) -> list[str]:
@@ -170,5 +189,6 @@ def lines(summary: Summary, path: Path) -> list[str]:
         said.append(f"changed  {key}: {value_text(before.get(key))} -> {value_text(value)}")
     said.append(f"outcomes  {counts_text(summary.get('counts') or {})}")
     said.append(f"files  {path}")
+    said += [f"{name}  {text}" for name, text in file_lines(summary)]
     commands = next_commands(str(summary["study"]), path.parent, has_best=has_winner(summary))
     return said + [f"next  {command}" for command in commands]

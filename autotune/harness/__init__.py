@@ -22,4 +22,6 @@ def wake(spec_path: str) -> None:
     """Arms this process: once torch is imported, the trial of `spec_path` applies and measures."""
     from . import boot
 
+    boot.answer_stack_requests()
+    boot.sign_in(spec_path)
     boot.wait_for_torch(spec_path)

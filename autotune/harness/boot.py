@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.abc
 import importlib.machinery
+import json
+import os
+import signal
 import sys
+import time
 import traceback
 from typing import Any, Optional, Sequence
+
+from . import protocol
 
 
 class TorchFinder(importlib.abc.MetaPathFinder):
@@ -47,6 +54,30 @@ class TorchFinder(importlib.abc.MetaPathFinder):
                 _guarded(session.torch_is_there)
 
         loader.exec_module = exec_module
+
+
+def sign_in(spec_path: str) -> None:
+    """Leaves the trial's first progress line: a program that never imports torch is told apart from one without a harness."""
+    line = {"time_s": time.monotonic(), "phase": protocol.PHASES[0], "step": 0, "rate_per_s": None}
+    try:
+        if protocol.read_spec(spec_path).mode == "apply":
+            return  # nobody waits for progress
+        path = os.path.join(os.path.dirname(spec_path), protocol.PROGRESS_FILE)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except (OSError, ValueError, TypeError):
+        return  # not the first process of the trial, or no spec to be read: the session will say so
+
+
+def answer_stack_requests() -> None:
+    """Lets the tuner ask a process that hangs where it is. Until it asks, this costs nothing and changes nothing.
+
+    faulthandler writes from the C signal handler: it answers from a dead loop, from a call that holds the interpreter's lock
+    and before anything is imported. Descriptor 2, because the tuner checks that it is the trial's log before it asks.
+    """
+    number = protocol.STACK_SIGNAL
+    if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+        faulthandler.register(number, file=2, all_threads=True)
 
 
 def wait_for_torch(spec_path: str) -> None:

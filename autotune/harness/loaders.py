@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import signal
 import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
@@ -80,6 +81,7 @@ class LoaderWatch:
         self.reports: Dict[str, Any] = {}
         self._is_measuring = self._spec.mode != "apply"
         self._current: Optional[Loader] = None
+        self._workers: List[Any] = []  # processes of the loader that started last
         self._patch_construction()
         if self._is_measuring:
             self._patch_iteration()
@@ -157,6 +159,7 @@ class LoaderWatch:
                 start(self, loader)
             finally:
                 loader.worker_init_fn = own
+            watch._workers = self._workers
 
         _MultiProcessingDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
 
@@ -186,6 +189,17 @@ class LoaderWatch:
         torch.utils.data.get_worker_info = get_worker_info
         torch.utils.data._utils.worker.get_worker_info = get_worker_info
         dataloader.get_worker_info = get_worker_info
+
+    def dead_worker(self) -> Dict[str, str]:
+        """Returns {"worker": "12, SIGKILL"} when a worker was ended by a signal, its id and which; {} when none was.
+
+        The program's exception need not say so: who was taking a tensor from the worker sees "connection reset by peer".
+        """
+        for process in self._workers:
+            code = process.exitcode
+            if code is not None and code < 0 and code != -signal.SIGTERM:  # torch itself ends idle workers by SIGTERM
+                return {"worker": f"{process.pid}, {signal.Signals(-code).name}"}
+        return {}
 
     # --- construction ---
 

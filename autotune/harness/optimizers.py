@@ -31,7 +31,8 @@ class OptimizerWatch:
         self._is_scaling = False
         self.is_stepping = False
         self.num_skipped = 0
-        self.has_scaler = False
+        self._num_skipped_before = 0  # the window opened
+        self.scaler: Optional[Any] = None
         self.reports: Dict[str, Any] = {}
         self._prepared: Set[int] = set()
         self.observed: Optional[str] = None
@@ -79,7 +80,7 @@ class OptimizerWatch:
             if not self.is_enabled():
                 return step(self, optimizer, *args, **kwargs)
             watch.settle(is_at_rest=False)
-            watch.has_scaler, watch._is_scaling, watch._stepped_inside = True, True, False
+            watch.scaler, watch._is_scaling, watch._stepped_inside = self, True, False
             try:
                 returned = step(self, optimizer, *args, **kwargs)
             finally:
@@ -162,7 +163,18 @@ class OptimizerWatch:
             self.observed = apply_optimizer.implementation(optimizer)
         apply_optimizer.apply(optimizer, self._knobs, self.reports)
 
+    def open_window(self) -> None:
+        """Notes how many steps a scaler has skipped as the window opens: it begins by finding its scale."""
+        self._num_skipped_before = self.num_skipped
+
     # --- facts ---
+
+    def scaling(self) -> Optional[Dict[str, Any]]:
+        """Returns {"scale", "skipped", "skipped_in_window"}; None without a GradScaler. Waits for the device."""
+        if self.scaler is None:
+            return None
+        in_window = self.num_skipped - self._num_skipped_before
+        return {"scale": float(self.scaler.get_scale()), "skipped": self.num_skipped, "skipped_in_window": in_window}
 
     def clock(self) -> Any:
         """Returns the optimizer whose steps are counted; None when it is gone."""

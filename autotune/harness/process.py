@@ -94,6 +94,7 @@ class MemoryWatch:
         self._cuda: Any = None
         self._movement = (0, 0)
         self._next_look_s = self._next_sample_s = 0.0
+        self._retries_before = 0  # the window opened
 
     def begin(self, device: str, limit_bytes: Optional[int]) -> None:
         """Called as training begins."""
@@ -133,8 +134,16 @@ class MemoryWatch:
             self._movement = int(stats["segment"]["all"]["allocated"]), int(stats.get("num_alloc_retries", 0))
         return self._movement
 
+    def open_window(self) -> None:
+        """Notes the retries so far as the window opens."""
+        if self._cuda is not None:
+            self._retries_before = int(self._cuda.memory_stats().get("num_alloc_retries", 0))
+
     def summary(self) -> Dict[str, Any]:
-        """Returns {"kind", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; unknown is None."""
+        """Returns {"kind", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; unknown is None.
+
+        The retries are those since the window opened.
+        """
         if self._cuda is not None:
             stats = self._cuda.memory_stats()
             total = self._cuda.get_device_properties(self._cuda.current_device()).total_memory
@@ -143,7 +152,7 @@ class MemoryWatch:
                 "peak_bytes": self._cuda.max_memory_allocated(),
                 "peak_reserved_bytes": self._cuda.max_memory_reserved(),
                 "capacity_bytes": total,
-                "alloc_retries": stats.get("num_alloc_retries"),
+                "alloc_retries": int(stats.get("num_alloc_retries", 0)) - self._retries_before,
             }
         self.sample()
         limit, _ = resource.getrlimit(resource.RLIMIT_DATA)

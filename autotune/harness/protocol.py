@@ -5,7 +5,8 @@ the program's interpreter, where autotune is not installed. Stored numbers are S
 document carries `schema`. History of the schema: 1, the first.
 
     spec.json             tuner -> harness   Spec: which trial this is, its knobs, when to stop measuring
-    progress.jsonl        harness -> tuner   one Progress line at each phase change and at most five a second
+    progress.jsonl        harness -> tuner   one Progress line at each phase change and at most five a second; the first,
+                                             "spawn", when the first Python process starts, whether it imports torch or not
     result.rank<R>.json   harness -> tuner   RankResult, written under a temporary name and renamed: there or not, never half
     stop.json             rank 0 -> ranks    {"step": n}: every rank writes its result and leaves after its n-th step
     loader<K>.bin         loader workers     (batches, busy seconds) of each worker of the K-th DataLoader, two float64 each
@@ -16,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 from typing import Any, Dict, List, Optional
 
 SCHEMA = 1
@@ -23,6 +25,9 @@ SPEC_VARIABLE = "AUTOTUNE_SPEC"  # path of spec.json; its presence is what wakes
 MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>", inherited by every process of a trial: how leftovers are found
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
+# Every Python process of a trial answers this signal by writing its stacks to standard error: how a hang is placed. A
+# real-time one, which nobody means anything by; None where the system has none.
+STACK_SIGNAL: Optional[int] = int(signal.SIGRTMAX) - 3 if hasattr(signal, "SIGRTMAX") else None
 
 # Phases of a trial, in order. Each is entered once; "steady" may not be reached.
 PHASES = ("spawn", "import", "init", "first_batch", "compile", "warmup", "steady", "exit")
@@ -139,7 +144,8 @@ class RankResult:
 
     Attributes:
         status: "measured" (the harness ended the program), "ended" (the program ended by itself first), "failed" (exception).
-        error: {"type", "message", "traceback"} of the exception that ended the program; None otherwise.
+        error: {"type", "message", "traceback"} of the exception that ended the program; None otherwise. Also "worker", "12,
+            SIGKILL", when a loader worker was ended by a signal.
         phases_s: seconds spent in each phase of PHASES.
         unit: "samples", or "steps" when no batch dimension could be found; `unit_source` says where it was read.
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}; `end_s` on the
@@ -148,8 +154,10 @@ class RankResult:
         throughput_per_s: the trial's number for this rank: consumed rate, capped by what the loader can sustain.
         device_rate_per_s: D, what the device would do with a free loader; None when unknown.
         loader_rate_per_s: L, what the loader can sustain; None without a loader.
-        memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}, unknown = None.
+        memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}, unknown = None;
+            retries of the allocator since the window opened.
         loss: {"first", "last", "is_finite"} seen at backward(); None where backward was not seen.
+        scaling: {"scale", "skipped", "skipped_in_window"} of the program's GradScaler; None without one.
         knobs: knob key -> KnobReport for every knob of the spec.
         observed: knob key -> the program's own value, for every knob the harness can read (what "baseline" means).
         applicability: knob key -> reason why that knob cannot be turned in this program; absent = it can.
@@ -177,6 +185,7 @@ class RankResult:
     data_wait_frac: Optional[float] = None
     memory: Dict[str, Any] = dataclasses.field(default_factory=dict)
     loss: Optional[Dict[str, Any]] = None
+    scaling: Optional[Dict[str, Any]] = None
     knobs: Dict[str, KnobReport] = dataclasses.field(default_factory=dict)
     observed: Dict[str, Any] = dataclasses.field(default_factory=dict)
     applicability: Dict[str, str] = dataclasses.field(default_factory=dict)

@@ -76,6 +76,7 @@ def _add_memory(found: protocol.RankResult, session: Any) -> None:
 
 def _add_loss(found: protocol.RankResult, session: Any) -> None:
     found.loss = session.losses.summary()
+    found.scaling = session.optimizers.scaling()
 
 
 def _add_facts(found: protocol.RankResult, session: Any) -> None:
@@ -145,7 +146,7 @@ def _add_detected(found: protocol.RankResult, session: Any) -> None:
         "num_parameters": [sum(p.numel() for p in root.module.parameters()) for root in watch.roots],
         "optimizers": [type(o).__name__ for o in session.optimizers.optimizers()],
         "precision": {"autocast": first.get("precision.amp"), "parameters": first.get("parameter_dtypes")},
-        "grad_scaler": session.optimizers.has_scaler,
+        "grad_scaler": session.optimizers.scaler is not None,
         "skipped_steps": session.optimizers.num_skipped,
         "compile": first.get("compile.mode"),
         "world_size": session.world_size,

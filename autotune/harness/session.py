@@ -7,6 +7,7 @@ Every process of a trial that imports torch has a session. It becomes the trial'
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import sys
@@ -45,6 +46,7 @@ class Session:
         self.speaks = self._is_first_to_speak()  # writes progress lines
         self._is_child = _is_multiprocessing_child()
         self._progress = -1
+        self._spare = os.open(os.devnull, os.O_RDONLY)  # given back for the result of a program that has used them all up
         self._next_beat_s = self._next_look_s = 0.0
         self._is_applying = self.spec.mode == "apply"
         self.num_steps = 0
@@ -211,7 +213,7 @@ class Session:
         if self.num_steps == 1:
             self._first_step()
         is_alone = self.world_size == 1 and not self._is_applying and self.loaders.unit_source == "loader"
-        is_settled = not self.modules.is_looking and not self.optimizers.has_scaler and self.num_steps > EAGER_STEPS
+        is_settled = not self.modules.is_looking and self.optimizers.scaler is None and self.num_steps > EAGER_STEPS
         self._is_plain = is_alone and is_settled
         self.optimizers.settle(is_at_rest=self._is_plain and not self.modules.is_counting)
         if self._must_leave():
@@ -248,6 +250,8 @@ class Session:
             if meter.feed(step.step_s, step.samples, is_quiet=step.is_quiet) == STEADY:
                 self.clock.open_window()
                 self.loaders.open_window()
+                self.optimizers.open_window()
+                self.memory.open_window()
                 self.enter("steady")
             elif step.is_quiet:
                 self.enter("warmup")
@@ -286,8 +290,7 @@ class Session:
         try:
             if self.rank == 0:
                 self._await_other_ranks()
-                print(f"autotune: trial {self.spec.trial} is measured; autotune ends the program here", flush=True)
-            sys.stderr.flush()
+                _say(f"autotune: trial {self.spec.trial} is measured; autotune ends the program here")
             _end_daemons()
         finally:
             os._exit(0)
@@ -325,9 +328,11 @@ class Session:
         # The program ended by itself, or by an exception, before the window was full.
         if self.is_over or self.spec.mode == "apply" or threading.current_thread() is not threading.main_thread():
             return
+        self._give_spare_back()
         value = getattr(sys, "last_value", None)  # set by the interpreter whatever has become of sys.excepthook
         if value is not None and not isinstance(value, KeyboardInterrupt):
             self.note_error(type(value), value, value.__traceback__)
+            self.error = {**(self.error or {}), **self.loaders.dead_worker()}
         try:
             if self.is_active:
                 self._end()
@@ -335,6 +340,10 @@ class Session:
                 self._tell_error()
         except Exception:
             self.broke("writing the result")
+
+    def _give_spare_back(self) -> None:
+        with contextlib.suppress(OSError):  # the program has closed what it does not know
+            os.close(self._spare)
 
     def _end(self) -> None:
         try:
@@ -351,6 +360,7 @@ class Session:
 
         path = os.path.join(self.spec.folder, protocol.result_file(self.rank))
         found = report.bare(self, "failed")
+        found.memory = self.memory.summary()
         if os.path.exists(path):
             found = protocol.read_result(path)
             if found.status != "ended":
@@ -383,6 +393,14 @@ def _rank_of_process_group(rank: int, world_size: int) -> "tuple[int, int]":
 
 def _is_multiprocessing_child() -> bool:
     return any(word.startswith("--multiprocessing-fork") for word in getattr(sys, "orig_argv", sys.argv))
+
+
+def _say(line: str) -> None:
+    try:
+        print(line, flush=True)
+        sys.stderr.flush()
+    except Exception:  # the program has closed them, or the disk is full
+        pass
 
 
 def _end_daemons() -> None:

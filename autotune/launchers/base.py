@@ -70,8 +70,10 @@ class Ended:
         problems: what could not be read, did not belong here or would not end, one sentence each.
         seconds: from launch to the last process gone.
         evidence: {"log_tail", "stdout_tail" (last 8 KiB each, secrets masked), "oom_kills" (rise of the cgroup's counter;
-            None where it cannot be read), "is_harness_seen", "num_steps", "files_left" (new names in cwd)} and, by cause,
-            "deadline", "stop_reason"; "device_held" when the device's memory was not free at the start. Plain JSON values.
+            None where it cannot be read), "is_harness_seen", "num_steps", "files_left" (new names in cwd -> bytes),
+            "files_restored" (the user's checkpoints that were written over and put back)} and, by cause, "deadline" with
+            "hang" (see hangs.Hang.as_json), "stop_reason"; "device_held" when the device's memory was not free at the start.
+            Plain JSON values.
     """
 
     exit_code: int | None
@@ -100,12 +102,14 @@ class Ended:
             log_tail=str(self.evidence.get("log_tail", "")),
             stop_reason=str(self.evidence.get("stop_reason", "")),
             deadline=str(self.evidence.get("deadline", "")),
+            hang=str(self.evidence.get("hang", {}).get("summary", "")),
             oom_kills=self.evidence.get("oom_kills") or 0,
             is_harness_seen=bool(self.evidence.get("is_harness_seen")),
             num_steps=int(self.evidence.get("num_steps", 0)),
             asked={**spec.knobs, **spec.passed},
             mode=spec.mode,
             device_used_frac=device_used_frac,
+            memory_limit_bytes=spec.memory_limit_bytes,
         )
 
 
@@ -113,7 +117,8 @@ class Running(ABC):
     """A trial under way. Used by the study's loop only, from the thread that started it.
 
     Order: `poll` and `progress` in turn, several times a second, until `poll` returns; `stop` at any time. Both look at files
-    and return at once, cheaply enough not to disturb the trial that is being measured.
+    and return at once, cheaply enough not to disturb the trial that is being measured; only a trial that has passed a deadline
+    is looked at for up to a few seconds, to say where it is stuck.
     """
 
     @abstractmethod

@@ -16,16 +16,16 @@ import psutil
 
 from autotune.errors import BadInput
 from autotune.harness import protocol
-from autotune.launchers import deadlines, process_tree
+from autotune.launchers import deadlines, hangs, process_tree
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
 from autotune.launchers.environment import inductor_cache, mark_of, trial_environment
 from autotune.launchers.progress_file import ProgressFile
 from autotune.launchers.rank_results import RankResults
+from autotune.launchers.user_files import UserFiles
 from autotune.monitors import host, logs
 from autotune.monitors.nvml import MemoryGate
 
 DOORWAY = Path(__file__).resolve().parent / "doorway.py"
-MAX_NEW_FILES = 50  # of those a trial left in its working directory, named in the evidence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,7 @@ class LocalLauncher(Launcher):
 
     def __init__(self, graces: Graces | None = None, gate: MemoryGate | None = None) -> None:
         self._graces, self._gate = graces or Graces(), gate
+        self._files_left: set[str] = set()
 
     def start(self, launch: Launch) -> Running:
         """Returns the trial, started. See `Launcher.start`."""
@@ -74,7 +75,7 @@ class LocalLauncher(Launcher):
             raise BadInput(problem) from error
         held = self._gate.wait() if self._gate else ""
         try:
-            return LocalRunning(launch, self._graces, device_held=held)
+            return LocalRunning(launch, self._graces, device_held=held, files_left=self._files_left)
         except (OSError, ValueError) as error:  # a NUL, a variable's name with "=", more arguments than the system takes
             problem = f"COMMAND: cannot be passed on to a process, got {launch.argv!r:.200} ({error}). Change the command."
             raise BadInput(problem) from error
@@ -98,16 +99,17 @@ class LocalRunning(Running):
         launch: what to start; its folder is prepared.
         graces: how long to wait for what usually happens by itself.
         device_held: who holds the device's memory already; "" for nobody.
+        files_left: names that earlier trials left in the working directory; this one's are added.
     """
 
-    def __init__(self, launch: Launch, graces: Graces, *, device_held: str = "") -> None:
+    def __init__(self, launch: Launch, graces: Graces, *, device_held: str, files_left: set[str]) -> None:
         self._launch, self._graces = launch, graces
         self._folder = launch.folder.resolve()
         self._environment = trial_environment(launch)
         self._mark = self._environment[protocol.MARK_VARIABLE]
         self._progress = ProgressFile(self._folder / protocol.PROGRESS_FILE)
         self._results = RankResults(self._folder, launch.spec)
-        self._names_before = _names(launch.cwd)
+        self._files = UserFiles(launch.argv, launch.cwd, self._folder, files_left)
         self._oom_kills_before = host.oom_kills()
         self._known: list[psutil.Process] = []
         self._own_exit: int | None = None  # as subprocess.returncode; stays None when the launcher's signals came first
@@ -116,14 +118,22 @@ class LocalRunning(Running):
         self._signalled_s: float | None = None
         self._cause: Cause | None = None
         self._cause_s = self._leave_s = 0.0
-        self._why = {"device_held": device_held} if device_held else {}
+        self._why: dict[str, object] = {"device_held": device_held} if device_held else {}
         self._problems: list[str] = []
         self._ended: Ended | None = None
         self._started_s = time.monotonic()
-        self._process = self._start()
+        try:
+            self._process = self._start()
+        except BaseException:
+            self._files.restore()
+            raise
 
     def poll(self) -> Ended | None:
         """See `Running.poll`."""
+        if self._ended is None:
+            self._files.look()
+            for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
+                logs.bound(self._folder / name)
         if self._ended is None and self._cause is None:
             self._watch(time.monotonic())
         if self._ended is None and self._cause is not None:
@@ -149,8 +159,8 @@ class LocalRunning(Running):
     def _start(self) -> subprocess.Popen[bytes]:
         argv = [sys.executable, "-I", "-S", str(DOORWAY), str(os.getpid()), *self._launch.argv]
         with (
-            (self._folder / protocol.STDOUT_FILE).open("wb") as stdout,
-            (self._folder / protocol.STDERR_FILE).open("wb") as stderr,
+            (self._folder / protocol.STDOUT_FILE).open("ab") as stdout,  # for appending: see logs.bound
+            (self._folder / protocol.STDERR_FILE).open("ab") as stderr,
         ):
             return subprocess.Popen(
                 argv,
@@ -178,6 +188,7 @@ class LocalRunning(Running):
             self._conclude("result" if self._results.by_rank else "exit")
         elif limit := deadlines.passed(self._launch.deadlines, self._progress, started_s=self._started_s, now_s=now_s):
             self._why["deadline"] = limit
+            self._why["hang"] = hangs.look(self._members(), self._folder / protocol.STDERR_FILE).as_json()
             self._conclude("deadline")
 
     def _is_rest_late(self, now_s: float) -> bool:
@@ -201,6 +212,7 @@ class LocalRunning(Running):
             if now_s - self._cause_s >= self._leave_s:
                 self._signalled_s = now_s
                 process_tree.send(alive, signal.SIGTERM)
+                process_tree.send(alive, signal.SIGCONT)  # one that is stopped hears nothing else
         elif now_s - self._signalled_s > self._graces.terminate_s + self._graces.kill_s:
             names = ", ".join(process_tree.describe(process) for process in alive)
             self._problems.append(f"could not be ended: {names}")
@@ -228,12 +240,12 @@ class LocalRunning(Running):
 
     def _report(self) -> Ended:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=0.1)
+            self._process.wait(timeout=5.0)  # a leader is a zombie before its threads are gone
         self._progress.read()
         if self._signalled_s is None:  # what a process writes after our SIGTERM tells of the SIGTERM, not of the trial
             self._results.collect()
         own = self._own_exit
-        ended = Ended(
+        return Ended(
             exit_code=own if own is not None and own >= 0 else None,
             signal=signal_name(-own) if own is not None and own < 0 else None,
             cause=self._cause or "exit",
@@ -243,9 +255,6 @@ class LocalRunning(Running):
             seconds=time.monotonic() - self._started_s,
             evidence=self._evidence(),
         )
-        for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
-            logs.shorten(self._folder / name)
-        return ended
 
     def _evidence(self) -> dict[str, object]:
         secrets = logs.secrets_in(self._environment)
@@ -258,7 +267,8 @@ class LocalRunning(Running):
             "oom_kills": (oom_kills or 0) - (self._oom_kills_before or 0) if is_counted else None,
             "is_harness_seen": newest is not None or bool(self._results.by_rank),
             "num_steps": newest.step if newest else 0,
-            "files_left": sorted(_names(self._launch.cwd) - self._names_before)[:MAX_NEW_FILES],
+            "files_left": self._files.left(),
+            "files_restored": self._files.restore(),
             **self._why,
         }
 
@@ -283,10 +293,3 @@ def _prepare(launch: Launch) -> None:
     (launch.folder / "scratch").mkdir(mode=0o700)
     inductor_cache(launch.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
     protocol.write_json(str(launch.folder / protocol.SPEC_FILE), launch.spec)
-
-
-def _names(folder: str) -> set[str]:
-    try:
-        return {entry.name for entry in os.scandir(folder)}
-    except OSError:
-        return set()

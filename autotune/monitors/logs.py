@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 TAIL_BYTES = 8 << 10
-KEEP_BYTES = 1 << 20  # of a log that a trial has flooded
+MAX_BYTES = 8 << 20  # a log that has grown past this is cut back
+HEAD_BYTES, KEEP_BYTES = 256 << 10, 1 << 20  # to its beginning and its end
 MASK = "***"
 MIN_SECRET_CHARS = 8  # shorter values ("0", "true") of secret-sounding variables would mask half the log
 
@@ -25,26 +26,37 @@ _FORMAT = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abpr]-|AKI
 def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
     """Returns the end of a text file, cut at a line's start; "" when there is none. Not masked."""
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - max_bytes))
-            end = file.read(max_bytes)
+        return _end(path, max_bytes).decode("utf-8", errors="replace")
     except OSError:
         return ""
-    if size > max_bytes:
-        end = end[end.find(b"\n") + 1 :]  # half a line at the start; one endless line is kept
-    return end.decode("utf-8", errors="replace")
 
 
-def shorten(path: Path, keep_bytes: int = KEEP_BYTES) -> None:
-    """Keeps the end of a log that has grown past eight times `keep_bytes`, so that a chatty program does not fill the disk."""
+def bound(path: Path) -> None:
+    """Cuts a log that has grown past MAX_BYTES back to its beginning and its end, also while the program writes to it.
+
+    The writers must have opened it for appending: they then go on at its new end. What they write between the reading and the
+    cutting is lost, in the middle of a flood. A pipe that somebody drains would lose nothing, but it lets a print wait for the
+    reader, and ends the program with the reader.
+    """
     try:
-        if path.stat().st_size <= 8 * keep_bytes:
+        size_bytes = path.stat().st_size
+        if size_bytes <= MAX_BYTES:
             return
-        end = tail(path, keep_bytes)
-        path.write_text(f"[autotune: only the last {keep_bytes} bytes are kept]\n{end}", encoding="utf-8")
+        end = _end(path, KEEP_BYTES)
+        os.truncate(path, HEAD_BYTES)
+        with path.open("ab") as file:
+            file.write(b"\n[autotune: %d bytes left out here]\n" % (size_bytes - HEAD_BYTES - len(end)) + end)
     except OSError:
-        return
+        return  # the folder is gone, or the disk is full
+
+
+def _end(path: Path, max_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        size_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size_bytes - max_bytes))
+        end = file.read(max_bytes)
+    # Half a line at the start is left out; one endless line is kept.
+    return end[end.find(b"\n") + 1 :] if size_bytes > max_bytes else end
 
 
 def mask(text: str, secrets: Iterable[str] = ()) -> str:

@@ -43,7 +43,7 @@ def run_study(plan: Plan, folder: StudyFolder, listener: Listener) -> Summary:
         listener: whom to tell.
 
     Raises:
-        NothingWorked: the program does not train as it is run today; says why, with the end of its log.
+        NothingWorked: the program cannot be measured as it is run today; says why, with the end of its log.
     """
     with Interrupts(listener.notice) as interrupts:
         return _Study(plan, folder, listener, interrupts).run()
@@ -216,7 +216,7 @@ def _capacity_bytes(plan: Plan, first: RankResult) -> int | None:
 def _why_nothing(record: TrialRecord, folder: StudyFolder) -> str:
     error = record.evidence.get("error") or {}
     tail = str(error.get("traceback") or record.evidence.get("log_tail") or "").rstrip().splitlines()[-LOG_TAIL_LINES:]
-    lines = [f"baseline: the program does not train as it is run today, got {record.outcome}: {record.reason}."]
+    lines = [f"baseline: the program could not be measured as it is run today, got {record.outcome}: {record.reason}."]
     lines += [f"  | {line}" for line in tail]
-    lines.append(f"Make it train for a few steps first; its output is in {folder.trial_path(0)}.")
+    lines.append(f"Nothing is tuned before it can; its output is in {folder.trial_path(0)}.")
     return "\n".join(lines)

@@ -68,6 +68,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "budget_s": about.budget_s,
         "pinned": about.pinned,
         "command": about.command,
+        "files": _files(records),
         "trials": [_trial(record) for record in records],
     }
 
@@ -167,6 +168,20 @@ def _seconds(records: list[TrialRecord], total_s: float) -> dict[str, float]:
         "compiling": phase_s("compile"),
         "lost": sum(record.seconds for record in records if not record.outcome.has_value),
     }
+
+
+def _files(records: list[TrialRecord]) -> dict[str, Any]:
+    """Returns what trials left in the working directory, and which of the user's checkpoints were written over and put back."""
+    left = [
+        {"name": name, "bytes": size, "trial": record.number}
+        for record in records
+        for name, size in record.evidence.get("files_left", {}).items()
+    ]
+    restored: dict[str, list[int]] = {}
+    for record in records:
+        for path in record.evidence.get("files_restored", []):
+            restored.setdefault(path, []).append(record.number)
+    return {"left": left, "restored": [{"path": path, "trials": numbers} for path, numbers in restored.items()]}
 
 
 def _trial(record: TrialRecord) -> dict[str, Any]:

@@ -197,6 +197,7 @@ def _evidence(ended: Ended) -> dict[str, Any]:
 def _join(record: TrialRecord, earlier: TrialRecord) -> None:
     """Notes the first attempt in the record of the second; its time is part of what the trial cost."""
     record.evidence["earlier_attempt"] = {"outcome": earlier.outcome, "reason": earlier.reason, "seconds": earlier.seconds}
+    record.evidence["files_left"] = {**earlier.evidence.get("files_left", {}), **record.evidence.get("files_left", {})}
     record.seconds += earlier.seconds
     note = f"second attempt; the first ended as {earlier.outcome}"
     record.reason = f"{record.reason} ({note})" if record.reason else note

@@ -2,8 +2,9 @@
 
 import pytest
 
-from autotune.failures import Facts, classify, raised_in
+from autotune.failures import Facts, classify
 from autotune.harness.protocol import KnobReport, RankResult, Window
+from autotune.log_messages import raised_in
 from autotune.records import Outcome
 
 STEADY = Window(
@@ -75,6 +76,37 @@ def test_an_unsteady_window_is_unsteady_with_its_own_reason():
     assert classify(answered(answer(window=UNSTEADY))) == (Outcome.unsteady, "60 s")
 
 
+def scaling(scale, skipped, skipped_in_window):
+    return {"scale": scale, "skipped": skipped, "skipped_in_window": skipped_in_window}
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome"),
+    [
+        (scaling(0.5, 17, 0), Outcome.nonfinite),  # fp16 never held the gradients
+        (scaling(1.0, 16, 0), Outcome.ok),  # found its scale during warm-up
+        (scaling(2048.0, 40, 10), Outcome.nonfinite),  # overflows again and again
+        (scaling(2048.0, 5, 5), Outcome.unsteady),  # was still looking for its scale
+        (scaling(131072.0, 1, 1), Outcome.ok),  # tried a larger one
+    ],
+)
+def test_steps_that_a_scaler_skips_are_no_training(found, outcome):
+    assert classify(answered(answer(scaling=found)))[0] is outcome
+
+
+def test_a_skipping_scaler_is_counted_in_the_reason():
+    reason = classify(answered(answer(scaling=scaling(2048.0, 40, 10), detected={"num_steps": 50})))[1]
+    assert reason == "the gradient scaler skipped 40 of 50 optimizer steps, 10 of them in the window"
+
+
+def test_an_allocator_that_retries_in_the_window_is_thrashing_and_may_not_win():
+    outcome, reason = classify(answered(answer(memory={"alloc_retries": 3})))
+    assert outcome is Outcome.unsteady
+    assert reason.startswith("memory is thrashing")
+    assert "3 times" in reason
+    assert classify(answered(answer(memory={"alloc_retries": 0})))[0] is Outcome.ok
+
+
 @pytest.mark.parametrize("status", ["not applicable", "overridden by the program"])
 def test_a_knob_that_did_not_take_effect_is_named_with_its_reason(status):
     facts = answered(answer(knobs={"loader.num_workers": KnobReport(status, "no DataLoader")}), asked={"loader.num_workers": 4})
@@ -123,6 +155,7 @@ def test_inspecting_needs_no_number():
 
 # Exceptions
 
+NCCL_SHM = "Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, error: No space left on device (28)"
 CUDNN = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input."
 MEMORY_FULL = {"peak_reserved_bytes": 97, "capacity_bytes": 100}
 CPU_OOM = (
@@ -137,6 +170,10 @@ CPU_OOM = (
         ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB.", Outcome.device_oom),
         ("torch.cuda.OutOfMemoryError", "anything", Outcome.device_oom),
         ("torch.AcceleratorError", "CUDA error: out of memory", Outcome.device_oom),
+        ("RuntimeError", "CUDA driver error: out of memory", Outcome.device_oom),
+        ("RuntimeError", "Triton Error [CUDA]: out of memory", Outcome.device_oom),
+        ("torch.distributed.DistBackendError", "ncclUnhandledCudaError\nCuda failure 2 'out of memory'", Outcome.device_oom),
+        ("torch.distributed.DistBackendError", f"ncclSystemError: System call failed.\n{NCCL_SHM}", Outcome.host_oom),
         ("torch.distributed.DistBackendError", "NCCL error in: x.cpp\nFailed to CUDA calloc async 4 bytes", Outcome.device_oom),
         ("RuntimeError", CPU_OOM, Outcome.host_oom),
         ("RuntimeError", "DefaultCPUAllocator: not enough memory: you tried to allocate 99 bytes.", Outcome.host_oom),
@@ -163,21 +200,70 @@ def test_an_exception_is_named_by_the_last_line_of_its_traceback():
     [
         CUDNN,
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
         "GET was unable to find an engine to execute this computation",
     ],
 )
 def test_an_unclear_cuda_failure_is_want_of_memory_only_with_evidence(message):
     assert classify(answered(failed("RuntimeError", message, memory=MEMORY_FULL)))[0] is Outcome.device_oom
     assert classify(answered(failed("RuntimeError", message), device_used_frac=0.99))[0] is Outcome.device_oom
-    assert classify(answered(failed("RuntimeError", message), device_used_frac=0.5))[0] is Outcome.crash
-    assert classify(answered(failed("RuntimeError", message)))[0] is Outcome.crash
+    crash, why = classify(answered(failed("RuntimeError", message), device_used_frac=0.5))
+    assert crash is Outcome.crash
+    assert why.endswith("(memory was not short)")
+    crash, why = classify(answered(failed("RuntimeError", message)))
+    assert crash is Outcome.crash
+    assert why.endswith("(whether memory was short is not known)")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "could not create a primitive",
+        "can't start new thread",
+        "/x/_lsprof.so: failed to map segment from shared object",
+    ],
+)
+def test_an_unclear_failure_near_a_limit_of_the_process_is_want_of_host_memory(message):
+    memory = {"kind": "cpu", "peak_bytes": 95, "capacity_bytes": 100}
+    facts = answered(failed("ImportError", message, memory=memory), memory_limit_bytes=3 << 29)
+    outcome, reason = classify(facts)
+    assert outcome is Outcome.host_oom
+    assert reason.endswith("(with 95% of the memory in use) (under device.memory_limit, 1.50 GiB a process)")
+    facts.results[0].memory["peak_bytes"] = 50
+    assert classify(facts)[0] is Outcome.crash
+
+
+def test_the_limit_is_named_also_behind_a_long_message():
+    outcome, reason = classify(answered(failed("MemoryError", "x" * 5000), memory_limit_bytes=1 << 30))
+    assert outcome is Outcome.host_oom
+    assert reason.endswith("… (under device.memory_limit, 1.00 GiB a process)")
+    assert len(reason) <= 400
 
 
 def test_a_killed_loader_worker_is_host_memory_when_the_kernel_says_so():
     facts = answered(failed("RuntimeError", "DataLoader worker (pid 77) is killed by signal: Killed. "), oom_kills=1)
     assert classify(facts)[0] is Outcome.host_oom
     facts.oom_kills = 0
-    assert classify(facts)[0] is Outcome.error
+    assert classify(facts)[0] is Outcome.crash
+
+
+@pytest.mark.parametrize(
+    ("worker", "oom_kills", "outcome", "reason"),
+    [
+        ("7, SIGKILL", 0, Outcome.crash, "a loader worker died: DataLoader worker (pid 7) is killed by signal: Killed, then"),
+        ("7, SIGKILL", 1, Outcome.host_oom, "the kernel killed 1 process(es) for memory: DataLoader worker (pid 7)"),
+        ("7, SIGBUS", 0, Outcome.host_oom, "shared memory (/dev/shm) ran out: DataLoader worker (pid 7)"),
+        ("7, SIGSEGV", 0, Outcome.crash, "a loader worker died: DataLoader worker (pid 7) is killed by signal: SIGSEGV"),
+    ],
+)
+def test_a_connection_lost_to_a_dead_worker_is_the_worker_s_end(worker, oom_kills, outcome, reason):
+    result = failed("ConnectionResetError", "[Errno 104] Connection reset by peer")
+    result.error["worker"] = worker
+    found, said = classify(answered(result, oom_kills=oom_kills))
+    assert found is outcome
+    assert said.startswith(reason)
+    assert said.endswith("ConnectionResetError: [Errno 104] Connection reset by peer")
 
 
 def test_the_rank_that_failed_first_is_named_not_the_one_that_lost_its_peer():
@@ -316,6 +402,21 @@ def test_a_harness_that_broke_says_so():
     tail = log("KeyError: 'x'", before="autotune: the harness failed to start\n")
     outcome, reason = classify(Facts(exit_code=0, log_tail=tail, is_harness_seen=True))
     assert (outcome, reason) == (Outcome.error, "harness not loaded: the harness failed to start")
+
+
+def test_success_without_torch_says_so():
+    outcome, reason = classify(Facts(exit_code=0, is_harness_seen=True, phase="spawn"))
+    assert outcome is Outcome.error
+    assert reason.startswith("no Python process of the program imported torch")
+
+
+def test_one_step_is_one_step():
+    assert "after 1 optimizer step," in classify(Facts(exit_code=0, is_harness_seen=True, phase="warmup", num_steps=1))[1]
+
+
+def test_a_timeout_says_where_it_hung():
+    facts = Facts(cause="deadline", deadline="step: nothing moved within 3 s", hang="user code at train.py:3 in f")
+    assert classify(facts) == (Outcome.timeout, "step: nothing moved within 3 s; user code at train.py:3 in f")
 
 
 def test_success_with_the_harness_but_without_steps_says_that_nothing_trained():

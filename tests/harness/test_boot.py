@@ -1,5 +1,6 @@
 """Getting in: the hook is not used up, is not left behind, and harms nobody who does not train."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -27,4 +28,5 @@ def test_an_isolated_interpreter_leaves_no_trace(trial: Trial) -> None:
 def test_a_program_without_torch_is_left_alone(trial: Trial) -> None:
     run = trial("no_torch.py")
     assert (run.returncode, run.stdout, run.stderr) == (0, "fine\n", "")
-    assert [path.name for path in run.folder.iterdir()] == ["spec.json"]
+    assert sorted(path.name for path in run.folder.iterdir()) == ["progress.jsonl", "spec.json"]
+    assert json.loads((run.folder / "progress.jsonl").read_text())["phase"] == "spawn"

@@ -33,3 +33,5 @@ def test_iterations_that_a_scaler_skips_are_iterations(trial: Trial, flags: tupl
     found = trial("kinds.py", "scaler", *flags).result()
     assert (found.status, found.detected["num_steps"]) == ("ended", 5)
     assert set(found.steps["samples"]) == {12}
+    skipped = 0 if flags else 2  # a fused optimizer skips inside itself: its scale tells
+    assert found.scaling == {"scale": 0.5, "skipped": skipped, "skipped_in_window": skipped}

@@ -22,7 +22,7 @@ def test_a_measured_trial_ends_the_program_and_tells_everything(trial: Trial) ->
     assert "harness_problems" not in found.detected
     assert set(found.phases_s) >= {"import", "init", "first_batch", "warmup", "steady"}
     lines = [json.loads(line) for line in (run.folder / protocol.PROGRESS_FILE).read_text().splitlines()]
-    assert lines[0]["phase"] == "import"
+    assert [line["phase"] for line in lines[:2]] == ["spawn", "import"]
     assert lines[-1]["phase"] == "exit"
 
 

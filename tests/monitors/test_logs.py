@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from autotune.monitors import logs
@@ -67,11 +69,34 @@ def test_one_endless_line_still_has_a_tail(tmp_path):
     assert logs.tail(file, 100) == "x" * 100
 
 
-def test_a_flooded_log_keeps_its_end(tmp_path):
+@pytest.fixture
+def flooded(tmp_path):
     file = tmp_path / "log"
-    file.write_text("line\n" * 10_000 + "the end\n")
-    logs.shorten(file, keep_bytes=1000)
-    text = file.read_text()
-    assert text.endswith("the end\n")
-    assert "only the last" in text
-    assert len(text) < 1200
+    file.write_bytes(b"the beginning\n" + b"line\n" * (2 * logs.MAX_BYTES // 5) + b"the end\n")
+    return file
+
+
+def test_a_flooded_log_keeps_its_beginning_and_its_end(flooded):
+    size_bytes = flooded.stat().st_size
+    logs.bound(flooded)
+    text = flooded.read_text()
+    assert text.startswith("the beginning\nline\n")
+    assert text.endswith("line\nthe end\n")
+    left_out = int(re.search(r"\n\[autotune: (\d+) bytes left out here\]\n", text)[1])
+    assert size_bytes - left_out == len(re.sub(r"\n\[autotune: .*\]\n", "", text))
+    assert len(text) < 2 * logs.KEEP_BYTES
+
+
+def test_a_program_that_appends_goes_on_behind_what_was_kept(flooded):
+    with flooded.open("ab", buffering=0) as out:
+        logs.bound(flooded)
+        out.write(b"and on\n")
+    assert flooded.read_text().endswith("the end\nand on\n")
+
+
+def test_a_log_of_usual_length_is_left_alone(tmp_path):
+    file = tmp_path / "log"
+    file.write_bytes(b"\xff" * 1000)
+    logs.bound(file)
+    assert file.read_bytes() == b"\xff" * 1000
+    logs.bound(tmp_path / "absent")

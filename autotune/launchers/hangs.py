@@ -1,0 +1,286 @@
+"""Where a trial that does not move is: the stacks of its processes, and what they say together."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from autotune.harness.protocol import STACK_SIGNAL
+
+ANSWER_S = 0.5  # a process has this long to write its stacks
+TOTAL_S = 3.0  # all of them together
+MAX_STACK_BYTES = 256 << 10
+MAX_FRAMES = 12  # of one process, kept as evidence
+
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)$')
+_HARNESS = os.path.join("autotune", "harness") + os.sep
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[\d.]*/|^<frozen ")
+_RECIPE = "/autotune/programs/"  # a recipe's program is the user's code, also where autotune is installed
+_HELPER = re.compile(
+    r"/multiprocessing/(?:resource_tracker|forkserver)\.py$|/torch/_inductor/compile_worker/"
+    r"|/torch/distributed/(?:run|launch|elastic/.*|launcher/.*)\.py$"
+)
+_COLLECTIVE = re.compile(r"/torch/distributed/|/torch/nn/parallel/distributed\.py$")
+_BACKWARD = "_engine_run_backward"  # DDP waits for its peers at the end of it, in C++
+_COMPILER = re.compile(r"/torch/_dynamo/convert_frame\.py$|/torch/_inductor/")
+_IMPORT = "<frozen importlib"
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One call of a stack."""
+
+    file: str
+    line: str
+    function: str
+
+    @property
+    def is_user(self) -> bool:
+        """Whether it is neither Python's own code nor an installed package's."""
+        return _RECIPE in self.file or not _LIBRARY.search(self.file)
+
+    def __str__(self) -> str:
+        return f"{_place(self)} in {self.function}"
+
+
+def _place(frame: Frame) -> str:
+    return f"{os.path.basename(frame.file)}:{frame.line}"
+
+
+@dataclass(kw_only=True)
+class Looked:
+    """One process as it was found.
+
+    Attributes:
+        pid: its id.
+        state: the kernel's word: "running", "sleeping", "stopped", ...
+        rank: from its environment; None when it has none.
+        world_size: from its environment; 1 when it has none.
+        frames: main thread, innermost call first, the harness's own left out; empty when the process does not tell.
+    """
+
+    pid: int
+    state: str = ""
+    rank: int | None = None
+    world_size: int = 1
+    frames: list[Frame] = field(default_factory=list)
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it is a worker of a DataLoader."""
+        return any(frame.function == "_worker_loop" for frame in self.frames)
+
+    @property
+    def is_helper(self) -> bool:
+        """Whether it only serves or starts others."""
+        return any(_HELPER.search(frame.file) for frame in self.frames)
+
+    @property
+    def is_idle_worker(self) -> bool:
+        """Whether it waits for something to do."""
+        return self.is_worker and not any(frame.function == "fetch" for frame in self.frames)
+
+    @property
+    def is_in_loader(self) -> bool:
+        """Whether it is inside a DataLoader's `__next__`."""
+        return any(frame.function == "__next__" and "/torch/utils/data/" in frame.file for frame in self.frames)
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether torch's compiler is at work, and not only being imported."""
+        return any(_COMPILER.search(frame.file) and frame.function != "<module>" for frame in self.frames)
+
+    @property
+    def waits_for_peers(self) -> bool:
+        """Whether it is where ranks wait for each other: in a collective, or in the backward pass."""
+        above = []
+        for frame in self.frames:
+            if frame.is_user:
+                break
+            above.append(frame)
+        return any(_COLLECTIVE.search(frame.file) or frame.function == _BACKWARD for frame in above)
+
+    @property
+    def where(self) -> str:
+        """The innermost call in the user's own code, and what that has called."""
+        inner = self.frames[0]
+        own = next((frame for frame in self.frames if frame.is_user), None)
+        if own is None or own is inner:  # faulthandler writes a hundred calls: the user's own may lie deeper
+            return str(inner)
+        if any(frame.file.startswith(_IMPORT) for frame in self.frames[: self.frames.index(own)]):
+            return f"{own} (in an import)"
+        return f"{own} (inside {inner.function}, {_place(inner)})"
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        return "rank 0" if self.rank is None else f"rank {self.rank}"
+
+
+@dataclass(kw_only=True)
+class Hang:
+    """What was found.
+
+    Attributes:
+        kind: "stopped", "collective", "loader", "compile", "user code" or "unknown".
+        summary: the same with its place, for the reason.
+        processes: what each process was doing, for the evidence.
+    """
+
+    kind: str
+    summary: str
+    processes: list[Looked]
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns {"kind", "summary", "processes": [{"pid", "rank", "state", "stack": ["train.py:3 in f", ...]}]}."""
+        found = [
+            {"pid": p.pid, "rank": p.rank, "state": p.state, "stack": [_full(frame) for frame in p.frames[:MAX_FRAMES]]}
+            for p in self.processes
+        ]
+        return {"kind": self.kind, "summary": self.summary, "processes": found}
+
+
+def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
+    """Returns what holds a trial up. Takes a moment: every process is asked for its stacks, one after the other.
+
+    Args:
+        processes: all of the trial's.
+        log: the trial's standard error, where the stacks are written.
+    """
+    until_s = time.monotonic() + TOTAL_S
+    return understood([found for process in processes if (found := _looked(process, log, until_s)) is not None])
+
+
+def understood(found: Sequence[Looked]) -> Hang:
+    """Returns what the states and stacks of a trial's processes say together."""
+    told = [p for p in found if p.frames and not p.is_helper]
+    workers, ranks = [p for p in told if p.is_worker], [p for p in told if not p.is_worker]
+    kind, summary = _stopped(found) or _collective(ranks) or _loader(ranks, workers) or _of_one(ranks) or _untold(found)
+    return Hang(kind=kind, summary=summary, processes=list(found))
+
+
+def _stopped(found: Sequence[Looked]) -> tuple[str, str] | None:
+    stopped = [p for p in found if p.state in _STOPPED]
+    if not stopped:
+        return None
+    return "stopped", f"process {stopped[0].pid} of the program is stopped (by SIGSTOP, or in a debugger)"
+
+
+def _collective(ranks: Sequence[Looked]) -> tuple[str, str] | None:
+    numbers = {p.rank for p in ranks if p.rank is not None}
+    world_size = max((p.world_size for p in ranks), default=1)
+    gone = sorted(set(range(world_size)) - numbers) if numbers else []
+    waiting = [p for p in ranks if p.waits_for_peers]
+    others = [p for p in ranks if not p.waits_for_peers]
+    if not waiting or len(ranks) + len(gone) < 2:
+        return None
+    here = f"{waiting[0].name} waits for the other ranks at {waiting[0].where}"
+    if others:
+        return "collective", f"{here}, while {others[0].name} is at {others[0].where}"
+    if gone:
+        return "collective", f"{here}, while rank {gone[0]} has ended"
+    places = "; ".join(f"{p.name} at {p.where}" for p in waiting[:2])
+    return "collective", f"all {len(waiting)} ranks wait for each other: {places}"
+
+
+def _loader(ranks: Sequence[Looked], workers: Sequence[Looked]) -> tuple[str, str] | None:
+    waiting = next((p for p in ranks if p.is_in_loader), None)
+    if waiting is None:
+        return None
+    busy = next((p for p in workers if not p.is_idle_worker), None)
+    if busy is not None:
+        return "loader", f"waiting for the loader, whose worker process {busy.pid} is at {busy.where}"
+    if workers:
+        return "loader", f"waiting for the loader, whose workers are idle, at {waiting.where}"
+    return "loader", f"in the loader at {waiting.where}"
+
+
+def _of_one(ranks: Sequence[Looked]) -> tuple[str, str] | None:
+    if not ranks:
+        return None
+    first = min(ranks, key=lambda p: p.rank or 0)
+    if first.is_compiling:
+        return "compile", f"torch's compiler at work, at {first.where}"
+    return "user code", f"user code at {first.where}"
+
+
+def _untold(found: Sequence[Looked]) -> tuple[str, str]:
+    if not found:
+        return "unknown", "no process of it is left"
+    states = ", ".join(f"process {p.pid} {p.state}" for p in found[:3])
+    return "unknown", f"it does not tell where it is ({states})"
+
+
+# Asking --------------------------------------------------------------------------------------------------------------------
+
+
+def _looked(process: psutil.Process, log: Path, until_s: float) -> Looked | None:
+    try:
+        state = process.status()
+        found = Looked(pid=process.pid, state=_in_words(process.pid, state))
+        environment = process.environ()
+        rank, world_size = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+        if rank.isdigit() and world_size.isdigit():
+            found.rank, found.world_size = int(rank), int(world_size)
+        if state not in _STOPPED and time.monotonic() < until_s and _answers(process.pid, log):
+            found.frames = _asked(process, log)
+    except (psutil.Error, OSError):
+        return None
+    return found
+
+
+def _in_words(pid: int, state: str) -> str:
+    """Returns the state; with the kernel's function for one that even SIGKILL must wait for (a file server that is gone)."""
+    if state != psutil.STATUS_DISK_SLEEP:
+        return state
+    return f"{state} in {Path(f'/proc/{pid}/wchan').read_text(encoding='ascii') or 'the kernel'}"
+
+
+def _answers(pid: int, log: Path) -> bool:
+    """Whether the process has the harness's handler, and writes to the trial's log: nobody else's file is written to."""
+    if STACK_SIGNAL is None:
+        return False
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    is_caught = caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
+    return is_caught and os.path.samefile(f"/proc/{pid}/fd/2", log)
+
+
+def _asked(process: psutil.Process, log: Path) -> list[Frame]:
+    """Returns the stack of a process's main thread, as it writes it to the log."""
+    assert STACK_SIGNAL is not None
+    before = log.stat().st_size
+    process.send_signal(STACK_SIGNAL)
+    text, until_s = "", time.monotonic() + ANSWER_S
+    while time.monotonic() < until_s:
+        time.sleep(0.01)
+        last = text
+        with log.open("rb") as file:
+            file.seek(before)
+            text = file.read(MAX_STACK_BYTES).decode("utf-8", errors="replace")
+        if text and text == last:
+            break
+    return parsed(text)
+
+
+def parsed(text: str) -> list[Frame]:
+    """Returns the frames of the main thread, which faulthandler writes last, innermost first, without the harness's own."""
+    frames: list[Frame] = []
+    for line in text.splitlines():
+        if line.endswith("(most recent call first):"):
+            frames = []
+        elif found := _FRAME.match(line):
+            frames.append(Frame(file=found[1], line=found[2], function=found[3]))
+    return [frame for frame in frames if _HARNESS not in frame.file]
+
+
+def _full(frame: Frame) -> str:
+    return f"{frame.file}:{frame.line} in {frame.function}"

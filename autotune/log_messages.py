@@ -1,0 +1,60 @@
+"""What Python and the libraries say when something fails: exception classes, messages, and where a log holds the user's."""
+
+from __future__ import annotations
+
+import re
+
+# Exception classes and messages that mean want of memory whatever else is known. torch.AcceleratorError and NCCL say it in
+# words only.
+OOM_CLASSES = frozenset({"OutOfMemoryError"})
+DEVICE_OOM = re.compile(
+    r"(?:CUDA|HIP|XPU) out of memory|(?:CUDA|HIP)(?: driver)? error: out of memory|cudaErrorMemoryAllocation"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|Triton Error \[CUDA\]: out of memory|Cuda failure \d* ?'out of memory'"
+    r"|(?:NCCL|nccl)[^\n]*(?:Failed to CUDA calloc|out of memory)|Failed to CUDA calloc"
+)
+HOST_OOM_CLASSES = frozenset({"MemoryError", "bad_alloc"})
+HOST_OOM = re.compile(
+    r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)|std::bad_alloc|\[Errno 12\] Cannot allocate memory"
+)
+SHARED_MEMORY = re.compile(
+    r"unable to allocate shared memory\s?\(shm\)|out of shared memory|killed by signal: Bus error"
+    r"|unable to (?:write to|open|mmap|resize) [^\n]*(?:shm|torch_)"
+    r"|failed to extend /dev/shm/|posix_fallocate failed ?: No space left on device"  # NCCL's
+)
+# These libraries say the same when memory is short and when a kernel does not exist: memory only with evidence.
+SUSPECTED_OOM = re.compile(
+    r"CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_(?:ALLOC_FAILED|NOT_SUPPORTED|INTERNAL_ERROR)"
+    r"|CU(?:FFT|SOLVER|SPARSE)_(?:STATUS_)?ALLOC_FAILED|[Uu]nable to find an engine"
+    r"|INTERNAL ASSERT FAILED[^\n]*CachingAllocator|could not (?:create|execute) a primitive"
+    r"|Thread creation failed|can't start new thread|failed to map segment from shared object(?!: Operation not permitted)"
+)
+WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)?[^)]*\) (?:is killed by signal: Killed|exited unexpectedly)")
+WORKER_DIED = re.compile(r"DataLoader worker \(pid\(?s?\)?[^)]*\) (?:is killed by signal|exited unexpectedly)")
+WORKER_SIGNALS = {"SIGKILL": "Killed", "SIGBUS": "Bus error"}  # as torch words them
+TOO_MANY_FILES = re.compile(r"\[Errno 24\]|Too many open files")
+# Second-hand accounts: a rank that only lost its peer, and parents that tell of a child's end.
+PEER_LOST = re.compile(
+    r"Connection (?:reset|closed|refused)|connectFullMesh|[Gg]loo|DistBackendError|ProcessGroup|NCCL|Broken pipe|heartbeat",
+)
+PARENT_CLASSES = frozenset({"ChildFailedError", "SignalException", "CalledProcessError", "ProcessExitedException"})
+# How a parent says which signal ended its child: torchrun (which exits with 1), subprocess, torch.multiprocessing.spawn.
+ELASTIC_CODE = re.compile(r"Root Cause.*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+RELAYED_NAME = re.compile(r"(?:died with <Signals\.|terminated with signal )(SIG[A-Z0-9]+)")
+CPP_SAID = re.compile(r"what\(\):\s*(\S.*)")  # of an exception that ends a C++ program by SIGABRT
+RANK_PREFIX = re.compile(r"^\[rank\d+\]:[ ]?", re.MULTILINE)  # torch puts it before every line of a traceback
+TRACEBACK = re.compile(r"^[ |+-]*(?:Original )?Traceback \(most recent call last\):", re.MULTILINE)
+RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*)?$")  # "torch.OutOfMemoryError: CUDA out of memory ..."
+
+
+def raised_in(log: str) -> str:
+    """Returns the line a log's last user traceback ends with, "ValueError: bad shape"; "" without a traceback.
+
+    torchrun's own traceback, which follows its worker's, is passed over.
+    """
+    log = RANK_PREFIX.sub("", log)
+    for start in reversed([match.end() for match in TRACEBACK.finditer(log)]):
+        lines = (line.lstrip(" |+-") if "|" in line[:8] else line for line in log[start:].splitlines())
+        line = next((line.strip() for line in lines if RAISED.match(line)), "")
+        if line and "ChildFailedError" not in line and "torch.distributed.elastic" not in line:
+            return line
+    return ""

@@ -1,0 +1,56 @@
+"""Memory that runs out, for real: under device.memory_limit, and in a small /dev/shm."""
+
+import pytest
+
+from tests.faults.trial_studies import is_root, start
+
+LIMIT = "1200MiB"
+
+
+SMALL = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=16M tmpfs /dev/shm && exec "$@"', "sh")
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory):
+    """Two studies side by side: one a part of whose batch sizes does not fit, one in a small /dev/shm (None without root)."""
+    limited = start(
+        tmp_path_factory.mktemp("limited"),
+        "memory.py",
+        {"loader.batch_size": [2, 4, 2000, 4000]},  # what fits and differs is slower: there is nothing for the finals to do
+        f"device.memory_limit={LIMIT}",
+        "study.budget.minutes=null",
+    )
+    shared = None
+    if is_root():
+        space = {"env.FAULT": ["fills shared memory", "healthy"]}
+        shared = start(tmp_path_factory.mktemp("shared"), "faulty.py", space, arguments=("--output=x",), within=SMALL)
+        shared.finish()
+    limited.finish()
+    return limited, shared
+
+
+def test_what_does_not_fit_is_want_of_memory_and_names_the_limit(studies):
+    by_size = {t["knobs"]["loader.batch_size"]: t for t in studies[0].summary()["trials"]}
+    for size in (2000, 4000):
+        assert by_size[size]["outcome"] == "host_oom"
+        assert "DefaultCPUAllocator" in by_size[size]["reason"]
+        assert by_size[size]["reason"].endswith("(under device.memory_limit, 1.17 GiB a process)")
+
+
+def test_what_fits_is_measured_and_the_study_reaches_its_verdict(studies):
+    summary = studies[0].summary()
+    assert summary["status"] == "complete"
+    assert summary["speedup"]["verdict"] == "same"
+    assert summary["counts"] == {"ok": 2, "host_oom": 2}
+    assert studies[0].left_running() == []
+
+
+def test_a_full_dev_shm_is_named_and_the_study_goes_on(studies):
+    study = studies[1]
+    if study is None:
+        pytest.skip("needs root: a /dev/shm of its own, in a mount namespace")
+    trials = {trial["knobs"].get("env.FAULT"): trial for trial in study.summary()["trials"]}
+    assert trials["fills shared memory"]["outcome"] == "host_oom"
+    assert trials["fills shared memory"]["reason"].startswith("shared memory (/dev/shm) ran out: ")
+    assert trials["healthy"]["outcome"] == "ok"
+    assert study.left_running() == []

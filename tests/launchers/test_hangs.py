@@ -1,0 +1,168 @@
+"""What stacks say of a hang: real ones, shortened; and who is asked for his at all."""
+
+import re
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from autotune.harness.protocol import STACK_SIGNAL
+from autotune.launchers.hangs import Looked, look, parsed, understood
+
+TORCH = "/v/lib/python3.11/site-packages/torch"
+MAIN = '  File "/home/me/train.py", line 40 in main'
+LOADER_WAIT = f"""
+  File "/usr/lib/python3.11/selectors.py", line 415 in select
+  File "{TORCH}/utils/data/dataloader.py", line 1293 in _try_get_data
+  File "{TORCH}/utils/data/dataloader.py", line 725 in __next__
+  File "/home/me/tools/autotune/harness/loaders.py", line 130 in __next__
+{MAIN}"""
+IDLE_WORKER = f"""
+  File "/usr/lib/python3.11/multiprocessing/queues.py", line 113 in get
+  File "{TORCH}/utils/data/_utils/worker.py", line 335 in _worker_loop
+{MAIN}"""
+BUSY_WORKER = f"""
+  File "/home/me/data.py", line 7 in __getitem__
+  File "{TORCH}/utils/data/_utils/fetch.py", line 54 in fetch
+  File "{TORCH}/utils/data/_utils/worker.py", line 351 in _worker_loop
+{MAIN}"""
+BARRIER = f"""
+  File "{TORCH}/distributed/distributed_c10d.py", line 4700 in barrier
+{MAIN}"""
+BACKWARD = f"""
+  File "{TORCH}/autograd/graph.py", line 829 in _engine_run_backward
+  File "{TORCH}/_tensor.py", line 630 in backward
+{MAIN}"""
+COMPILING = f"""
+  File "{TORCH}/_inductor/compile_fx.py", line 700 in compile_fx
+  File "{TORCH}/_dynamo/output_graph.py", line 3232 in _call_user_compiler
+  File "{TORCH}/_dynamo/convert_frame.py", line 1701 in compile_inner
+{MAIN}"""
+IMPORTING = f"""
+  File "<frozen importlib._bootstrap_external>", line 940 in exec_module
+  File "{TORCH}/_dynamo/convert_frame.py", line 28 in <module>
+  File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed
+{MAIN}"""
+AGENT = f"""
+  File "{TORCH}/distributed/elastic/agent/server/api.py", line 900 in _invoke_run
+{MAIN}"""
+
+
+def found(stack, rank=None, world_size=1, state="sleeping", pid=7):
+    return Looked(pid=pid, state=state, rank=rank, world_size=world_size, frames=parsed(stack))
+
+
+AT = "train.py:40 in main"
+SELECT, IN_BARRIER = "(inside select, selectors.py:415)", "(inside barrier, distributed_c10d.py:4700)"
+IN_BACKWARD = "(inside _engine_run_backward, graph.py:829)"
+
+
+@pytest.mark.parametrize(
+    ("processes", "kind", "summary"),
+    [
+        ([found(MAIN)], "user code", f"user code at {AT}"),
+        ([found(BACKWARD)], "user code", f"user code at {AT} {IN_BACKWARD}"),
+        ([found(IMPORTING)], "user code", f"user code at {AT} (in an import)"),
+        ([found(COMPILING)], "compile", f"torch's compiler at work, at {AT} (inside compile_fx, compile_fx.py:700)"),
+        (
+            [found(LOADER_WAIT), found(IDLE_WORKER), found(BUSY_WORKER, pid=9)],
+            "loader",
+            "waiting for the loader, whose worker process 9 is at data.py:7 in __getitem__",
+        ),
+        (
+            [found(LOADER_WAIT), found(IDLE_WORKER)],
+            "loader",
+            f"waiting for the loader, whose workers are idle, at {AT} {SELECT}",
+        ),
+        (
+            [found(AGENT), found(BARRIER, 0, 2), found(MAIN, 1, 2)],
+            "collective",
+            f"rank 0 waits for the other ranks at {AT} {IN_BARRIER}, while rank 1 is at {AT}",
+        ),
+        (
+            [found(BACKWARD, 0, 2), found(LOADER_WAIT, 1, 2)],
+            "collective",
+            f"rank 0 waits for the other ranks at {AT} {IN_BACKWARD}, while rank 1 is at {AT} {SELECT}",
+        ),
+        (
+            [found(BARRIER, 1, 2)],
+            "collective",
+            f"rank 1 waits for the other ranks at {AT} {IN_BARRIER}, while rank 0 has ended",
+        ),
+        (
+            [found(BARRIER, 0, 2), found(BACKWARD, 1, 2)],
+            "collective",
+            f"all 2 ranks wait for each other: rank 0 at {AT} {IN_BARRIER}; rank 1 at {AT} {IN_BACKWARD}",
+        ),
+        (
+            [found(MAIN), found("", state="stopped", pid=8)],
+            "stopped",
+            "process 8 of the program is stopped (by SIGSTOP, or in a debugger)",
+        ),
+        (
+            [found("", state="disk-sleep in nfs_wait")],
+            "unknown",
+            "it does not tell where it is (process 7 disk-sleep in nfs_wait)",
+        ),
+        ([], "unknown", "no process of it is left"),
+    ],
+)
+def test_stacks_are_read_together(processes, kind, summary):
+    hang = understood(processes)
+    assert (hang.kind, hang.summary) == (kind, summary)
+
+
+def test_the_main_thread_is_the_last_that_is_written():
+    first = 'Thread 0x1 (most recent call first):\n  File "/a.py", line 1 in f\n'
+    text = f"a line of the program's\n{first}\nCurrent thread 0x2 (most recent call first):\n{MAIN}\n"
+    assert [str(frame) for frame in parsed(text)] == [AT]
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Starts Python programs whose standard error is a log, and ends them."""
+    processes = []
+
+    def start(code, name="stderr.log"):
+        with (tmp_path / name).open("ab") as log:
+            process = subprocess.Popen([sys.executable, "-S", "-c", code], stderr=log, stdout=subprocess.PIPE)
+        processes.append(process)
+        assert process.stdout.readline() == b"ready\n"
+        return psutil.Process(process.pid)
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+ANSWERS = f"import faulthandler; faulthandler.register({STACK_SIGNAL}, file=2, all_threads=True)\n"
+READY = "import time; print('ready', flush=True)\n"
+
+
+def test_a_process_tells_where_it_is_also_from_a_dead_loop(started, tmp_path):
+    dead = started(f"{ANSWERS}def spin():\n    print('ready', flush=True)\n    while True: pass\nspin()")
+    hang = look([dead], tmp_path / "stderr.log")
+    assert hang.kind == "user code"
+    assert re.fullmatch(r"user code at <string>:[34] in spin", hang.summary)
+    assert hang.as_json()["processes"][0]["stack"][-1] == "<string>:5 in <module>"
+
+
+def test_a_process_without_the_handler_is_not_signalled(started, tmp_path):
+    plain = started(f"{READY}time.sleep(600)")
+    hang = look([plain], tmp_path / "stderr.log")
+    assert hang.kind == "unknown"
+    time.sleep(0.1)
+    assert plain.is_running()
+    assert plain.status() != psutil.STATUS_ZOMBIE
+
+
+def test_nothing_is_written_to_a_file_that_is_not_the_trial_s(started, tmp_path):
+    elsewhere = started(f"{ANSWERS}{READY}time.sleep(600)", "the user's own")
+    (tmp_path / "stderr.log").touch()
+    assert look([elsewhere], tmp_path / "stderr.log").kind == "unknown"
+    time.sleep(0.1)
+    assert (tmp_path / "the user's own").read_bytes() == b""
