@@ -151,6 +151,13 @@ def command_text(command: Iterable[str]) -> str:
     return shlex.join(command)
 
 
+def one_line(text: str, most: int) -> str:
+    """Returns text as one line of printable characters, cut to `most` of them: fit for a terminal, a comment, a table."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in text)
+    plain = " ".join(plain.split())
+    return plain if len(plain) <= most else f"{plain[: most - 3]}..."
+
+
 def masked(text: str) -> str:
     """Returns the text with user names and passwords in URLs replaced by `***`."""
     return re.sub(r"(\w+://)[^/\s@]+@", r"\1***@", text)

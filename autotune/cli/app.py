@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +32,7 @@ Overrides = Annotated[
 ConfigDir = Annotated[
     list[Path] | None,
     typer.Option(
-        "--config-dir", metavar="DIR", help="Also look for configuration groups here. May be repeated.", show_default=False
+        "--config-dir", metavar="DIR", help="Look for configuration files here first. May be repeated.", show_default=False
     ),
 ]
 RunsDir = Annotated[
@@ -60,10 +61,20 @@ class _WithCommand(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND ...]"]
 
 
+class _WithKeys(_WithCommand):
+    """One that also takes the whole configuration: its help ends with every key."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Prints the help."""
+        from autotune.cli.keys import print_keys
+
+        super().format_help(ctx, formatter)
+        print_keys()
+
+
 app = typer.Typer(
     help=HELP,
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     suggest_commands=False,
     rich_markup_mode="rich",
@@ -87,7 +98,7 @@ def _options(
     """Options before any command."""
 
 
-@app.command(cls=_WithCommand, rich_help_panel=_PANEL_TUNE)
+@app.command(cls=_WithKeys, rich_help_panel=_PANEL_TUNE)
 def run(
     context: typer.Context,
     overrides: Overrides = None,
@@ -111,7 +122,10 @@ def run(
     from autotune.cli import run as implementation
 
     asked = implementation.Asked(
-        overrides=_with_runs_dir(overrides, runs_dir), command=context.obj, config_dirs=tuple(config_dir or ())
+        overrides=tuple(overrides or ()),
+        command=context.obj,
+        config_dirs=tuple(config_dir or ()),
+        runs_dir=_only_runs_dir(overrides, runs_dir),
     )
     if info is not None:
         return implementation.print_info(asked, info)
@@ -245,13 +259,20 @@ def _commands_of(context: Any) -> list[str]:
 
 
 def _runs(runs_dir: Path | None) -> Path:
-    return Path("runs") if runs_dir is None else runs_dir
+    """Returns the folder of the studies for a command that reads them.
+
+    Raises:
+        BadInput: it is something else than a folder.
+    """
+    path = Path("runs") if runs_dir is None else runs_dir
+    if "\0" in str(path) or (os.path.exists(path) and not os.path.isdir(path)):
+        raise BadInput(f"--runs-dir: not a folder, got {str(path)!r}. Give the folder that holds the studies.")
+    return path
 
 
-def _with_runs_dir(overrides: list[str] | None, runs_dir: Path | None) -> tuple[str, ...]:
-    given = tuple(overrides or ())
+def _only_runs_dir(overrides: list[str] | None, runs_dir: Path | None) -> str | None:
     if runs_dir is None:
-        return given
-    if any(o.startswith("runs_dir=") for o in given):
+        return None
+    if any(override.startswith("runs_dir=") for override in overrides or ()):
         raise BadInput(f"runs_dir: given twice, got --runs-dir {runs_dir} and runs_dir=.... Give one of them.")
-    return (*given, f"runs_dir={runs_dir}")
+    return str(runs_dir)

@@ -62,7 +62,7 @@ def _run(arguments: list[str], command: list[str] | None) -> int:
     from autotune.cli import app
 
     try:
-        code = app.build()(args=arguments, prog_name="autotune", standalone_mode=False, obj=command)
+        code = app.build()(args=arguments or ["--help"], prog_name="autotune", standalone_mode=False, obj=command)
     except Exception as error:
         if not app.is_usage_error(error):
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 import types
 import typing
 from typing import Any
@@ -38,6 +39,11 @@ GROUPS = {key.rpartition(".")[0] for key in LEAVES} - {""}
 def structured() -> DictConfig:
     """Returns the schema with its defaults; unknown keys are refused."""
     return typing.cast(DictConfig, OmegaConf.structured(StudyConfig))
+
+
+def literal(text: str) -> str:
+    """Returns text as OmegaConf must be given it to mean every letter: `${` would begin a reference."""
+    return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
 
 
 def unknown_key(key: str) -> str:
