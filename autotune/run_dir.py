@@ -139,7 +139,9 @@ def find(runs: Path, name: str) -> StudyFolder:
 
 
 def studies(runs: Path) -> Iterator[StudyFolder]:
-    """Yields the studies of a runs folder, by name."""
+    """Yields the studies of a runs folder, by name; none where there is no such folder."""
+    if not os.path.isdir(runs):
+        return
     for file in sorted(runs.glob("*/study.json")):
         yield StudyFolder(file.parent)
 

@@ -30,13 +30,13 @@ Overrides = Annotated[
     ),
 ]
 ConfigDir = Annotated[
-    list[Path] | None,
+    list[str] | None,
     typer.Option(
         "--config-dir", metavar="DIR", help="Look for configuration files here first. May be repeated.", show_default=False
     ),
 ]
 RunsDir = Annotated[
-    Path | None,
+    str | None,
     typer.Option("--runs-dir", metavar="DIR", help="Folder of the studies: 'runs' when not given.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
@@ -124,7 +124,7 @@ def run(
     asked = implementation.Asked(
         overrides=tuple(overrides or ()),
         command=context.obj,
-        config_dirs=tuple(config_dir or ()),
+        config_dirs=_folders(config_dir),
         runs_dir=_only_runs_dir(overrides, runs_dir),
     )
     if info is not None:
@@ -213,9 +213,7 @@ def inspect(context: typer.Context, overrides: Overrides = None, config_dir: Con
     """
     from autotune.cli import inspect as implementation
 
-    return implementation.inspect(
-        list(overrides or ()), command=context.obj, config_dirs=tuple(config_dir or ()), as_json=as_json
-    )
+    return implementation.inspect(list(overrides or ()), command=context.obj, config_dirs=_folders(config_dir), as_json=as_json)
 
 
 @app.command(rich_help_panel=_PANEL_KNOW)
@@ -258,21 +256,25 @@ def _commands_of(context: Any) -> list[str]:
     return sorted(getattr(getattr(context, "command", None), "commands", {}))
 
 
-def _runs(runs_dir: Path | None) -> Path:
+def _runs(runs_dir: str | None) -> Path:
     """Returns the folder of the studies for a command that reads them.
 
     Raises:
         BadInput: it is something else than a folder.
     """
-    path = Path("runs") if runs_dir is None else runs_dir
-    if "\0" in str(path) or (os.path.exists(path) and not os.path.isdir(path)):
-        raise BadInput(f"--runs-dir: not a folder, got {str(path)!r}. Give the folder that holds the studies.")
-    return path
+    path = "runs" if runs_dir is None else runs_dir
+    if not path or "\0" in path or (os.path.exists(path) and not os.path.isdir(path)):
+        raise BadInput(f"--runs-dir: not a folder, got {path!r}. Give the folder that holds the studies.")
+    return Path(path)
 
 
-def _only_runs_dir(overrides: list[str] | None, runs_dir: Path | None) -> str | None:
-    if runs_dir is None:
-        return None
-    if any(override.startswith("runs_dir=") for override in overrides or ()):
-        raise BadInput(f"runs_dir: given twice, got --runs-dir {runs_dir} and runs_dir=.... Give one of them.")
-    return str(runs_dir)
+def _only_runs_dir(overrides: list[str] | None, runs_dir: str | None) -> str | None:
+    if runs_dir is not None and any(override.startswith("runs_dir=") for override in overrides or ()):
+        raise BadInput(f"runs_dir: given twice, got --runs-dir {runs_dir!r} and runs_dir=.... Give one of them.")
+    return runs_dir
+
+
+def _folders(config_dir: list[str] | None) -> tuple[Path, ...]:
+    if "" in (config_dir or ()):
+        raise BadInput("--config-dir: no such folder, got ''. Give one.")
+    return tuple(Path(os.path.expanduser(path)) for path in config_dir or ())

@@ -80,9 +80,9 @@ def compose(
     Raises:
         BadInput: anything that cannot be used; every problem of the input at once.
     """
+    check_words([*overrides, *(command or ())])
     facts = facts or host_facts()
     here = circumstances_of(facts, None, is_recipe=command is None)
-    check_words([*overrides, *(command or ())])
     given = split(overrides, list(config_dirs), here, has_command=command is not None)
     found = _Problems(missing_folders(config_dirs))
     found.add(given.problems, given.cause)
@@ -109,11 +109,16 @@ def compose(
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Checks that every word is text: a file's name may hold any bytes, what is written down about a study may not.
+    """Checks that every word is text, as what is written down about a study must be, and that paths lead somewhere.
 
     Raises:
-        BadInput: bytes that are not UTF-8 are among them.
+        BadInput: bytes that are not UTF-8 are among them, or the working directory is gone.
     """
+    try:
+        os.getcwd()
+    except OSError as error:
+        problem = f"working directory: cannot be used, got: {error.strerror}. Go to a folder that is there: cd DIR."
+        raise BadInput(problem) from error
     wrong = [word for word in words if any("\ud800" <= letter <= "\udfff" for letter in word)]
     if wrong:
         raise BadInput(

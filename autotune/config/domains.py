@@ -25,7 +25,7 @@ from autotune.records import KnobValue
 from autotune.space import Choice, Domain, IntInterval
 
 MAX_VALUES = 256  # a domain nobody could search; also what keeps range(0,10**12) from filling the memory
-KEY = re.compile(r"(\+\+?|~)?[A-Za-z_][\w-]*([./][\w-]+)*([@:][\w.:-]*)?", re.ASCII)
+KEY = re.compile(r"(\+\+?|~)?[A-Za-z_][\w-]*([./][A-Za-z_][\w-]*)*([@:][\w.:-]*)?", re.ASCII)
 FORMS = "Give choice(a,b,c), range(start,stop,step), interval(low,high) or tag(log,interval(low,high))."
 
 
@@ -166,7 +166,7 @@ def _elements(found: Knob, sweep: ChoiceSweep | RangeSweep, written: str) -> lis
         return [item.text if isinstance(item, QuotedString) else item for item in sweep.list]
     try:
         values = list(itertools.islice(sweep.range(), MAX_VALUES + 1))
-    except (HydraException, ValueError) as error:
+    except (HydraException, ValueError, ArithmeticError) as error:
         raise BadInput(f"{found.key}: a range without an end, got {written!r}. {FORMS}") from error
     if not values:
         raise BadInput(f"{found.key}: an empty domain, got {written!r}. The start must lie before the stop. {FORMS}")
@@ -179,13 +179,13 @@ def _interval(found: Knob, sweep: IntervalSweep, circumstances: Circumstances) -
     if found.type is not int:
         raise BadInput(f"{found.key}: an interval needs a knob of whole numbers, got {written}. Give choice(...).")
     if sweep.tags - {"log"}:
-        raise BadInput(f"{found.key}: no such tag, got {', '.join(sorted(sweep.tags))}. Allowed: log.")
+        raise BadInput(f"{found.key}: no such tag, got {shown(', '.join(sorted(sweep.tags)))}. Allowed: log.")
     if not all(end.is_integer() for end in ends):
         raise BadInput(f"{found.key}: ends that are not whole numbers, got {written}. {FORMS}")
     choice(found, ends, circumstances)
     low, high = (int(end) for end in ends)
     if low > high:
-        raise BadInput(f"{found.key}: an empty domain, got {written}. The lower end comes first: interval({high},{low}).")
+        raise BadInput(f"{found.key}: an empty domain, got {written!r}. The lower end comes first: interval({high},{low}).")
     if "log" in sweep.tags and low < 1:
         raise BadInput(f"{found.key}: a logarithmic interval below 1, got {written}. Start at 1 or leave tag(log, ...) out.")
     return IntInterval(low, high, log="log" in sweep.tags)

@@ -102,7 +102,7 @@ def _check_key(key: str, value: Any, circumstances: Circumstances) -> None:
             value_of(knob(key), value, circumstances)
         return
     if key not in LEAVES:
-        raise BadInput(unknown_key(key))
+        raise BadInput(unknown_key(key, value))
     if key in MAPPINGS and value is None:
         return
     check_value(key, value)

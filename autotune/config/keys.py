@@ -46,22 +46,23 @@ def literal(text: str) -> str:
     return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
 
 
-def unknown_key(key: str) -> str:
+def unknown_key(key: str, value: Any) -> str:
     """Returns the problem of a key that does not exist, nearest keys first; a key's own group counts as nearer."""
+    wrong = f"{key}: there is no such key, got {shown(value)}."
     if key in GROUPS:
         inside = [name for name in LEAVES if name.startswith(f"{key}.")]
-        return f"{key}: a group of keys, not a key. Allowed: {', '.join(inside[:12])}. Set one of them."
+        return f"{key}: a group of keys, not a key, got {shown(value)}. Allowed: {', '.join(inside[:12])}. Set one of them."
     last = key.rpartition(".")[2]
     twins = [name for name in LEAVES if name.rpartition(".")[2] == last]
     if twins:
-        return f"{key}: there is no such key. Did you mean {twins[0]!r}? See `autotune run --help`."
-    return f"{key}: there is no such key. {one_of(key, [*LEAVES, 'env.NAME'], show=6)} See `autotune run --help`."
+        return f"{wrong} Did you mean {twins[0]!r}? See `autotune run --help`."
+    return f"{wrong} {one_of(key, [*LEAVES, 'env.NAME'], show=6)} See `autotune run --help`."
 
 
 def refusal(key: str, value: Any, error: OmegaConfBaseException) -> str:
     """Returns the problem of a value that OmegaConf refused for `key`."""
     if key not in LEAVES:
-        return unknown_key(key)
+        return unknown_key(key, value)
     hint = LEAVES[key]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return f"{key}: no such value, got {shown(value)}. {one_of(str(value), hint.__members__)}"

@@ -68,7 +68,7 @@ def split(overrides: Sequence[str], folders: list[Path], circumstances: Circumst
             result.problems += error.problems
             result.cause = result.cause or error.__cause__
     result.problems += [
-        f"{key}: pinned to one value and tuned over a domain at once. Give one of the two."
+        f"{key}: pinned to one value and tuned over a domain at once, got both. Give one of the two."
         for key in sorted(result.pinned & result.domains.keys())
     ]
     return result
@@ -153,7 +153,7 @@ def _domain(override: Override, circumstances: Circumstances) -> Domain:
         raise BadInput(
             f"{key}: only knobs can be tuned, got {shown(override.input_line)}. Give one value. See `autotune knobs`."
         )
-    raise BadInput(unknown_key(key))
+    raise BadInput(unknown_key(key, (override.input_line or "").partition("=")[2]))
 
 
 def _environment(text: str, override: Override, circumstances: Circumstances) -> str:
@@ -177,7 +177,7 @@ def _check_group(group: str, value: Any, text: str, folders: list[Path]) -> None
 def _check_value(override: Override, circumstances: Circumstances) -> None:
     key, value = override.key_or_group, override.value()
     if key in GROUPS or key not in LEAVES:
-        raise BadInput(unknown_key(key))
+        raise BadInput(unknown_key(key, value))
     if key in files.MAPPINGS:
         one_by_one = (
             "Set environment variables one by one: env.NAME=VALUE." if key == "env" else "It is what exported files say."
