@@ -56,7 +56,7 @@ PLUGINS = "mlflow.tracking_store"  # MLflow's own group of entry points
 PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def problems_of(config: StudyConfig, num_gpus: int) -> list[str]:
+def problems_of(config: StudyConfig, num_gpus: int = 0) -> list[str]:
     """Returns every problem of a composed configuration.
 
     Args:

@@ -108,8 +108,8 @@ def study_name(template: CommandTemplate, config: StudyConfig) -> str:
     """Returns the default name of a study: the model's, or the script's without its ending, else the program's."""
     word = str(config.model.name) if template.is_recipe else program_of(template.parts).name or Path(template.parts[0]).stem
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", word).strip("-_")[:60]
-    if plain in (*GROUPS, *RESERVED_NAMES, "model", "data", "train"):
-        plain += "-py"  # a group of ours: `+train=best` could not be told from the recipe's key
+    if plain in RESERVED_NAMES:
+        plain += "-py"
     # Hydra's group names have no dots and begin with a letter: `+<study>=best` is to work with every default name.
     return plain if re.match(r"[A-Za-z]", plain) else f"study-{plain}".strip("-")
 

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from autotune.config.checks import problems_of
 from autotune.config.command import CommandTemplate, recipe_command, study_name, title, user_command
 from autotune.config.domains import read_space
+from autotune.config.files import Chosen
 from autotune.config.keys import literal
 from autotune.config.locate import folder, options
 from autotune.config.overrides import Split, split
@@ -86,12 +87,13 @@ def compose(
     given = split(overrides, list(config_dirs), here, has_command=command is not None)
     found = _Problems(missing_folders(config_dirs))
     found.add(given.problems, given.cause)
+    if runs_dir is not None:
+        document = {"runs_dir": literal(runs_dir)}
+        given.files.append(Chosen(group="", document=document, package="_global_", keys=["runs_dir"]))
     raw = found.collect(lambda: _hydra(given))
     if raw is None:
         raise found.error()
-    if runs_dir is not None:
-        raw.runs_dir = literal(runs_dir)
-    config = found.collect(lambda: _typed(raw))
+    config = found.collect(lambda: typed(raw))
     if config is None:
         raise found.error()
     found.add(problems_of(config, len(facts.get("gpus") or [])))
@@ -109,16 +111,11 @@ def compose(
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Checks that every word is text, as what is written down about a study must be, and that paths lead somewhere.
+    """Checks that every word is text, as what is written down about a study must be.
 
     Raises:
-        BadInput: bytes that are not UTF-8 are among them, or the working directory is gone.
+        BadInput: bytes that are not UTF-8 are among them.
     """
-    try:
-        os.getcwd()
-    except OSError as error:
-        problem = f"working directory: cannot be used, got: {error.strerror}. Go to a folder that is there: cd DIR."
-        raise BadInput(problem) from error
     wrong = [word for word in words if any("\ud800" <= letter <= "\udfff" for letter in word)]
     if wrong:
         raise BadInput(
@@ -189,7 +186,7 @@ def _composition_problem(error: BaseException) -> str:
     return f"configuration: cannot be composed: {'; '.join(dict.fromkeys(texts))}. Correct the file or the override."
 
 
-def _typed(raw: DictConfig) -> StudyConfig:
+def typed(raw: DictConfig) -> StudyConfig:
     """Returns the configuration as dataclasses, interpolations resolved, `~` in paths too: no shell does it behind a `=`."""
     try:
         config = cast(StudyConfig, OmegaConf.to_object(raw))

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 import autotune
 from autotune.config import yaml_file
-from autotune.config.keys import GROUPS, LEAVES, refusal, structured, unknown_key
+from autotune.config.keys import GROUPS, LEAVES, check_value, unknown_key
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import is_knob, knob
@@ -30,11 +27,13 @@ class Chosen:
     """A configuration file that an override chose, checked.
 
     Attributes:
+        group: the group it was chosen from.
         document: its keys and values.
         package: where they belong in Hydra's words, "_global_" for the top level.
         keys: the full keys it sets.
     """
 
+    group: str
     document: dict[str, Any]
     package: str
     keys: list[str]
@@ -76,7 +75,7 @@ def read(path: Path, group: str, circumstances: Circumstances) -> Chosen:
         problems = [f"{path}: {package}: no group of keys. Begin the file with the line '# @package _global_'."]
     if problems:
         raise BadInput([*problems, *_other_version(document, path)]) from cause
-    return Chosen(document=document, package=package, keys=list(values))
+    return Chosen(group=group, document=document, package=package, keys=list(values))
 
 
 def _flat(document: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -106,18 +105,6 @@ def _check_key(key: str, value: Any, circumstances: Circumstances) -> None:
     if key in MAPPINGS and value is None:
         return
     check_value(key, value)
-
-
-def check_value(key: str, value: Any) -> None:
-    """Checks a value against the type of a key that exists.
-
-    Raises:
-        BadInput: it is not of that type.
-    """
-    try:
-        OmegaConf.update(structured(), key, value, merge=True)
-    except OmegaConfBaseException as error:
-        raise BadInput(refusal(key, value, error)) from error
 
 
 def is_reference(value: Any) -> bool:

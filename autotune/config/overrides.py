@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override, OverrideType, Quote, Quot
 
 from autotune.config import files
 from autotune.config.domains import domain_of, parse
-from autotune.config.keys import GROUPS, LEAVES, no_such, unknown_key
+from autotune.config.keys import GROUPS, LEAVES, check_value, no_such, unknown_key
 from autotune.config.locate import folder, options
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
@@ -35,7 +35,6 @@ class Split:
     Attributes:
         hydra: those that Hydra composes, each known to be good.
         files: the user's configuration files that were chosen, in order.
-        groups: configuration groups that a file was chosen of.
         domains: knob key -> domain of those that ask for a search.
         pinned: knob keys given one value.
         problems: what is wrong with the rest.
@@ -44,7 +43,6 @@ class Split:
 
     hydra: list[str] = field(default_factory=list)
     files: list[files.Chosen] = field(default_factory=list)
-    groups: set[str] = field(default_factory=set)
     domains: dict[str, Domain] = field(default_factory=dict)
     pinned: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
@@ -91,7 +89,7 @@ def _place(text: str, result: Split, folders: list[Path], circumstances: Circums
         result.pinned.add(key)
     elif key in CONFIG_GROUPS or "/" in key:
         _check_group(key, override.value(), text, folders)
-        _choose(key, text, result)
+        _forget(key, result)
         result.hydra.append(text)
     else:
         _check_value(override, circumstances)
@@ -121,15 +119,16 @@ def _place_file(text: str, result: Split, folders: list[Path], circumstances: Ci
     if has_command:
         for key in chosen.keys:
             _refuse_recipe_key(key, text)
-    _choose(group, text, result)
+    if not plus:
+        _forget(group, result)
     result.files.append(chosen)
     return True
 
 
-def _choose(group: str, text: str, result: Split) -> None:
-    if group in CONFIG_GROUPS and group in result.groups:
-        raise BadInput(f"{group}: chosen twice, got {shown(text)} beside another. Give one.")
-    result.groups.add(group)
+def _forget(group: str, result: Split) -> None:
+    """Takes back what was chosen of a group before: the last word holds, as with every key."""
+    result.hydra = [text for text in result.hydra if not text.startswith(f"{group}=")]
+    result.files = [chosen for chosen in result.files if chosen.group != group]
 
 
 def _refuse_by_key(text: str, override: Override) -> None:
@@ -185,4 +184,4 @@ def _check_value(override: Override, circumstances: Circumstances) -> None:
         raise BadInput(f"{key}: cannot be set as a whole, got {shown(value)}. {one_by_one}")
     if is_knob(key) and value is not None and not files.is_reference(value):
         value_of(knob(key), value, circumstances)
-    files.check_value(key, value)
+    check_value(key, value)

@@ -11,13 +11,24 @@ PYTHON = re.compile(r"python[\d.]*")
 PYTHON_VALUES = ("--check-hash-based-pycs",)  # long options followed by a value of their own
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 SHELL_VALUES = ("--rcfile", "--init-file")
-# They run the first script among their words. Options without a value of their own; all others may be followed by one.
-STARTERS = {
-    "torchrun": ("--standalone", "--run-path", "--run_path"),
-    "accelerate": ("launch", "--cpu", "--multi_gpu", "--use_fsdp", "--use_deepspeed", "--quiet", "-q", "--debug"),
-    "accelerate-launch": ("--cpu", "--multi_gpu", "--use_fsdp", "--use_deepspeed", "--quiet", "-q", "--debug"),
-    "deepspeed": ("--no_local_rank", "--no_ssh", "--enable_each_rank_log"),
-}
+# They run the first script among their words. An option that is in neither list may or may not be followed by a value.
+STARTERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
+STARTER_FLAGS = (
+    "--standalone",
+    "--run_path",
+    "--cpu",
+    "--multi_gpu",
+    "--use_fsdp",
+    "--use_deepspeed",
+    "--quiet",
+    "-q",
+    "--debug",
+)
+STARTER_VALUES = (
+    "--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port", "--rdzv_backend", "--rdzv_endpoint",
+    "--rdzv_id", "--max_restarts", "--num_processes", "--num_machines", "--machine_rank", "--main_process_port",
+    "--mixed_precision", "--config_file", "--gpu_ids", "--num_gpus", "--num_nodes", "--hostfile", "--include", "--exclude",
+)  # fmt: skip
 STARTER_MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
@@ -150,20 +161,23 @@ def _of_shell_code(words: list[str]) -> Program:
 def _of_starter(name: str, words: list[str]) -> Program:
     if name == "accelerate" and words[:1] != ["launch"]:
         return Program(is_certain=False)
-    rest = list(words)
+    rest = words[1:] if name == "accelerate" else list(words)
+    if not any(not word.startswith("-") for word in rest):
+        return Program(missing="a script")
+    is_certain = True
     while rest:
         word = rest.pop(0)
-        if word in ("-m", "--module"):
-            return Program(module=rest[0], by="python") if rest else Program(missing="the module behind -m")
-        if word in ("--no-python", "--no_python"):
+        option = f"--{word[2:].replace('-', '_')}" if word.startswith("--") else word  # torchrun takes both spellings
+        if option in ("-m", "--module"):
+            return _of_module(rest[:1], rest[1:])
+        if option == "--no_python":
             return program_of(rest) if rest else Program(missing="a program")
-        if word.startswith("-") and "=" not in word and word not in STARTERS[name]:
-            if rest and not rest[0].endswith(".py"):
-                rest.pop(0)  # its value, or else a script without the usual ending: then nothing is known
-        elif not word.startswith("-") and word not in STARTERS[name]:
-            return Program(script=word, by="python", is_certain=word.endswith(".py"))
-    words = [word for word in words if not word.startswith("-") and word not in STARTERS[name]]
-    return Program(is_certain=False, missing="" if words else "a script")
+        if not word.startswith("-"):
+            return Program(script=word, by="python", is_certain=is_certain and word.endswith(".py"))
+        if "=" not in word and option not in STARTER_FLAGS and rest and not rest[0].endswith(".py"):
+            rest.pop(0)  # its value
+            is_certain = is_certain and option in STARTER_VALUES
+    return Program(is_certain=False)
 
 
 def _of_wrapper(takes_value: tuple[str, ...], words: list[str]) -> Program | None:

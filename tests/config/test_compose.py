@@ -48,8 +48,11 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("model", options("model", [folder("conf")]))
 @pytest.mark.parametrize("data", options("data", [folder("conf")]))
-def test_every_file_of_conf_composes(make, model: str, data: str) -> None:
-    composed = make(f"model={model}", f"data={data}", "data.root=/somewhere")
+def test_every_file_of_conf_composes(make, tmp_path: Path, model: str, data: str) -> None:
+    (tmp_path / "some_class").mkdir()
+    (tmp_path / "some_class" / "image.png").touch()
+    place = [f"data.root={tmp_path}"] if data == "folder" else []
+    composed = make(f"model={model}", f"data={data}", *place)
     assert composed.config.model.name == model
     assert composed.config.data.name == data
     assert composed.command.parts[2:6] == ["--model", model, "--num-classes", "1000"]

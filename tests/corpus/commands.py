@@ -59,7 +59,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["torchrun", "--nproc_per_node=2", "nosuch.py"], "COMMAND: no such script, got 'nosuch.py'"),
     (["torchrun", "--nproc_per_node", "2", "nosuch.py"], "COMMAND: no such script, got 'nosuch.py'"),
     (["torchrun", "--standalone", "nosuch.py", "train.py"], "COMMAND: no such script, got 'nosuch.py'"),
-    (["torchrun", "-m"], "Give the module behind -m."),
+    (["torchrun", "--nproc_per_node=2", "-m"], "COMMAND: nothing to run"),
     (["torchrun", "-m", "train.py"], "COMMAND: a file, not a module"),
     (["torchrun", "--no-python", "bash", "nosuch.sh"], "COMMAND: no such script, got 'nosuch.sh'"),
     (["accelerate", "launch"], "COMMAND: nothing to run"),

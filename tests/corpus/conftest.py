@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 import sys
@@ -79,7 +78,7 @@ def _hydra_once(given: Split) -> DictConfig:
     key = repr((given.hydra, given.files))
     if key not in _composed:
         _composed[key] = _hydra(given)
-    return copy.deepcopy(_composed[key])
+    return _composed[key]
 
 
 def _no_study(*_: Any) -> None:

@@ -279,8 +279,6 @@ OVERRIDES: list[tuple[str, str]] = [
 TOGETHER: list[tuple[list[str], list[str]]] = [
     (["loader.num_workers=1", "loader.num_workers=1,2"], ["loader.num_workers: pinned to one value and tuned"]),
     (["loader.num_workers=0,1", "loader.num_workers=1,2"], ["loader.num_workers: two domains"]),
-    (["model=resnet18", "model=resnet50"], ["model: chosen twice, got 'model=resnet50'"]),
-    (["data=photos", "data=synthetic"], ["data: chosen twice"]),
     (
         ["loader.num_workers=0", "loader.prefetch_factor=4", "loader.persistent_workers=true"],
         ["loader.prefetch_factor: means nothing without workers", "loader.persistent_workers: means nothing without workers"],
