@@ -183,7 +183,7 @@ def ui(
     """Compare trials in the MLflow UI, until Ctrl-C."""
     from autotune.cli import ui as implementation
 
-    return implementation.serve(_runs(runs_dir), host=host, port=port, uri=uri)
+    return implementation.serve(_runs(runs_dir), host=host, port=port, uri=_address(uri))
 
 
 @app.command(rich_help_panel=_PANEL_SEE)
@@ -198,11 +198,12 @@ def sync(
     from autotune.cli import sync as implementation
     from autotune.cli.show import chosen
 
+    address = _address(uri)
     if every and (study or follow):
         raise BadInput("--all: every study, got a STUDY or --follow too. Give one of them.")
     if every:
-        return implementation.sync_all(_runs(runs_dir), uri=uri)
-    return implementation.sync(chosen(_runs(runs_dir), study), uri=uri, follow=follow)
+        return implementation.sync_all(_runs(runs_dir), uri=address)
+    return implementation.sync(chosen(_runs(runs_dir), study), uri=address, follow=follow)
 
 
 @app.command(cls=_WithCommand, rich_help_panel=_PANEL_KNOW)
@@ -266,6 +267,14 @@ def _runs(runs_dir: str | None) -> Path:
     if not path or "\0" in path or (os.path.exists(path) and not os.path.isdir(path)):
         raise BadInput(f"--runs-dir: not a folder, got {path!r}. Give the folder that holds the studies.")
     return Path(path)
+
+
+def _address(uri: str | None) -> str | None:
+    from autotune.config.checks import tracking_problems
+
+    if problems := tracking_problems(uri, "--uri"):
+        raise BadInput(problems)
+    return uri
 
 
 def _only_runs_dir(overrides: list[str] | None, runs_dir: str | None) -> str | None:

@@ -143,4 +143,11 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["knobs", "env."], "env.: not a name of an environment variable"),
     (["knobs", "env.PYTHONPATH"], "env.PYTHONPATH: not free to tune"),
     (["sync", "nosuch"], "STUDY: no such study"),
+    (["sync", "--uri", "localhost:5000"], "--uri: not a tracking address, got 'localhost:5000'"),
+    (["sync", "--all", "--uri", "http://me:s3cret@host:port"], "--uri: not an address of a server, got 'http://***@host:port'"),
+    (["sync", "--all", "--follow"], "--all: every study, got a STUDY or --follow too"),
+    (["ui", "--uri", ""], "--uri: not a tracking address, got ''"),
+    (["ui", "--port", "0"], "autotune ui: "),
+    (["ui", "--port", "http"], "autotune ui: "),
+    (["ui", "--runs-dir", "empty"], "--runs-dir: nothing to show, there is no study in 'empty'"),
 ]
