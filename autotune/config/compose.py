@@ -38,6 +38,7 @@ from autotune.space import Domain, SearchSpace
 T = TypeVar("T")
 USERS_FILE = "autotune_users_file_"
 _LOCK = threading.Lock()  # Hydra's state is global to the process
+ConfigStore.instance().store(name="study_config", node=StudyConfig)
 
 
 @dataclass(kw_only=True)
@@ -161,7 +162,6 @@ def _hydra(given: Split) -> DictConfig:
         hydra_before, version_before = everybody.hydra, VersionBase.instance().version_base
         try:
             everybody.clear()
-            store.store(name="study_config", node=StudyConfig)
             # The user's files were read and checked; Hydra gets what was checked, under a name of ours, and opens none of them.
             for number, file in enumerate(given.files):
                 store.store(group=f"{USERS_FILE}{number}", name="chosen", node=file.document, package=file.package)
