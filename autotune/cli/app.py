@@ -245,7 +245,9 @@ def usage_problem(error: Exception, arguments: list[str]) -> str:
     if names and unknown is not None and unknown not in names:
         return f"{path}: no such command, got {unknown!r}. {one_of(unknown, names)} {see}"
     text = str(getattr(error, "format_message", error.__str__)()).strip().rstrip(".")
-    return f"{path}: {text[:1].lower()}{text[1:]}. {see}"
+    option = next((name for name in getattr(getattr(error, "param", None), "opts", []) if name in arguments[:-1]), None)
+    got = f", got {arguments[arguments.index(option) + 1]!r}" if option else ""
+    return f"{path}: {text[:1].lower()}{text[1:]}{got}. {see}"
 
 
 def _options_of(context: Any) -> list[str]:

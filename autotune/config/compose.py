@@ -235,7 +235,7 @@ def _pins(config: StudyConfig, given: Split, here: Circumstances) -> Knobs:
 
 def _space(config: StudyConfig, given: Split, pinned: Knobs, here: Circumstances) -> SearchSpace:
     problems = [
-        f"{key}: its tier is {knob(key).tier}, but the search is bound to tiers={config.tiers}. "
+        f"{key}: its tier is {knob(key).tier}, got it beside tiers={config.tiers}, which binds the search. "
         f"Give tiers={knob(key).tier}, or leave the domain out."
         for key in given.domains
         if knob(key).tier.rank > config.tiers.rank

@@ -56,9 +56,10 @@ def choice(found: Knob, raw: Iterable[Any], circumstances: Circumstances) -> Cho
     """
     listed = list(itertools.islice(raw, MAX_VALUES + 1))
     if not listed:
-        raise BadInput(f"{found.key}: an empty domain. Give at least one value: {found.key}=choice(...).")
+        raise BadInput(f"{found.key}: an empty domain, got no value. Give at least one: {found.key}=choice(...).")
     if len(listed) > MAX_VALUES:
-        raise BadInput(f"{found.key}: more than {MAX_VALUES} values. Give fewer, or an interval(low,high).")
+        got = f"{listed[0]!r}, {listed[1]!r}, ..."
+        raise BadInput(f"{found.key}: more than {MAX_VALUES} values, got {got}. Give fewer, or an interval(low,high).")
     values: list[KnobValue] = []
     problems = []
     for item in listed:

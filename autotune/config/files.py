@@ -72,7 +72,9 @@ def read(path: Path, group: str, circumstances: Circumstances) -> Chosen:
             problems += [f"{path}: {problem}" for problem in error.problems]
             cause = cause or error.__cause__
     if problems and not header and package not in GROUPS:
-        problems = [f"{path}: {package}: no group of keys. Begin the file with the line '# @package _global_'."]
+        problems = [
+            f"{path}: {package}: no group of keys, got {shown(document)}. Begin the file with the line '# @package _global_'."
+        ]
     if problems:
         raise BadInput([*problems, *_other_version(document, path)]) from cause
     return Chosen(group=group, document=document, package=package, keys=list(values))

@@ -147,7 +147,7 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["sync", "--all", "--uri", "http://me:s3cret@host:port"], "--uri: not an address of a server, got 'http://***@host:port'"),
     (["sync", "--all", "--follow"], "--all: every study, got a STUDY or --follow too"),
     (["ui", "--uri", ""], "--uri: not a tracking address, got ''"),
-    (["ui", "--port", "0"], "autotune ui: "),
-    (["ui", "--port", "http"], "autotune ui: "),
+    (["ui", "--port", "0"], "invalid value for '--port': Input should be greater than or equal to 1, got '0'"),
+    (["ui", "--port", "http"], "got 'http'"),
     (["ui", "--runs-dir", "empty"], "--runs-dir: nothing to show, there is no study in 'empty'"),
 ]
