@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -13,6 +14,7 @@ import pytest
 from omegaconf import DictConfig
 
 import autotune.study
+from autotune.cli import app
 from autotune.cli.main import main
 from autotune.config import compose
 from autotune.config.overrides import Split
@@ -66,11 +68,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(autotune.study, "run_study", _no_study)
     monkeypatch.setattr(compose, "_hydra", _hydra_once)
+    monkeypatch.setattr(app, "build", _build_once)
     return tmp_path
 
 
 _composed: dict[str, DictConfig] = {}
 _hydra = compose._hydra
+_build_once = functools.cache(app.build)
 
 
 def _hydra_once(given: Split) -> DictConfig:

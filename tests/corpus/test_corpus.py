@@ -131,7 +131,6 @@ def test_a_working_directory_that_is_gone_is_named(place: Path) -> None:
     [
         ["run", "model=resnet18", "loader.num_workers=nan"],
         ["run", "--config-dir", ".", "+mine=evil", *COMMAND],
-        ["run", "--", "./headless"],
         ["run", "--", "python", b"caf\xe9.py"],
         ["nosuch"],
     ],
