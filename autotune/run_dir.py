@@ -13,6 +13,7 @@ from autotune.errors import BadInput, nearest
 from autotune.records import StudyRecord, Summary, TrialRecord
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # the embedded tracking store lies beside the studies
 
 
 class StudyFolder:
@@ -116,6 +117,8 @@ def check_name(name: str) -> None:
             f"study.name: not a plain name, got {name!r}. Allowed: letters, digits, '.', '_' and '-', starting with a letter "
             "or digit, 80 characters at most. Use runs_dir=DIR to choose the folder."
         )
+    if name in RESERVED_NAMES:
+        raise BadInput(f"study.name: a name the tracking store has, got {name!r}. Give another.")
 
 
 def find(runs: Path, name: str) -> StudyFolder:
@@ -136,7 +139,9 @@ def find(runs: Path, name: str) -> StudyFolder:
 
 
 def studies(runs: Path) -> Iterator[StudyFolder]:
-    """Yields the studies of a runs folder, by name."""
+    """Yields the studies of a runs folder, by name; none where there is no such folder."""
+    if not os.path.isdir(runs):
+        return
     for file in sorted(runs.glob("*/study.json")):
         yield StudyFolder(file.parent)
 

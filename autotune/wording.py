@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from autotune.records import Knobs, KnobValue
 
@@ -83,8 +85,8 @@ def rate_text(value: float | None, unit: str) -> str:
 
 
 def interval_text(interval: Sequence[float] | None) -> str:
-    """Returns "[55.9, 57.7]"; "" where no interval could be had."""
-    return "" if interval is None else f"[{number_text(interval[0])}, {number_text(interval[1])}]"
+    """Returns a rate's interval, "[55.9, 57.7]"; "" where none could be had. Few blocks can put an end below 0: no rate is."""
+    return "" if interval is None else f"[{number_text(max(0.0, interval[0]))}, {number_text(interval[1])}]"
 
 
 def bytes_text(value: float | None) -> str:
@@ -122,7 +124,7 @@ def ratio_text(ratio: float | None) -> str:
 
 def ratio_interval_text(interval: Sequence[float] | None) -> str:
     """Returns a speed-up's interval with two decimals, as its ratio has: "[2.36, 2.46]"; "" without one."""
-    return "" if interval is None else f"[{interval[0]:.2f}, {interval[1]:.2f}]"
+    return "" if interval is None else f"[{max(0.0, interval[0]):.2f}, {interval[1]:.2f}]"
 
 
 def counts_text(counts: dict[str, int]) -> str:
@@ -146,9 +148,21 @@ def machine_text(machine: dict[str, object]) -> str:
 
 def command_text(command: Iterable[str]) -> str:
     """Returns an argument list as one would type it."""
-    import shlex
-
     return shlex.join(command)
+
+
+def own_command_text(*words: str, runs: Path) -> str:
+    """Returns a command of ours as one would type it to reach the studies of a runs folder: `autotune show resnet18`."""
+    folder = f"./{runs}" if str(runs).startswith("-") else str(runs)
+    where = [] if runs == Path("runs") else ["--runs-dir", folder]
+    return shlex.join(["autotune", *words, *where])
+
+
+def one_line(text: str, most: int) -> str:
+    """Returns text as one line of printable characters, cut to `most` of them: fit for a terminal, a comment, a table."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in text)
+    plain = " ".join(plain.split())
+    return plain if len(plain) <= most else f"{plain[: most - 3]}..."
 
 
 def masked(text: str) -> str:

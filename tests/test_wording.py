@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from autotune import wording
@@ -70,3 +72,27 @@ def test_outcomes_are_counted_with_the_good_first():
 )
 def test_compact_numbers_fit_six_characters(value, text):
     assert wording.compact_text(value) == text
+
+
+def test_an_interval_of_rates_does_not_reach_below_zero():
+    assert wording.interval_text([-3.2, 57.7]) == "[0, 57.7]"
+    assert wording.ratio_interval_text([-0.1, 2.3]) == "[0.00, 2.30]"
+
+
+@pytest.mark.parametrize(
+    ("runs", "text"),
+    [
+        ("runs", "autotune show x"),
+        ("./runs", "autotune show x"),
+        ("my runs; [x]", "autotune show x --runs-dir 'my runs; [x]'"),
+        ("-r", "autotune show x --runs-dir ./-r"),
+        ("$HOME", "autotune show x --runs-dir '$HOME'"),
+    ],
+)
+def test_our_own_commands_are_quoted_for_a_shell(runs, text):
+    assert wording.own_command_text("show", "x", runs=Path(runs)) == text
+
+
+def test_a_line_stays_a_line():
+    assert wording.one_line("a\nb\t\x1b[31mc", 80) == "a b [31mc"
+    assert wording.one_line("x" * 100, 10) == "xxxxxxx..."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,13 +30,13 @@ Overrides = Annotated[
     ),
 ]
 ConfigDir = Annotated[
-    list[Path] | None,
+    list[str] | None,
     typer.Option(
-        "--config-dir", metavar="DIR", help="Also look for configuration groups here. May be repeated.", show_default=False
+        "--config-dir", metavar="DIR", help="Look for configuration files here first. May be repeated.", show_default=False
     ),
 ]
 RunsDir = Annotated[
-    Path | None,
+    str | None,
     typer.Option("--runs-dir", metavar="DIR", help="Folder of the studies: 'runs' when not given.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
@@ -60,10 +61,20 @@ class _WithCommand(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND ...]"]
 
 
+class _WithKeys(_WithCommand):
+    """One that also takes the whole configuration: its help ends with every key."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Prints the help."""
+        from autotune.cli.keys import print_keys
+
+        super().format_help(ctx, formatter)
+        print_keys()
+
+
 app = typer.Typer(
     help=HELP,
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     suggest_commands=False,
     rich_markup_mode="rich",
@@ -87,7 +98,7 @@ def _options(
     """Options before any command."""
 
 
-@app.command(cls=_WithCommand, rich_help_panel=_PANEL_TUNE)
+@app.command(cls=_WithKeys, rich_help_panel=_PANEL_TUNE)
 def run(
     context: typer.Context,
     overrides: Overrides = None,
@@ -111,7 +122,10 @@ def run(
     from autotune.cli import run as implementation
 
     asked = implementation.Asked(
-        overrides=_with_runs_dir(overrides, runs_dir), command=context.obj, config_dirs=tuple(config_dir or ())
+        overrides=tuple(overrides or ()),
+        command=context.obj,
+        config_dirs=_folders(config_dir),
+        runs_dir=_only_runs_dir(overrides, runs_dir),
     )
     if info is not None:
         return implementation.print_info(asked, info)
@@ -169,7 +183,7 @@ def ui(
     """Compare trials in the MLflow UI, until Ctrl-C."""
     from autotune.cli import ui as implementation
 
-    return implementation.serve(_runs(runs_dir), host=host, port=port, uri=uri)
+    return implementation.serve(_runs(runs_dir), host=host, port=port, uri=_address(uri))
 
 
 @app.command(rich_help_panel=_PANEL_SEE)
@@ -184,11 +198,12 @@ def sync(
     from autotune.cli import sync as implementation
     from autotune.cli.show import chosen
 
+    address = _address(uri)
     if every and (study or follow):
         raise BadInput("--all: every study, got a STUDY or --follow too. Give one of them.")
     if every:
-        return implementation.sync_all(_runs(runs_dir), uri=uri)
-    return implementation.sync(chosen(_runs(runs_dir), study), uri=uri, follow=follow)
+        return implementation.sync_all(_runs(runs_dir), uri=address)
+    return implementation.sync(chosen(_runs(runs_dir), study), uri=address, follow=follow)
 
 
 @app.command(cls=_WithCommand, rich_help_panel=_PANEL_KNOW)
@@ -199,9 +214,7 @@ def inspect(context: typer.Context, overrides: Overrides = None, config_dir: Con
     """
     from autotune.cli import inspect as implementation
 
-    return implementation.inspect(
-        list(overrides or ()), command=context.obj, config_dirs=tuple(config_dir or ()), as_json=as_json
-    )
+    return implementation.inspect(list(overrides or ()), command=context.obj, config_dirs=_folders(config_dir), as_json=as_json)
 
 
 @app.command(rich_help_panel=_PANEL_KNOW)
@@ -232,7 +245,9 @@ def usage_problem(error: Exception, arguments: list[str]) -> str:
     if names and unknown is not None and unknown not in names:
         return f"{path}: no such command, got {unknown!r}. {one_of(unknown, names)} {see}"
     text = str(getattr(error, "format_message", error.__str__)()).strip().rstrip(".")
-    return f"{path}: {text[:1].lower()}{text[1:]}. {see}"
+    option = next((name for name in getattr(getattr(error, "param", None), "opts", []) if name in arguments[:-1]), None)
+    got = f", got {arguments[arguments.index(option) + 1]!r}" if option else ""
+    return f"{path}: {text[:1].lower()}{text[1:]}{got}. {see}"
 
 
 def _options_of(context: Any) -> list[str]:
@@ -244,14 +259,33 @@ def _commands_of(context: Any) -> list[str]:
     return sorted(getattr(getattr(context, "command", None), "commands", {}))
 
 
-def _runs(runs_dir: Path | None) -> Path:
-    return Path("runs") if runs_dir is None else runs_dir
+def _runs(runs_dir: str | None) -> Path:
+    """Returns the folder of the studies for a command that reads them.
+
+    Raises:
+        BadInput: it is something else than a folder.
+    """
+    path = "runs" if runs_dir is None else runs_dir
+    if not path or "\0" in path or (os.path.exists(path) and not os.path.isdir(path)):
+        raise BadInput(f"--runs-dir: not a folder, got {path!r}. Give the folder that holds the studies.")
+    return Path(path)
 
 
-def _with_runs_dir(overrides: list[str] | None, runs_dir: Path | None) -> tuple[str, ...]:
-    given = tuple(overrides or ())
-    if runs_dir is None:
-        return given
-    if any(o.startswith("runs_dir=") for o in given):
-        raise BadInput(f"runs_dir: given twice, got --runs-dir {runs_dir} and runs_dir=.... Give one of them.")
-    return (*given, f"runs_dir={runs_dir}")
+def _address(uri: str | None) -> str | None:
+    from autotune.config.checks import tracking_problems
+
+    if problems := tracking_problems(uri, "--uri"):
+        raise BadInput(problems)
+    return uri
+
+
+def _only_runs_dir(overrides: list[str] | None, runs_dir: str | None) -> str | None:
+    if runs_dir is not None and any(override.startswith("runs_dir=") for override in overrides or ()):
+        raise BadInput(f"runs_dir: given twice, got --runs-dir {runs_dir!r} and runs_dir=.... Give one of them.")
+    return runs_dir
+
+
+def _folders(config_dir: list[str] | None) -> tuple[Path, ...]:
+    if "" in (config_dir or ()):
+        raise BadInput("--config-dir: no such folder, got ''. Give one.")
+    return tuple(Path(os.path.expanduser(path)) for path in config_dir or ())

@@ -103,7 +103,7 @@ class LiveView(View):
         """Ends the live part and prints the verdict."""
         self.close()
         self._console.print()
-        self._console.print(verdict.panel(summary, self._path))
+        self._console.print(verdict.panel(summary, self._path, is_said=True))
 
     def close(self) -> None:
         """Gives the terminal back; called for every way a study can end."""

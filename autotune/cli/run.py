@@ -31,11 +31,12 @@ TRACKING_LOG = "tracking.log"
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the user typed: KEY=VALUE words, the command behind `--`, folders of configuration."""
+    """What the user typed: KEY=VALUE words, the command behind `--`, folders of configuration, the folder of the studies."""
 
     overrides: tuple[str, ...]
     command: list[str] | None
     config_dirs: tuple[Path, ...]
+    runs_dir: str | None = None
 
 
 def print_config(asked: Asked) -> int:
@@ -46,12 +47,15 @@ def print_config(asked: Asked) -> int:
 
 def print_info(asked: Asked, what: str) -> int:
     """Prints where configuration groups are looked for, nearest first; `searchpath` is all there is to ask."""
+    from autotune.config.compose import missing_folders
     from autotune.config.locate import folder
 
     if what != "searchpath":
         raise BadInput(f"--info: no such information, got {what!r}. Allowed: searchpath.")
+    if problems := missing_folders(asked.config_dirs):
+        raise BadInput(problems)
     for path in (*asked.config_dirs, folder("conf")):
-        print(path.resolve())
+        print(path.absolute())
     return 0
 
 
@@ -88,7 +92,7 @@ def run(asked: Asked, *, as_json: bool) -> int:
 def _compose(asked: Asked, facts: dict[str, object] | None = None) -> Composed:
     from autotune.config.compose import compose
 
-    return compose(asked.overrides, command=asked.command, config_dirs=asked.config_dirs, facts=facts)
+    return compose(asked.overrides, command=asked.command, config_dirs=asked.config_dirs, runs_dir=asked.runs_dir, facts=facts)
 
 
 def _plan(composed: Composed, facts: dict[str, object]) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from autotune.errors import BadInput
 from autotune.records import Summary
 from autotune.run_dir import StudyFolder, find, studies
 from autotune.wording import machine_text
+
+INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # says nothing in a list: the script does
 
 
 def chosen(runs: Path, name: str | None) -> StudyFolder:
@@ -116,7 +119,7 @@ def _row(folder: StudyFolder) -> dict[str, Any] | None:
     return {
         "study": study.name,
         "started_at": study.started_at,
-        "program": study.title,
+        "program": INTERPRETER.sub("", study.title),
         "trials": len(summary.get("trials") or []),
         "status": str(summary.get("status")),
         "verdict": verdict.headline(summary),

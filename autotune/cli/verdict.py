@@ -18,6 +18,7 @@ from autotune.wording import (
     changes_phrase,
     counts_text,
     interval_text,
+    own_command_text,
     rate_text,
     ratio_interval_text,
     ratio_text,
@@ -32,22 +33,30 @@ ADVICE = {
 }
 
 
-def panel(summary: Summary, path: Path) -> Panel:
+def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
     """Returns the verdict of a study, for a terminal.
 
     Args:
         summary: the study's summary.
         path: the study's folder.
+        is_said: whether why the study failed is said elsewhere, as the error that ends `autotune run`.
     """
     parts = [_sides(summary), _changes(summary), _tiers(summary), _diagnosis(summary), _rest(summary, path)]
-    blocks: list[RenderableType] = [_headline(summary)]
+    blocks: list[RenderableType] = [_headline(summary, is_said=is_said)]
     blocks += [Padding(part, (1, 0, 0, 0)) for part in parts if part is not None]
     style = BORDER_STYLES.get(str((summary.get("speedup") or {}).get("verdict")), "quiet")
     return Panel(Group(*blocks), title=f" {summary['study']} ", title_align="left", border_style=style, padding=(1, 2))
 
 
-def headline(summary: Summary) -> str:
-    """Returns the verdict in a line: "faster: 2.41x [2.36, 2.46]", "failed: every trial ...", "running"."""
+def headline(summary: Summary, *, is_said: bool = False) -> str:
+    """Returns the verdict in a line: "faster: 2.41x [2.36, 2.46]", "failed: every trial ...", "running".
+
+    Args:
+        summary: the study's summary.
+        is_said: whether why the study failed is said elsewhere.
+    """
+    if is_said and summary.get("status") == "failed":
+        return "failed"
     speedup = summary.get("speedup") or {}
     status, reason = str(summary.get("status")), str(summary.get("reason") or "")
     if speedup.get("ratio") is None:
@@ -63,15 +72,14 @@ def has_winner(summary: Summary) -> bool:
 
 def next_commands(name: str, runs: Path, *, has_best: bool) -> list[str]:
     """Returns what to type next, ready to copy."""
-    where = "" if runs == Path("runs") else f" --runs-dir {runs}"
-    commands = [f"autotune export {name} -o best.yaml{where}"] if has_best else []
-    return [*commands, f"autotune show {name}{where}", f"autotune ui{where}"]
+    words = [["export", name, "-o", "best.yaml"]] if has_best else []
+    return [own_command_text(*command, runs=runs) for command in (*words, ["show", name], ["ui"])]
 
 
-def _headline(summary: Summary) -> Text:
+def _headline(summary: Summary, *, is_said: bool) -> Text:
     speedup = summary.get("speedup") or {}
     verdict = str(speedup.get("verdict") or "")
-    text = Text(headline(summary), style=VERDICT_STYLES.get(verdict, "name"))
+    text = Text(headline(summary, is_said=is_said), style=VERDICT_STYLES.get(verdict, "name"))
     reason = str(speedup.get("reason") or "") or ADVICE.get(verdict, "")
     if reason:
         text.append(f"\n{reason}", style="not bold not dim default")
@@ -174,9 +182,9 @@ def file_lines(summary: Summary) -> list[tuple[str, str]]:
 
 
 def lines(summary: Summary, path: Path) -> list[str]:
-    """Returns the verdict as plain lines, for output that is not a terminal."""
+    """Returns the verdict as plain lines, for output that is not a terminal; why a study failed is the error that follows."""
     unit = str(summary.get("unit") or "samples")
-    said = [f"verdict  {headline(summary)}"]
+    said = [f"verdict  {headline(summary, is_said=True)}"]
     if reason := (summary.get("speedup") or {}).get("reason"):
         said.append(f"reason  {reason}")
     said += [f"finding  {found['finding']}: {found['advice']}" for found in summary.get("diagnosis") or []]

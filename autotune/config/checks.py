@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import math
+import os
 import re
 import shutil
+import urllib.parse
+from typing import Any
 
 from autotune.config.keys import no_such
+from autotune.config.recipe import problems_of_recipe
 from autotune.config.schema import (
     DATA,
     DEVICES,
@@ -16,18 +21,50 @@ from autotune.config.schema import (
     OPTIMIZERS,
     SAMPLERS,
     SOURCES,
+    DeviceOptions,
     MeasureOptions,
     StudyConfig,
 )
 from autotune.errors import BadInput
+from autotune.knobs.values import shown
 from autotune.run_dir import check_name
+from autotune.wording import masked
+
+MINUTES_A_YEAR, SECONDS_A_MONTH, MANY = 525_600, 2_592_000, 10**9
+# Key -> smallest and largest value; None as the smallest: anything above 0.
+RANGES: dict[str, tuple[float | None, float]] = {
+    "study.seed": (0, 2**32 - 1),  # what NumPy takes
+    "study.budget.minutes": (None, MINUTES_A_YEAR),
+    "study.budget.trials": (1, MANY),
+    "model.num_classes": (1, MANY),
+    "model.image_size": (1, 2**16),
+    "train.lr": (None, MANY),
+    "train.epochs": (1, MANY),
+    "train.samples_per_epoch": (1, MANY),
+    "device.index": (0, 1023),
+    "measure.start_s": (None, SECONDS_A_MONTH),
+    "measure.compile_s": (None, SECONDS_A_MONTH),
+    "measure.step_s": (None, SECONDS_A_MONTH),
+}
+RULE_RANGES = {"_s": (0, SECONDS_A_MONTH), "_frac": (0, 1)}  # measuring rules by their unit; counts below
+COUNT_RANGE, MIN_COUNT_RANGE = (0, 10**6), (1, 10**6)
+TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks", "uc", "arn")
+TRACKING_FORMS = "Allowed: http://HOST:PORT, sqlite:///FILE, postgresql://..., none."
+
+PLUGINS = "mlflow.tracking_store"  # MLflow's own group of entry points
 
 PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def problems_of(config: StudyConfig) -> list[str]:
-    """Returns every problem of a composed configuration."""
-    return [*_names(config), *_study(config), *_numbers(config), *_recipe(config), *_measure(config.measure), *_limit(config)]
+def problems_of(config: StudyConfig, num_gpus: int = 0) -> list[str]:
+    """Returns every problem of a composed configuration.
+
+    Args:
+        config: the configuration.
+        num_gpus: GPUs that this host is known to have; 0 when none are known.
+    """
+    problems = [*_names(config), *_study(config), *_numbers(config), *_recipe(config), *_measure(config.measure)]
+    return [*problems, *_limit(config), *_device(config.device, num_gpus), *tracking_problems(config.tracker.uri)]
 
 
 def memory_limit_bytes(limit: str | float | int | None, capacity_bytes: int | None) -> int | None:
@@ -42,21 +79,21 @@ def memory_limit_bytes(limit: str | float | int | None, capacity_bytes: int | No
     """
     if limit is None:
         return None
-    found = re.fullmatch(r"\s*(\d*\.?\d+(?:e\+?\d+)?)\s*((?:[kmgt]i?)?)b?\s*", str(limit).lower())
+    found = re.fullmatch(r"\s*(\d*\.?\d+(?:e\+?\d+)?)\s*((?:[kmgt]i?)?)b?\s*", str(limit).lower(), re.ASCII)
     if not found:
         raise _bad_limit(limit)
     amount = float(found[1])
     if not found[2] and 0 < amount <= 1:
         return None if capacity_bytes is None else int(amount * capacity_bytes)
     cap_bytes = amount * PREFIXES[found[2]]
-    if not math.isfinite(cap_bytes) or cap_bytes < 2**20:
+    if not 2**20 <= cap_bytes <= 2**60:
         raise _bad_limit(limit)
     return int(cap_bytes)
 
 
 def _bad_limit(limit: object) -> BadInput:
-    allowed = 'Allowed: bytes, text such as "8GiB", or a fraction between 0 and 1; at least 1 MiB.'
-    return BadInput(f"device.memory_limit: not an amount of memory, got {limit!r}. {allowed}")
+    allowed = 'Allowed: bytes, text such as "8GiB", or a fraction between 0 and 1; at least 1 MiB. Give one.'
+    return BadInput(f"device.memory_limit: not an amount of memory, got {shown(limit)}. {allowed}")
 
 
 def _limit(config: StudyConfig) -> list[str]:
@@ -65,6 +102,14 @@ def _limit(config: StudyConfig) -> list[str]:
     except BadInput as error:
         return error.problems
     return []
+
+
+def _device(device: DeviceOptions, num_gpus: int) -> list[str]:
+    visible = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
+    there = len(visible) or num_gpus
+    if device.kind == "cpu" or not num_gpus or device.index < there:
+        return []
+    return [f"device.index: no such GPU, got {device.index}. Allowed: 0 to {there - 1}. Give one of them."]
 
 
 def _names(config: StudyConfig) -> list[str]:
@@ -85,7 +130,6 @@ def _study(config: StudyConfig) -> list[str]:
     texts = {
         "data.root": config.data.root,
         "runs_dir": config.runs_dir,
-        "tracker.uri": config.tracker.uri,
         "program.python": config.program.python,
     }
     problems = [
@@ -104,29 +148,44 @@ def _hostile(text: str | None) -> bool:
 
 
 def _numbers(config: StudyConfig) -> list[str]:
-    at_least: list[tuple[str, float | int | None, float]] = [
-        ("study.seed", config.study.seed, 0),
-        ("study.samples", config.study.samples, 1),
-        ("study.budget.trials", config.study.budget.trials, 1),
-        ("model.num_classes", config.model.num_classes, 1),
-        ("model.image_size", config.model.image_size, 1),
-        ("train.epochs", config.train.epochs, 1),
-        ("train.samples_per_epoch", config.train.samples_per_epoch, 1),
-        ("device.index", config.device.index, 0),
-        ("launch.nproc", config.launch.nproc, 1),
-        ("machine.price_per_hour", config.machine.price_per_hour, 0),
-    ]
-    above_zero = [("study.budget.minutes", config.study.budget.minutes), ("train.lr", config.train.lr)]
-    problems = [
-        f"{key}: too small, got {value}. Allowed: {least:g} and more."
-        for key, value, least in at_least
-        if value is not None and not value >= least
-    ]
-    return problems + [
-        f"{key}: not a number above 0, got {value}. Give one."
-        for key, value in above_zero
-        if value is not None and not (value > 0 and math.isfinite(value))
-    ]
+    values = dataclasses.asdict(config)
+    problems = []
+    for key, (least, most) in RANGES.items():
+        value: Any = values
+        for part in key.split("."):
+            value = value[part]
+        problems += _out_of_range(key, value, least, most)
+    return problems
+
+
+def _out_of_range(key: str, value: float | None, least: float | None, most: float) -> list[str]:
+    if value is None or (value <= most and (value > 0 if least is None else value >= least)):
+        return []
+    what = "too large" if value > most else "not a number" if math.isnan(value) else "too small"
+    allowed = f"above 0, up to {most:,}" if least is None else f"{least:,} to {most:,}"
+    return [f"{key}: {what}, got {shown(value)}. Allowed: {allowed}. Give such a number."]
+
+
+def tracking_problems(uri: str | None, key: str = "tracker.uri") -> list[str]:
+    """Returns what is wrong with a tracking address; whether it answers only tracking itself can tell."""
+    if uri is None or uri in ("none", "databricks"):
+        return []
+    shown_uri, scheme = shown(masked(uri)), uri.partition(":")[0].partition("+")[0].lower()
+    if "://" not in uri and scheme not in TRACKING_SCHEMES:
+        return [f"{key}: not a tracking address, got {shown_uri}. {TRACKING_FORMS} Write the scheme, too."]
+    if scheme in ("http", "https") and not _is_server(uri):
+        return [f"{key}: not an address of a server, got {shown_uri}. {TRACKING_FORMS} Give host and port."]
+    if scheme in TRACKING_SCHEMES or scheme in {found.name for found in importlib.metadata.entry_points(group=PLUGINS)}:
+        return []
+    return [f"{key}: no such kind of tracking store, got {shown_uri}. {TRACKING_FORMS} Others need a plugin of MLflow."]
+
+
+def _is_server(uri: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(uri)
+        return bool(parts.hostname) and parts.port != 0 and uri.isprintable() and " " not in uri
+    except ValueError:  # a port that is no number, brackets that do not close
+        return False
 
 
 def _recipe(config: StudyConfig) -> list[str]:
@@ -136,38 +195,29 @@ def _recipe(config: StudyConfig) -> list[str]:
             f"train.global_batch: not built yet, got {config.train.global_batch}. Pin the batch instead: "
             "loader.batch_size=N, or bound the search: tiers=numerics."
         )
-    if config.data.name == "folder" and config.data.root is None:
-        problems.append("data.root: data=folder needs a folder, got nothing. Give data.root=DIR, one subfolder per class.")
-    if config.launch.nproc > 1:
+    if config.launch.nproc != 1:
         problems.append(
-            f"launch.nproc: recipes run in one process so far, got {config.launch.nproc}. "
-            "Tune a command instead: autotune run -- torchrun --nproc_per_node=N train.py."
+            f"launch.nproc: recipes run in one process so far, got {shown(config.launch.nproc)}. "
+            "Leave it out; a command starts its own: autotune run -- torchrun --nproc_per_node=N train.py."
         )
     if config.program.python is not None and not _hostile(config.program.python) and not shutil.which(config.program.python):
         problems.append(
             f"program.python: no such program, got {config.program.python!r}. Give the path of a Python interpreter."
         )
-    return problems
+    return problems or problems_of_recipe(config)
 
 
 def _measure(measure: MeasureOptions) -> list[str]:
     problems = []
     for name, rules in [("screening", measure.screening), ("finals", measure.finals)]:
         values = dataclasses.asdict(rules)
-        problems += [
-            f"measure.{name}.{key}: not a finite number of 0 or more, got {value}. Give one."
-            for key, value in values.items()
-            if not (value >= 0 and math.isfinite(value))
-        ]
+        for key, value in values.items():
+            least, most = RULE_RANGES.get(f"_{key.rpartition('_')[2]}", MIN_COUNT_RANGE if "min_" in key else COUNT_RANGE)
+            problems += _out_of_range(f"measure.{name}.{key}", value, least, most)
         pairs = [("min_s", "max_s"), ("warmup_min_device_s", "warmup_max_s")]
         problems += [
             f"measure.{name}.{low}: more than {high}, got {values[low]:g} and {values[high]:g}. Swap them."
             for low, high in pairs
             if values[low] > values[high]
         ]
-    limits = {"start_s": measure.start_s, "compile_s": measure.compile_s, "step_s": measure.step_s}
-    return problems + [
-        f"measure.{key}: not a number of seconds above 0, got {value}. Give one."
-        for key, value in limits.items()
-        if not (value > 0 and math.isfinite(value))
-    ]
+    return problems

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,22 +12,24 @@ from pathlib import Path
 
 from autotune.config.keys import no_such
 from autotune.config.locate import program
+from autotune.config.program import program_of
 from autotune.config.schema import StudyConfig
-from autotune.errors import BadInput, one_of
+from autotune.config.startable import EXAMPLE, startable
+from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import CATALOGUE, GROUPS, is_knob, knob
 from autotune.knobs.values import shown, value_of
 from autotune.records import Knobs
+from autotune.run_dir import RESERVED_NAMES
+from autotune.wording import one_line
 
 # {loader.batch_size} or {loader.batch_size=32}; doubled braces stand for themselves.
 PLACEHOLDER = re.compile(r"(?<!\{)\{([A-Za-z_]\w*(?:\.\w+)+)(?:=([^{}]*))?\}(?!\})")
 DOUBLED = re.compile(r"\{(\{[A-Za-z_]\w*(?:\.\w+)+(?:=[^{}]*)?\})\}")
 SHORT = re.compile(r"(?<!\{)\{(\w+)(?:=[^{}]*)?\}(?!\})")
 OPENED = re.compile(rf"(?<!\{{)\{{\s*((?:{'|'.join([*GROUPS, 'env'])})\.[\w.]*)")
-PYTHON = re.compile(r"python[\d.]*")
-TAKE_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 BATCH_SIZE, RECIPE_BATCH_SIZE = "loader.batch_size", 32  # the recipe's own default
-STARTERS = ("torchrun", "accelerate", "deepspeed")  # run the first .py among their arguments
+MAX_TITLE = 300
 
 
 @dataclass(kw_only=True)
@@ -65,8 +66,8 @@ def user_command(command: Sequence[str], circumstances: Circumstances, cwd: str 
     """
     folder = cwd or os.getcwd()
     if not command:
-        raise BadInput("COMMAND: nothing after '--'. Give the training command: autotune run -- python train.py.")
-    problems = _startable(list(command), Path(folder))
+        raise BadInput(f"COMMAND: nothing after '--', got no word. {EXAMPLE}")
+    problems = startable(list(command), Path(folder))
     stated: Knobs = {}
     silent: Knobs = {}
     for part in command:
@@ -104,61 +105,20 @@ def recipe_command(config: StudyConfig) -> CommandTemplate:
 
 
 def study_name(template: CommandTemplate, config: StudyConfig) -> str:
-    """Returns the default name of a study: the model's, or the script's without its ending."""
-    word = str(config.model.name) if template.is_recipe else _script(template.parts)
+    """Returns the default name of a study: the model's, or the script's without its ending, else the program's."""
+    word = str(config.model.name) if template.is_recipe else program_of(template.parts).name or Path(template.parts[0]).stem
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", word).strip("-_")[:60]
-    if plain in (*GROUPS, "model", "data", "train"):
-        plain += "-py"  # a group of ours: `+train=best` could not be told from the recipe's key
+    if plain in RESERVED_NAMES:
+        plain += "-py"
     # Hydra's group names have no dots and begin with a letter: `+<study>=best` is to work with every default name.
     return plain if re.match(r"[A-Za-z]", plain) else f"study-{plain}".strip("-")
 
 
 def title(template: CommandTemplate, config: StudyConfig) -> str:
-    """Returns what is tuned, for people."""
-    return f"{config.model.name} on {config.data.name}" if template.is_recipe else shlex.join(template.parts)
-
-
-def _script(parts: list[str]) -> str:
-    scripts = [Path(part).stem for part in parts if part.endswith(".py")]
-    if scripts:
-        return scripts[0]
-    return parts[parts.index("-m") + 1] if "-m" in parts[:-1] else Path(parts[0]).stem
-
-
-def _startable(command: list[str], cwd: Path) -> list[str]:
-    """Returns why the command cannot start, as far as that can be seen without starting it."""
-    name = command[0]
-    found = cwd / name if "/" in name else Path(shutil.which(name) or "")
-    if not name or "\0" in "".join(command):
-        return ["COMMAND: an empty name or a NUL character in it. Give the training command: autotune run -- python train.py."]
-    if not (found.is_file() and os.access(found, os.X_OK)):
-        here = cwd / name
-        hint = f"Write `python {name}`." if here.is_file() else "Give a program on PATH, or a path to one."
-        return [f"COMMAND: no such program, got {shown(name)}. {hint}"]
-    script = _script_argument(command)
-    if script is None or (cwd / script).exists():
-        return []
-    near = sorted(file.name for file in (cwd / script).parent.glob("*.py")) if (cwd / script).parent.is_dir() else []
-    hint = one_of(Path(script).name, near, show=4) if near else "Give the path of your training script."
-    return [f"COMMAND: no such script, got {shown(script)}; looked for in {str(cwd)!r}. {hint}"]
-
-
-def _script_argument(command: list[str]) -> str | None:
-    """Returns the script that an interpreter or a starter is told to run; None when that cannot be read off."""
-    name, arguments = Path(command[0]).name, command[1:]
-    if name in STARTERS:
-        return next((part for part in arguments if part.endswith(".py") and not part.startswith("-")), None)
-    if not PYTHON.fullmatch(name):
-        return None
-    while arguments and arguments[0].startswith("-"):
-        option = arguments.pop(0)
-        if option in ("-", "-c", "-m") or (
-            option.startswith("-") and option[1:2] in ("c", "m") and not option.startswith("--")
-        ):
-            return None
-        if option in TAKE_VALUE and arguments:
-            arguments.pop(0)
-    return arguments[0] if arguments and "{" not in arguments[0] else None
+    """Returns what is tuned, for people: one line, without the folder of the interpreter."""
+    if template.is_recipe:
+        return f"{config.model.name} on {config.data.name}"
+    return one_line(shlex.join([Path(template.parts[0]).name, *template.parts[1:]]), MAX_TITLE)
 
 
 def _read_placeholders(part: str, stated: Knobs, silent: Knobs, circumstances: Circumstances) -> list[str]:

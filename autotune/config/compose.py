@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import hydra
-import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
@@ -21,6 +20,8 @@ from omegaconf.errors import OmegaConfBaseException
 from autotune.config.checks import problems_of
 from autotune.config.command import CommandTemplate, recipe_command, study_name, title, user_command
 from autotune.config.domains import read_space
+from autotune.config.files import Chosen
+from autotune.config.keys import literal
 from autotune.config.locate import folder, options
 from autotune.config.overrides import Split, split
 from autotune.config.schema import StudyConfig
@@ -28,14 +29,16 @@ from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import CATALOGUE, knob
 from autotune.knobs.environment import PREFIX
-from autotune.knobs.values import value_of
+from autotune.knobs.values import shown, value_of
 from autotune.machine import circumstances as circumstances_of
 from autotune.machine import host_facts
 from autotune.records import Knobs
 from autotune.space import Domain, SearchSpace
 
 T = TypeVar("T")
+USERS_FILE = "autotune_users_file_"
 _LOCK = threading.Lock()  # Hydra's state is global to the process
+ConfigStore.instance().store(name="study_config", node=StudyConfig)
 
 
 @dataclass(kw_only=True)
@@ -64,6 +67,7 @@ def compose(
     *,
     command: Sequence[str] | None,
     config_dirs: Sequence[Path] = (),
+    runs_dir: str | None = None,
     facts: dict[str, Any] | None = None,
 ) -> Composed:
     """Returns the checked configuration, search space and command.
@@ -71,26 +75,29 @@ def compose(
     Args:
         overrides: KEY=VALUE in Hydra's grammar; sweeps of knobs become domains.
         command: what stood after `--`; None when a recipe is tuned.
-        config_dirs: further folders of configuration files, as `--config-dir` gives them.
+        config_dirs: the user's folders of configuration files, as `--config-dir` gives them, searched before conf/.
+        runs_dir: folder of the studies as `--runs-dir` gives it, every letter meant; None leaves it to the configuration.
         facts: `machine.host_facts()`, when the caller has them already.
 
     Raises:
         BadInput: anything that cannot be used; every problem of the input at once.
     """
-    here = circumstances_of(facts or host_facts(), None, is_recipe=command is None)
-    folders = [folder("conf"), *(Path(path).expanduser().resolve() for path in config_dirs)]
-    given = split(overrides, folders, here, has_command=command is not None)
-    found = _Problems(
-        [f"--config-dir: no such folder, got {str(path)!r}. Give one." for path in folders[1:] if not path.is_dir()]
-    )
+    check_words([*overrides, *(command or ())])
+    facts = facts or host_facts()
+    here = circumstances_of(facts, None, is_recipe=command is None)
+    given = split(overrides, list(config_dirs), here, has_command=command is not None)
+    found = _Problems(missing_folders(config_dirs))
     found.add(given.problems, given.cause)
-    raw = found.collect(lambda: _hydra(given.hydra, [path for path in folders[1:] if path.is_dir()]))
+    if runs_dir is not None:
+        document = {"runs_dir": literal(runs_dir)}
+        given.files.append(Chosen(group="", document=document, package="_global_", keys=["runs_dir"]))
+    raw = found.collect(lambda: _hydra(given))
     if raw is None:
         raise found.error()
-    config = found.collect(lambda: _typed(raw))
+    config = found.collect(lambda: typed(raw))
     if config is None:
         raise found.error()
-    found.add(problems_of(config))
+    found.add(problems_of(config, len(facts.get("gpus") or [])))
     pinned = found.collect(lambda: _pins(config, given, here))
     space = found.collect(lambda: _space(config, given, pinned or {}, here))
     template = found.collect(lambda: _command(config, command, overrides, here))
@@ -102,6 +109,25 @@ def compose(
     name = config.study.name or study_name(template, config)
     text = OmegaConf.to_yaml(raw)
     return Composed(config=config, space=space, command=template, title=title(template, config), name=name, yaml=text)
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Checks that every word is text, as what is written down about a study must be.
+
+    Raises:
+        BadInput: bytes that are not UTF-8 are among them.
+    """
+    wrong = [word for word in words if any("\ud800" <= letter <= "\udfff" for letter in word)]
+    if wrong:
+        raise BadInput(
+            f"{shown(word)}: bytes that are not UTF-8. Rename the file, or write the word in UTF-8." for word in wrong
+        )
+
+
+def missing_folders(config_dirs: Sequence[Path]) -> list[str]:
+    """Returns a problem for every `--config-dir` that is no folder."""
+    wrong = [str(path) for path in config_dirs if not os.path.isdir(path)]
+    return [f"--config-dir: no such folder, got {shown(path)}. Give one." for path in wrong]
 
 
 class _Problems:
@@ -129,19 +155,20 @@ class _Problems:
         return error
 
 
-def _hydra(overrides: list[str], folders: list[Path]) -> DictConfig:
-    """Returns Hydra's composition; leaves Hydra's global state as it was."""
-    paths = [QuotedString(text=f"file://{path}", quote=Quote.double).with_quotes() for path in folders]
-    search = [f"hydra.searchpath=[{','.join(paths)}]"] if paths else []
+def _hydra(given: Split) -> DictConfig:
+    """Returns Hydra's composition of conf/, the user's files and the overrides; leaves Hydra's global state as it was."""
     with _LOCK:
-        everybody = GlobalHydra.instance()
+        everybody, store = GlobalHydra.instance(), ConfigStore.instance()
         hydra_before, version_before = everybody.hydra, VersionBase.instance().version_base
         try:
             everybody.clear()
-            ConfigStore.instance().store(name="study_config", node=StudyConfig)
+            # The user's files were read and checked; Hydra gets what was checked, under a name of ours, and opens none of them.
+            for number, file in enumerate(given.files):
+                store.store(group=f"{USERS_FILE}{number}", name="chosen", node=file.document, package=file.package)
+            chosen = [f"+{USERS_FILE}{number}=chosen" for number in range(len(given.files))]
             with hydra.initialize_config_dir(str(folder("conf")), job_name="autotune", version_base="1.3"):
-                return hydra.compose("config", [*search, *overrides])
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+                return hydra.compose("config", [*given.hydra, *chosen])
+        except (HydraException, OmegaConfBaseException) as error:
             raise BadInput(_composition_problem(error)) from error
         finally:
             everybody.hydra = hydra_before
@@ -159,13 +186,27 @@ def _composition_problem(error: BaseException) -> str:
     return f"configuration: cannot be composed: {'; '.join(dict.fromkeys(texts))}. Correct the file or the override."
 
 
-def _typed(raw: DictConfig) -> StudyConfig:
-    """Returns the configuration as dataclasses, interpolations resolved."""
+def typed(raw: DictConfig) -> StudyConfig:
+    """Returns the configuration as dataclasses, interpolations resolved, `~` in paths too: no shell does it behind a `=`."""
     try:
-        return cast(StudyConfig, OmegaConf.to_object(raw))
+        config = cast(StudyConfig, OmegaConf.to_object(raw))
     except OmegaConfBaseException as error:
-        message = str(error).splitlines()[0]
-        raise BadInput(f"{error.full_key or 'configuration'}: cannot be resolved: {message}. Set what it refers to.") from error
+        key = str(error.full_key or "configuration")
+        why = shown(str(error).splitlines()[0])
+        problem = f"{key}: cannot be resolved, got {shown(_written(raw, key))} ({why}). Set what it refers to, or give a value."
+        raise BadInput(problem) from error
+    for owner, name in ((config, "runs_dir"), (config.data, "root"), (config.program, "python")):
+        if path := getattr(owner, name):
+            setattr(owner, name, os.path.expanduser(path))
+    return config
+
+
+def _written(raw: DictConfig, key: str) -> Any:
+    """Returns the value of a key as it was written, references unresolved."""
+    found: Any = OmegaConf.to_container(raw, resolve=False)
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
 
 
 def _pins(config: StudyConfig, given: Split, here: Circumstances) -> Knobs:
@@ -194,7 +235,7 @@ def _pins(config: StudyConfig, given: Split, here: Circumstances) -> Knobs:
 
 def _space(config: StudyConfig, given: Split, pinned: Knobs, here: Circumstances) -> SearchSpace:
     problems = [
-        f"{key}: its tier is {knob(key).tier}, but the search is bound to tiers={config.tiers}. "
+        f"{key}: its tier is {knob(key).tier}, got it beside tiers={config.tiers}, which binds the search. "
         f"Give tiers={knob(key).tier}, or leave the domain out."
         for key in given.domains
         if knob(key).tier.rank > config.tiers.rank

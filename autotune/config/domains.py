@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, QuotedString, RangeSweep
 from hydra.errors import HydraException
 
+from autotune.config import yaml_file
 from autotune.config.keys import no_such
 from autotune.config.locate import folder, options
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances, Knob
 from autotune.knobs.catalogue import CATALOGUE, is_knob, knob
 from autotune.knobs.environment import PREFIX
-from autotune.knobs.values import shown, value_of
+from autotune.knobs.values import MAX_TEXT, shown, value_of
 from autotune.records import KnobValue
 from autotune.space import Choice, Domain, IntInterval
 
 MAX_VALUES = 256  # a domain nobody could search; also what keeps range(0,10**12) from filling the memory
+KEY = re.compile(r"(\+\+?|~)?[A-Za-z_][\w-]*([./][A-Za-z_][\w-]*)*([@:][\w.:-]*)?", re.ASCII)
 FORMS = "Give choice(a,b,c), range(start,stop,step), interval(low,high) or tag(log,interval(low,high))."
 
 
@@ -53,9 +56,10 @@ def choice(found: Knob, raw: Iterable[Any], circumstances: Circumstances) -> Cho
     """
     listed = list(itertools.islice(raw, MAX_VALUES + 1))
     if not listed:
-        raise BadInput(f"{found.key}: an empty domain. Give at least one value: {found.key}=choice(...).")
+        raise BadInput(f"{found.key}: an empty domain, got no value. Give at least one: {found.key}=choice(...).")
     if len(listed) > MAX_VALUES:
-        raise BadInput(f"{found.key}: more than {MAX_VALUES} values. Give fewer, or an interval(low,high).")
+        got = f"{listed[0]!r}, {listed[1]!r}, ..."
+        raise BadInput(f"{found.key}: more than {MAX_VALUES} values, got {got}. Give fewer, or an interval(low,high).")
     values: list[KnobValue] = []
     problems = []
     for item in listed:
@@ -81,15 +85,10 @@ def read_space(name: str, circumstances: Circumstances) -> dict[str, Domain | No
         BadInput: no such file, not a mapping, unknown knobs or unusable domains; names them all.
     """
     path = _space_path(name)
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise BadInput(
-            f"search_space: cannot be read, got {shown(name)} ({reason}). Give a YAML file of knob: domain."
-        ) from error
+    document = yaml_file.read(path, "search_space")
     if not isinstance(document, dict) or not document:
-        raise BadInput(f"search_space: not a mapping of knob to domain, got {shown(name)}. See search_spaces/default.yaml.")
+        problem = f"search_space: not a mapping of knob to domain, got {shown(document)} in {str(path)!r}."
+        raise BadInput(f"{problem} See search_spaces/default.yaml.")
     domains: dict[str, Domain | None] = {}
     problems = []
     for key, asked in document.items():
@@ -125,21 +124,37 @@ def parse(text: str) -> Override:
     Raises:
         BadInput: it does not follow Hydra's override grammar.
     """
-    if text.lstrip("+~").startswith("=") or "\0" in text:
-        raise BadInput(f"{shown(text)}: no key before the '=', or a NUL character. Give KEY=VALUE.")
+    key, equals, value = text.partition("=")
+    if "\0" in text:
+        raise BadInput(f"{shown(text)}: a NUL character, which no value can have. Give KEY=VALUE.")
+    if not KEY.fullmatch(key):
+        raise BadInput(f"{shown(text)}: no key before the '=', or one with letters that no key has. Give KEY=VALUE.")
+    if not equals and not key.startswith("~"):
+        raise BadInput(f"{shown(text)}: not KEY=VALUE, there is no '='. Give KEY=VALUE.")
+    if len(text) > MAX_TEXT:
+        raise BadInput(f"{key}: too long, {len(text)} characters, got {shown(value)}. Allowed: {MAX_TEXT}. Put it into a file.")
     try:
         return OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        key = text.partition("=")[0]
-        if text.replace(" ", "").endswith("=choice()"):
+    except (HydraException, ValueError, RecursionError) as error:
+        if value.replace(" ", "") == "choice()":
             raise BadInput(f"{key}: an empty domain, got {shown(text)}. Give at least one value: {key}=choice(...).") from error
-        why = str(error.__cause__ or error).splitlines()[0]
-        raise BadInput(f"{shown(text)}: not KEY=VALUE ({why}). Quote values with special characters: KEY=\"'...'\".") from error
+        is_plain = value.isprintable() and len(value) <= 60 and not set(value) & set("'\"$`\\!")
+        quoted = f"Text with special letters is quoted twice: \"{key}='{value if is_plain else '...'}'\"."
+        raise BadInput(f"{key}: not a value in Hydra's grammar, got {shown(value)}{_where(error)}. {quoted}") from error
+
+
+def _where(error: BaseException) -> str:
+    """Returns what Hydra's parser stumbled over, in words, where it says so."""
+    text = " ".join(str(error.__cause__ or error).split())
+    letter = re.search(r"LexerNoViableAltException\('(.)'\)", text)
+    if letter:
+        return f" (the letter {letter[1]!r})"
+    return f" ({text.partition(' expecting ')[0]})" if text and text != "None" and len(text) < 200 else ""
 
 
 def _space_path(name: str) -> Path:
     if "/" in name or name.endswith((".yaml", ".yml")):
-        return Path(name).expanduser()
+        return Path(os.path.expanduser(name))
     folders = [folder("search_spaces").parent]
     names = options("search_spaces", folders)
     if name not in names:
@@ -152,7 +167,7 @@ def _elements(found: Knob, sweep: ChoiceSweep | RangeSweep, written: str) -> lis
         return [item.text if isinstance(item, QuotedString) else item for item in sweep.list]
     try:
         values = list(itertools.islice(sweep.range(), MAX_VALUES + 1))
-    except (HydraException, ValueError) as error:
+    except (HydraException, ValueError, ArithmeticError) as error:
         raise BadInput(f"{found.key}: a range without an end, got {written!r}. {FORMS}") from error
     if not values:
         raise BadInput(f"{found.key}: an empty domain, got {written!r}. The start must lie before the stop. {FORMS}")
@@ -165,13 +180,13 @@ def _interval(found: Knob, sweep: IntervalSweep, circumstances: Circumstances) -
     if found.type is not int:
         raise BadInput(f"{found.key}: an interval needs a knob of whole numbers, got {written}. Give choice(...).")
     if sweep.tags - {"log"}:
-        raise BadInput(f"{found.key}: no such tag, got {', '.join(sorted(sweep.tags))}. Allowed: log.")
+        raise BadInput(f"{found.key}: no such tag, got {shown(', '.join(sorted(sweep.tags)))}. Allowed: log.")
     if not all(end.is_integer() for end in ends):
         raise BadInput(f"{found.key}: ends that are not whole numbers, got {written}. {FORMS}")
     choice(found, ends, circumstances)
     low, high = (int(end) for end in ends)
     if low > high:
-        raise BadInput(f"{found.key}: an empty domain, got {written}. The lower end comes first: interval({high},{low}).")
+        raise BadInput(f"{found.key}: an empty domain, got {written!r}. The lower end comes first: interval({high},{low}).")
     if "log" in sweep.tags and low < 1:
         raise BadInput(f"{found.key}: a logarithmic interval below 1, got {written}. Start at 1 or leave tag(log, ...) out.")
     return IntInterval(low, high, log="log" in sweep.tags)

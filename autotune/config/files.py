@@ -1,33 +1,52 @@
-"""Checks of configuration files that the user brings: an exported best.yaml, a model or data group of their own."""
+"""Configuration files that the user brings: an exported best.yaml, a model or data group of their own."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from autotune.config.keys import GROUPS, LEAVES, refusal, structured, unknown_key
+import autotune
+from autotune.config import yaml_file
+from autotune.config.keys import GROUPS, LEAVES, check_value, unknown_key
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import is_knob, knob
 from autotune.knobs.values import shown, value_of
 
-PACKAGE = re.compile(r"^\s*#\s*@package\s+(\S+)", re.MULTILINE)
+PACKAGE = re.compile(r"\A(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)")
 MAPPINGS = ("env", "provenance")  # keys whose value is a mapping of anything
+COMMAND_LINE_ONLY = "program.python"  # a program to run: no file may choose one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A configuration file that an override chose, checked.
+
+    Attributes:
+        group: the group it was chosen from.
+        document: its keys and values.
+        package: where they belong in Hydra's words, "_global_" for the top level.
+        keys: the full keys it sets.
+    """
+
+    group: str
+    document: dict[str, Any]
+    package: str
+    keys: list[str]
 
 
 def find(group: str, name: str, folders: list[Path]) -> Path | None:
     """Returns the file of a configuration group's option, in the first folder that has it."""
-    return next((path for folder in folders if (path := folder / group / f"{name}.yaml").is_file()), None)
+    paths = (folder / group / f"{name}.yaml" for folder in folders)
+    return next((path for path in paths if os.path.lexists(path)), None)
 
 
-def check(path: Path, group: str, circumstances: Circumstances) -> None:
-    """Checks a file before Hydra composes it, since Hydra stops at the first problem.
+def read(path: Path, group: str, circumstances: Circumstances) -> Chosen:
+    """Reads a file and checks it key by key, so that what Hydra composes is known to be good.
 
     Args:
         path: the file.
@@ -37,51 +56,69 @@ def check(path: Path, group: str, circumstances: Circumstances) -> None:
     Raises:
         BadInput: not YAML, not a mapping, unknown keys or unusable values; names them all.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        document = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadInput(f"{path}: not readable as YAML ({' '.join(str(error).split())}). Correct the file.") from error
-    if not isinstance(document, dict | None):
-        raise BadInput(f"{path}: not a mapping of keys to values, got {shown(document)}. Correct the file.")
-    header = PACKAGE.search(text)
+    document = yaml_file.read(path, group)
+    document = {} if document is None else document
+    if not isinstance(document, dict):
+        raise BadInput(f"{group}: not a mapping of keys to values, got {shown(document)} in {path}. Correct the file.")
+    header = PACKAGE.search(path.read_text(encoding="utf-8-sig"))
     package = header[1] if header else group.replace("/", ".")
-    prefix = "" if package == "_global_" else f"{package}."
     problems = []
     cause: BaseException | None = None
-    for key, value in _flat(document or {}, prefix):
+    values = dict(_flat(document, "" if package == "_global_" else f"{package}."))
+    for key, value in values.items():
         try:
             _check_key(key, value, circumstances)
         except BadInput as error:
             problems += [f"{path}: {problem}" for problem in error.problems]
             cause = cause or error.__cause__
+    if problems and not header and package not in GROUPS:
+        problems = [
+            f"{path}: {package}: no group of keys, got {shown(document)}. Begin the file with the line '# @package _global_'."
+        ]
     if problems:
-        raise BadInput(problems) from cause
+        raise BadInput([*problems, *_other_version(document, path)]) from cause
+    return Chosen(group=group, document=document, package=package, keys=list(values))
 
 
 def _flat(document: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in document.items():
         key = f"{prefix}{name}"
-        if key in ("defaults", f"{prefix}defaults"):
-            continue
-        if isinstance(value, dict) and (key in GROUPS or key == "env"):
+        if isinstance(value, dict) and (key in GROUPS or key.partition(".")[0] in MAPPINGS):
             yield from _flat(value, f"{key}.")
         else:
             yield key, value
 
 
 def _check_key(key: str, value: Any, circumstances: Circumstances) -> None:
+    if key.rpartition(".")[2].startswith("_"):
+        raise BadInput(f"{key}: nothing is called or built from a file, got {shown(value)}. Remove it: plain values only.")
+    if key == "defaults":
+        raise BadInput(f"{key}: not followed here, got {shown(value)}. Name each file on the command line: +GROUP=NAME.")
+    if key == COMMAND_LINE_ONLY:
+        raise BadInput(f"{key}: not read from a file, got {shown(value)}. Give it on the command line: {key}=PYTHON.")
+    if key.startswith("provenance."):  # carried, never used
+        return
     if is_knob(key):
-        if isinstance(value, str) and "${" in value:
-            return
-        if value is not None:
+        if not (value is None or is_reference(value)):
             value_of(knob(key), value, circumstances)
         return
     if key not in LEAVES:
-        raise BadInput(unknown_key(key))
+        raise BadInput(unknown_key(key, value))
     if key in MAPPINGS and value is None:
         return
-    try:
-        OmegaConf.update(structured(), key, value, merge=True)
-    except OmegaConfBaseException as error:
-        raise BadInput(refusal(key, value, error)) from error
+    check_value(key, value)
+
+
+def is_reference(value: Any) -> bool:
+    """Returns whether a value refers to another key or to the environment: `${oc.env:NAME}`."""
+    return isinstance(value, str) and "${" in value
+
+
+def _other_version(document: dict[Any, Any], path: Path) -> list[str]:
+    """Returns a line that says so when an exported file comes from another version of autotune, else nothing."""
+    provenance = document.get("provenance")
+    versions = provenance.get("versions") if isinstance(provenance, dict) else None
+    version = versions.get("autotune") if isinstance(versions, dict) else None
+    if version in (None, autotune.__version__):
+        return []
+    return [f"{path}: written by autotune {version}, this is {autotune.__version__}. Export it again from its study."]

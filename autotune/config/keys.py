@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import re
 import types
 import typing
 from typing import Any
@@ -12,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.schema import StudyConfig
-from autotune.errors import nearest, one_of
+from autotune.errors import BadInput, nearest, one_of
 from autotune.knobs.values import shown
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
@@ -35,27 +37,44 @@ LEAVES = leaves()
 GROUPS = {key.rpartition(".")[0] for key in LEAVES} - {""}
 
 
-def structured() -> DictConfig:
-    """Returns the schema with its defaults; unknown keys are refused."""
+def check_value(key: str, value: Any) -> None:
+    """Checks a value against the type of a key that exists.
+
+    Raises:
+        BadInput: it is not of that type.
+    """
+    try:
+        OmegaConf.update(_scratch(), key, value, merge=True)
+    except OmegaConfBaseException as error:
+        raise BadInput(refusal(key, value, error)) from error
+
+
+@functools.cache
+def _scratch() -> DictConfig:
+    """Returns the schema to try values on: one for all, since making it takes 20 ms and nobody reads what was set."""
     return typing.cast(DictConfig, OmegaConf.structured(StudyConfig))
 
 
-def unknown_key(key: str) -> str:
+def literal(text: str) -> str:
+    """Returns text as OmegaConf must be given it to mean every letter: `${` would begin a reference."""
+    return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
+
+
+def unknown_key(key: str, value: Any) -> str:
     """Returns the problem of a key that does not exist, nearest keys first; a key's own group counts as nearer."""
+    wrong = f"{key}: there is no such key, got {shown(value)}."
     if key in GROUPS:
         inside = [name for name in LEAVES if name.startswith(f"{key}.")]
-        return f"{key}: a group of keys, not a key. Allowed: {', '.join(inside[:12])}. Set one of them."
+        return f"{key}: a group of keys, not a key, got {shown(value)}. Allowed: {', '.join(inside[:12])}. Set one of them."
     last = key.rpartition(".")[2]
     twins = [name for name in LEAVES if name.rpartition(".")[2] == last]
     if twins:
-        return f"{key}: there is no such key. Did you mean {twins[0]!r}? See `autotune run --help`."
-    return f"{key}: there is no such key. {one_of(key, [*LEAVES, 'env.NAME'], show=6)} See `autotune run --help`."
+        return f"{wrong} Did you mean {twins[0]!r}? See `autotune run --help`."
+    return f"{wrong} {one_of(key, [*LEAVES, 'env.NAME'], show=6)} See `autotune run --help`."
 
 
 def refusal(key: str, value: Any, error: OmegaConfBaseException) -> str:
     """Returns the problem of a value that OmegaConf refused for `key`."""
-    if key not in LEAVES:
-        return unknown_key(key)
     hint = LEAVES[key]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return f"{key}: no such value, got {shown(value)}. {one_of(str(value), hint.__members__)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import autotune
@@ -22,4 +23,12 @@ def program(name: str) -> Path:
 
 def options(kind: str, folders: list[Path]) -> list[str]:
     """Returns the names of the YAML files in the subfolder `kind` of each folder, sorted."""
-    return sorted({file.stem for base in folders for file in (base / kind).glob("*.yaml")})
+    names = [name for base in folders for name in _listed(base / kind)]
+    return sorted({name.removesuffix(".yaml") for name in names if name.endswith(".yaml")})
+
+
+def _listed(path: Path) -> list[str]:
+    try:
+        return os.listdir(path)
+    except (OSError, ValueError):  # no such folder, or no path at all
+        return []

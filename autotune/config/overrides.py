@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config import files
 from autotune.config.domains import domain_of, parse
-from autotune.config.keys import GROUPS, LEAVES, no_such, refusal, structured, unknown_key
-from autotune.config.locate import options
+from autotune.config.keys import GROUPS, LEAVES, check_value, no_such, unknown_key
+from autotune.config.locate import folder, options
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import is_knob, knob
@@ -22,8 +21,11 @@ from autotune.knobs.environment import PREFIX
 from autotune.knobs.values import shown, value_of
 from autotune.space import Domain
 
+TOP_LEVEL = {key.split(".")[0] for key in LEAVES}
 CONFIG_GROUPS = ("model", "data")
 RECIPE_KEYS = ("model", "data", "train")
+# GROUP=NAME or +GROUP=NAME as files are called: wider than Hydra's grammar, which has no dots and no leading digits in a group.
+FILE_CHOICE = re.compile(r"(\+?)(\w[\w.-]*(?:/\w[\w.-]*)*)=(\w[\w.-]*)")
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Split:
 
     Attributes:
         hydra: those that Hydra composes, each known to be good.
+        files: the user's configuration files that were chosen, in order.
         domains: knob key -> domain of those that ask for a search.
         pinned: knob keys given one value.
         problems: what is wrong with the rest.
@@ -39,6 +42,7 @@ class Split:
     """
 
     hydra: list[str] = field(default_factory=list)
+    files: list[files.Chosen] = field(default_factory=list)
     domains: dict[str, Domain] = field(default_factory=dict)
     pinned: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
@@ -50,7 +54,7 @@ def split(overrides: Sequence[str], folders: list[Path], circumstances: Circumst
 
     Args:
         overrides: KEY=VALUE as typed.
-        folders: where configuration groups are looked up, conf/ first.
+        folders: the user's own folders of configuration files; they come before conf/.
         circumstances: the machine whose bounds hold.
         has_command: whether a command is tuned, which has no use for a recipe's keys.
     """
@@ -62,25 +66,30 @@ def split(overrides: Sequence[str], folders: list[Path], circumstances: Circumst
             result.problems += error.problems
             result.cause = result.cause or error.__cause__
     result.problems += [
-        f"{key}: pinned to one value and tuned over a domain at once. Give one of the two."
+        f"{key}: pinned to one value and tuned over a domain at once, got both. Give one of the two."
         for key in sorted(result.pinned & result.domains.keys())
     ]
     return result
 
 
 def _place(text: str, result: Split, folders: list[Path], circumstances: Circumstances, has_command: bool) -> None:
+    if _place_file(text, result, folders, circumstances, has_command):
+        return
     override = parse(text)
     key = override.key_or_group
-    _refuse_by_key(text, override, has_command)
+    _refuse_by_key(text, override)
+    if has_command:
+        _refuse_recipe_key(key, text)
     if override.is_sweep_override():
         if key in result.domains:
-            raise BadInput(f"{key}: two domains. Give one.")
+            raise BadInput(f"{key}: two domains, got {shown(text)} beside another. Give one.")
         result.domains[key] = _domain(override, circumstances)
     elif key.startswith(PREFIX):
         result.hydra.append(_environment(text, override, circumstances))
         result.pinned.add(key)
-    elif _is_group(override, folders):
-        _check_group(override, folders, circumstances)
+    elif key in CONFIG_GROUPS or "/" in key:
+        _check_group(key, override.value(), text, folders)
+        _forget(key, result)
         result.hydra.append(text)
     else:
         _check_value(override, circumstances)
@@ -89,13 +98,49 @@ def _place(text: str, result: Split, folders: list[Path], circumstances: Circums
             result.pinned.add(key)
 
 
-def _refuse_by_key(text: str, override: Override, has_command: bool) -> None:
+def _place_file(text: str, result: Split, folders: list[Path], circumstances: Circumstances, has_command: bool) -> bool:
+    """Takes an override that chooses a file of the user's own folders, and says whether it did.
+
+    Raises:
+        BadInput: it can mean nothing but a file, and there is none; or the file cannot be used.
+    """
+    found = FILE_CHOICE.fullmatch(text)
+    if not found or found[2].startswith("hydra/"):
+        return False
+    plus, group, name = found.groups()
+    if not plus and group not in CONFIG_GROUPS and "/" not in group:
+        return False
+    path = files.find(group, name, folders)
+    if path is None:
+        if plus and group.split(".")[0] not in TOP_LEVEL:
+            _check_group(group, name, text, folders)
+        return False
+    chosen = files.read(path, group, circumstances)
+    if has_command:
+        for key in chosen.keys:
+            _refuse_recipe_key(key, text)
+    if not plus:
+        _forget(group, result)
+    result.files.append(chosen)
+    return True
+
+
+def _forget(group: str, result: Split) -> None:
+    """Takes back what was chosen of a group before: the last word holds, as with every key."""
+    result.hydra = [text for text in result.hydra if not text.startswith(f"{group}=")]
+    result.files = [chosen for chosen in result.files if chosen.group != group]
+
+
+def _refuse_by_key(text: str, override: Override) -> None:
     key = override.key_or_group
     if override.type is OverrideType.DEL:
         raise BadInput(f"{key}: nothing can be deleted, got {shown(text)}. Set a key to null to take back its value.")
     if override.is_hydra_override() or key == "hydra" or override.package is not None:
         raise BadInput(f"{key}: not a key of autotune, got {shown(text)}. Hydra's own settings cannot be changed here.")
-    if has_command and key.split(".")[0] in RECIPE_KEYS:
+
+
+def _refuse_recipe_key(key: str, text: str) -> None:
+    if key.split(".")[0] in RECIPE_KEYS:
         raise BadInput(f"{key}: belongs to a built-in recipe, got {shown(text)}. Leave it out, or leave out '-- COMMAND'.")
 
 
@@ -107,7 +152,7 @@ def _domain(override: Override, circumstances: Circumstances) -> Domain:
         raise BadInput(
             f"{key}: only knobs can be tuned, got {shown(override.input_line)}. Give one value. See `autotune knobs`."
         )
-    raise BadInput(unknown_key(key))
+    raise BadInput(unknown_key(key, (override.input_line or "").partition("=")[2]))
 
 
 def _environment(text: str, override: Override, circumstances: Circumstances) -> str:
@@ -118,47 +163,25 @@ def _environment(text: str, override: Override, circumstances: Circumstances) ->
     return f"++{key}={QuotedString(text=value, quote=Quote.double).with_quotes()}"
 
 
-def _is_group(override: Override, folders: list[Path]) -> bool:
-    """Returns whether an override chooses a configuration file: `model=resnet18`, or `+resnet18=best` out of a --config-dir."""
-    key = override.key_or_group
-    if key in CONFIG_GROUPS or "/" in key:
-        return True
-    may_be = override.is_add() and "." not in key and key not in LEAVES
-    return may_be and (key not in GROUPS or bool(options(key, folders)))
-
-
-def _check_group(override: Override, folders: list[Path], circumstances: Circumstances) -> None:
-    key, value = override.key_or_group, override.value()
-    names = options(key, folders)
+def _check_group(group: str, value: Any, text: str, folders: list[Path]) -> None:
+    names = options(group, [*folders, folder("conf")])
     if not names:
-        raise BadInput(
-            f"{key}: no such group of configuration files, got {shown(override.input_line)}. "
-            "Give the folder that holds it: --config-dir DIR."
-        )
-    if key == "model" and value is None:
-        return
+        problem = f"{group}: no such group of configuration files, got {shown(text)}."
+        raise BadInput(f"{problem} Give the folder that holds it: --config-dir DIR.")
     if value not in names:
-        others = " Other torchvision classifiers: model.name=NAME." if key == "model" else ""
-        raise BadInput(no_such(key, value, names, key if key in CONFIG_GROUPS else "configuration file") + others)
-    if path := files.find(key, str(value), folders):
-        files.check(path, key, circumstances)
+        others = " Other torchvision classifiers: model.name=NAME." if group == "model" else ""
+        raise BadInput(no_such(group, value, names, group if group in CONFIG_GROUPS else "configuration file") + others)
 
 
 def _check_value(override: Override, circumstances: Circumstances) -> None:
     key, value = override.key_or_group, override.value()
-    if key in GROUPS:
-        raise BadInput(unknown_key(key))
+    if key in GROUPS or key not in LEAVES:
+        raise BadInput(unknown_key(key, value))
     if key in files.MAPPINGS:
-        raise BadInput(
-            f"{key}: cannot be set as a whole, got {shown(value)}. Set environment variables one by one: env.NAME=VALUE."
+        one_by_one = (
+            "Set environment variables one by one: env.NAME=VALUE." if key == "env" else "It is what exported files say."
         )
-    if is_knob(key) and value is not None and not _is_reference(value):
+        raise BadInput(f"{key}: cannot be set as a whole, got {shown(value)}. {one_by_one}")
+    if is_knob(key) and value is not None and not files.is_reference(value):
         value_of(knob(key), value, circumstances)
-    try:
-        OmegaConf.update(structured(), key, value, merge=True)
-    except OmegaConfBaseException as error:
-        raise BadInput(refusal(key, value, error)) from error
-
-
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, str) and "${" in value
+    check_value(key, value)

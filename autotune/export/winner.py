@@ -8,6 +8,10 @@ from typing import Any
 
 from autotune.errors import BadInput
 from autotune.records import Knobs, Summary, Tier
+from autotune.wording import number_text, one_line
+
+DIGITS = 5  # of a measured value; its interval is seldom narrower than the third
+MAX_LINE = 160
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +39,7 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     if not entry:
         raise BadInput(
             f"STUDY: has no winner to export, got {summary['study']!r} ({summary['status']}). "
-            f"See `autotune show {summary['study']}` for what happened."
+            "`autotune show` tells what became of its trials."
         )
     is_best = entry["trial"] == (summary["best"] or {}).get("trial")
     speedup = summary["speedup"] if is_best else _search_ratio(summary, entry)
@@ -69,7 +73,7 @@ def _headline(summary: Summary, entry: dict[str, Any], speedup: dict[str, Any] |
         lines.append(_speed_line(speedup))
     lines.append(f"{_rate(summary['baseline'], summary['unit'])} -> {_rate(entry, summary['unit'])}")
     lines.append(f"Measured on {describe_machine(summary['machine'])}, {_day(summary['started_at'])}.")
-    return lines
+    return [one_line(line, MAX_LINE) for line in lines]  # they become comments, which a line's end would end
 
 
 def _speed_line(speedup: dict[str, Any]) -> str:
@@ -79,7 +83,7 @@ def _speed_line(speedup: dict[str, Any]) -> str:
 
 
 def _rate(entry: dict[str, Any], unit: str) -> str:
-    return f"{entry['value']:.4g} {unit}/s" if entry.get("value") else "unknown"
+    return f"{number_text(entry['value'], digits=4)} {unit}/s" if entry.get("value") else "unknown"
 
 
 def _day(started_at: float) -> str:
@@ -98,8 +102,17 @@ def _provenance(summary: Summary, entry: dict[str, Any], speedup: dict[str, Any]
         "unit": summary["unit"],
         "tier": str(tier or "training"),
         "trial": entry["trial"],
-        "baseline": {"value": summary["baseline"]["value"], "ci": summary["baseline"]["ci"]},
-        "best": {"value": entry["value"], "ci": entry["ci"]},
-        "speedup": speedup,
+        "baseline": _rounded({"value": summary["baseline"]["value"], "ci": summary["baseline"]["ci"]}),
+        "best": _rounded({"value": entry["value"], "ci": entry["ci"]}),
+        "speedup": _rounded(speedup),
         "versions": summary["versions"],
     }
+
+
+def _rounded(measured: Any) -> Any:
+    """Returns measured values with as many digits as they are worth."""
+    if isinstance(measured, dict):
+        return {key: _rounded(value) for key, value in measured.items()}
+    if isinstance(measured, list | tuple):
+        return [_rounded(value) for value in measured]
+    return float(f"{measured:.{DIGITS}g}") if isinstance(measured, float) else measured

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from autotune.config.keys import literal
 from autotune.export.winner import Winner
 from autotune.records import KnobValue
 
@@ -35,7 +36,7 @@ def render(winner: Winner) -> str:
 
 
 def _quoted(value: KnobValue, *, is_text: bool = False) -> KnobValue:
-    return _Quoted(value) if is_text or isinstance(value, str) else value
+    return _Quoted(literal(str(value))) if is_text or isinstance(value, str) else value
 
 
 def _quoted_all(value: Any) -> Any:
@@ -43,5 +44,5 @@ def _quoted_all(value: Any) -> Any:
         return {key: _quoted_all(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_quoted_all(item) for item in value]
-    # "$" would begin an interpolation when Hydra reads the file; a title may hold the user's own command line.
-    return _Quoted(value.replace("${", r"\${")) if isinstance(value, str) else value
+    # A title may hold the user's own command line, "${...}" and all.
+    return _Quoted(literal(value)) if isinstance(value, str) else value

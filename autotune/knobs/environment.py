@@ -16,9 +16,8 @@ NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OWNED = {
     "OMP_NUM_THREADS": "Use threads.omp, which is this variable.",
     "PYTHONPATH": "Set it in your shell: the launcher puts its own folder before it.",
-    "AUTOTUNE_SPEC": "It is how the tuner speaks to the training process.",
-    "AUTOTUNE_MARK": "It is how the tuner finds its own processes.",
 }
+OURS = "AUTOTUNE_"  # how the tuner speaks to the training process and finds its own
 
 
 def env_knob(name: str) -> Knob:
@@ -35,8 +34,8 @@ def env_knob(name: str) -> Knob:
             f"{key}: not a name of an environment variable, got {name!r}. Allowed: letters, digits and '_', not starting with "
             "a digit. Correct the name."
         )
-    if name in OWNED:
-        raise BadInput(f"{key}: not free to tune, got {name!r}. {OWNED[name]}")
+    if name in OWNED or name.startswith(OURS):
+        raise BadInput(f"{key}: not free to tune, got {name!r}. {OWNED.get(name, 'Variables of this name are ours.')}")
     return Knob(
         key=key,
         tier=Tier.exact,

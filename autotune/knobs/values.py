@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from autotune.errors import BadInput, one_of
@@ -44,11 +45,8 @@ def _int(knob: Knob, raw: Any) -> KnobValue:
         return int(raw)
     if isinstance(raw, int) and not isinstance(raw, bool):
         return raw
-    if isinstance(raw, str):
-        try:
-            return int(raw)
-        except ValueError:
-            pass
+    if isinstance(raw, str) and re.fullmatch(r"[+-]?\d{1,20}", raw, re.ASCII):
+        return int(raw)
     raise BadInput(f"{knob.key}: not a whole number, got {shown(raw)}. Give one, or a sweep such as choice(1,2,4).")
 
 
@@ -77,11 +75,11 @@ _READERS = {bool: _bool, int: _int, str: _str}
 def _check_bounds(knob: Knob, value: int, circumstances: Circumstances) -> None:
     low, high = knob.bounds(circumstances)
     if low is not None and value < low:
-        raise BadInput(f"{knob.key}: too small, got {value}. Allowed: {low} and more.")
+        raise BadInput(f"{knob.key}: too small, got {shown(value)}. Allowed: {low} and more.")
     if high is not None and value > high:
         least = low if low is not None else "..."
         raise BadInput(
-            f"{knob.key}: more than this machine can serve ({circumstances.num_cores} effective cores), got {value}. "
+            f"{knob.key}: more than this machine can serve ({circumstances.num_cores} effective cores), got {shown(value)}. "
             f"Allowed: {least} to {high}."
         )
 

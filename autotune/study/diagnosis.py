@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.records import TrialRecord
+from autotune.wording import number_text
 
 HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # thresholds of the trusted profilers
 
@@ -47,10 +48,10 @@ def free_loader_gain_frac(record: TrialRecord) -> float | None:
 
 
 def _evidence(record: TrialRecord) -> str:
-    unit = f"{record.unit}/s"
-    parts = [f"trial {record.number}: {record.value:.4g} {unit}, device alone {record.device_rate:.4g}"]
+    rate, device_rate = number_text(record.value, digits=4), number_text(record.device_rate, digits=4)
+    parts = [f"trial {record.number}: {rate} {record.unit}/s, device alone {device_rate}"]
     if record.loader_rate:
-        parts.append(f"loader {record.loader_rate:.4g}")
+        parts.append(f"loader {number_text(record.loader_rate, digits=4)}")
     wait = f"waits for input {record.data_wait_frac:.0%} of the time" if record.data_wait_frac is not None else ""
     return ", ".join([*parts, wait] if wait else parts)
 

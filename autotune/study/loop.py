@@ -28,6 +28,7 @@ from autotune.study.session import Ending, Session
 from autotune.study.settings import capacity_bytes, memory_cap_bytes
 from autotune.study.summary import Standing, summarise
 from autotune.study.trial import TrialRunner
+from autotune.wording import own_command_text
 
 LOG_TAIL_LINES = 15
 
@@ -151,19 +152,19 @@ class _Study:
 
     def _drain(self, tracking: Tracking) -> None:
         """Waits for the tracker to catch up; it reads the summary's status and ends by itself."""
+        again = own_command_text("sync", self._folder.name, runs=self._folder.path.parent)
         try:
             if tracking.wait(timeout=self._plan.tracking_drain_s):
                 why = f"see {self._folder.path / 'tracking.log'}"
-                self._listener.notice(f"Tracking is not complete, {why}; `autotune sync {self._folder.name}` completes it.")
+                self._listener.notice(f"Tracking is not complete, {why}; `{again}` completes it.")
         except subprocess.TimeoutExpired:
             tracking.terminate()
             self._listener.notice(
-                f"The tracker was not done after {self._plan.tracking_drain_s:.0f} s; `autotune sync {self._folder.name}` "
-                "brings it up to date."
+                f"The tracker was not done after {self._plan.tracking_drain_s:.0f} s; `{again}` brings it up to date."
             )
         except KeyboardInterrupt:
             tracking.terminate()
-            self._listener.notice(f"`autotune sync {self._folder.name}` brings the tracker up to date.")
+            self._listener.notice(f"`{again}` brings the tracker up to date.")
 
 
 def _about(

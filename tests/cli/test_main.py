@@ -107,9 +107,37 @@ def test_configuration_is_printed_as_yaml(cli):
     assert "num_workers: 2" in ended.stdout
 
 
-def test_searchpath_names_the_configuration_folders(cli):
-    (cli.cwd / "mine").mkdir()
-    ended = cli("run", "--config-dir", "mine", "--info", "searchpath", "model=resnet18")
-    paths = ended.stdout.splitlines()
-    assert paths[0] == str((cli.cwd / "mine").resolve())
-    assert paths[-1].endswith("conf")
+def test_searchpath_names_the_configuration_folders_in_the_order_they_are_searched(cli):
+    for number, name in ((34, "mine"), (50, "other")):
+        (cli.cwd / name / "model").mkdir(parents=True)
+        (cli.cwd / name / "model" / "resnet18.yaml").write_text(f"name: resnet{number}\n", encoding="utf-8")
+    where = ["--config-dir", "mine", "--config-dir", "other"]
+    paths = cli("run", *where, "--info", "searchpath", "model=resnet18").stdout.splitlines()
+    assert paths[:2] == [str(cli.cwd / "mine"), str(cli.cwd / "other")]
+    assert paths[2].endswith("conf")
+    assert len(paths) == 3
+    assert "name: resnet34" in cli("run", *where, "--cfg", "model=resnet18").stdout
+
+
+def test_nothing_typed_is_the_help_and_no_error(cli):
+    ended = cli()
+    assert ended.returncode == 0
+    assert ended.stderr == ""
+    assert "Usage: autotune [OPTIONS] COMMAND" in ended.stdout
+
+
+def test_help_of_run_lists_the_keys_with_their_defaults(cli):
+    said = cli("run", "--help").stdout
+    for words in ("study.budget.minutes=8", "loader.*", "num_workers", "autotune knobs", "tracker.uri=null"):
+        assert words in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_what_an_unknown_key_points_to_lists_the_keys(cli):
+    assert "See `autotune run --help`" in cli.refused("run", "model=resnet18", "bogus.key=1")
+
+
+def test_a_runs_folder_with_letters_of_hydras_grammar_is_taken_as_it_is(cli):
+    ended = cli("run", "--runs-dir", "my runs, [2]", "--cfg", "model=resnet18")
+    assert ended.returncode == 0, ended.stderr
+    assert "runs_dir: my runs, [2]" in ended.stdout

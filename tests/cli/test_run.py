@@ -57,3 +57,12 @@ def test_no_mirror_is_started_when_nothing_is_to_be_tracked():
 
 def test_versions_name_what_results_depend_on():
     assert {"autotune", "python", "optuna"} <= set(versions())
+
+
+def test_why_a_study_failed_is_said_once(cli):
+    (cli.cwd / "train.py").write_text("raise SystemExit('no data here')\n", encoding="utf-8")
+    ended = cli("run", "tracker.uri=none", "--", sys.executable, "train.py")
+    assert ended.returncode == 3
+    assert (ended.stdout + ended.stderr).count("does not train as it is run today") == 1
+    assert "verdict  failed\n" in ended.stdout
+    assert "no data here" in ended.stderr

@@ -1,4 +1,5 @@
 import json
+import shlex
 
 import pytest
 
@@ -106,3 +107,22 @@ def test_sync_says_what_it_wrote_and_with_a_server_down_what_to_do(cli, study):
     message = cli.refused("sync", "--uri", "http://127.0.0.1:9")
     assert "8 trials of resnet18 are not tracked yet, nothing is lost" in message
     assert "`autotune sync resnet18` completes it" in message
+
+
+def test_list_names_the_script_and_not_its_interpreter_at_eighty_columns(cli, study):
+    record = study.read_study()
+    record.title = "/home/somebody/.local/share/virtualenvs/project/bin/python3.11 train.py --epochs 90"
+    study.write_study(record)
+    assert "train.py" in cli("list").stdout
+
+
+def test_printed_commands_work_as_they_are_for_any_runs_folder(cli):
+    make_study(cli.cwd / "my runs; [x]")
+    cli.environment["COLUMNS"] = "120"
+    said = cli("show", "--runs-dir", "my runs; [x]").stdout
+    commands = [line.strip("\u2502 ").removeprefix("next").strip() for line in said.splitlines() if "autotune " in line]
+    assert len(commands) == 3
+    for command in commands[:2]:
+        words = shlex.split(command)
+        assert words[-2:] == ["--runs-dir", "my runs; [x]"]
+        assert cli(*words[1:]).returncode == 0

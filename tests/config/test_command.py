@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config.command import CommandTemplate, study_name, user_command
-from autotune.config.schema import StudyConfig
+from autotune.config.command import CommandTemplate, user_command
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
 
@@ -87,8 +86,6 @@ def test_unknown_and_malformed_placeholders_are_refused(folder: Path, text: str,
         (PYTHON, "-u", "-X", "dev", "-W", "error", "train.py", "nosuch.py"),
         (PYTHON, "-m", "nosuch.module"),
         (PYTHON, "-c", "print(1)"),
-        (PYTHON, "-"),
-        (PYTHON,),
         ("sh", "-c", "exit 0"),
     ],
 )
@@ -128,10 +125,3 @@ def test_a_batch_size_without_its_baseline_is_asked_for(folder: Path) -> None:
         BadInput, match=r"needs the baseline's value, got '\{loader.batch_size\}'. Write \{loader.batch_size=32\}"
     ):
         template(folder, PYTHON, "train.py", "--batch-size", "{loader.batch_size}")
-
-
-@pytest.mark.parametrize("script", ["train.py", "model.py", "loader.py"])
-def test_no_study_is_named_like_a_group_of_the_configuration(folder: Path, script: str) -> None:
-    (folder / script).touch()
-    found = template(folder, PYTHON, script)
-    assert study_name(found, StudyConfig()) == script.replace(".", "-")

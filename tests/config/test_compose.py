@@ -48,8 +48,11 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("model", options("model", [folder("conf")]))
 @pytest.mark.parametrize("data", options("data", [folder("conf")]))
-def test_every_file_of_conf_composes(make, model: str, data: str) -> None:
-    composed = make(f"model={model}", f"data={data}", "data.root=/somewhere")
+def test_every_file_of_conf_composes(make, tmp_path: Path, model: str, data: str) -> None:
+    (tmp_path / "some_class").mkdir()
+    (tmp_path / "some_class" / "image.png").touch()
+    place = [f"data.root={tmp_path}"] if data == "folder" else []
+    composed = make(f"model={model}", f"data={data}", *place)
     assert composed.config.model.name == model
     assert composed.config.data.name == data
     assert composed.command.parts[2:6] == ["--model", model, "--num-classes", "1000"]
@@ -276,3 +279,88 @@ def test_composing_loads_no_torch_no_mlflow_and_no_optuna() -> None:
 
 def test_the_facts_of_this_host_are_used_when_none_are_given() -> None:
     assert compose(["model=resnet18"], command=None).name == "resnet18"
+
+
+def user_file(folder: Path, name: str, text: str) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize("name", ["resnet18.v2", "2026-11-21", "a.b.c-2", "train", "loader", "model", "data", "run_1"])
+def test_any_name_of_a_study_can_be_chosen(make, tmp_path: Path, name: str) -> None:
+    user_file(tmp_path, f"{name}/best.yaml", BEST)
+    assert make(f"+{name}=best", config_dirs=[tmp_path]).space.pinned["loader.batch_size"] == 64
+
+
+def test_a_study_named_train_can_be_chosen_beside_a_command(make, tmp_path: Path) -> None:
+    user_file(tmp_path, "train/best.yaml", BEST)
+    command = [sys.executable, "-c", "pass"]
+    assert make("+train=best", command=command, config_dirs=[tmp_path]).space.pinned["loader.batch_size"] == 64
+
+
+def test_a_chosen_file_may_not_set_a_recipes_keys_beside_a_command(refused, tmp_path: Path) -> None:
+    user_file(tmp_path, "mine/lr.yaml", "# @package _global_\ntrain: {lr: 0.1}\n")
+    problems = refused("+mine=lr", command=[sys.executable, "-c", "pass"], config_dirs=[tmp_path])
+    assert problems == ["train.lr: belongs to a built-in recipe, got '+mine=lr'. Leave it out, or leave out '-- COMMAND'."]
+
+
+def test_the_users_folder_comes_before_conf_and_the_first_before_the_second(make, tmp_path: Path) -> None:
+    user_file(tmp_path, "one/model/resnet18.yaml", "name: resnet34\n")
+    user_file(tmp_path, "two/model/resnet18.yaml", "name: resnet50\n")
+    user_file(tmp_path, "two/data/synthetic.yaml", "name: fake_cifar\n")
+    config = make("model=resnet18", "data=synthetic", config_dirs=[tmp_path / "one", tmp_path / "two"]).config
+    assert (config.model.name, config.data.name) == ("resnet34", "fake_cifar")
+
+
+def test_files_of_the_users_folder_that_were_not_chosen_change_nothing(make, tmp_path: Path) -> None:
+    for name in ("config.yaml", "study_config.yaml", "hydra/config.yaml", "data/photos.yaml"):
+        user_file(tmp_path, name, "study: {seed: 99}\nname: synthetic\n")
+    config = make("model=resnet18", config_dirs=[tmp_path]).config
+    assert (config.study.seed, config.data.name) == (0, "photos")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(["model=resnet50", "model=mine"], "resnet34"), (["model=mine", "model=resnet50"], "resnet50")],
+)
+def test_the_last_word_on_a_group_holds(make, tmp_path: Path, words: list[str], name: str) -> None:
+    user_file(tmp_path, "model/mine.yaml", "name: resnet34\n")
+    assert make(*words, config_dirs=[tmp_path]).config.model.name == name
+
+
+def test_references_in_a_chosen_file_stay_references_in_what_is_stored(
+    make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "s3cret")
+    user_file(tmp_path, "mine/token.yaml", "# @package _global_\nenv: {TOKEN: '${oc.env:MY_TOKEN}'}\n")
+    composed = make("+mine=token", config_dirs=[tmp_path])
+    assert composed.config.env == {"TOKEN": "s3cret"}
+    assert "s3cret" not in composed.yaml
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(make, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "best.yaml").write_bytes(b"\xef\xbb\xbf" + BEST.encode())
+    assert make("+mine=best", config_dirs=[tmp_path]).space.pinned["loader.batch_size"] == 64
+
+
+@pytest.mark.parametrize(
+    "name", ["a, b [c] {d}", 'it\'s "quoted"', "${oc.env:HOME}", "\\${x}", "$HOME", "a=b", "\\", "#x", "null", " x "]
+)
+def test_a_runs_folder_given_as_an_option_means_every_letter(name: str) -> None:
+    assert compose(["model=resnet18"], command=None, runs_dir=name).config.runs_dir == name
+
+
+def test_paths_behind_a_key_know_the_home_folder(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = make("runs_dir='~/runs'", "data.root='~/photos'").config
+    assert config.runs_dir == f"{tmp_path}/runs"
+    assert config.data.root == f"{tmp_path}/photos"
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"num_cores": 4, "gpus": [{"name": "Fake"}, {"name": "Fake"}]}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert compose(["model=resnet18", "device.index=1"], command=None, facts=facts).config.device.index == 1
+    with pytest.raises(BadInput, match=r"device\.index: no such GPU, got 2\. Allowed: 0 to 1"):
+        compose(["model=resnet18", "device.index=2"], command=None, facts=facts)

@@ -111,3 +111,28 @@ def test_a_baseline_that_won_is_a_valid_file_that_changes_nothing(summary, forma
     summary["best"] = {"trial": 0, "value": 100.0, "ci": None, "overrides": {}, "knobs": {}}
     summary["pinned"] = {}
     assert "nothing to change" in export(summary, format, None)
+
+
+def test_measured_values_have_the_digits_they_are_worth_and_knobs_all_of_theirs(summary):
+    summary["baseline"] |= {"value": 12345.678912, "ci": [12300.123456, 12391.98765]}
+    summary["pinned"] = {"loader.batch_size": 1048576}
+    text = export(summary, "yaml", None)
+    assert "# 12,346 samples/s -> 180.0 samples/s" in text
+    document = OmegaConf.to_container(OmegaConf.create(text))
+    assert document["provenance"]["baseline"] == {"value": 12346.0, "ci": [12300.0, 12392.0]}
+    assert document["loader"]["batch_size"] == 1048576
+
+
+def test_text_that_looks_like_a_reference_stays_text(summary, tmp_path):
+    summary["pinned"] = {"env.A": "${oc.env:HOME}", "env.B": "\\${x}", "env.C": "$HOME"}
+    (tmp_path / "best.yaml").write_text(export(summary, "yaml", None))
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        config = compose("best")
+    assert (config.env.A, config.env.B, config.env.C) == ("${oc.env:HOME}", "\\${x}", "$HOME")
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_a_title_of_several_lines_stays_a_comment(summary, format):
+    summary["title"] = "python -c 'x'\nloader: {num_workers: 99}\nexport EVIL=1\nimport os"
+    lines = export(summary, format, None).splitlines()
+    assert not any(line.startswith(("loader: {num_workers: 99}", "export EVIL", "import os")) for line in lines)

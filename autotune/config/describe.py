@@ -1,0 +1,63 @@
+"""The configuration's keys as `autotune run --help` lists them, read off the schema and its docstrings."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import re
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.config.locate import folder, options
+from autotune.config.schema import StudyConfig
+from autotune.knobs.catalogue import GROUPS as KNOB_GROUPS
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the list: a key, or a group that is told in one line, and what it means."""
+
+    key: str
+    meaning: str
+
+
+def overview(schema: type[Any] = StudyConfig, prefix: str = "") -> list[Row]:
+    """Returns a row per key with its default, groups in the schema's order; one row for a group of knobs or of rules."""
+    hints, meanings, rows = typing.get_type_hints(schema), documented(schema), []
+    for field in dataclasses.fields(schema):
+        key, hint, meaning = f"{prefix}{field.name}", hints[field.name], meanings[field.name]
+        if key in ("model", "data"):
+            files = ", ".join(options(key, [folder("conf")]))
+            rows.append(Row(f"{key}=NAME", f"{meaning.rstrip('.')}: {files}, or a file of --config-dir"))
+        if key == "provenance":  # of files only
+            continue
+        if not dataclasses.is_dataclass(hint):
+            rows.append(Row(_name(key, _default(field)), meaning))
+        elif key in KNOB_GROUPS or not documented(typing.cast(type[Any], hint)):
+            names = ", ".join(inner.name for inner in dataclasses.fields(hint))
+            is_told = bool(rows) and rows[-1].meaning.endswith(names)
+            rows.append(Row(f"{key}.*", meaning if is_told else f"{meaning.rstrip('.')}: {names}"))
+        else:
+            rows += overview(typing.cast(type[Any], hint), f"{key}.")
+    return rows
+
+
+def documented(schema: type[Any]) -> dict[str, str]:
+    """Returns field -> meaning, from the docstring's "Attributes:"; {} where there is no such part."""
+    part = (inspect.getdoc(schema) or "").partition("Attributes:\n")[2]
+    joined = re.sub(r"\n {5,}", " ", part)
+    return dict(re.findall(r"^ {4}(\w+): (.+)$", joined, re.MULTILINE))
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else None
+
+
+def _name(key: str, default: Any) -> str:
+    if key == "env":
+        return "env.NAME=VALUE"
+    words = {None: "null", True: "true", False: "false"}
+    value = default.name if isinstance(default, enum.Enum) else default
+    return f"{key}={words[value] if value is None or isinstance(value, bool) else value}"

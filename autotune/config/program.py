@@ -1,0 +1,196 @@
+"""What a command runs in the end, read off its words: the script or module behind interpreters, starters and wrappers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+PYTHON = re.compile(r"python[\d.]*")
+PYTHON_VALUES = ("--check-hash-based-pycs",)  # long options followed by a value of their own
+SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+SHELL_VALUES = ("--rcfile", "--init-file")
+# They run the first script among their words. An option that is in neither list may or may not be followed by a value.
+STARTERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
+STARTER_FLAGS = (
+    "--standalone",
+    "--run_path",
+    "--cpu",
+    "--multi_gpu",
+    "--use_fsdp",
+    "--use_deepspeed",
+    "--quiet",
+    "-q",
+    "--debug",
+)
+STARTER_VALUES = (
+    "--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port", "--rdzv_backend", "--rdzv_endpoint",
+    "--rdzv_id", "--max_restarts", "--num_processes", "--num_machines", "--machine_rank", "--main_process_port",
+    "--mixed_precision", "--config_file", "--gpu_ids", "--num_gpus", "--num_nodes", "--hostfile", "--include", "--exclude",
+)  # fmt: skip
+STARTER_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate-launch",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+# They run the command among their words, on this machine. Options followed by a value of their own.
+WRAPPERS = {
+    "env": ("-u", "--unset", "-C", "--chdir"),
+    "nohup": (),
+    "setsid": (),
+    "time": ("-f", "-o"),
+    "timeout": ("-k", "-s"),
+    "nice": ("-n",),
+    "ionice": ("-c", "-n"),
+    "taskset": (),
+    "numactl": ("-N", "-m", "-C", "-p", "-i"),
+    "stdbuf": ("-i", "-o", "-e"),
+    "uv": ("--with", "-p", "--python", "--project", "--directory", "--extra", "--group", "--env-file"),
+    "poetry": ("-C", "-P", "--directory", "--project"),
+    "pipenv": (),
+    "conda": ("-n", "-p", "--name", "--prefix", "--cwd"),
+    "mamba": ("-n", "-p", "--name", "--prefix", "--cwd"),
+    "micromamba": ("-n", "-p", "--name", "--prefix", "--cwd"),
+}
+MOVES = ("-C", "--chdir", "--directory", "--cwd")  # the script is then looked for somewhere else
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+SCRIPT = re.compile(r".+\.(py|sh)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What a command runs.
+
+    Attributes:
+        script: file that an interpreter, or the system itself, is told to run; None when there is none or it cannot be told.
+        module: Python module instead; None for none.
+        by: "python", "shell" or "system": who reads the script.
+        is_certain: whether the script is looked for in the working directory of the command and nowhere else.
+        missing: what is left out, "a script", where a command certainly has nothing to run; "" otherwise.
+    """
+
+    script: str | None = None
+    module: str | None = None
+    by: str = "system"
+    is_certain: bool = True
+    missing: str = ""
+
+    @property
+    def name(self) -> str:
+        """What people call it: the script without folder and ending, or the module; "" when neither is known."""
+        return Path(self.script).stem if self.script else self.module or ""
+
+
+def program_of(command: list[str]) -> Program:
+    """Returns what a command runs, as far as its words tell."""
+    name, words = Path(command[0]).name, command[1:]
+    if PYTHON.fullmatch(name):
+        return _of_python(words)
+    if name in SHELLS:
+        return _of_shell(words)
+    if name in STARTERS:
+        return _of_starter(name, words)
+    if SCRIPT.fullmatch(name):
+        return Program(script=command[0])
+    found = _of_wrapper(WRAPPERS.get(name, ()), words)
+    if found is None:
+        return Program(script=command[0])
+    moves = any(word.partition("=")[0] in MOVES for word in words)
+    return replace(found, is_certain=found.is_certain and name in WRAPPERS and not moves)
+
+
+def _of_python(words: list[str]) -> Program:
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        option = rest.pop(0)
+        letters = "" if option.startswith("--") else option[1:]
+        found = re.search(r"[cmWX]", letters)  # what follows such a letter, in this word or the next, is its value
+        if found is None:
+            rest = rest[1:] if option in PYTHON_VALUES else rest
+            continue
+        inside = letters[found.end() :]
+        value, rest = ([inside], rest) if inside else (rest[:1], rest[1:])
+        if found[0] == "c":
+            return Program(by="python", missing="" if value else "the code behind -c")
+        if found[0] == "m":
+            return _of_module(value, rest)
+    if not rest or rest[0] == "-":
+        return Program(by="python", missing="a script")  # a trial's standard input is empty
+    return Program(script=rest[0], by="python")
+
+
+def _of_module(named: list[str], words: list[str]) -> Program:
+    if not named:
+        return Program(by="python", missing="the module behind -m")
+    if named[0] in STARTER_MODULES:
+        return _of_starter(STARTER_MODULES[named[0]], words)
+    return Program(module=named[0], by="python")
+
+
+def _of_shell(words: list[str]) -> Program:
+    rest = list(words)
+    while rest and len(rest[0]) > 1 and rest[0][0] in "-+":
+        option = rest.pop(0)
+        if option == "--":
+            break
+        letters = "" if option.startswith("--") else option[1:]
+        if "c" in letters:
+            return _of_shell_code(rest)
+        if "s" in letters:
+            return Program(by="shell", missing="a script")
+        if option in SHELL_VALUES or set(letters) & set("oO"):
+            rest = rest[1:]
+    if not rest or rest[0] == "-":
+        return Program(by="shell", missing="a script")
+    return Program(script=rest[0], by="shell")
+
+
+def _of_shell_code(words: list[str]) -> Program:
+    """Returns the script that a line of shell code names, which says no more than what to call it."""
+    if not words:
+        return Program(by="shell", missing="the code behind -c")
+    try:
+        inside = shlex.split(words[0])
+    except ValueError:
+        inside = words[0].split()
+    return Program(script=next((word for word in inside if SCRIPT.fullmatch(word)), None), by="shell", is_certain=False)
+
+
+def _of_starter(name: str, words: list[str]) -> Program:
+    if name == "accelerate" and words[:1] != ["launch"]:
+        return Program(is_certain=False)
+    rest = words[1:] if name == "accelerate" else list(words)
+    if not any(not word.startswith("-") for word in rest):
+        return Program(missing="a script")
+    is_certain = True
+    while rest:
+        word = rest.pop(0)
+        option = f"--{word[2:].replace('-', '_')}" if word.startswith("--") else word  # torchrun takes both spellings
+        if option in ("-m", "--module"):
+            return _of_module(rest[:1], rest[1:])
+        if option == "--no_python":
+            return program_of(rest) if rest else Program(missing="a program")
+        if not word.startswith("-"):
+            return Program(script=word, by="python", is_certain=is_certain and word.endswith(".py"))
+        if "=" not in word and option not in STARTER_FLAGS and rest and not rest[0].endswith(".py"):
+            rest.pop(0)  # its value
+            is_certain = is_certain and option in STARTER_VALUES
+    return Program(is_certain=False)
+
+
+def _of_wrapper(takes_value: tuple[str, ...], words: list[str]) -> Program | None:
+    """Returns what the command among a wrapper's words runs; None where no word is known to begin one."""
+    rest = list(words)
+    path = None
+    while rest:
+        name = Path(rest[0]).name
+        if not rest[0].startswith("-") and not ASSIGNMENT.fullmatch(rest[0]):
+            if PYTHON.fullmatch(name) or name in (*SHELLS, *STARTERS, *WRAPPERS):
+                return program_of(rest)
+            if SCRIPT.fullmatch(name):
+                return Program(script=rest[0], is_certain=False)
+            path = path or (rest[0] if "/" in rest[0] else None)
+        rest = rest[2:] if rest[0] in takes_value else rest[1:]
+    return Program(script=path, is_certain=False) if path else None

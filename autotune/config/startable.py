@@ -1,0 +1,104 @@
+"""Why a command cannot start, as far as that is certain before it is started and without running any of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+from autotune.config.program import ASSIGNMENT, Program, program_of
+from autotune.errors import one_of
+from autotune.knobs.values import shown
+
+EXAMPLE = "Give the training command: autotune run -- python train.py."
+HEAD_BYTES = 256  # what Linux reads of a file to find out how to run it
+ELF = b"\x7fELF"
+
+
+def startable(command: list[str], cwd: Path) -> list[str]:
+    """Returns what is wrong with a command; [] when it may start. Whether a module exists only its own interpreter knows."""
+    if not command[0] or "\0" in "".join(command):
+        return [f"COMMAND: an empty name or a NUL character in it, got {shown(shlex.join(command))}. {EXAMPLE}"]
+    if problem := _first_word(command[0], cwd):
+        return [problem]
+    program = program_of(command)
+    if program.missing:
+        return [f"COMMAND: nothing to run, got {shown(shlex.join(command))}. Give {program.missing}. {EXAMPLE}"]
+    if program.module is not None:
+        return _module(program.module, cwd)
+    if program.script is None or program.by == "system" or not program.is_certain or "{" in program.script:
+        return []
+    return _script(program, program.script, cwd)
+
+
+def _first_word(name: str, cwd: Path) -> str | None:
+    found = str(cwd / name) if "/" in name else shutil.which(name)
+    if found and os.path.isfile(found) and os.access(found, os.X_OK):
+        reason = _not_runnable(found)
+        return f"COMMAND: cannot be run by itself, got {shown(name)} ({reason}). {_by_hand(name)}" if reason else None
+    here = str(cwd / name)
+    if os.path.isfile(here):
+        return f"COMMAND: no such program, got {shown(name)}. {_by_hand(name)}"
+    if os.path.isdir(here):
+        return f"COMMAND: a folder, not a program, got {shown(name)}. {EXAMPLE}"
+    if ASSIGNMENT.fullmatch(name):
+        return (
+            f"COMMAND: no such program, got {shown(name)}. Write `env {shlex.quote(name)} python train.py`: no shell reads it."
+        )
+    return f"COMMAND: no such program, got {shown(name)}. Give a program on PATH, or a path to one."
+
+
+def _by_hand(name: str) -> str:
+    starter = {".py": "python", ".sh": "bash"}.get(Path(name).suffix)
+    return f"Write `{starter} {shlex.quote(name)}`." if starter else f"Make it a program: chmod +x {shlex.quote(name)}."
+
+
+def _not_runnable(path: str) -> str | None:
+    """Returns why Linux would not run an executable file: its first line names a program that is not there, or it has none."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:  # it may be run all the same
+        return None
+    if head.startswith(b"#!"):
+        words = os.fsdecode(head[2:].partition(b"\n")[0]).strip(" \t").split(" ")
+        asked = words[1] if os.path.basename(words[0]) == "env" and len(words) > 1 and words[1][:1] != "-" else words[0]
+        there = shutil.which(asked) if asked is not words[0] else os.path.exists(asked)
+        return None if there else f"its first line asks for {asked!r}, which is not there"
+    is_text = b"\0" not in head and not head.startswith(ELF)
+    return "its first line does not say what runs it, '#!/usr/bin/env ...'" if is_text else None
+
+
+def _module(name: str, cwd: Path) -> list[str]:
+    if name.endswith(".py") and os.path.isfile(cwd / name):
+        plain = name.removesuffix(".py").replace("/", ".")
+        return [f"COMMAND: a file, not a module, got {shown(f'-m {name}')}. Write `python {name}` or `python -m {plain}`."]
+    if "/" in name or not all(name.split(".")):
+        return [f"COMMAND: not a module's name, got {shown(f'-m {name}')}. Write `python -m package.module`."]
+    return []
+
+
+def _script(program: Program, script: str, cwd: Path) -> list[str]:
+    path = str(cwd / script)
+    if os.path.isdir(path):
+        if program.by == "python" and os.path.isfile(os.path.join(path, "__main__.py")):
+            return []
+        return [f"COMMAND: a folder, not a script, got {shown(script)}. {_near(Path(path), 'train.py')}"]
+    if os.path.exists(path):
+        return (
+            [] if os.access(path, os.R_OK) else [f"COMMAND: cannot be read, got {shown(script)}. Give a script you may read."]
+        )
+    if program.by == "shell" and "/" not in script and shutil.which(script, os.F_OK):  # a shell looks on PATH, too
+        return []
+    near = _near(Path(path).parent, Path(script).name)
+    return [f"COMMAND: no such script, got {shown(script)}; looked for in {str(cwd)!r}. {near}"]
+
+
+def _near(folder: Path, wanted: str) -> str:
+    """Returns the scripts of a folder that may have been meant."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(Path(wanted).suffix or ".py"))
+    except OSError:
+        names = []
+    return one_of(wanted, names, show=4) if names else "Give the path of your training script."

@@ -1,0 +1,95 @@
+"""YAML files as plain values: no tags, no anchors, no key twice, nothing that could run, grow or hide."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.errors import BadInput
+from autotune.knobs.values import MAX_TEXT, shown
+
+MAX_BYTES = 2**18  # a hundred times the largest file anybody wrote; also bounds how long reading takes
+MAX_DEPTH = 20
+TIMESTAMP = "tag:yaml.org,2002:timestamp"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe subset, made smaller: what a knob's value cannot be is refused where it stands."""
+
+    # a date stays text; PyYAML's class attribute is shared, so this one is a copy
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != TIMESTAMP]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            raise _refused("anchors and aliases (& and *) are not read here: write the value out", event)
+        if event.tag is not None:  # an explicit one
+            raise _refused(f"tags are not read here, found {event.tag!r}: write plain values", event)
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_TEXT:
+            raise _refused(f"a value of more than {MAX_TEXT} characters", event)
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise _refused(f"nested more than {MAX_DEPTH} levels deep", event)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        made = super().construct_mapping(node, deep)
+        if len(made) < len(node.value):
+            names = [key.value for key, _ in node.value]
+            twice = next((name for name in names if names.count(name) > 1), names[-1])
+            raise _refused(f"the key {twice!r} stands twice", node)
+        return made
+
+
+def read(path: Path, name: str) -> Any:
+    """Returns what a YAML file holds: mappings, lists, text, numbers, true, false, null.
+
+    Args:
+        path: the file.
+        name: what the user asked for it with, the word before the message.
+
+    Raises:
+        BadInput: no such file, not a regular one, too large, not UTF-8, or not plain YAML.
+    """
+    try:
+        text = _text(path)
+        return yaml.load(text, _Loader)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        allowed = "Give a YAML file of plain keys and values."
+        raise BadInput(f"{name}: cannot be read, got {shown(str(path))} ({_reason(error)}). {allowed}") from error
+
+
+def _text(path: Path) -> str:
+    if not os.path.isfile(path):  # a pipe would be waited for, a device never ends
+        raise ValueError("it is not a file" if os.path.exists(path) else "there is no such file")
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"it is larger than {MAX_BYTES // 1024} KiB")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 text, byte {error.start}") from error
+
+
+def _refused(problem: str, found: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=found.start_mark)
+
+
+def _reason(error: BaseException) -> str:
+    """Returns one line on why a file is no use, with the line it is about."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem or error.context}"
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return " ".join(str(error).split())

@@ -1,0 +1,48 @@
+"""No key is accepted and then read nowhere. Knobs have their own proof: tests/harness/test_knob_contract.py."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.config.keys import LEAVES
+from autotune.knobs.catalogue import CATALOGUE
+
+PACKAGE = Path(autotune.__file__).parent
+NO_READERS = ("config/schema.py", "config/checks.py", "config/recipe.py", "config/describe.py", "testing/", "programs/")
+# Keys with one value so far, and another one for each, which must be refused.
+ONE_VALUE = {"model.source": "timm", "train.global_batch": "256", "launch.nproc": "2", "launcher": "slurm"}
+CARRIED = {"provenance"}  # what an exported file says of its origin: for people, kept in config.yaml
+ALIASES = {"screening": {"rules"}, "finals": {"rules"}}  # how the harness calls what it is handed
+
+
+def reads() -> set[tuple[str, str]]:
+    """Returns (name before the dot, name behind it) of every attribute that is read."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        if path.relative_to(PACKAGE).as_posix().startswith(NO_READERS):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+                found.add((owner, node.attr))
+    return found
+
+
+def test_every_key_is_read_somewhere() -> None:
+    there = reads()
+    unread = []
+    for key in LEAVES.keys() - CATALOGUE.keys() - ONE_VALUE.keys() - CARRIED:
+        group, _, name = key.rpartition(".")
+        owner = group.rpartition(".")[2] or "config"
+        if not any((word, name) in there for word in {owner, *ALIASES.get(owner, ())}):
+            unread.append(key)
+    assert sorted(unread) == []
+
+
+@pytest.mark.parametrize(("key", "value"), ONE_VALUE.items())
+def test_a_key_with_one_value_refuses_every_other(refused, key: str, value: str) -> None:
+    assert refused(f"{key}={value}")[0].startswith(f"{key}: ")
