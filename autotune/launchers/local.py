@@ -98,7 +98,11 @@ class LocalLauncher(Launcher):
 
     def _supervisor_of(self, study: Path) -> SupervisorProcess:
         if self._supervisor is None or self._supervisor.end is not None or not self._supervisor.close.alive:
-            self._supervisor = SupervisorProcess(study, terminate_s=self._graces.terminate_s, kill_s=self._graces.kill_s)
+            graces = self._graces
+            try:
+                self._supervisor = SupervisorProcess(study, terminate_s=graces.terminate_s, kill_s=graces.kill_s)
+            except OSError as error:
+                raise AutotuneError(f"the process that watches over the trials cannot be started ({error})") from error
         return self._supervisor
 
 
@@ -214,7 +218,7 @@ class LocalRunning(Running):
     def _lose(self, how: str) -> None:
         self._cause = "lost"
         self._why["stop_reason"] = (
-            f"the supervisor, the process that watches over the trials, was {how}; the trial ended with it"
+            f"the supervisor, which watches over the trial's processes, was {how}; the trial ended with it"
         )
 
     def _is_rest_late(self, now_s: float) -> bool:

@@ -39,8 +39,8 @@ class SupervisorProcess:
     def __init__(self, study: Path, *, terminate_s: float, kill_s: float) -> None:
         ours, theirs = socket.socketpair()
         log = tempfile.TemporaryFile()  # noqa: SIM115 (its last line says what went wrong when the process ends by itself)
-        with theirs:
-            argv = [sys.executable, "-m", "autotune.launchers.supervisor", str(theirs.fileno()), str(terminate_s), str(kill_s)]
+        argv = [sys.executable, "-m", "autotune.launchers.supervisor", str(theirs.fileno()), str(terminate_s), str(kill_s)]
+        try:
             self._process = subprocess.Popen(
                 argv,
                 cwd="/",  # it must not keep anybody's disk from being unmounted
@@ -51,6 +51,12 @@ class SupervisorProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # neither Ctrl-C nor the terminal's end may reach it
             )
+        except BaseException:
+            ours.close()
+            log.close()
+            raise
+        finally:
+            theirs.close()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(ANSWER_S), 0))
         self._socket, self._log = ours, log
         self._poll = select.poll()
