@@ -1,9 +1,11 @@
 """The supervisor is killed, told to end, stopped: the attempt is repeated, the study reaches its verdict, nothing is left."""
 
 import signal
+import time
 
 import pytest
 
+from autotune.launchers.supervisor import LOOK_S
 from tests.faults.stub_study import StubStudy, is_alive, pids_in
 
 # Trial 1 gathers a family round it and waits, the first time.
@@ -32,6 +34,7 @@ def test_supervisor_ended_in_a_trial_costs_one_attempt_and_no_more(study, number
     study.start()
     pids = pids_in(study.wait_for("trials/0001/pids"))
     supervisor = study.supervisor
+    time.sleep(1.5 * LOOK_S)  # a daemon without mark and parent is known by having been seen alone
     supervisor.send_signal(number)
     code, output = study.wait()
     assert code == 0, output
