@@ -95,7 +95,7 @@ def test_a_success_in_between_clears_the_device():
 
 
 def test_study_on_a_broken_device_ends_early_and_keeps_what_it_has(bench):
-    broken = Failure(error={"type": "torch.AcceleratorError", "message": ILLEGAL, "traceback": "..."}, log_tail=ILLEGAL)
+    broken = Failure(signal="SIGABRT", log_tail=f"terminate called after throwing\n  what():  {ILLEGAL}")
     surface = Surface(failures=lambda number, knobs: broken if number >= 2 else None)
     surface.facts["executable"] = sys.executable
     study = bench(surface)
@@ -105,7 +105,7 @@ def test_study_on_a_broken_device_ends_early_and_keeps_what_it_has(bench):
     assert summary["status"] == "interrupted"
     assert summary["reason"].startswith("device 0 (H100, GPU-1) is at fault: trials 0002 (CUDA error")
     assert summary["reason"].endswith("or study on another one: device.index=1 (of 1)")
-    assert [record.outcome for record in study.trials] == ["ok", "ok", "error", "error"]
+    assert [record.outcome for record in study.trials] == ["ok", "ok", "crash", "crash"]
     assert "second attempt" in study.trials[2].reason
 
 
