@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ class LocalRunning(Running):
         self._results = RankResults(self._folder, launch.spec)
         self._names_before = _names(launch.cwd)
         self._oom_kills_before = host.oom_kills()
-        self._known: list[psutil.Process] = []
+        self._seen: dict[int, float] = {}  # every process it has had: id -> created, seconds since the epoch
         self._own_exit: int | None = None  # as subprocess.returncode; stays None when our signals came first
         self._first_result_s: float | None = None
         self._exited_s: float | None = None
@@ -172,9 +172,7 @@ class LocalRunning(Running):
         """Takes in what the supervisor says of the trial's processes."""
         match message["is"]:
             case "seen":
-                for pid in message["pids"]:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        self._known.append(psutil.Process(pid))
+                self._seen.update((pid, created_s) for pid, created_s in message["processes"])
             case "exited":
                 self._exited_s = now_s
                 self._own_exit = message["status"] if message["is_own"] else None
@@ -211,9 +209,12 @@ class LocalRunning(Running):
             return
         if self._cause is None:
             self._lose(self._supervisor.end)
-        left = _end_and_clean(lambda: process_tree.members(lambda mark: mark == self._mark, self._known), graces)
-        self._problems += [f"could not be ended: {process}" for process in left]
+        self._problems += [f"could not be ended: {process}" for process in _end_and_clean(self._members, graces, self._seen)]
         self._is_gone = self._is_signalled = True
+
+    def _members(self) -> list[psutil.Process]:
+        """Returns the trial's living processes without the supervisor's help."""
+        return process_tree.members(lambda mark: mark == self._mark, process_tree.still_there(self._seen))
 
     def _lose(self, how: str) -> None:
         self._cause = "lost"
@@ -302,9 +303,17 @@ def _left_by(study: Path) -> list[psutil.Process]:
     return process_tree.members(lambda mark: is_mark_of(study, mark))
 
 
-def _end_and_clean(find: Callable[[], list[psutil.Process]], graces: Graces) -> list[str]:
-    """Ends processes that have no supervisor and removes their shared memory; returns those that would not end."""
-    created_s: dict[int, float] = {}
+def _end_and_clean(
+    find: Callable[[], list[psutil.Process]], graces: Graces, seen: Mapping[int, float] | None = None
+) -> list[str]:
+    """Ends processes that have no supervisor and removes their shared memory; returns those that would not end.
+
+    Args:
+        find: returns those that are alive now.
+        graces: after the signals.
+        seen: others of theirs, which may have ended: id -> created, seconds since the epoch.
+    """
+    created_s = dict(seen or {})
 
     def found() -> list[psutil.Process]:
         processes = find()

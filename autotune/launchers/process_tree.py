@@ -11,11 +11,13 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import psutil
 
 from autotune.harness.protocol import MARK_VARIABLE
+
+SAME_S = 0.5  # two processes may read the start of a third a little differently; an id is not used again so soon
 
 # They remove what killed processes leave (segments of shared memory, sockets) and end by themselves once nobody needs them;
 # both outlive a SIGTERM of the others, and multiprocessing's ignores its own.
@@ -37,6 +39,21 @@ def members(is_marked: Callable[[str], bool], known: Iterable[psutil.Process] = 
     while more := {pid for pid, parent in parents.items() if parent in belongs} - belongs:
         belongs |= more
     return [process for process in everyone if process.pid in belongs and is_alive(process)]
+
+
+def still_there(seen: Mapping[int, float]) -> list[psutil.Process]:
+    """Returns those of the processes that run, and are the same: created when it is said.
+
+    Args:
+        seen: process id -> when it was created, seconds since the epoch.
+    """
+    found = []
+    for pid, created_s in seen.items():
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if abs(process.create_time() - created_s) < SAME_S and is_alive(process):
+                found.append(process)
+    return found
 
 
 def end(find: Callable[[], list[psutil.Process]], *, terminate_s: float, kill_s: float) -> list[psutil.Process]:
@@ -115,6 +132,14 @@ def is_alive(process: psutil.Process) -> bool:
     """Whether a process runs: this very one, not another with its id, and no zombie."""
     try:
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
+        return False
+
+
+def is_taken(pid: int) -> bool:
+    """Whether some process with this id runs."""
+    try:
+        return is_alive(psutil.Process(pid))
     except psutil.Error:
         return False
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
+from autotune.launchers import process_tree
 
 FOLDER = Path("/dev/shm")  # where Linux shows POSIX shared memory as files
 # "torch_<pid>_<random>_<counter>" by torch (c10::NewProcessWideShmHandle), "pym-<pid>-..." by multiprocessing (heap.Arena).
@@ -32,7 +32,7 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
         for entry in os.scandir(folder):
             match = NAME.fullmatch(entry.name)
             created_s = processes.get(int(match[1] or match[2])) if match else None
-            if match is None or created_s is None or psutil.pid_exists(int(match[1] or match[2])):
+            if match is None or created_s is None or process_tree.is_taken(int(match[1] or match[2])):
                 continue
             with contextlib.suppress(OSError):  # somebody else was quicker, or owns it
                 status = entry.stat(follow_symlinks=False)

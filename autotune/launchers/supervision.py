@@ -71,8 +71,8 @@ class SupervisorProcess:
         """How it ended, in words; None while it is there. To be asked after `messages`."""
         return self._end
 
-    def start(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], folder: Path) -> int:
-        """Starts a trial and returns the id of its first process.
+    def start(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], folder: Path) -> None:
+        """Starts a trial.
 
         Raises:
             OSError: no such process can be started.
@@ -90,7 +90,6 @@ class SupervisorProcess:
         self._inbox[mark] = answers[1:]
         if answers[0]["is"] == "refused":
             raise OSError(answers[0]["why"])
-        return int(answers[0]["pid"])
 
     def end_trial(self, mark: str, *, after_s: float) -> None:
         """Has a trial's processes ended; returns at once."""

@@ -10,9 +10,9 @@ hold secrets.
 
     tuner       {"do": "start", "trial", "argv", "cwd", "env", "stdout", "stderr"}    "trial" is the trial's mark
                 {"do": "end", "trial", "after_s"}           SIGTERM after that long, SIGKILL after a grace
-    supervisor  {"is": "started", "trial", "pid"}           of the first process
+    supervisor  {"is": "started", "trial"}
                 {"is": "refused", "trial", "why"}           no such process can be started
-                {"is": "seen", "trial", "pids"}             processes of the trial that are new
+                {"is": "seen", "trial", "processes"}        the trial's that are new: [id, created (s since the epoch)] each
                 {"is": "exited", "trial", "status", "is_own"}  the first process has: status as subprocess.Popen.returncode,
                                                             is_own = before any signal of ours
                 {"is": "gone", "trial", "left", "is_signalled"}  no process is there but those left, which would not end
@@ -172,7 +172,7 @@ class Supervisor:
             process=process, ending=process_tree.Ending(terminate_s=self._terminate_s, kill_s=self._kill_s)
         )
         self._descendants.add(mark, process.pid)
-        self._say("started", mark, pid=process.pid)
+        self._say("started", mark)
         if self._is_leaving:
             self._leave()
 
@@ -201,7 +201,7 @@ class Supervisor:
         for mark, trial in list(self._trials.items()):
             seen = self._descendants.seen(mark)
             if len(seen) > trial.num_reported:
-                self._say("seen", mark, pids=list(seen)[trial.num_reported :])
+                self._say("seen", mark, processes=list(seen.items())[trial.num_reported :])
                 trial.num_reported = len(seen)
             self._step_trial(mark, trial)
 

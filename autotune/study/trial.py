@@ -104,6 +104,8 @@ class TrialRunner:
             ended = self._wait(running)
         record = _record(request, launch.spec, ended, self._watch)
         record.started_at = earlier.started_at if earlier else started_at
+        if held:
+            record.evidence["device_held"] = held
         if earlier:
             _join(record, earlier)
         finished = Finished(record=record, results=list(ended.results))

@@ -84,6 +84,18 @@ def test_supervisor_killed_between_trials_is_replaced_unnoticed(launcher, folder
     assert wait(launcher.start(a_launch(folder, program("result()")))).cause == "result"
 
 
+def test_memory_segments_of_a_trial_go_also_when_its_supervisor_was_killed(launcher, folder, study):
+    running, pid = started(launcher, folder, f"open('/dev/shm/torch_%d_4711_0' % os.getpid(), 'w')\n{SLEEP}")
+    assert running.poll() is None
+    supervisor_of(study).kill()
+    for _ in range(500):  # the kernel ends the trial before the tuner looks
+        if not is_alive(pid):
+            break
+        time.sleep(0.02)
+    wait(running)
+    assert not (SHM / f"torch_{pid}_4711_0").exists()
+
+
 def test_results_that_were_there_before_the_supervisor_was_killed_count(launcher, folder, study):
     running, _ = started(launcher, folder, f"result(); {SLEEP}")
     supervisor_of(study).kill()
