@@ -31,12 +31,12 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             match = NAME.fullmatch(entry.name)
-            created_s = processes.get(int(match[1] or match[2])) if match else None
-            if match is None or created_s is None or process_tree.is_taken(int(match[1] or match[2])):
+            pid = int(match[1] or match[2]) if match else 0
+            if pid not in processes or process_tree.is_taken(pid):
                 continue
             with contextlib.suppress(OSError):  # somebody else was quicker, or owns it
                 status = entry.stat(follow_symlinks=False)
-                if status.st_uid == os.getuid() and status.st_ctime >= created_s - SLACK_S:
+                if status.st_uid == os.getuid() and status.st_ctime >= processes[pid] - SLACK_S:
                     os.unlink(entry.path)
                     removed.append(entry.name)
     return removed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -57,9 +58,14 @@ class Interrupts:
         if self.is_requested or number != signal.SIGINT:  # who terminates, or hangs up, does not wait for a trial
             self.is_requested = True
             self._stopping_since_s = self._clock()
+            self._tell("Stopping now: ending the running trial's processes.")
             raise KeyboardInterrupt
         self.is_requested = True
-        self._notice("Interrupted: finishing the running trial, then the verdict. Ctrl-C again stops now.")
+        self._tell("Interrupted: finishing the running trial, then the verdict. Ctrl-C again stops now.")
+
+    def _tell(self, message: str) -> None:
+        with contextlib.suppress(OSError, RuntimeError):  # a terminal that has gone; a print that this signal interrupted
+            self._notice(message)
 
     def _silence_closed_terminals(self) -> None:
         """Lets output to a terminal that was closed go nowhere: writing to it would fail, in the middle of anything."""
