@@ -66,12 +66,12 @@ class Facts:
     Attributes:
         exit_code: of the first process, when it ended by itself.
         signal: name of the signal that ended it, "SIGSEGV"; None when none did or when autotune sent it.
-        cause: "result", "exit", "deadline" or "stopped": why the trial was over.
+        cause: "result", "exit", "deadline", "stopped" or "lost": why the trial was over.
         phase: last phase known.
         results: rank results of this trial.
         problems: results that could not be used, one sentence each.
         log_tail: end of standard error.
-        stop_reason: why it was stopped; "" otherwise.
+        stop_reason: why it was stopped, or what was lost; "" otherwise.
         deadline: the limit that passed, in words; "" otherwise.
         hang: what its processes were doing then, in words; "" when nobody looked.
         oom_kills: how many processes of our cgroup the kernel killed for memory meanwhile.
@@ -115,6 +115,8 @@ def classify(facts: Facts) -> Verdict:
 def _decide(facts: Facts) -> Verdict:
     if facts.cause == "stopped":
         return Outcome.interrupted, facts.stop_reason or "stopped"
+    if facts.cause == "lost":
+        return Outcome.crash, facts.stop_reason
     failed = [result for result in facts.results if result.status == "failed"]
     own = [result for result in failed if not _is_second_hand(result, facts)]
     if own or (failed and not (_signal(facts)[0] or facts.cause == "deadline")):

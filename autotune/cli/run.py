@@ -85,7 +85,8 @@ def run(asked: Asked, *, as_json: bool) -> int:
         raise NothingWorked(str(summary.get("reason") or "no configuration worked"))
     if summary["status"] == "interrupted":
         commands = verdict.next_commands(folder.name, runs, has_best=verdict.has_winner(summary))
-        raise Interrupted(f"interrupted: everything measured is kept in {folder.path}. Next: {commands[0]}")
+        why = str(summary.get("reason") or "stopped by the user")
+        raise Interrupted(f"interrupted, {why}: everything measured is kept in {folder.path}. Next: {commands[0]}")
     return 0
 
 

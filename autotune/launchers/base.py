@@ -14,7 +14,7 @@ from typing import Any, Literal
 from autotune.failures import Facts
 from autotune.harness import protocol
 
-Cause = Literal["result", "exit", "deadline", "stopped"]
+Cause = Literal["result", "exit", "deadline", "stopped", "lost"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,8 @@ class Ended:
         signal: name of the signal that ended the first process, "SIGSEGV"; None when none did or when the launcher sent it.
         cause: "result": every rank answered (or one answered and the others did not follow in time);
             "exit": the first process ended without that; "deadline": `evidence["deadline"]` names the limit;
-            "stopped": `Running.stop` was called, `evidence["stop_reason"]` says why.
+            "stopped": `Running.stop` was called, `evidence["stop_reason"]` says why;
+            "lost": what the launcher itself stands on was taken away (its supervisor was killed), `stop_reason` says what.
         phase: last one known, member of protocol.PHASES.
         results: this trial's rank results, by rank; those of another trial or attempt are problems instead.
         problems: what could not be read, did not belong here or would not end, one sentence each.
@@ -72,8 +73,7 @@ class Ended:
         evidence: {"log_tail", "stdout_tail" (last 8 KiB each, secrets masked), "oom_kills" (rise of the cgroup's counter;
             None where it cannot be read), "is_harness_seen", "num_steps", "files_left" (new names in cwd -> bytes),
             "files_restored" (the user's checkpoints that were written over and put back)} and, by cause, "deadline" with
-            "hang" (see hangs.Hang.as_json), "stop_reason"; "device_held" when the device's memory was not free at the start.
-            Plain JSON values.
+            "hang" (see hangs.Hang.as_json), "stop_reason". Plain JSON values.
     """
 
     exit_code: int | None
@@ -138,6 +138,8 @@ class Running(ABC):
     def stop(self, reason: str) -> None:
         """Ends the whole process tree and returns when it is gone, within a few seconds; `poll` then returns Ended.
 
+        Ctrl-C, SIGTERM and SIGHUP meanwhile do not cut it short: they are heard when it is done.
+
         May be called twice, and after the end: the first cause stays. A trial whose results were all there already keeps the
         cause "result".
 
@@ -166,6 +168,8 @@ class Launcher(ABC):
     def sweep(self, study: Path) -> list[str]:
         """Ends what an earlier, killed tuner left running for this study; called before its first trial, never beside one.
 
+        A tuner that is killed leaves nothing as a rule; what this finds is left when its supervisor was killed with it.
+
         Args:
             study: the study's folder.
 
@@ -175,4 +179,4 @@ class Launcher(ABC):
         return []
 
     def close(self) -> None:  # noqa: B027 (most launchers hold nothing)
-        """Gives back what the launcher holds for the whole study. Called once, after the last trial."""
+        """Gives back what the launcher holds for the whole study, and ends what still runs. Called after the last trial."""

@@ -1,7 +1,7 @@
-"""Becomes the program of a trial: `python -I -S doorway.py TUNER_PID COMMAND ...`. Standard library only, run by file path.
+"""Becomes the program of a trial: `python -I -S doorway.py PARENT_PID COMMAND ...`. Standard library only, run by file path.
 
-A process of its own instead of a `preexec_fn`, because the tuner has threads (the live table) and Python code between fork
-and exec may then deadlock. `exec` keeps the process id, so nothing of this file is left once the program runs.
+A program of its own instead of a `preexec_fn`, so that no Python code runs between fork and exec. `exec` keeps the process
+id, so nothing of this file is left once the program runs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ MAX_OPEN_FILES = 65_536  # a soft limit of millions makes programs that close ev
 NOT_FOUND = 127  # the shell's exit status for a command that cannot be started
 
 
-def end_with_tuner(tuner: int) -> None:
-    """Asks the kernel to end this process when the tuner dies, however it dies.
+def end_with_parent(parent: int) -> None:
+    """Asks the kernel to end this process when its parent, the supervisor, dies, however it dies.
 
     SIGTERM, not SIGKILL: a torchrun agent that is terminated ends its workers, a killed one leaves them.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != tuner:  # it died before the call
+    if os.getppid() != parent:  # it died before the call
         sys.exit(1)
 
 
@@ -36,9 +36,9 @@ def raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def main(tuner: int, argv: list[str]) -> None:
+def main(parent: int, argv: list[str]) -> None:
     """Replaces this process by `argv`; says why on standard error when that cannot be done."""
-    end_with_tuner(tuner)
+    end_with_parent(parent)
     raise_open_files()
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored_by_python, signal.SIG_DFL)  # ignored signals are inherited, and shells rely on SIGPIPE

@@ -5,18 +5,34 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import autotune
 from autotune.harness import protocol
 from autotune.launchers.base import Launch
 
+PACKAGE = Path(autotune.__file__).resolve().parent
 INJECT = Path(protocol.__file__).resolve().parent / "inject"
+
+SUPERVISOR = "supervisor"  # in the place of a trial's number in the mark
 
 # Set by the user for a real run of theirs, and wrong in a trial: they name records that trials must not write to.
 UNWANTED = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "WANDB_RUN_ID", "WANDB_RESUME")
 
 
-def mark_of(study: Path, trial: int) -> str:
-    """Returns what every process of a trial carries in protocol.MARK_VARIABLE."""
-    return f"{study.resolve()}:{trial}"
+def own_environment() -> dict[str, str]:
+    """Returns an environment in which `python -m autotune` is this very package, also from a checkout, in any folder."""
+    paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def mark_of(study: Path, whose: int | str) -> str:
+    """Returns what every process of a trial carries in protocol.MARK_VARIABLE; its number tells whose it is."""
+    return f"{study.resolve()}:{whose}"
+
+
+def is_mark_of(study: Path, mark: str) -> bool:
+    """Whether a process that carries `mark` was started for this study: by a trial of it, or to be its supervisor."""
+    prefix = mark_of(study, "")
+    return mark.startswith(prefix) and (mark[len(prefix) :].isdigit() or mark[len(prefix) :] == SUPERVISOR)
 
 
 def study_of(folder: Path) -> Path:
@@ -38,11 +54,6 @@ def trial_environment(launch: Launch) -> dict[str, str]:
     return environment
 
 
-def inductor_cache(folder: Path) -> Path:
-    """Returns where torch.compile keeps its code: shared by a study's trials, never between machines or studies."""
-    return study_of(folder) / "cache" / "inductor"
-
-
 def _quiet(folder: Path) -> dict[str, str]:
     scratch = folder / "scratch"
     return {
@@ -52,5 +63,4 @@ def _quiet(folder: Path) -> dict[str, str]:
         "MLFLOW_TRACKING_URI": (scratch / "mlruns").as_uri(),
         "MLFLOW_ALLOW_FILE_STORE": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        "TORCHINDUCTOR_CACHE_DIR": str(inductor_cache(folder)),
     }

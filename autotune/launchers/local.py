@@ -1,4 +1,4 @@
-"""Trials as processes of this machine, one at a time, each in a session of its own."""
+"""Trials as processes of this machine, each in a session of its own, below one supervisor process."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
+import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from autotune.errors import BadInput
+from autotune.errors import AutotuneError, BadInput
 from autotune.harness import protocol
-from autotune.launchers import deadlines, hangs, process_tree
+from autotune.launchers import deadlines, hangs, process_tree, shared_memory
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
-from autotune.launchers.environment import inductor_cache, mark_of, trial_environment
+from autotune.launchers.environment import is_mark_of, study_of, trial_environment
 from autotune.launchers.progress_file import ProgressFile
 from autotune.launchers.rank_results import RankResults
+from autotune.launchers.supervision import SupervisorLost, SupervisorProcess
 from autotune.launchers.user_files import UserFiles
 from autotune.monitors import host, logs
-from autotune.monitors.nvml import MemoryGate
 
-DOORWAY = Path(__file__).resolve().parent / "doorway.py"
+INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STUCK_S = 10.0  # beyond all graces: then the supervisor itself is stuck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +50,15 @@ class Graces:
 
 
 class LocalLauncher(Launcher):
-    """Starts trials as children of the tuner.
-
-    A supervisor process (one per host and study, a subreaper, parent of all trials) will stand between the two later; until
-    then `sweep` ends what a killed tuner left. The kernel sends the first process SIGTERM when the *thread* that called
-    `start` ends, so `start` belongs to a thread that outlives the trial.
+    """Starts trials through a supervisor process, which is started when first needed and again when somebody killed it.
 
     Args:
         graces: how long to wait for what usually happens by itself.
-        gate: lets a trial start only when the device's memory is free again; None without a device. When it stays taken the
-            trial starts all the same (it may fit), and the evidence names who holds it.
     """
 
-    def __init__(self, graces: Graces | None = None, gate: MemoryGate | None = None) -> None:
-        self._graces, self._gate = graces or Graces(), gate
+    def __init__(self, graces: Graces | None = None) -> None:
+        self._graces = graces or Graces()
+        self._supervisor: SupervisorProcess | None = None
         self._files_left: set[str] = set()
 
     def start(self, launch: Launch) -> Running:
@@ -73,23 +70,41 @@ class LocalLauncher(Launcher):
         except OSError as error:
             problem = f"{launch.folder}: the trial's folder cannot be written ({error.strerror}). Give a folder: runs_dir=DIR."
             raise BadInput(problem) from error
-        held = self._gate.wait() if self._gate else ""
         try:
-            return LocalRunning(launch, self._graces, device_held=held, files_left=self._files_left)
+            return self._start(launch)
         except (OSError, ValueError) as error:  # a NUL, a variable's name with "=", more arguments than the system takes
             problem = f"COMMAND: cannot be passed on to a process, got {launch.argv!r:.200} ({error}). Change the command."
             raise BadInput(problem) from error
 
     def sweep(self, study: Path) -> list[str]:
         """Ends every process that carries this study's mark. See `Launcher.sweep`."""
-        prefix = mark_of(study, 0)[:-1]
-        found = process_tree.members(None, lambda mark: mark.startswith(prefix) and mark[len(prefix) :].isdigit())
+        found = _left_by(study)
         lines = [f"ended process {process_tree.describe(process)}, left by an earlier run of this study" for process in found]
-        process_tree.send(found, signal.SIGTERM)
-        _, alive = psutil.wait_procs(found, timeout=self._graces.terminate_s)
-        process_tree.send(alive, signal.SIGKILL)
-        psutil.wait_procs(alive, timeout=self._graces.kill_s)
+        _end_and_clean(lambda: _left_by(study), self._graces)
         return lines
+
+    def close(self) -> None:
+        """Ends the supervisor, which ends whatever still runs."""
+        if self._supervisor:
+            self._supervisor.close()
+
+    def _start(self, launch: Launch) -> Running:
+        study = study_of(launch.folder)
+        for _ in range(2):  # the supervisor may have been killed since the last trial
+            supervisor = self._supervisor_of(study)
+            with contextlib.suppress(SupervisorLost):
+                return LocalRunning(launch, self._graces, supervisor, files_left=self._files_left)
+            self.sweep(study)
+        raise AutotuneError(f"the process that watches over the trials cannot be kept running: it was {supervisor.end}")
+
+    def _supervisor_of(self, study: Path) -> SupervisorProcess:
+        if self._supervisor is None or self._supervisor.end is not None or not self._supervisor.close.alive:
+            graces = self._graces
+            try:
+                self._supervisor = SupervisorProcess(study, terminate_s=graces.terminate_s, kill_s=graces.kill_s)
+            except OSError as error:
+                raise AutotuneError(f"the process that watches over the trials cannot be started ({error})") from error
+        return self._supervisor
 
 
 class LocalRunning(Running):
@@ -98,12 +113,12 @@ class LocalRunning(Running):
     Args:
         launch: what to start; its folder is prepared.
         graces: how long to wait for what usually happens by itself.
-        device_held: who holds the device's memory already; "" for nobody.
+        supervisor: whose child the trial is to be.
         files_left: names that earlier trials left in the working directory; this one's are added.
     """
 
-    def __init__(self, launch: Launch, graces: Graces, *, device_held: str, files_left: set[str]) -> None:
-        self._launch, self._graces = launch, graces
+    def __init__(self, launch: Launch, graces: Graces, supervisor: SupervisorProcess, *, files_left: set[str]) -> None:
+        self._launch, self._graces, self._supervisor = launch, graces, supervisor
         self._folder = launch.folder.resolve()
         self._environment = trial_environment(launch)
         self._mark = self._environment[protocol.MARK_VARIABLE]
@@ -111,19 +126,19 @@ class LocalRunning(Running):
         self._results = RankResults(self._folder, launch.spec)
         self._files = UserFiles(launch.argv, launch.cwd, self._folder, files_left)
         self._oom_kills_before = host.oom_kills()
-        self._known: list[psutil.Process] = []
-        self._own_exit: int | None = None  # as subprocess.returncode; stays None when the launcher's signals came first
+        self._seen: dict[int, float] = {}  # every process it has had: id -> created, seconds since the epoch
+        self._own_exit: int | None = None  # as subprocess.returncode; stays None when our signals came first
         self._first_result_s: float | None = None
         self._exited_s: float | None = None
-        self._signalled_s: float | None = None
+        self._is_gone = self._is_signalled = False
         self._cause: Cause | None = None
         self._cause_s = self._leave_s = 0.0
-        self._why: dict[str, object] = {"device_held": device_held} if device_held else {}
+        self._why: dict[str, object] = {}
         self._problems: list[str] = []
         self._ended: Ended | None = None
         self._started_s = time.monotonic()
         try:
-            self._process = self._start()
+            supervisor.start(self._mark, argv=launch.argv, cwd=launch.cwd, env=self._environment, folder=self._folder)
         except BaseException:
             self._files.restore()
             raise
@@ -134,10 +149,15 @@ class LocalRunning(Running):
             self._files.look()
             for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
                 logs.bound(self._folder / name)
-        if self._ended is None and self._cause is None:
-            self._watch(time.monotonic())
-        if self._ended is None and self._cause is not None:
-            self._end(time.monotonic())
+            now_s = time.monotonic()
+            for message in self._supervisor.messages(self._mark):
+                self._hear(message, now_s)
+            if self._cause is None:
+                self._watch(now_s)
+            if not self._is_gone:
+                self._look_after_supervisor(now_s)
+            if self._cause is not None and self._is_gone:
+                self._ended = self._report()
         return self._ended
 
     def progress(self) -> protocol.Progress | None:
@@ -146,37 +166,33 @@ class LocalRunning(Running):
         return self._progress.newest
 
     def stop(self, reason: str) -> None:
-        """See `Running.stop`."""
-        if self._ended is None and self._cause is None:
-            self._watch(time.monotonic())
-        if self._cause is None:
-            self._why["stop_reason"] = reason
-            self._conclude("stopped")
-        self._leave_s = 0.0
-        while self.poll() is None:  # bounded by the graces
-            time.sleep(0.02)
+        """See `Running.stop`. Ctrl-C and its like are heard when it is done."""
+        with _signals_held():
+            if self.poll() is None and self._cause is None:
+                self._why["stop_reason"] = reason
+                self._conclude("stopped")
+            elif self._ended is None and self._leave_s:
+                self._leave_s = 0.0
+                self._supervisor.end_trial(self._mark, after_s=0.0)
+            while self.poll() is None:  # bounded by the graces
+                self._supervisor.wait(0.05)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-I", "-S", str(DOORWAY), str(os.getpid()), *self._launch.argv]
-        with (
-            (self._folder / protocol.STDOUT_FILE).open("ab") as stdout,  # for appending: see logs.bound
-            (self._folder / protocol.STDERR_FILE).open("ab") as stderr,
-        ):
-            return subprocess.Popen(
-                argv,
-                cwd=self._launch.cwd,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-            )
+    def _hear(self, message: dict[str, Any], now_s: float) -> None:
+        """Takes in what the supervisor says of the trial's processes."""
+        match message["is"]:
+            case "seen":
+                self._seen.update((pid, created_s) for pid, created_s in message["processes"])
+            case "exited":
+                self._exited_s = now_s
+                self._own_exit = message["status"] if message["is_own"] else None
+            case "gone":
+                self._is_gone, self._is_signalled = True, message["is_signalled"]
+                self._problems += [f"could not be ended: {process}" for process in message["left"]]
 
     def _watch(self, now_s: float) -> None:
         """Looks whether the trial is over, and concludes if so."""
-        has_exited = self._look_for_exit(now_s)  # before the results: whoever has gone writes no more
         self._progress.read()
-        self._results.collect()
+        self._results.collect()  # after the messages: whoever has gone writes no more
         if self._results.by_rank and self._first_result_s is None:
             self._first_result_s = now_s
         if self._results.is_complete:
@@ -184,65 +200,53 @@ class LocalRunning(Running):
         elif self._is_rest_late(now_s):
             self._problems.append(f"no result from rank {', '.join(map(str, self._results.missing[:8]))}")
             self._conclude("result")
-        elif has_exited and self._are_orphans_done(now_s):
+        elif self._is_gone and self._is_signalled:  # not by us
+            self._lose("told to end from outside")
+        elif self._exited_s is not None and self._are_orphans_done(now_s):
             self._conclude("result" if self._results.by_rank else "exit")
         elif limit := deadlines.passed(self._launch.deadlines, self._progress, started_s=self._started_s, now_s=now_s):
             self._why["deadline"] = limit
             self._why["hang"] = hangs.look(self._members(), self._folder / protocol.STDERR_FILE).as_json()
             self._conclude("deadline")
 
+    def _look_after_supervisor(self, now_s: float) -> None:
+        """Does the supervisor's work when it cannot: it was killed, or does not end what it was told to end."""
+        graces = self._graces
+        patience_s = self._leave_s + graces.terminate_s + graces.kill_s + STUCK_S
+        if self._cause is not None and now_s - self._cause_s > patience_s:
+            self._supervisor.kill()
+        if self._supervisor.end is None:
+            return
+        if self._cause is None:
+            self._lose(self._supervisor.end)
+        self._problems += [f"could not be ended: {process}" for process in _end_and_clean(self._members, graces, self._seen)]
+        self._is_gone = self._is_signalled = True
+
+    def _members(self) -> list[psutil.Process]:
+        """Returns the trial's living processes without the supervisor's help."""
+        return process_tree.members(lambda mark: mark == self._mark, process_tree.still_there(self._seen))
+
+    def _lose(self, how: str) -> None:
+        self._cause = "lost"
+        self._why["stop_reason"] = (
+            f"the supervisor, which watches over the trial's processes, was {how}; the trial ended with it"
+        )
+
     def _is_rest_late(self, now_s: float) -> bool:
         return self._first_result_s is not None and now_s - self._first_result_s > self._graces.ranks_s
 
     def _are_orphans_done(self, now_s: float) -> bool:
         """Whether nothing that the first process left running will still bring a result."""
-        is_grace_over = now_s - (self._exited_s or now_s) > self._graces.orphans_s
-        return is_grace_over or not self._members()
+        return self._is_gone or now_s - (self._exited_s or now_s) > self._graces.orphans_s
 
     def _conclude(self, cause: Cause, leave_s: float = 0.0) -> None:
         self._cause, self._cause_s, self._leave_s = cause, time.monotonic(), leave_s
-
-    def _end(self, now_s: float) -> None:
-        """Takes the next step towards an empty process tree; makes `Ended` when it is."""
-        self._look_for_exit(now_s)
-        alive = self._members()
-        if not alive:
-            self._ended = self._report()
-        elif self._signalled_s is None:
-            if now_s - self._cause_s >= self._leave_s:
-                self._signalled_s = now_s
-                process_tree.send(alive, signal.SIGTERM)
-                process_tree.send(alive, signal.SIGCONT)  # one that is stopped hears nothing else
-        elif now_s - self._signalled_s > self._graces.terminate_s + self._graces.kill_s:
-            names = ", ".join(process_tree.describe(process) for process in alive)
-            self._problems.append(f"could not be ended: {names}")
-            self._ended = self._report()
-        elif now_s - self._signalled_s > self._graces.terminate_s:
-            process_tree.send(alive, signal.SIGKILL)
-
-    def _members(self) -> list[psutil.Process]:
-        self._known = process_tree.members(self._process.pid, lambda mark: mark == self._mark, self._known)
-        return self._known
-
-    def _look_for_exit(self, now_s: float) -> bool:
-        """Whether the first process has ended. It is not reaped: until the end its id must stay ours."""
-        if self._exited_s is None:
-            try:
-                end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:  # reaped by somebody else in this process: the status is lost
-                self._exited_s = now_s
-                return True
-            if end is not None:
-                self._exited_s = now_s
-                if self._signalled_s is None:
-                    self._own_exit = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-        return self._exited_s is not None
+        if not self._is_gone:
+            self._supervisor.end_trial(self._mark, after_s=leave_s)
 
     def _report(self) -> Ended:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=5.0)  # a leader is a zombie before its threads are gone
         self._progress.read()
-        if self._signalled_s is None:  # what a process writes after our SIGTERM tells of the SIGTERM, not of the trial
+        if not self._is_signalled:  # what a process writes after our SIGTERM tells of the SIGTERM, not of the trial
             self._results.collect()
         own = self._own_exit
         return Ended(
@@ -289,7 +293,51 @@ def _prepare(launch: Launch) -> None:
             file.unlink()
     for name in (protocol.PROGRESS_FILE, protocol.STOP_FILE, protocol.STDOUT_FILE, protocol.STDERR_FILE):
         (launch.folder / name).unlink(missing_ok=True)
+    for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
+        (launch.folder / name).touch()
     shutil.rmtree(launch.folder / "scratch", ignore_errors=True)
     (launch.folder / "scratch").mkdir(mode=0o700)
-    inductor_cache(launch.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
     protocol.write_json(str(launch.folder / protocol.SPEC_FILE), launch.spec)
+
+
+def _left_by(study: Path) -> list[psutil.Process]:
+    return process_tree.members(lambda mark: is_mark_of(study, mark))
+
+
+def _end_and_clean(
+    find: Callable[[], list[psutil.Process]], graces: Graces, seen: Mapping[int, float] | None = None
+) -> list[str]:
+    """Ends processes that have no supervisor and removes their shared memory; returns those that would not end.
+
+    Args:
+        find: returns those that are alive now.
+        graces: after the signals.
+        seen: others of theirs, which may have ended: id -> created, seconds since the epoch.
+    """
+    created_s = dict(seen or {})
+
+    def found() -> list[psutil.Process]:
+        processes = find()
+        created_s.update({process.pid: process.create_time() for process in processes})
+        return processes
+
+    left = process_tree.end(found, terminate_s=graces.terminate_s, kill_s=graces.kill_s)
+    shared_memory.remove(created_s)
+    return [process_tree.describe(process) for process in left]
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Holds back what would interrupt, and delivers it at the end; in other threads than the main one nothing interrupts."""
+    held: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda heard, _: held.append(heard)) for number in INTERRUPTING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for heard in dict.fromkeys(held):
+        signal.raise_signal(heard)

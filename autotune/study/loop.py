@@ -24,6 +24,7 @@ from autotune.study.finals import Decision, Finals
 from autotune.study.interrupts import Interrupts
 from autotune.study.plan import Listener, Plan, Tracking
 from autotune.study.proposals import Search
+from autotune.study.quarantine import quarantine
 from autotune.study.session import Ending, Session
 from autotune.study.settings import capacity_bytes, memory_cap_bytes
 from autotune.study.summary import Standing, summarise
@@ -67,10 +68,12 @@ class _Study:
             listener=listener,
             interrupts=interrupts,
             runner=TrialRunner(plan, folder, listener),
+            quarantine=quarantine(plan, folder, lambda: self._executable),
             budget=self._budget,
             about=_about(plan, folder, self._budget.total_s),
             after_trial=self._note_progress,
         )
+        self._executable: str | None = None  # the program's own interpreter, from the baseline
         self._decision: Decision | None = None
         self._finals: Finals | None = None
 
@@ -78,8 +81,8 @@ class _Study:
         tracking = self._open()
         try:
             status, reason = self._trials()
-        except (Ending, KeyboardInterrupt):
-            status, reason = "interrupted", "stopped by the user"
+        except (Ending, KeyboardInterrupt) as ending:
+            status, reason = "interrupted", str(ending) or "stopped by the user"
         except NothingWorked as failure:
             self._close(self._write("failed", str(failure).partition("\n")[0]), tracking)
             raise
@@ -116,6 +119,7 @@ class _Study:
         if not record.outcome.has_value or record.value is None:
             raise NothingWorked(_why_nothing(record, self._folder))
         first = results[0]
+        self._executable = first.facts.get("executable")
         session.circumstances = circumstances(plan.machine, first, is_recipe=plan.command.is_recipe)
         session.target = first.target
         session.space = resolve(plan.space, session.circumstances, passed=plan.command.placeholders)
@@ -152,6 +156,7 @@ class _Study:
 
     def _drain(self, tracking: Tracking) -> None:
         """Waits for the tracker to catch up; it reads the summary's status and ends by itself."""
+        self._session.interrupts.hear_again()
         again = own_command_text("sync", self._folder.name, runs=self._folder.path.parent)
         try:
             if tracking.wait(timeout=self._plan.tracking_drain_s):

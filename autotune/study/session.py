@@ -14,6 +14,7 @@ from autotune.space import ResolvedSpace
 from autotune.study.budget import Budget, Costs
 from autotune.study.interrupts import Interrupts
 from autotune.study.plan import Listener, Plan
+from autotune.study.quarantine import Quarantine
 from autotune.study.trial import Finished, Request, StoppedNow, TrialRunner
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
@@ -22,7 +23,7 @@ OVERRUN_FACTOR = 4.0  # nor more than this times what was expected
 
 
 class Ending(Exception):
-    """The user wants the study to end; what was measured is kept."""
+    """The study ends before its time; what was measured is kept. Says why, "" when the user wants it."""
 
 
 def configuration_key(changed: Knobs) -> ConfigurationKey:
@@ -40,6 +41,7 @@ class Session:
         listener: whom to tell.
         interrupts: whether the user wants an end.
         runner: starts trials.
+        quarantine: whether the device may still be used.
         budget: what time is left.
         about: study.json.
         after_trial: called when a trial's record is on disk: rewrites the summary.
@@ -56,6 +58,7 @@ class Session:
     listener: Listener
     interrupts: Interrupts
     runner: TrialRunner
+    quarantine: Quarantine
     budget: Budget
     about: StudyRecord
     after_trial: Callable[[], None] = lambda: None
@@ -145,4 +148,6 @@ class Session:
             raise Ending from stopped
         self.records.append(finished.record)
         self.after_trial()
+        if fault := self.quarantine.note(finished.record):
+            raise Ending(fault)
         return finished

@@ -15,6 +15,7 @@ from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.study.numbers import metrics, numbers
 from autotune.study.plan import Listener, Plan
+from autotune.study.quarantine import sticky_fault
 from autotune.study.settings import compile_cache, deadlines, device_environment, memory_cap_bytes
 from autotune.study.watch import MachineWatch, configured_device
 
@@ -81,7 +82,7 @@ class TrialRunner:
         self._listener.trial_started(request.number, request.kind, request.changed, request.why)
         finished = self._attempt(request)
         record = finished.record
-        if record.outcome in CHANCE and _may_be_repeated(request, record):
+        if (record.outcome in CHANCE or sticky_fault(record)) and _may_be_repeated(request, record):
             finished = self._attempt(request, earlier=record)
         return self._keep(finished)
 
@@ -103,6 +104,8 @@ class TrialRunner:
             ended = self._wait(running)
         record = _record(request, launch.spec, ended, self._watch)
         record.started_at = earlier.started_at if earlier else started_at
+        if held:
+            record.evidence["device_held"] = held
         if earlier:
             _join(record, earlier)
         finished = Finished(record=record, results=list(ended.results))

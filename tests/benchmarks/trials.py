@@ -12,6 +12,7 @@ from autotune.harness import protocol
 from autotune.knobs.catalogue import knob
 from autotune.launchers.base import Deadlines, Ended, Launch, Launcher
 from autotune.records import Knobs, Outcome
+from autotune.study.settings import compile_cache
 
 POLL_S = 0.1
 
@@ -60,7 +61,8 @@ class Bench:
         launch = Launch(
             argv=self.command.argv({**self.command.placeholders, **knobs}),
             cwd=self.command.cwd,
-            env={name: value for key in knobs for name, value in knob(key).environment(knobs[key]).items()},
+            env=compile_cache(self.folder)
+            | {name: value for key in knobs for name, value in knob(key).environment(knobs[key]).items()},
             folder=self.last_folder,
             spec=spec,
             deadlines=Deadlines(),

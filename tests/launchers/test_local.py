@@ -85,15 +85,6 @@ open('pids', 'w').write(str(child.pid)); os.rename('pids', folder + '/pids'); ti
         assert ended.exit_code == 7
         assert "Broken pipe" not in ended.evidence["log_tail"]
 
-    def test_a_device_that_stays_taken_is_named_and_the_trial_runs_all_the_same(self, folder):
-        class Gate:
-            def wait(self):
-                return "device: 500 MiB more in use than when the study began"
-
-        ended = wait(LocalLauncher(SHORT, Gate()).start(a_launch(folder, program("result()"))))
-        assert ended.cause == "result"
-        assert ended.evidence["device_held"] == "device: 500 MiB more in use than when the study began"
-
     def test_tuner_is_never_among_the_processes_it_ends(self, launcher, folder, monkeypatch):
         monkeypatch.setenv("AUTOTUNE_MARK", f"{folder.parent.parent}:7")
         assert launcher.sweep(folder.parent.parent) == []

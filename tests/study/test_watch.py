@@ -5,6 +5,7 @@ from autotune.harness.protocol import Progress
 from autotune.monitors.nvml import NoDevice
 from autotune.study import watch
 from autotune.testing.clock import VirtualClock
+from autotune.testing.fake_launcher import Surface
 
 
 class Holding(NoDevice):
@@ -51,3 +52,17 @@ def test_device_is_the_one_the_program_sees(monkeypatch, visible, index, expecte
 
 def test_nothing_is_watched_on_the_cpu():
     assert isinstance(watch.configured_device(DeviceOptions(kind="cpu")), NoDevice)
+
+
+def test_who_holds_the_device_is_told_and_kept_as_evidence(bench):
+    class TakenLater(Holding):
+        num_asked = 0
+
+        def memory_used_bytes(self):
+            self.num_asked += 1
+            return 0 if self.num_asked == 1 else 2**34
+
+    study = bench(Surface(), "study.budget.trials=1", device=TakenLater())
+    study.run()
+    assert "77 (someone)" in study.trials[0].evidence["device_held"]
+    assert study.trials[0].evidence["device_held"] in study.listener.named("notice")

@@ -1,0 +1,99 @@
+"""Which processes stand below this one, trial by trial: the supervisor's view of what it has to end.
+
+Only the supervisor can know this exactly. It is a subreaper, so whatever a trial starts stays below it, also a daemon that
+forked twice, made a session of its own and cleared its environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import psutil
+
+from autotune.launchers import process_tree
+
+
+class Descendants:
+    """The processes of every trial under way.
+
+    A look reads the list of process ids and asks only those that are new for their parent: cheap enough to be taken once a
+    second beside a trial that is being measured.
+    """
+
+    def __init__(self) -> None:
+        self._alive: dict[str, dict[int, psutil.Process]] = {}
+        self._seen: dict[str, dict[int, float]] = {}
+        self._known = set(psutil.pids())  # what was there before the first trial cannot be one's
+
+    def add(self, mark: str, pid: int) -> None:
+        """Begins a trial.
+
+        Args:
+            mark: what the environment of its processes carries.
+            pid: its first process, not reaped yet.
+        """
+        self._alive[mark], self._seen[mark] = {}, {}
+        self._keep(mark, pid)
+
+    def look(self, *, is_thorough: bool = False) -> None:
+        """Takes in what has started and what has ended since the last look.
+
+        Args:
+            is_thorough: ask every process for its parent, in case an id that was a stranger's has been used again.
+        """
+        present = set(psutil.pids())
+        for alive in self._alive.values():
+            for pid in [pid for pid, process in alive.items() if not process_tree.is_alive(process)]:
+                del alive[pid]
+        belongs = {pid: mark for mark, alive in self._alive.items() for pid in alive}
+        new = present - belongs.keys() if is_thorough else present - self._known - belongs.keys()
+        parents = {pid: parent for pid in new if (parent := _parent(pid)) is not None}
+        while found := {pid: mark for pid, parent in parents.items() if (mark := self._mark_of(pid, parent, belongs))}:
+            for pid, mark in found.items():
+                self._keep(mark, pid)
+                belongs[pid] = mark
+                del parents[pid]
+        self._known = present
+
+    def of(self, mark: str) -> list[psutil.Process]:
+        """Returns a trial's processes that were alive at the last look."""
+        return list(self._alive[mark].values())
+
+    def seen(self, mark: str) -> dict[int, float]:
+        """Returns every process a trial was seen to have: id -> when it was created, seconds since the epoch."""
+        return dict(self._seen[mark])
+
+    def drop(self, mark: str) -> None:
+        """Ends a trial."""
+        del self._alive[mark], self._seen[mark]
+
+    def _keep(self, mark: str, pid: int) -> None:
+        try:
+            process = psutil.Process(pid)
+            created_s = process.create_time()
+        except psutil.Error:  # gone already
+            return
+        if process_tree.is_alive(process):
+            self._alive[mark][pid] = process
+        self._seen[mark][pid] = created_s
+
+    def _mark_of(self, pid: int, parent: int, belongs: dict[int, str]) -> str | None:
+        if parent != os.getpid():
+            return belongs.get(parent)
+        return _known_mark(pid, self._alive) or next(reversed(self._alive), None)  # without a mark: of the newest trial
+
+
+def _known_mark(pid: int, marks: Iterable[str]) -> str | None:
+    try:
+        mark = process_tree.mark(psutil.Process(pid))
+    except psutil.Error:
+        return None
+    return mark if mark in marks else None
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return int(psutil.Process(pid).ppid())
+    except psutil.Error:
+        return None

@@ -1,0 +1,170 @@
+"""The tuner's end of the supervisor: starts the process, tells it what to do, hears what became of it."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from pathlib import Path
+from typing import IO, Any
+
+from autotune.harness import protocol
+from autotune.launchers.environment import SUPERVISOR, mark_of, own_environment
+
+READ_BYTES = 1 << 16
+ANSWER_S = 30.0  # a start takes milliseconds; on a machine that swaps, seconds
+CLOSE_S = 5.0  # beyond the graces
+Message = dict[str, Any]
+
+
+class SupervisorLost(Exception):
+    """The supervisor process has ended, or no longer answers, and somebody waits for it."""
+
+
+class SupervisorProcess:
+    """One supervisor process. It ends with this object, or with the tuner.
+
+    Args:
+        study: the study's folder, for the mark.
+        terminate_s, kill_s: graces after SIGTERM and after SIGKILL.
+    """
+
+    def __init__(self, study: Path, *, terminate_s: float, kill_s: float) -> None:
+        ours, theirs = socket.socketpair()
+        log = tempfile.TemporaryFile()  # noqa: SIM115 (its last line says what went wrong when the process ends by itself)
+        argv = [sys.executable, "-m", "autotune.launchers.supervisor", str(theirs.fileno()), str(terminate_s), str(kill_s)]
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                cwd="/",  # it must not keep anybody's disk from being unmounted
+                env={**own_environment(), protocol.MARK_VARIABLE: mark_of(study, SUPERVISOR)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # neither Ctrl-C nor the terminal's end may reach it
+            )
+        except BaseException:
+            ours.close()
+            log.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(ANSWER_S), 0))
+        self._socket, self._log = ours, log
+        self._poll = select.poll()
+        self._poll.register(ours, select.POLLIN)
+        self._buffer = b""
+        self._inbox: dict[str, list[Message]] = {}
+        self._end: str | None = None
+        self.close = weakref.finalize(self, _close, ours, self._process, log, terminate_s + kill_s + CLOSE_S)
+
+    @property
+    def end(self) -> str | None:
+        """How it ended, in words; None while it is there. To be asked after `messages`."""
+        return self._end
+
+    def start(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], folder: Path) -> None:
+        """Starts a trial.
+
+        Raises:
+            OSError: no such process can be started.
+            SupervisorLost: it ended, or does not answer.
+        """
+        self._inbox[mark] = []
+        logs = {"stdout": str(folder / protocol.STDOUT_FILE), "stderr": str(folder / protocol.STDERR_FILE)}
+        self._send({"do": "start", "trial": mark, "argv": argv, "cwd": cwd, "env": env, **logs})
+        give_up_s = time.monotonic() + ANSWER_S
+        while not (answers := self.messages(mark)):
+            if self._end is not None or time.monotonic() > give_up_s:
+                self.kill()
+                raise SupervisorLost(self._end)
+            self.wait(give_up_s - time.monotonic())
+        self._inbox[mark] = answers[1:]
+        if answers[0]["is"] == "refused":
+            raise OSError(answers[0]["why"])
+
+    def end_trial(self, mark: str, *, after_s: float) -> None:
+        """Has a trial's processes ended; returns at once."""
+        self._send({"do": "end", "trial": mark, "after_s": after_s})
+
+    def messages(self, mark: str) -> list[Message]:
+        """Returns what has been said of a trial since the last call. Costs one system call when that is nothing."""
+        self._receive()
+        said = self._inbox.get(mark, [])
+        self._inbox[mark] = []
+        return said
+
+    def wait(self, seconds: float) -> None:
+        """Waits until there is something to hear, at most so long."""
+        if self._end is None:
+            self._poll.poll(max(0.0, seconds) * 1000)
+
+    def kill(self) -> None:
+        """Ends a supervisor that no longer answers; the kernel then ends the trials' first processes."""
+        self._process.kill()
+        self._note_end()
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except BlockingIOError:  # it reads nothing any more
+            self.kill()
+        except OSError:
+            self._receive()  # what it said before it went still counts
+
+    def _receive(self) -> None:
+        while self._end is None:
+            try:
+                chunk = self._socket.recv(READ_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                chunk = b""
+            if not chunk:
+                self._note_end()
+                return
+            *lines, self._buffer = (self._buffer + chunk).split(b"\n")
+            for message in map(json.loads, lines):
+                self._inbox.setdefault(message["trial"], []).append(message)
+
+    def _note_end(self) -> None:
+        try:
+            status = self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:  # it has closed its end, yet lives
+            self._process.kill()
+            status = self._process.wait()
+        if self._end is None:
+            self._end = f"killed by {_name(-status)}" if status < 0 else f"lost, status {status}{_last_line(self._log)}"
+
+
+def _close(ours: socket.socket, process: subprocess.Popen[bytes], log: IO[bytes], patience_s: float) -> None:
+    """Lets go of a supervisor and waits for its end: it ends every trial first. Also called at the tuner's exit."""
+    ours.close()
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    log.close()
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_line(log: IO[bytes]) -> str:
+    log.seek(0)
+    lines = log.read().decode("utf-8", "replace").split("\n")
+    said = [line.strip() for line in lines if line.strip()]
+    return f": {said[-1][:200]}" if said else ""

@@ -1,0 +1,237 @@
+"""The parent of a study's trials on one host: `python -m autotune.launchers.supervisor FD TERMINATE_S KILL_S`.
+
+It stands between the tuner and the trials because whoever dies leaves children behind. In a session of its own, it hears
+neither Ctrl-C nor the terminal's end; as a subreaper it stays the ancestor of every process that a trial starts; and when the
+tuner is gone, however it went, the socket between the two is closed, and it ends every trial, removes what they left in shared
+memory, and ends itself. While a trial is measured it sleeps, but for one look a second at the list of processes.
+
+FD is its end of a socket pair, on which both sides write one JSON object a line. Nothing of it is ever stored: environments
+hold secrets.
+
+    tuner       {"do": "start", "trial", "argv", "cwd", "env", "stdout", "stderr"}    "trial" is the trial's mark
+                {"do": "end", "trial", "after_s"}           SIGTERM after that long, SIGKILL after a grace
+    supervisor  {"is": "started", "trial"}
+                {"is": "refused", "trial", "why"}           no such process can be started
+                {"is": "seen", "trial", "processes"}        the trial's that are new: [id, created (s since the epoch)] each
+                {"is": "exited", "trial", "status", "is_own"}  the first process has: status as subprocess.Popen.returncode,
+                                                            is_own = before any signal of ours
+                {"is": "gone", "trial", "left", "is_signalled"}  no process is there but those left, which would not end
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.launchers import process_tree, shared_memory
+from autotune.launchers.descendants import Descendants
+
+DOORWAY = Path(__file__).resolve().parent / "doorway.py"
+PR_SET_CHILD_SUBREAPER = 36
+LOOK_S = 1.0  # between two looks at the process list while a trial runs: a process that lives shorter may go unseen
+END_LOOK_S = 0.05  # while one is being ended
+READ_BYTES = 1 << 16
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """A trial under way.
+
+    Attributes:
+        process: the first process.
+        ending: the steps of its end.
+        has_exited: whether the first process has ended.
+        end_at_s: when to begin to end it, monotonic clock; None while nobody wants it.
+        num_reported: how many of its processes the tuner knows of.
+    """
+
+    process: subprocess.Popen[bytes]
+    ending: process_tree.Ending
+    has_exited: bool = False
+    end_at_s: float | None = None
+    num_reported: int = 0
+
+
+class Supervisor:
+    """The program's state; `run` is the program.
+
+    Args:
+        tuner: the socket; closed by the tuner's end, whichever way that comes.
+        terminate_s: grace after SIGTERM, before SIGKILL.
+        kill_s: grace after SIGKILL, before a process is reported as left.
+    """
+
+    def __init__(self, tuner: socket.socket, *, terminate_s: float, kill_s: float) -> None:
+        self._tuner = tuner
+        self._terminate_s, self._kill_s = terminate_s, kill_s
+        self._trials: dict[str, Trial] = {}
+        self._descendants = Descendants()
+        self._incoming, self._outgoing = b"", b""
+        self._is_leaving = False
+
+    def run(self) -> None:
+        """Serves until the tuner is gone and no trial is left."""
+        wake, woken = socket.socketpair()
+        for end in (wake, woken, self._tuner):
+            end.setblocking(False)
+        signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):  # not SIG_IGN, which the trials would inherit
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._leave())
+        with selectors.DefaultSelector() as selector:
+            selector.register(wake, selectors.EVENT_READ)
+            selector.register(self._tuner, selectors.EVENT_READ)
+            while self._trials or not self._is_leaving:
+                for key, _ in selector.select(self._pause_s()):
+                    if key.fileobj is wake:
+                        wake.recv(READ_BYTES)
+                    elif not self._hear():
+                        selector.unregister(self._tuner)
+                        self._leave()
+                self._reap()
+                self._step()
+                self._flush()
+
+    def _pause_s(self) -> float | None:
+        if any(trial.has_exited or trial.end_at_s is not None for trial in self._trials.values()):
+            return END_LOOK_S
+        return LOOK_S if self._trials else None
+
+    def _leave(self) -> None:
+        self._is_leaving = True
+        for trial in self._trials.values():
+            trial.end_at_s = 0.0
+
+    # Messages
+
+    def _hear(self) -> bool:
+        """Takes in what the tuner says; whether it is still there."""
+        try:
+            chunk = self._tuner.recv(READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        *lines, self._incoming = (self._incoming + chunk).split(b"\n")
+        for line in lines:
+            self._obey(json.loads(line))
+        return bool(chunk)
+
+    def _say(self, what: str, mark: str, **more: Any) -> None:
+        self._outgoing += json.dumps({"is": what, "trial": mark, **more}).encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        """Sends what waits, as far as the tuner reads: one that is stopped must not stop the supervisor."""
+        try:
+            while self._outgoing:
+                self._outgoing = self._outgoing[self._tuner.send(self._outgoing) :]
+        except BlockingIOError:
+            return
+        except OSError:  # nobody will read it
+            self._outgoing = b""
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        trial = self._trials.get(message["trial"])
+        if message["do"] == "start":
+            self._start(message)
+        elif trial is not None:
+            at_s = time.monotonic() + message["after_s"]
+            trial.end_at_s = at_s if trial.end_at_s is None else min(trial.end_at_s, at_s)
+
+    def _start(self, message: dict[str, Any]) -> None:
+        mark = message["trial"]
+        argv = [sys.executable, "-I", "-S", str(DOORWAY), str(os.getpid()), *message["argv"]]
+        try:
+            if mark in self._trials:
+                raise ValueError("this trial runs already")
+            with open(message["stdout"], "ab") as stdout, open(message["stderr"], "ab") as stderr:
+                process = subprocess.Popen(
+                    argv,
+                    cwd=message["cwd"],
+                    env=message["env"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    start_new_session=True,
+                )
+        except (OSError, ValueError) as error:
+            self._say("refused", mark, why=str(error))
+            return
+        self._trials[mark] = Trial(
+            process=process, ending=process_tree.Ending(terminate_s=self._terminate_s, kill_s=self._kill_s)
+        )
+        self._descendants.add(mark, process.pid)
+        self._say("started", mark)
+        if self._is_leaving:
+            self._leave()
+
+    # Processes
+
+    def _reap(self) -> bool:
+        """Takes the exit status of every child that has ended; whether any child is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if not pid:
+                return True
+            for mark, trial in self._trials.items():
+                if trial.process.pid == pid and not trial.has_exited:
+                    trial.process.returncode = os.waitstatus_to_exitcode(status)
+                    trial.has_exited = True
+                    self._say("exited", mark, status=trial.process.returncode, is_own=not trial.ending.is_signalled)
+
+    def _step(self) -> None:
+        """Looks at the trials' processes, and does what is due."""
+        if not self._trials:
+            return
+        self._descendants.look()
+        for mark, trial in list(self._trials.items()):
+            seen = self._descendants.seen(mark)
+            if len(seen) > trial.num_reported:
+                self._say("seen", mark, processes=list(seen.items())[trial.num_reported :])
+                trial.num_reported = len(seen)
+            self._step_trial(mark, trial)
+
+    def _step_trial(self, mark: str, trial: Trial) -> None:
+        alive = self._descendants.of(mark)
+        if not alive and self._reap():  # exact only when no child is left at all
+            self._descendants.look(is_thorough=True)
+            alive = self._descendants.of(mark)
+        is_due = trial.end_at_s is not None and time.monotonic() >= trial.end_at_s
+        if not alive:
+            if trial.has_exited:
+                self._finish(mark, [])
+        elif is_due and trial.ending.is_over(alive):
+            self._finish(mark, [process_tree.describe(process) for process in alive])
+
+    def _finish(self, mark: str, left: list[str]) -> None:
+        shared_memory.remove(self._descendants.seen(mark))
+        self._descendants.drop(mark)
+        self._say("gone", mark, left=left, is_signalled=self._trials.pop(mark).ending.is_signalled)
+
+
+def main() -> None:
+    """Runs the supervisor; see the module."""
+    descriptor, terminate_s, kill_s = sys.argv[1:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    tuner = socket.socket(fileno=int(descriptor))
+    tuner.set_inheritable(False)
+    Supervisor(tuner, terminate_s=float(terminate_s), kill_s=float(kill_s)).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Whether the device itself is at fault: an error that poisons its CUDA context strikes in one configuration after another.
+
+Such an error ends every later CUDA call of its process ("sticky"), so the trial is repeated once in a fresh one. Often a
+configuration or the program is to blame all the same; the device is judged by a computation of its own, and only once two
+different configurations have failed like this with no success between them.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+
+from autotune.harness.protocol import Spec
+from autotune.launchers.base import Deadlines, Ended, Launch
+from autotune.records import Outcome, TrialRecord
+from autotune.run_dir import StudyFolder
+from autotune.study.plan import Plan
+from autotune.study.settings import device_environment
+
+# The CUDA runtime's words (driver_types.h) for errors after which the context or the device is of no use; NVML's; the kernel's.
+STICKY = re.compile(
+    r"CUDA error: (?:an illegal memory access was encountered|device-side assert triggered|unspecified launch failure"
+    r"|misaligned address|an illegal instruction was encountered|invalid program counter|hardware stack error"
+    r"|operation not supported on global/shared address space|the launch timed out and was terminated"
+    r"|uncorrectable (?:ECC|NVLink) error[^\n]*|unknown error|no CUDA-capable device is detected)"
+    r"|cudaError(?:IllegalAddress|Assert|LaunchFailure|LaunchTimeout|ECCUncorrectable|HardwareStackError|NvlinkUncorrectable)"
+    r"|GPU has fallen off the bus|GPU is lost|NVRM: Xid[^\n]*"
+)
+FAILED = frozenset({Outcome.error, Outcome.crash, Outcome.timeout})
+NUM_STRIKES = 2  # different configurations
+PROBE_S = 60.0
+PROBE = """
+import sys
+import torch
+matrix = torch.full((1024, 1024), 0.5, device=sys.argv[1])
+total = float((matrix @ matrix).double().sum())
+sys.exit(None if total == 1024**3 / 4 else f"a matrix product is wrong: its sum is {total}, not {1024**3 / 4}")
+"""
+
+
+def sticky_fault(record: TrialRecord) -> str:
+    """Returns the sticky CUDA error that a trial ended with, as it was worded; "" when it ended otherwise."""
+    if record.outcome not in FAILED:
+        return ""
+    error = record.evidence.get("error") or {}
+    found = STICKY.search(f"{record.reason}\n{error.get('message', '')}\n{record.evidence.get('log_tail', '')}")
+    return found[0] if found else ""
+
+
+class Quarantine:
+    """Keeps count, trial by trial.
+
+    Args:
+        probe: computes something on the device in a fresh process; returns "" when that works, else what went wrong.
+        device: how to name it: "device 0 (NVIDIA H100, GPU-...)".
+        advice: what the user may do about it.
+    """
+
+    def __init__(self, probe: Callable[[TrialRecord], str], *, device: str, advice: str) -> None:
+        self._probe, self._device, self._advice = probe, device, advice
+        self._strikes: dict[frozenset[tuple[str, object]], tuple[int, str]] = {}
+
+    def note(self, record: TrialRecord) -> str:
+        """Returns why the device must not be used any more; "" while it may.
+
+        Args:
+            record: a trial that is over, its second attempt included.
+        """
+        if record.outcome.has_value:
+            self._strikes.clear()
+        if not (fault := sticky_fault(record)):
+            return ""
+        self._strikes[frozenset(record.changed.items())] = (record.number, fault)
+        if len(self._strikes) < NUM_STRIKES:
+            return ""
+        trials = ", ".join(f"{number:04d} ({what})" for number, what in self._strikes.values())
+        self._strikes.clear()
+        if not (failure := self._probe(record)):
+            return ""
+        return f"{self._device} is at fault: trials {trials} failed, then a plain computation did: {failure}. {self._advice}"
+
+
+def quarantine(plan: Plan, folder: StudyFolder, executable: Callable[[], str | None]) -> Quarantine:
+    """Returns the quarantine of a study's device.
+
+    Args:
+        plan: the study's.
+        folder: the study's.
+        executable: returns the program's own interpreter; None while it is not known, then nothing can be said.
+    """
+    gpus, index = plan.machine.get("gpus") or [], plan.config.device.index
+    words = [str(gpus[index][key]) for key in ("name", "uuid") if gpus[index].get(key)] if index < len(gpus) else []
+    name = f" ({', '.join(words)})" if words else ""
+    others = [str(n) for n in range(len(gpus)) if n != index]
+    elsewhere = f", or study on another one: device.index={others[0]} (of {', '.join(others)})" if others else ""
+    return Quarantine(
+        lambda record: _probe(plan, folder, record, executable()),
+        device=f"device {index}{name}",
+        advice=f"Look at `nvidia-smi -q` and at `dmesg` for Xid, have it reset, then resume{elsewhere}",
+    )
+
+
+def _probe(plan: Plan, folder: StudyFolder, record: TrialRecord, executable: str | None) -> str:
+    if executable is None:
+        return ""
+    kind = "cpu" if plan.config.device.kind == "cpu" else "cuda"
+    place = folder.path.resolve() / "probes" / f"{record.number:04d}"
+    launch = Launch(
+        argv=[executable, "-c", PROBE, kind],
+        cwd=plan.command.cwd,
+        env=device_environment(plan.config.device),
+        folder=place,
+        spec=Spec(trial=record.number, nonce=secrets.token_hex(8), folder=str(place), mode="inspect"),
+        deadlines=Deadlines(start_s=PROBE_S, total_s=PROBE_S),
+    )
+    running = plan.launcher.start(launch)
+    try:
+        while (ended := running.poll()) is None:
+            plan.clock.sleep(plan.poll_s)
+    finally:
+        running.stop("the device's probe was interrupted")
+    return _failure(ended)
+
+
+def _failure(ended: Ended) -> str:
+    if ended.exit_code == 0:
+        return ""
+    if ended.cause == "deadline":
+        return f"no answer within {PROBE_S:g} s"
+    lines = [line.strip() for line in str(ended.evidence.get("log_tail", "")).splitlines() if line.strip()]
+    return lines[-1] if lines else ended.signal or f"exit status {ended.exit_code}"

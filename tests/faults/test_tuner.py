@@ -1,0 +1,120 @@
+"""The tuner is killed, told to end, loses its terminal: nothing it started lives on, nothing measured is lost."""
+
+import contextlib
+import os
+import pty
+import signal
+import time
+
+import psutil
+import pytest
+
+from tests.faults.stub_study import StubStudy, is_alive, pids_in, wait_until
+
+# Trial 0 answers; trial 1 gathers a family round it and never ends.
+STUCK_SECOND = """
+progress('init'); progress('steady', 3)
+if spec['trial'] == 0:
+    answer(); sys.exit()
+family()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True: time.sleep(60)
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    made = StubStudy(tmp_path, STUCK_SECOND)
+    yield made
+    made.end()
+
+
+def in_second_trial(study, **how):
+    """Starts the tuner; returns the processes of its second trial, and its supervisor, once all are there."""
+    study.start(**how)
+    pids = pids_in(study.wait_for("trials/0001/pids"))
+    assert all(is_alive(pid) for pid in pids)
+    return [*pids, study.supervisor.pid]
+
+
+def assert_nothing_left(study, pids):
+    assert [pid for pid in pids if is_alive(pid)] == []
+    assert study.processes() == []
+
+
+def test_tuner_killed_in_a_trial_leaves_no_process(study):
+    pids = in_second_trial(study)
+    study.process.kill()
+    study.wait()
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), "the end of every process")
+    assert_nothing_left(study, pids)
+    assert (study.path / "trials" / "0000" / "trial.json").exists()
+
+
+def test_tuner_told_to_end_keeps_what_was_measured_and_leaves_no_process(study):
+    pids = in_second_trial(study)
+    study.process.send_signal(signal.SIGTERM)
+    code, output = study.wait()
+    assert_nothing_left(study, pids)
+    assert code == 130, output
+    assert "Traceback" not in output
+    assert "everything measured is kept" in output
+    summary = study.summary()
+    assert summary["status"] == "interrupted"
+    assert [trial["outcome"] for trial in summary["trials"]] == ["ok", "interrupted"]
+
+
+def test_impatient_ctrl_c_does_not_cut_the_ending_short(study):
+    pids = in_second_trial(study)
+    for _ in range(6):
+        study.process.send_signal(signal.SIGINT)
+        time.sleep(0.4)
+    code, output = study.wait()
+    assert_nothing_left(study, pids)
+    assert code == 130, output
+    assert "Traceback" not in output
+    assert [trial["outcome"] for trial in study.summary()["trials"]] == ["ok", "interrupted"]
+
+
+def test_closed_terminal_interrupts_the_study_and_leaves_no_process(study):
+    ours, theirs = pty.openpty()
+    study.environment["TERM"] = "xterm"
+
+    def take_terminal():
+        os.setsid()
+        os.close(os.open(os.ttyname(theirs), os.O_RDWR))  # a session's first terminal becomes the one that hangs up
+
+    study.start(stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=take_terminal)
+    os.close(theirs)
+    screen = b""
+    os.set_blocking(ours, False)
+
+    def is_in_second_trial():
+        nonlocal screen
+        with contextlib.suppress(BlockingIOError):
+            screen += os.read(ours, 1 << 16)  # or the tuner waits for somebody to read
+        return (study.path / "trials" / "0001" / "pids").exists()
+
+    wait_until(is_in_second_trial, "the second trial")
+    pids = [*pids_in(study.path / "trials" / "0001" / "pids"), study.supervisor.pid]
+    os.close(ours)
+    assert study.process.wait(timeout=60) == 130
+    assert_nothing_left(study, pids)
+    assert b"measuring" in screen
+    summary = study.summary()
+    assert summary["status"] == "interrupted"
+    assert [trial["outcome"] for trial in summary["trials"]] == ["ok", "interrupted"]
+
+
+def test_nohup_outlives_the_terminal(tmp_path):
+    study = StubStudy(tmp_path, "progress('init'); progress('steady', 3); time.sleep(0.3); answer()", "study.budget.trials=1")
+    try:
+        study.argv = ["nohup", *study.argv]
+        study.start()
+        study.wait_for("trials/0000/trial.json")
+        psutil.Process(study.process.pid).send_signal(signal.SIGHUP)
+        code, output = study.wait()
+        assert code == 0, output
+        assert study.summary()["status"] == "complete"
+    finally:
+        study.end()

@@ -1,0 +1,225 @@
+"""What the supervisor process promises beyond the launcher's contract: its own death, its siblings, what is left in memory."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import AutotuneError
+from autotune.failures import classify
+from autotune.launchers import local
+from autotune.launchers.local import Graces, LocalLauncher
+from autotune.records import Outcome
+from autotune.testing.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
+from autotune.testing.stub_programs import IGNORES_SIGTERM, program
+from tests.launchers.test_local import TUNER
+
+SHORT = Graces(ranks_s=0.8, leave_s=0.2, orphans_s=0.3, terminate_s=0.5, kill_s=2.0)
+SHM = Path("/dev/shm")
+SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/pid'); time.sleep(600)"
+
+
+@pytest.fixture
+def study(tmp_path):
+    return tmp_path / "runs" / "study"
+
+
+@pytest.fixture
+def folder(study):
+    (study / "trials").mkdir(parents=True)
+    return study / "trials" / "0007"
+
+
+@pytest.fixture
+def launcher(study):
+    made = LocalLauncher(SHORT)
+    yield made
+    made.close()
+    assert marked_processes(study) == []
+
+
+def supervisor_of(study):
+    (found,) = [process for process in marked_processes(study) if "autotune.launchers.supervisor" in process.cmdline()]
+    return found
+
+
+def started(launcher, folder, body=SLEEP):
+    """Starts a trial and returns it with the id it wrote down."""
+    running = launcher.start(a_launch(folder, program(body)))
+    return running, int(wait_for(folder / "pid"))
+
+
+def test_trials_share_one_supervisor_that_goes_with_the_launcher(launcher, folder, study):
+    wait(launcher.start(a_launch(folder, program("result()"))))
+    first = supervisor_of(study)
+    wait(launcher.start(a_launch(folder, program("result()"))))
+    assert supervisor_of(study) == first
+    assert first.ppid() == os.getpid()
+    assert os.getsid(first.pid) == first.pid
+    launcher.close()
+    assert not is_alive(first.pid)
+
+
+def test_killed_supervisor_is_the_trial_s_crash_and_is_replaced(launcher, folder, study):
+    launch = a_launch(folder, program(SLEEP))
+    running = launcher.start(launch)
+    pid = int(wait_for(folder / "pid"))
+    supervisor_of(study).kill()
+    ended = wait(running)
+    assert not is_alive(pid)
+    assert (ended.cause, ended.exit_code, ended.signal) == ("lost", None, None)
+    outcome, reason = classify(ended.facts(launch.spec))
+    assert outcome is Outcome.crash
+    assert reason == "the supervisor, which watches over the trial's processes, was killed by SIGKILL; the trial ended with it"
+    assert wait(launcher.start(a_launch(folder, program("result()")))).cause == "result"
+
+
+def test_supervisor_killed_between_trials_is_replaced_unnoticed(launcher, folder, study):
+    wait(launcher.start(a_launch(folder, program("result()"))))
+    supervisor_of(study).kill()
+    assert wait(launcher.start(a_launch(folder, program("result()")))).cause == "result"
+
+
+def test_memory_segments_of_a_trial_go_also_when_its_supervisor_was_killed(launcher, folder, study):
+    running, pid = started(launcher, folder, f"open('/dev/shm/torch_%d_4711_0' % os.getpid(), 'w')\n{SLEEP}")
+    assert running.poll() is None
+    supervisor_of(study).kill()
+    for _ in range(500):  # the kernel ends the trial before the tuner looks
+        if not is_alive(pid):
+            break
+        time.sleep(0.02)
+    wait(running)
+    assert not (SHM / f"torch_{pid}_4711_0").exists()
+
+
+def test_results_that_were_there_before_the_supervisor_was_killed_count(launcher, folder, study):
+    running, _ = started(launcher, folder, f"result(); {SLEEP}")
+    supervisor_of(study).kill()
+    assert wait(running).cause == "result"
+
+
+def test_stopped_supervisor_does_not_keep_a_trial_from_being_stopped(launcher, folder, study, monkeypatch):
+    monkeypatch.setattr(local, "STUCK_S", 0.3)
+    running, pid = started(launcher, folder)
+    supervisor_of(study).send_signal(signal.SIGSTOP)
+    running.stop("interrupted by the user")
+    assert not is_alive(pid)
+    assert running.poll().cause == "stopped"
+
+
+def test_signals_are_heard_after_the_stop_that_they_would_have_cut_short(launcher, folder):
+    running, pid = started(launcher, folder, f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}")
+    with subprocess.Popen(["sh", "-c", f"for n in 1 2 3; do sleep 0.1; kill -INT {os.getpid()}; done"]):
+        with pytest.raises(KeyboardInterrupt):
+            running.stop("interrupted by the user")
+        assert not is_alive(pid)
+        assert running.poll().cause == "stopped"
+
+
+def test_trials_side_by_side_are_ended_apart(launcher, folder):
+    body = f"child = spawn({IGNORES_SIGTERM!r}, start_new_session=True, env={{}}, stdout=subprocess.PIPE)\n"
+    body += "child.stdout.readline(); open(folder + '/pid', 'w').write(str(child.pid)); "
+    one, its_child = started(launcher, folder, body + "time.sleep(600)")
+    launch = a_launch(folder.with_name("0008"), program(body + "time.sleep(600)"))
+    launch.spec.trial = 8
+    other = launcher.start(launch)
+    others_child = int(wait_for(launch.folder / "pid"))
+    one.stop("enough")
+    assert not is_alive(its_child)
+    assert one.poll().problems == []
+    assert other.poll() is None
+    assert is_alive(others_child)
+    other.stop("enough")
+    assert not is_alive(others_child)
+
+
+def test_what_the_tuner_knows_stays_out_of_sight(launcher, folder, study):
+    running = launcher.start(a_launch(folder, program(SLEEP), env={"MY_TOKEN": "s3cr3t"}))
+    wait_for(folder / "pid")
+    supervisor = supervisor_of(study)
+    assert not any("s3cr3t" in word for word in [*supervisor.cmdline(), *supervisor.environ().values()])
+    running.stop("enough")
+    assert not any(b"s3cr3t" in file.read_bytes() for file in study.rglob("*") if file.is_file())
+
+
+def test_memory_segments_of_a_worker_that_was_killed_are_removed(launcher, folder):
+    # The worker dies in the middle of things and is reaped by its parent, so that only its name tells of it.
+    worker = (
+        "import os, sys, time; open('/dev/shm/torch_%d_4711_0' % os.getpid(), 'w'); print(os.getpid()); sys.stdout.flush(); "
+    )
+    body = f"worker = spawn({worker + 'time.sleep(600)'!r}, stdout=subprocess.PIPE); pid = int(worker.stdout.readline())\n"
+    body += "time.sleep(1.3); worker.kill(); worker.wait(); result(detected={'pid': pid})"
+    ended = wait(launcher.start(a_launch(folder, program(body))))
+    name = f"torch_{ended.results[0].detected['pid']}_4711_0"
+    assert not (SHM / name).exists()
+
+
+def test_helpers_that_clean_up_after_others_live_long_enough_to_do_so(launcher, folder):
+    body = f"""
+from multiprocessing.shared_memory import SharedMemory
+segment = SharedMemory(create=True, size=64)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open('segment', 'w').write(segment.name)
+{SLEEP}
+"""
+    running, pid = started(launcher, folder, body)
+    name = (folder.parent / "segment").read_text()
+    assert (SHM / name).exists()
+    running.stop("enough")
+    assert not is_alive(pid)
+    assert not (SHM / name).exists()
+
+
+def test_segments_that_torch_shares_by_file_name_go_with_a_trial_that_is_stopped(launcher, folder):
+    body = f"""
+import torch
+torch.multiprocessing.set_sharing_strategy("file_system")
+tensor = torch.ones(1000).share_memory_()
+{SLEEP}
+"""
+    running = launcher.start(a_launch(folder, [arg for arg in program(body) if arg != "-S"]))
+    pid = int(wait_for(folder / "pid"))
+    assert list(SHM.glob(f"torch_{pid}_*"))
+    running.stop("enough")
+    assert not list(SHM.glob(f"torch_{pid}_*"))
+
+
+def test_supervisor_that_cannot_start_says_why(launcher, folder, monkeypatch):
+    launch = a_launch(folder, program("result()"))
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(AutotuneError, match=r"watches over the trials cannot be started \(.*'/nowhere/python'"):
+        launcher.start(launch)
+
+
+def test_sweep_ends_a_supervisor_that_was_stopped_when_its_tuner_died(launcher, folder, study):
+    with subprocess.Popen([sys.executable, "-c", TUNER, str(folder), *program(SLEEP)]) as tuner:
+        pid = int(wait_for(folder / "pid"))
+        supervisor = supervisor_of(study)
+        supervisor.send_signal(signal.SIGSTOP)
+        tuner.kill()
+    assert is_alive(pid)
+    assert f"ended process {supervisor.pid} (" in "".join(launcher.sweep(study))
+    assert not is_alive(pid)
+    assert not is_alive(supervisor.pid)
+
+
+def test_idle_looks_cost_next_to_nothing(launcher, folder, study):
+    running, _ = started(launcher, folder)
+    supervisor = supervisor_of(study)
+    before = supervisor.num_ctx_switches().voluntary
+    time.sleep(2.2)
+    assert supervisor.num_ctx_switches().voluntary - before < 20
+    running.stop("enough")
+
+
+def test_tuner_that_just_exits_leaves_nothing(study, folder):
+    tuner = TUNER.replace("while True", "while not (Path(sys.argv[1]) / 'pid').exists()")
+    argv = [sys.executable, "-c", tuner, str(folder), *program(SLEEP)]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert not is_alive(int((folder / "pid").read_text()))
+    assert marked_processes(study) == []

@@ -1,0 +1,83 @@
+import os
+import pty
+import signal
+import sys
+
+import pytest
+
+from autotune.study.interrupts import STOP_S, Interrupts
+from autotune.testing.clock import VirtualClock
+
+
+@pytest.fixture
+def heard():
+    return []
+
+
+@pytest.fixture
+def clock():
+    return VirtualClock()
+
+
+def press(number=signal.SIGINT):
+    os.kill(os.getpid(), number)
+
+
+def test_first_ctrl_c_asks_and_the_second_stops(heard, clock):
+    with Interrupts(heard.append, clock.monotonic) as interrupts:
+        press()
+        assert interrupts.is_requested
+        assert "Ctrl-C again stops now" in heard[0]
+        with pytest.raises(KeyboardInterrupt):
+            press()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_termination_and_hang_up_stop_at_once(heard, clock, number):
+    with Interrupts(heard.append, clock.monotonic) as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            press(number)
+        assert interrupts.is_requested
+
+
+def test_while_it_stops_further_signals_wait(heard, clock):
+    with Interrupts(heard.append, clock.monotonic):
+        with pytest.raises(KeyboardInterrupt):
+            press(signal.SIGTERM)
+        press()
+        press(signal.SIGTERM)
+        clock.sleep(STOP_S)
+        with pytest.raises(KeyboardInterrupt):
+            press()
+
+
+def test_once_the_trial_is_recorded_the_next_signal_counts_again(heard, clock):
+    with Interrupts(heard.append, clock.monotonic) as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            press(signal.SIGTERM)
+        interrupts.hear_again()
+        with pytest.raises(KeyboardInterrupt):
+            press()
+
+
+def test_a_signal_that_is_ignored_stays_ignored(heard, clock):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts(heard.append, clock.monotonic) as interrupts:
+            press(signal.SIGHUP)
+            assert not interrupts.is_requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_output_to_a_terminal_that_was_closed_goes_nowhere(heard, clock, monkeypatch):
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "__stdout__", terminal)
+        with Interrupts(heard.append, clock.monotonic):
+            os.close(ours)
+            with pytest.raises(OSError, match="Input/output error"):
+                os.write(theirs, b"x")
+            with pytest.raises(KeyboardInterrupt):
+                press(signal.SIGHUP)
+            assert os.write(theirs, b"x") == 1

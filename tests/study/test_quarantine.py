@@ -1,0 +1,126 @@
+import sys
+
+import pytest
+
+from autotune.launchers.local import LocalLauncher
+from autotune.records import Kind, Outcome, TrialRecord
+from autotune.study.plan import Clock
+from autotune.study.quarantine import Quarantine, quarantine, sticky_fault
+from autotune.testing.fake_launcher import Failure, Surface
+
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+
+
+def trial(number, outcome=Outcome.error, reason=f"torch.AcceleratorError: {ILLEGAL}", **changed):
+    return TrialRecord(number=number, kind=Kind.search, knobs=changed, changed=changed, outcome=outcome, reason=reason)
+
+
+class Probe:
+    """Answers as it was told; counts how often it was asked."""
+
+    def __init__(self, answer):
+        self.answer, self.num_asked = answer, 0
+
+    def __call__(self, record):
+        self.num_asked += 1
+        return self.answer
+
+
+def judge(probe):
+    return Quarantine(probe, device="device 0 (H100)", advice="See dmesg")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ILLEGAL,
+        "CUDA error: device-side assert triggered",
+        "CUDA error: unspecified launch failure",
+        "CUDA error: uncorrectable ECC error encountered",
+        "Unable to determine the device handle: GPU has fallen off the bus",
+        "NVRM: Xid (PCI:0000:65:00): 79, pid=1234",
+        "cudaErrorIllegalAddress",
+    ],
+)
+def test_errors_that_poison_the_context_are_known(words):
+    assert sticky_fault(trial(1, reason=f"RuntimeError: {words}")) in words
+    record = trial(1, Outcome.crash, reason="the program was ended by SIGABRT in phase steady")
+    record.evidence["log_tail"] = f"terminate called\n  what():  {words}\nCUDA kernel errors might be ..."
+    assert sticky_fault(record) in words
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        trial(1, Outcome.ok, reason=""),
+        trial(1, Outcome.device_oom, reason="torch.OutOfMemoryError: CUDA out of memory"),
+        trial(1, reason="RuntimeError: CUDA error: out of memory"),
+        trial(1, reason="ValueError: device-side shape mismatch"),
+        trial(1, reason="RuntimeError: CUDA error: no kernel image is available for execution on the device"),
+    ],
+)
+def test_other_ends_are_not_the_device_s(record):
+    assert sticky_fault(record) == ""
+
+
+def test_device_that_fails_in_two_configurations_and_alone_is_quarantined():
+    device, probe = judge(probe := Probe("torch.AcceleratorError: CUDA error: unknown error")), probe
+    assert device.note(trial(3, batch=64)) == ""
+    assert probe.num_asked == 0
+    said = device.note(trial(4, batch=128))
+    assert said == (
+        f"device 0 (H100) is at fault: trials 0003 ({ILLEGAL}), 0004 ({ILLEGAL}) failed, then a plain computation did: "
+        "torch.AcceleratorError: CUDA error: unknown error. See dmesg"
+    )
+
+
+def test_device_that_still_computes_is_not_to_blame():
+    device, probe = judge(probe := Probe("")), probe
+    assert [device.note(trial(number, batch=number)) for number in range(4)] == ["", "", "", ""]
+    assert probe.num_asked == 2
+
+
+def test_the_same_configuration_twice_says_nothing_of_the_device():
+    device, probe = judge(probe := Probe("broken")), probe
+    assert [device.note(trial(number, batch=64)) for number in (3, 9)] == ["", ""]
+    assert probe.num_asked == 0
+
+
+def test_a_success_in_between_clears_the_device():
+    device, probe = judge(probe := Probe("broken")), probe
+    device.note(trial(3, batch=64))
+    device.note(trial(4, Outcome.ok, reason=""))
+    assert device.note(trial(5, batch=128)) == ""
+    assert probe.num_asked == 0
+
+
+def test_study_on_a_broken_device_ends_early_and_keeps_what_it_has(bench):
+    broken = Failure(signal="SIGABRT", log_tail=f"terminate called after throwing\n  what():  {ILLEGAL}")
+    surface = Surface(failures=lambda number, knobs: broken if number >= 2 else None)
+    surface.facts["executable"] = sys.executable
+    study = bench(surface)
+    gpus = [{"name": "H100", "uuid": f"GPU-{number}", "memory_bytes": 80 * 2**30} for number in (1, 2)]
+    study.plan.machine = {**study.plan.machine, "gpus": gpus}
+    summary = study.run()
+    assert summary["status"] == "interrupted"
+    assert summary["reason"].startswith("device 0 (H100, GPU-1) is at fault: trials 0002 (CUDA error")
+    assert summary["reason"].endswith("or study on another one: device.index=1 (of 1)")
+    assert [record.outcome for record in study.trials] == ["ok", "ok", "crash", "crash"]
+    assert "second attempt" in study.trials[2].reason
+
+
+@pytest.mark.parametrize(
+    ("executable", "expected"),
+    [(sys.executable, ""), ("/nowhere/python", "the command cannot be started: '/nowhere/python'"), (None, "")],
+)
+def test_probe_computes_with_the_program_s_own_torch(bench, executable, expected):
+    study = bench(Surface(), "device.kind=cpu")
+    study.plan.launcher, study.plan.clock = LocalLauncher(), Clock()
+    device = quarantine(study.plan, study.folder, lambda: executable)
+    try:
+        device.note(trial(3, batch=64))
+        said = device.note(trial(4, batch=128))
+    finally:
+        study.plan.launcher.close()
+    assert expected in said
+    assert bool(said) == bool(expected)
