@@ -331,7 +331,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; ratio null: not compared,
 #  "attribution": [{"knob", "from", "to", "ratio", "ci"}], "diagnosis": [{"finding", "evidence", "advice"}],
 #  "counts": {outcome: n}, "seconds": {"total", "measuring", "starting", "compiling", "lost"},
-#  "fingerprint", "versions", "started_at", "budget_s",
+#  "fingerprint", "versions", "started_at", "budget_s", "budget_trials", "pinned", "command",
 #  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "seconds", "phases_s",
 #              "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "round", "repeats"}]}
 Summary = dict[str, Any]

@@ -207,8 +207,8 @@ class StudyFolder:
             return FolderLost(f"{self.path}: the disk is full ({why}). {kept}. Free some space, then: {again}")
         if error.errno in GONE:
             return FolderLost(
-                f"{self.path}: the study's folder is gone ({why}), deleted or moved while the study ran. Nothing more is written "
-                "there. Start a new study, or go on where it is now: autotune resume STUDY --runs-dir DIR"
+                f"{self.path}: the study's folder is gone ({why}), deleted or moved while the study ran. Nothing is written "
+                "there again. Start a new study, or go on where it is now: autotune resume STUDY --runs-dir DIR"
             )
         return FolderLost(f"{self.path}: cannot be written any more ({why}). {kept}. Make it writable, then: {again}")
 
@@ -269,19 +269,18 @@ def check_name(name: str) -> None:
 def find(runs: Path, name: str) -> StudyFolder:
     """Returns the study that `name` means: the latest that was asked for by this name, else the folder of this name.
 
-    A path ("runs/resnet18") means that very folder: of two studies of one name, the first is reached so.
+    With the runs folder before it ("runs/resnet18") it means that very folder: of two studies of one name, the first is
+    reached so.
 
     Raises:
         BadInput: there is none.
     """
-    if os.sep in name:
-        if (Path(name) / "study.json").exists():
-            return StudyFolder(Path(name))
-        raise BadInput(f"STUDY: no study in this folder, got {name!r}. Give a name or a study's folder; see `autotune list`.")
+    is_folder = os.sep in name and Path(name).parent.resolve() == runs.resolve()
+    name = Path(name).name if is_folder else name
     check_name(name)
     there = list(studies(runs))
     namesakes = [(record.sequence, folder) for folder in there if (record := _record(folder)) and record.base == name]
-    if namesakes:
+    if namesakes and not is_folder:
         return max(namesakes, key=lambda pair: pair[0])[1]
     if exact := next((folder for folder in there if folder.name == name), None):
         return exact
@@ -296,7 +295,7 @@ def call(folder: StudyFolder) -> str:
         is_meant = find(folder.path.parent, folder.name).path == folder.path
     except BadInput:
         is_meant = False
-    return f"{folder.name}{_where(folder.path.parent)}" if is_meant else str(folder.path)
+    return f"{folder.name if is_meant else folder.path}{_where(folder.path.parent)}"
 
 
 def studies(runs: Path) -> Iterator[StudyFolder]:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
 from autotune.records import Summary, Tier
+from autotune.run_dir import StudyFolder, call
 from autotune.wording import (
     changes_phrase,
     counts_text,
@@ -48,9 +49,13 @@ def headline(summary: Summary) -> str:
     """Returns the verdict in a line: "faster: 2.41x [2.36, 2.46]", "failed: every trial ...", "running"."""
     speedup = summary.get("speedup") or {}
     status, reason = str(summary.get("status")), str(summary.get("reason") or "")
-    if speedup.get("ratio") is None:
+    if not speedup or status == "failed":
         return f"{status}: {reason}" if reason else status
-    words = f"{speedup.get('verdict')}: {ratio_text(speedup['ratio'])} {ratio_interval_text(speedup.get('ci'))}".strip()
+    if speedup.get("ratio") is None:
+        words = "same" if speedup.get("verdict") == "same" else "no verdict"
+        words = f"{words}: {speedup.get('reason') or reason}"
+    else:
+        words = f"{speedup.get('verdict')}: {ratio_text(speedup['ratio'])} {ratio_interval_text(speedup.get('ci'))}".strip()
     return words if status == "complete" else f"{words} ({status})"
 
 
@@ -59,11 +64,17 @@ def has_winner(summary: Summary) -> bool:
     return bool((summary.get("best") or {}).get("overrides"))
 
 
-def next_commands(name: str, runs: Path, *, has_best: bool) -> list[str]:
-    """Returns what to type next, ready to copy."""
-    where = "" if runs == Path("runs") else f" --runs-dir {runs}"
-    commands = [f"autotune export {name} -o best.yaml{where}"] if has_best else []
-    return [*commands, f"autotune show {name}{where}", f"autotune ui{where}"]
+def next_commands(summary: Summary, path: Path) -> list[str]:
+    """Returns what to type next, ready to copy.
+
+    Args:
+        summary: the study's summary.
+        path: the study's folder.
+    """
+    study, where = call(StudyFolder(path)), "" if path.parent == Path("runs") else f" --runs-dir {path.parent}"
+    commands = [f"autotune resume {study}"] if summary.get("status") == "interrupted" else []
+    commands += [f"autotune export {study} -o best.yaml"] if has_winner(summary) else []
+    return [*commands, f"autotune show {study}", f"autotune ui{where}"]
 
 
 def _headline(summary: Summary) -> Text:
@@ -148,8 +159,7 @@ def _rest(summary: Summary, path: Path) -> Table:
     took = f"  ·  {seconds_text(seconds)}" if seconds else ""
     made.add_row("outcomes", f"{counts_text(summary.get('counts') or {})}{took}")
     made.add_row("files", Text(str(path), overflow="fold"))
-    commands = next_commands(str(summary["study"]), path.parent, has_best=has_winner(summary))
-    for n, command in enumerate(commands):
+    for n, command in enumerate(next_commands(summary, path)):
         made.add_row("" if n else "next", Text(command, style="command"))
     return made
 
@@ -170,5 +180,4 @@ def lines(summary: Summary, path: Path) -> list[str]:
         said.append(f"changed  {key}: {value_text(before.get(key))} -> {value_text(value)}")
     said.append(f"outcomes  {counts_text(summary.get('counts') or {})}")
     said.append(f"files  {path}")
-    commands = next_commands(str(summary["study"]), path.parent, has_best=has_winner(summary))
-    return said + [f"next  {command}" for command in commands]
+    return said + [f"next  {command}" for command in next_commands(summary, path)]

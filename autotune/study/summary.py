@@ -66,6 +66,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "versions": about.versions,
         "started_at": about.started_at,
         "budget_s": about.budget_s,
+        "budget_trials": about.budget_trials,
         "pinned": about.pinned,
         "command": about.command,
         "trials": [_trial(record) for record in records],
