@@ -62,6 +62,10 @@ def _run(arguments: list[str], command: list[str] | None) -> int:
     from autotune.cli import app
 
     try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise BadInput("cwd: the folder you are in was deleted. Change to one that is there: cd DIR.") from None
+    try:
         code = app.build()(args=arguments, prog_name="autotune", standalone_mode=False, obj=command)
     except Exception as error:
         if not app.is_usage_error(error):
