@@ -38,7 +38,6 @@ def test_tuner_killed_again_and_again_loses_and_repeats_nothing(study):
             assert all(after[number] == trial for number, trial in before.items() if number), "a finished trial has changed"
             before = after
             if num_kills == 1:
-                assert study.shown()["status"] == "interrupted"
                 assert "to go on with s  autotune resume s" in study.say("list").stdout
             tuner = study.resume("--json")
         else:
@@ -56,14 +55,13 @@ def test_tuner_killed_again_and_again_loses_and_repeats_nothing(study):
     assert study.none_is_left()
 
 
-@pytest.mark.parametrize(("signals", "is_finished"), [((signal.SIGINT,), True), ((signal.SIGINT, signal.SIGINT), False),
-                                                     ((signal.SIGTERM,), False), ((signal.SIGHUP,), False)])  # fmt: skip
-def test_study_that_was_told_to_end_says_how_to_go_on_and_does(study, signals, is_finished):
+@pytest.mark.parametrize(("num_presses", "is_finished"), [(1, True), (2, False)])
+def test_study_that_was_told_to_end_says_how_to_go_on_and_does(study, num_presses, is_finished):
     tuner = study.start(*BUDGET)
-    study.wait_for_trial(2, tuner)
-    for number in signals:
-        tuner.send_signal(number)
-        time.sleep(0.1)
+    study.wait_for_trial(1, tuner)
+    for _ in range(num_presses):
+        tuner.send_signal(signal.SIGINT)
+        time.sleep(0.05)  # two at once are one signal
     out, err = tuner.communicate(timeout=30)
     assert tuner.returncode == 130, err
     assert "To go on: autotune resume s\n" in err
@@ -71,7 +69,7 @@ def test_study_that_was_told_to_end_says_how_to_go_on_and_does(study, signals, i
     trials = study.folder.read_trials()
     assert (trials[-1].outcome is not Outcome.interrupted) is is_finished
     assert study.none_is_left()
-    assert study.shown()["status"] == "interrupted"
+    assert study.folder.current_summary()["status"] == "interrupted"
     tuner = study.resume()
     out, err = tuner.communicate(timeout=60)
     assert tuner.returncode == 0, err
