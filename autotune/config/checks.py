@@ -106,7 +106,6 @@ def _hostile(text: str | None) -> bool:
 def _numbers(config: StudyConfig) -> list[str]:
     at_least: list[tuple[str, float | int | None, float]] = [
         ("study.seed", config.study.seed, 0),
-        ("study.samples", config.study.samples, 1),
         ("study.budget.trials", config.study.budget.trials, 1),
         ("model.num_classes", config.model.num_classes, 1),
         ("model.image_size", config.model.image_size, 1),
@@ -114,7 +113,6 @@ def _numbers(config: StudyConfig) -> list[str]:
         ("train.samples_per_epoch", config.train.samples_per_epoch, 1),
         ("device.index", config.device.index, 0),
         ("launch.nproc", config.launch.nproc, 1),
-        ("machine.price_per_hour", config.machine.price_per_hour, 0),
     ]
     above_zero = [("study.budget.minutes", config.study.budget.minutes), ("train.lr", config.train.lr)]
     problems = [

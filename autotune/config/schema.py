@@ -68,13 +68,11 @@ class StudyOptions:
     Attributes:
         name: the study's name and folder; null derives it from the model or the command.
         seed: seed of the sampler, of the finals' order and of a recipe's program.
-        samples: samples the real training will see; says after how many a slow start pays.
         budget: when the study ends.
     """
 
     name: str | None = None
     seed: int = 0
-    samples: int | None = None
     budget: Budget = field(default_factory=Budget)
 
 
@@ -133,11 +131,9 @@ class SearchOptions:
 
     Attributes:
         sampler: tpe, random or grid.
-        warm_start: whether to begin with the winners of earlier studies of the same fingerprint.
     """
 
     sampler: str = "tpe"
-    warm_start: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
@@ -197,17 +193,6 @@ class MeasureOptions:
 
 
 @dataclass(kw_only=True, slots=True)
-class MachineOptions:
-    """What is known of the machine beside what can be measured.
-
-    Attributes:
-        price_per_hour: price of an hour, any currency; adds cost per million samples to the report.
-    """
-
-    price_per_hour: float | None = None
-
-
-@dataclass(kw_only=True, slots=True)
 class ProgramOptions:
     """How a recipe's program is run.
 
@@ -245,7 +230,6 @@ class StudyConfig:
         tracker: where results are tracked.
         runs_dir: folder of the studies.
         measure: how long is measured and waited.
-        machine: what is known of the machine.
         program: how a recipe's program is run.
         provenance: what an exported file says of its origin; carried, never used.
     """
@@ -272,6 +256,5 @@ class StudyConfig:
     tracker: TrackerOptions = field(default_factory=TrackerOptions)
     runs_dir: str = "runs"
     measure: MeasureOptions = field(default_factory=MeasureOptions)
-    machine: MachineOptions = field(default_factory=MachineOptions)
     program: ProgramOptions = field(default_factory=ProgramOptions)
     provenance: dict[str, Any] = field(default_factory=dict)
