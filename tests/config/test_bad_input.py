@@ -42,9 +42,9 @@ PYTHON = sys.executable
         ("train.optimizer=adam", "train.optimizer: no such optimizer"),
         ("+nosuch=best", "nosuch: no such group of configuration files"),
         # named in plans, not built: nothing is accepted that does nothing
-        ("search.warm_start=true", "search.warm_start: no such key"),
-        ("study.samples=1000000", "study.samples: no such key"),
-        ("machine.price_per_hour=3", "machine.price_per_hour: no such key"),
+        ("search.warm_start=true", "search.warm_start: there is no such key"),
+        ("study.samples=1000000", "study.samples: there is no such key"),
+        ("machine.price_per_hour=3", "machine.price_per_hour: there is no such key"),
         # wrong types
         ("loader.num_workers=many", "loader.num_workers: not a whole number, got 'many'"),
         ("loader.num_workers=1.5", "not a whole number, got 1.5"),
