@@ -96,16 +96,17 @@ def carry_out(
             print_json(folder.read_summary())
         raise
     except KeyboardInterrupt:
-        raise _interrupted(folder) from None
+        raise _interrupted(folder, "stopped by the user") from None
     if as_json:
         print_json(summary)
     if summary["status"] == "interrupted":
-        raise _interrupted(folder)
+        raise _interrupted(folder, str(summary.get("reason") or "stopped by the user"))
     return 0
 
 
-def _interrupted(folder: StudyFolder) -> Interrupted:
-    return Interrupted(f"interrupted: everything measured is kept in {folder.path}. To go on: autotune resume {call(folder)}")
+def _interrupted(folder: StudyFolder, why: str) -> Interrupted:
+    go_on = f"To go on: autotune resume {call(folder)}"
+    return Interrupted(f"interrupted, {why}: everything measured is kept in {folder.path}. {go_on}")
 
 
 def _compose(asked: Asked, facts: dict[str, object] | None = None) -> Composed:

@@ -131,8 +131,8 @@ class _Study:
             ended_because = Search(self._session).run()
             self._finals = Finals(self._session)
             self._decision = self._finals.run()
-        except (Ending, KeyboardInterrupt):
-            return "interrupted", "stopped by the user", None
+        except (Ending, KeyboardInterrupt) as ending:
+            return "interrupted", str(ending) or "stopped by the user", None
         except NothingWorked as failure:
             return "failed", str(failure).partition("\n")[0], failure
         return "complete", ended_because, None
