@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -295,7 +296,7 @@ def call(folder: StudyFolder) -> str:
         is_meant = find(folder.path.parent, folder.name).path == folder.path
     except BadInput:
         is_meant = False
-    return f"{folder.name if is_meant else folder.path}{_where(folder.path.parent)}"
+    return f"{folder.name if is_meant else shlex.quote(str(folder.path))}{_where(folder.path.parent)}"
 
 
 def studies(runs: Path) -> Iterator[StudyFolder]:
@@ -371,4 +372,4 @@ def _record(folder: StudyFolder) -> StudyRecord | None:
 
 
 def _where(runs: Path) -> str:
-    return "" if runs == Path("runs") else f" --runs-dir {runs}"
+    return "" if runs == Path("runs") else f" --runs-dir {shlex.quote(str(runs))}"

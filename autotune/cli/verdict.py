@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,10 @@ def next_commands(summary: Summary, path: Path) -> list[str]:
         summary: the study's summary.
         path: the study's folder.
     """
-    study, where = call(StudyFolder(path)), "" if path.parent == Path("runs") else f" --runs-dir {path.parent}"
+    study, where = (
+        call(StudyFolder(path)),
+        "" if path.parent == Path("runs") else f" --runs-dir {shlex.quote(str(path.parent))}",
+    )
     commands = [f"autotune resume {study}"] if summary.get("status") == "interrupted" else []
     commands += [f"autotune export {study} -o best.yaml"] if has_winner(summary) else []
     return [*commands, f"autotune show {study}", f"autotune ui{where}"]

@@ -1,12 +1,16 @@
 """A study's folder: names, documents that are there or not, never half, and whose folder it is."""
 
 import dataclasses
+import errno
+import fcntl
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from autotune.errors import BadInput, FolderLost
@@ -144,6 +148,27 @@ def test_a_child_process_does_not_keep_a_study_after_its_owner(tmp_path):
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.mark.parametrize(("pid", "is_alive"), [(os.getpid(), True), (2**22 + 1, False)])
+def test_without_locks_the_owner_is_believed_while_it_lives_and_the_user_is_warned(tmp_path, monkeypatch, pid, is_alive):
+    """A network file system without locks cannot be had in a test: the system call says what it would say there."""
+
+    def refused(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    folder = make_study(tmp_path / "runs", status="running")
+    started_at = psutil.Process().create_time()
+    owner = {"host": platform.node(), "pid": pid, "started_at": started_at}
+    (folder.path / OWNER_FILE).write_text(json.dumps(owner))
+    monkeypatch.setattr(fcntl, "flock", refused)
+    assert folder.is_owned is is_alive
+    if is_alive:
+        with pytest.raises(BadInput, match="another autotune works on it"):
+            folder.claimed().__enter__()
+    else:
+        with folder.claimed() as problem:
+            assert problem == "No locks available"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"x"', '{"pid": "x"}'])
