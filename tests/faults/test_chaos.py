@@ -4,9 +4,9 @@ from tests.benchmarks import chaos
 
 
 def test_study_survives_the_death_of_its_parts(tmp_path):
-    toll = chaos.run(tmp_path, 4, seed=3, minutes=1.0, study_minutes=0.7)
+    toll = chaos.run(tmp_path, 4, seed=3, minutes=0.5, study_minutes=0.5)
     assert toll.is_clean, "\n".join(toll.lines())
-    assert toll.num_trials > 3
+    assert toll.kills.total() >= 1
 
 
 def test_a_toll_that_is_not_clean_is_called_so():

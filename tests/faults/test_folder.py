@@ -12,6 +12,7 @@ from autotune.records import Outcome
 from tests.faults.quick_study import QuickStudy
 
 BUDGET = ("study.budget.minutes=0.1", "compile.mode=off")
+LONGER = ("study.budget.minutes=0.3", "compile.mode=off")  # for trials of a second
 
 
 @contextlib.contextmanager
@@ -69,7 +70,7 @@ def test_full_disk_ends_the_study_and_it_goes_on_once_there_is_room(tmp_path):
 def test_disk_that_is_full_for_a_moment_costs_a_study_nothing(tmp_path):
     with mounted(tmp_path / "runs", size="2m") as runs:
         study = QuickStudy(tmp_path, trial_s=1.0)
-        tuner = study.start(*BUDGET, "study.budget.trials=2")
+        tuner = study.start(*LONGER, "study.budget.trials=2")
         study.wait_for_trial(1, tuner)
         time.sleep(0.5)
         fill(runs)
@@ -83,7 +84,7 @@ def test_disk_that_is_full_for_a_moment_costs_a_study_nothing(tmp_path):
 def test_disk_that_turns_read_only_ends_the_study(tmp_path):
     with mounted(tmp_path / "runs", size="20m") as runs, contextlib.ExitStack() as stack:
         study = QuickStudy(tmp_path, trial_s=1.0)
-        tuner = study.start(*BUDGET)
+        tuner = study.start(*LONGER)
         study.wait_for_trial(1, tuner)
         before = study.folder.read_trials()
         # Remounting it would be refused while a file is open for writing; a failing disk does not ask. Mounted over itself,
@@ -103,7 +104,7 @@ def test_disk_that_turns_read_only_ends_the_study(tmp_path):
 @pytest.mark.parametrize("what", ["study", "runs"])
 def test_folder_deleted_in_the_middle_ends_the_study_and_is_not_made_again(tmp_path, what):
     study = QuickStudy(tmp_path, trial_s=1.0)
-    tuner = study.start(*BUDGET)
+    tuner = study.start(*LONGER)
     study.wait_for_trial(1, tuner)
     doomed = study.folder.path if what == "study" else study.folder.path.parent
     shutil.rmtree(doomed)
