@@ -2,6 +2,7 @@
 
     AutotuneError            exit code 1: a fault of autotune itself
     ├── BadInput             exit code 2: what the user typed or wrote cannot be done
+    ├── FolderLost           exit code 2: the study's folder cannot be written any more: full, read-only or deleted
     ├── NothingWorked        exit code 3: no configuration of the study trained
     ├── ClaimBroken          exit code 4: `verify` found a slower winner than its file claims
     └── Interrupted          exit code 130: stopped by the user, everything measured is kept
@@ -35,8 +36,14 @@ class BadInput(AutotuneError):
         super().__init__("\n".join(self.problems))
 
 
+class FolderLost(AutotuneError):
+    """The folder that everything is written to cannot be written any more; what was written before is there."""
+
+    exit_code = 2
+
+
 class NothingWorked(AutotuneError):
-    """No trial of the study produced a number, baseline included."""
+    """The program does not train as it is, or no configuration but that one does."""
 
     exit_code = 3
 

@@ -3,6 +3,7 @@
 The study folder is the truth; MLflow, reports and `show` are made from these records.
 
     runs/<study>/study.json             StudyRecord: command, space, machine, fingerprint (written before the first trial)
+    runs/<study>/trials/0007/asked.json TrialRequest (written before the trial starts)
     runs/<study>/trials/0007/trial.json TrialRecord (written when the trial is over; absent = it is not)
     runs/<study>/summary.json           Summary (rewritten after every trial)
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +49,16 @@ class Outcome(enum.StrEnum):
         """Whether a trial that ended like this carries a usable number."""
         return self in (Outcome.ok, Outcome.raced, Outcome.unsteady)
 
+    @property
+    def is_memory(self) -> bool:
+        """Whether a trial that ended like this ran out of memory: trying it again changes nothing."""
+        return self in (Outcome.device_oom, Outcome.host_oom)
+
+    @property
+    def is_no_answer(self) -> bool:
+        """Whether a trial that ended like this says nothing of its configuration, which may be proposed again."""
+        return self in (Outcome.disturbed, Outcome.interrupted)
+
 
 class Tier(enum.StrEnum):
     """How much a knob changes beside speed; ordered: each includes the ones before it."""
@@ -70,6 +82,41 @@ class Kind(enum.StrEnum):
 
 
 @dataclass(kw_only=True)
+class TrialRequest:
+    """What a trial was to measure, on disk before it starts: of one that was cut off with autotune itself this is all there is.
+
+    Attributes:
+        number, kind, knobs, changed, tier, why, origin, repeats, round, started_at: as in TrialRecord.
+    """
+
+    number: int
+    kind: Kind
+    knobs: Knobs
+    changed: Knobs
+    tier: Tier = Tier.exact
+    why: str = ""
+    origin: str = ""
+    repeats: int | None = None
+    round: int | None = None
+    started_at: float = 0.0
+    schema: int = SCHEMA
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the request as plain JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: Any) -> TrialRequest:
+        """Returns the request that `as_json` wrote.
+
+        Raises:
+            ValueError: another schema, or not a request.
+        """
+        values = _fields(cls, raw, "trial request", _TRIAL_SHAPE)
+        return cls(**{**values, "kind": Kind(values["kind"]), "tier": Tier(values.get("tier", Tier.exact))})
+
+
+@dataclass(kw_only=True)
 class TrialRecord:
     """One finished trial.
 
@@ -81,6 +128,8 @@ class TrialRecord:
         knobs: full configuration, the baseline's observed values included.
         changed: the part of `knobs` that differs from the baseline: what the harness was asked to do.
         why: one line on why this configuration was tried.
+        origin: where the search had it from: "expert", "single KEY" (one change on the best), "sampler NAME", "late" (a costly
+            value or a lower tier); "" for the baseline and the finals.
         outcome: how it ended.
         reason: one line on why it ended like that; "" for a plain ok.
         evidence: log tail, exit status, exception: {"exit_code", "signal", "error", "log_tail", ...}.
@@ -96,7 +145,6 @@ class TrialRecord:
         data_wait_frac: share of the window rank 0 waited for input.
         metrics: further numbers for the tracker, name -> value (NVML power, energy, utilisation, step times).
         knob_reports: knob key -> {"status", "reason", "observed"} (rank 0, the worst rank for statuses).
-        sampler_number: Optuna's number of this trial; None for trials Optuna does not know.
     """
 
     number: int
@@ -108,6 +156,7 @@ class TrialRecord:
     repeats: int | None = None
     round: int | None = None
     why: str = ""
+    origin: str = ""
     reason: str = ""
     evidence: dict[str, Any] = field(default_factory=dict)
     value: float | None = None
@@ -122,7 +171,6 @@ class TrialRecord:
     data_wait_frac: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     knob_reports: dict[str, dict[str, Any]] = field(default_factory=dict)
-    sampler_number: int | None = None
     schema: int = SCHEMA
 
     def as_json(self) -> dict[str, Any]:
@@ -130,19 +178,16 @@ class TrialRecord:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> TrialRecord:
+    def from_json(cls, raw: Any) -> TrialRecord:
         """Returns the record that `as_json` wrote.
 
         Raises:
             ValueError: another schema, or not a record.
         """
-        if raw.get("schema") != SCHEMA:
-            raise ValueError(f"trial record of schema {raw.get('schema')!r}, this version reads {SCHEMA}")
-        known = {f.name for f in dataclasses.fields(cls)}
-        values = {name: value for name, value in raw.items() if name in known}
-        values["outcome"], values["kind"] = Outcome(raw["outcome"]), Kind(raw["kind"])
-        values["tier"] = Tier(raw["tier"])
-        values["ci"] = None if raw["ci"] is None else (float(raw["ci"][0]), float(raw["ci"][1]))
+        values = _fields(cls, raw, "trial record", _TRIAL_SHAPE)
+        values["outcome"], values["kind"] = Outcome(raw.get("outcome")), Kind(raw.get("kind"))
+        values["tier"] = Tier(raw.get("tier"))
+        values["ci"] = None if raw.get("ci") is None else (float(raw["ci"][0]), float(raw["ci"][1]))
         return cls(**values)
 
 
@@ -152,26 +197,39 @@ class StudyRecord:
 
     Attributes:
         name: the study's name and folder.
+        base: the name that was asked for; several studies of one name have it in common.
+        sequence: place among the studies of the runs folder, from 1: the clock may be set back, this only grows.
         title: what is tuned, for people: the recipe's name or the command line.
         command: argument list of the program, placeholders unfilled.
+        placeholders: knobs that travel through the command line -> value in the baseline.
+        is_recipe: whether a built-in recipe is tuned.
         cwd: working directory of the program.
         objective: "throughput".
-        fingerprint: hash over program, space, objective and machine: results are compared within one only.
-        space: knob key -> domain as written by `Domain.as_json`, for the knobs that are searched.
+        fingerprint: hash over `identity`: results are compared within one only.
+        identity: what makes results comparable, by name: machine, program, objective, space (see study/identity.py).
+        asked: knob key -> domain as written by `Domain.as_json` or {"auto": true}, as the user asked for it.
+        space: the same for the knobs that are searched on this machine with this program; as asked before the baseline has run.
         pinned: knobs the user fixed; they hold for the baseline too.
         machine: host and device facts.
         versions: autotune, python, torch (of the program), optuna, ...
         started_at: seconds since the epoch.
         budget_s: wall-time budget; None for unlimited.
         budget_trials: trial budget; None for unlimited.
+        spent_s: wall time that earlier runs of this study took, before it was resumed.
     """
 
     name: str
     title: str
     command: list[str]
     cwd: str
+    base: str = ""
+    sequence: int = 0
+    placeholders: Knobs = field(default_factory=dict)
+    is_recipe: bool = False
     objective: str = "throughput"
     fingerprint: str = ""
+    identity: dict[str, Any] = field(default_factory=dict)
+    asked: dict[str, Any] = field(default_factory=dict)
     space: dict[str, Any] = field(default_factory=dict)
     pinned: Knobs = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
@@ -179,6 +237,7 @@ class StudyRecord:
     started_at: float = 0.0
     budget_s: float | None = None
     budget_trials: int | None = None
+    spent_s: float = 0.0
     schema: int = SCHEMA
 
     def as_json(self) -> dict[str, Any]:
@@ -186,16 +245,82 @@ class StudyRecord:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> StudyRecord:
+    def from_json(cls, raw: Any) -> StudyRecord:
         """Returns the record that `as_json` wrote.
 
         Raises:
-            ValueError: another schema.
+            ValueError: another schema, or not a record.
         """
-        if raw.get("schema") != SCHEMA:
-            raise ValueError(f"study record of schema {raw.get('schema')!r}, this version reads {SCHEMA}")
-        known = {f.name for f in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in raw.items() if name in known})
+        return cls(**_fields(cls, raw, "study record", _STUDY_SHAPE))
+
+
+# What a document must hold to be used, by name: what is read from disk may have been cut off, edited or written by others.
+_NUMBER = (int, float)
+_TRIAL_SHAPE: Mapping[str, tuple[type, ...]] = {
+    "number": (int,), "knobs": (dict,), "changed": (dict,), "evidence": (dict,), "phases_s": (dict,), "metrics": (dict,),
+    "knob_reports": (dict,), "value": (*_NUMBER, type(None)), "ci": (list, type(None)), "why": (str,), "origin": (str,),
+    "reason": (str,), "unit": (str,), "started_at": _NUMBER, "seconds": _NUMBER, "round": (int, type(None)),
+    "repeats": (int, type(None)),
+}  # fmt: skip
+_STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
+    "name": (str,), "title": (str,), "command": (list,), "cwd": (str,), "base": (str,), "sequence": (int,),
+    "placeholders": (dict,), "is_recipe": (bool,), "identity": (dict,), "asked": (dict,), "space": (dict,), "pinned": (dict,),
+    "machine": (dict,), "versions": (dict,), "started_at": _NUMBER, "budget_s": (*_NUMBER, type(None)),
+    "budget_trials": (int, type(None)), "spent_s": _NUMBER,
+}  # fmt: skip
+_SUMMARY_SHAPE: Mapping[str, tuple[type, ...]] = {
+    "study": (str,), "status": (str,), "machine": (dict,), "baseline": (dict,), "best": (dict, type(None)),
+    "best_by_tier": (dict,), "speedup": (dict, type(None)), "attribution": (list,), "diagnosis": (list,), "counts": (dict,),
+    "seconds": (dict,), "versions": (dict,), "started_at": _NUMBER, "trials": (list,),
+}  # fmt: skip
+
+
+def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
+    """Returns the values of a dataclass's fields; what is missing keeps its default.
+
+    Raises:
+        ValueError: another schema, a required field is missing, or a value is of another kind.
+    """
+    _check_schema(raw, what)
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    values = {name: value for name, value in raw.items() if name in fields}
+    for name, f in fields.items():
+        is_required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if is_required and name not in values:
+            raise ValueError(f"{what} without {name!r}")
+    _check_kinds(values, what, shape)
+    return values
+
+
+def checked_summary(raw: Any) -> Summary:
+    """Returns the document of summary.json when it is one.
+
+    Raises:
+        ValueError: another schema, or not a summary.
+    """
+    _check_schema(raw, "summary")
+    if missing := [name for name in _SUMMARY_SHAPE if name not in raw]:
+        raise ValueError(f"summary without {missing[0]!r}")
+    _check_kinds(raw, "summary", _SUMMARY_SHAPE)
+    for trial in raw["trials"]:
+        if not isinstance(trial, dict):
+            raise ValueError(f"summary with a trial that is none, got {trial!r:.80}")
+        Outcome(str(trial.get("outcome")))
+        _check_kinds({"number": None, **trial}, "summary's trial", _TRIAL_SHAPE)
+    return dict(raw)
+
+
+def _check_schema(raw: Any, what: str) -> None:
+    if not isinstance(raw, dict):
+        raise ValueError(f"{what} expected, got {raw!r:.80}")
+    if raw.get("schema") != SCHEMA:
+        raise ValueError(f"{what} of schema {raw.get('schema')!r}, this version reads {SCHEMA}")
+
+
+def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple[type, ...]]) -> None:
+    for name, kinds in shape.items():
+        if name in values and not isinstance(values[name], kinds):
+            raise ValueError(f"{what} with {name!r} of another kind, got {values[name]!r:.80}")
 
 
 # Summary is the document of `autotune show --json`, kept as a plain dict because it is an interface:
@@ -203,10 +328,10 @@ class StudyRecord:
 #  "baseline": {"trial", "value", "ci": [lo, hi] | null, "knobs"},
 #  "best": {"trial", "value", "ci", "overrides": {knob: value}, "knobs"} | null,
 #  "best_by_tier": {tier: {"trial", "value", "ci", "overrides"}},
-#  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null,
+#  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; ratio null: not compared,
 #  "attribution": [{"knob", "from", "to", "ratio", "ci"}], "diagnosis": [{"finding", "evidence", "advice"}],
 #  "counts": {outcome: n}, "seconds": {"total", "measuring", "starting", "compiling", "lost"},
-#  "fingerprint", "versions", "started_at", "budget_s",
+#  "fingerprint", "versions", "started_at", "budget_s", "budget_trials", "pinned", "command",
 #  "files": {"left": [{"name", "bytes", "trial"}], "restored": [{"path", "trials"}]},
 #  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "seconds", "phases_s",
 #              "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "round", "repeats"}]}

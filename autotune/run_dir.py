@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
+import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import BadInput, nearest
-from autotune.records import StudyRecord, Summary, TrialRecord
+from autotune.errors import BadInput, FolderLost, nearest
+from autotune.owner import Claim, Owned, owner_of
+from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest, checked_summary
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # the embedded tracking store lies beside the studies
+FULL = (errno.ENOSPC, errno.EDQUOT)
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # on a full disk: somebody's temporary file may go by itself
+PROBE_BYTES = 4096
+CUT_OFF = "autotune was ended before the study was over"
 
 
 class StudyFolder:
-    """Paths and documents of one study: `runs/<name>/`."""
+    """Paths and documents of one study: `runs/<name>/`.
 
-    def __init__(self, path: Path) -> None:
+    Attributes:
+        path: the folder.
+        name: its name.
+        base, sequence: as in StudyRecord, when this process made the folder.
+    """
+
+    def __init__(self, path: Path, *, base: str = "", sequence: int = 0) -> None:
         self.path = path
         self.name = path.name
+        self.base, self.sequence = base or path.name, sequence
+        self._claim: Claim | None = None
 
     @property
     def study_file(self) -> Path:
@@ -52,22 +70,89 @@ class StudyFolder:
         """Returns the folder of a trial."""
         return self.path / "trials" / f"{number:04d}"
 
+    # Whose it is -----------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[str]:
+        """Keeps every other tuner out of the study; yields why that could not be done, "" when it was.
+
+        Raises:
+            BadInput: another tuner works on it.
+            FolderLost: the folder cannot be written.
+        """
+        try:
+            with Claim(self.path) as self._claim:
+                yield self._claim.problem
+        except Owned as owned:
+            raise BadInput(
+                f"STUDY: another autotune works on it, got {self.name!r} ({owned}). Wait for its end, or end it with Ctrl-C."
+            ) from None
+        except OSError as error:
+            raise self.lost(error) from error
+        finally:
+            self._claim = None
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether some process works on the study now."""
+        return owner_of(self.path) is not None
+
+    # Documents -------------------------------------------------------------------------------------------------------------
+
     def write_study(self, record: StudyRecord) -> None:
         """Writes the study's record."""
-        write_json(self.study_file, record.as_json())
+        self._write(self.study_file, as_json(record.as_json()))
 
     def read_study(self) -> StudyRecord:
-        """Returns the study's record."""
+        """Returns the study's record.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is not one.
+        """
         return StudyRecord.from_json(read_json(self.study_file))
+
+    def write_config(self, yaml: str) -> None:
+        """Writes the composed configuration."""
+        self._write(self.config_file, yaml)
+
+    def write_request(self, request: TrialRequest) -> None:
+        """Makes a trial's folder and writes what the trial is to measure."""
+        try:
+            self.trial_path(request.number).mkdir(exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise self.lost(error) from error
+        self._write(self.trial_path(request.number) / "asked.json", as_json(request.as_json()))
 
     def write_trial(self, record: TrialRecord) -> None:
         """Writes a finished trial's record; from then on the trial counts."""
-        write_json(self.trial_path(record.number) / "trial.json", record.as_json())
+        self._write(self.trial_path(record.number) / "trial.json", as_json(record.as_json()))
 
     def read_trials(self) -> list[TrialRecord]:
-        """Returns every finished trial, by number. Folders without a record (cut off) are left out."""
+        """Returns every finished trial, by number. Folders without a record (cut off) are left out.
+
+        Raises:
+            OSError: a record cannot be read.
+            ValueError: a record is not one; names its file.
+        """
         files = sorted(self.path.glob("trials/[0-9]*/trial.json"))
-        return [TrialRecord.from_json(read_json(file)) for file in files]
+        return sorted((_read_as(TrialRecord.from_json, file) for file in files), key=lambda record: record.number)
+
+    def read_cut_off(self) -> list[TrialRequest]:
+        """Returns what the trials without a record were to measure, by number: they were cut off with autotune itself."""
+        files = sorted(self.path.glob("trials/[0-9]*/asked.json"))
+        found = []
+        for file in files:
+            if not file.with_name("trial.json").exists():
+                with contextlib.suppress(OSError, ValueError):  # cut off before anything was asked
+                    found.append(TrialRequest.from_json(read_json(file)))
+        return sorted(found, key=lambda request: request.number)
+
+    def tidy(self) -> None:
+        """Removes what writers that were killed left half-written; only for the study's owner."""
+        for file in (*self.path.glob("*.tmp"), *self.path.glob("trials/*/*.tmp"), self.path / ".probe"):
+            with contextlib.suppress(OSError):
+                file.unlink()
 
     def next_number(self) -> int:
         """Returns the first trial number that has no folder yet."""
@@ -76,11 +161,75 @@ class StudyFolder:
 
     def write_summary(self, summary: Summary) -> None:
         """Writes summary.json."""
-        write_json(self.summary_file, summary)
+        self._write(self.summary_file, as_json(summary))
 
     def read_summary(self) -> Summary:
-        """Returns summary.json."""
-        return dict(read_json(self.summary_file))
+        """Returns summary.json as it is stored.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is not one.
+        """
+        return checked_summary(read_json(self.summary_file))
+
+    def current_summary(self) -> Summary:
+        """Returns summary.json as it is to be understood: a study that says it runs, and that nobody works on, was cut off.
+
+        Raises:
+            OSError, ValueError: as `read_summary`.
+        """
+        is_owned = self.is_owned  # asked first: who ends meanwhile has written how
+        summary = self.read_summary()
+        if summary["status"] == "running" and not is_owned:
+            return {**summary, "status": "interrupted", "reason": CUT_OFF}
+        return summary
+
+    def write_best(self, text: str) -> None:
+        """Writes the winner."""
+        self._write(self.best_file, text)
+
+    # When it cannot be written ---------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Checks that the folder is still there and can be written.
+
+        Raises:
+            FolderLost: it is not; says why and what to do.
+        """
+        self._check_place()
+        self._write(self.path / ".probe", "." * PROBE_BYTES)
+        with contextlib.suppress(OSError):
+            (self.path / ".probe").unlink()
+
+    def lost(self, error: OSError) -> FolderLost:
+        """Returns what a failed write means, for the user."""
+        why, again = error.strerror or str(error), f"autotune resume {self.name}{_where(self.path.parent)}"
+        kept = "What was measured before is kept"
+        if error.errno in FULL:
+            return FolderLost(f"{self.path}: the disk is full ({why}). {kept}. Free some space, then: {again}")
+        if error.errno in GONE:
+            return FolderLost(
+                f"{self.path}: the study's folder is gone ({why}), deleted or moved while the study ran. Nothing is written "
+                "there again. Start a new study, or go on where it is now: autotune resume STUDY --runs-dir DIR"
+            )
+        return FolderLost(f"{self.path}: cannot be written any more ({why}). {kept}. Make it writable, then: {again}")
+
+    def _check_place(self) -> None:
+        if self._claim is not None and self._claim.is_lost:
+            raise self.lost(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+
+    def _write(self, file: Path, text: str) -> None:
+        self._check_place()
+        pauses_s = list(PAUSES_S)
+        while True:
+            try:
+                write_text(file, text)
+            except OSError as error:
+                if error.errno not in FULL or not pauses_s:
+                    raise self.lost(error) from error
+                time.sleep(pauses_s.pop(0))
+            else:
+                return
 
 
 def create(runs: Path, name: str) -> StudyFolder:
@@ -99,7 +248,7 @@ def create(runs: Path, name: str) -> StudyFolder:
             except FileExistsError:
                 continue
             (path / "trials").mkdir(mode=0o700)
-            return StudyFolder(path)
+            return StudyFolder(path, base=name, sequence=next_sequence(runs))
     except OSError as error:
         problem = f"runs_dir: cannot be written, got {str(runs)!r} ({error.strerror}). Give a folder you own: runs_dir=DIR."
         raise BadInput(problem) from error
@@ -122,20 +271,35 @@ def check_name(name: str) -> None:
 
 
 def find(runs: Path, name: str) -> StudyFolder:
-    """Returns the study that `name` means: that very name, or for a default name the latest of `name`, `name-2`, ...
+    """Returns the study that `name` means: the latest that was asked for by this name, else the folder of this name.
+
+    With the runs folder before it ("runs/resnet18") it means that very folder: of two studies of one name, the first is
+    reached so.
 
     Raises:
         BadInput: there is none.
     """
+    is_folder = os.sep in name and Path(name).parent.resolve() == runs.resolve()
+    name = Path(name).name if is_folder else name
     check_name(name)
-    numbered = re.compile(re.escape(name) + r"-(\d+)")
-    matches = [(0, folder) for folder in studies(runs) if folder.name == name]
-    matches += [(int(m[1]), folder) for folder in studies(runs) if (m := numbered.fullmatch(folder.name))]
-    if matches:
-        return max(matches, key=lambda pair: pair[0])[1]
-    known = [folder.name for folder in studies(runs)]
-    there = f"There {'are' if known else 'is none yet'}{': ' if known else ''}{', '.join(nearest(name, known)[:8])}."
-    raise BadInput(f"STUDY: no such study in {str(runs)!r}, got {name!r}. {there} See `autotune list`.")
+    there = list(studies(runs))
+    namesakes = [(record.sequence, folder) for folder in there if (record := _record(folder)) and record.base == name]
+    if namesakes and not is_folder:
+        return max(namesakes, key=lambda pair: pair[0])[1]
+    if exact := next((folder for folder in there if folder.name == name), None):
+        return exact
+    known = [folder.name for folder in there]
+    have = f"There {'are' if known else 'is none yet'}{': ' if known else ''}{', '.join(nearest(name, known)[:8])}."
+    raise BadInput(f"STUDY: no such study in {str(runs)!r}, got {name!r}. {have} See `autotune list`.")
+
+
+def call(folder: StudyFolder) -> str:
+    """Returns what to type for this study on a command line: its name, or its path where the name means a later one."""
+    try:
+        is_meant = find(folder.path.parent, folder.name).path == folder.path
+    except BadInput:
+        is_meant = False
+    return f"{folder.name if is_meant else shlex.quote(str(folder.path))}{_where(folder.path.parent)}"
 
 
 def studies(runs: Path) -> Iterator[StudyFolder]:
@@ -146,14 +310,43 @@ def studies(runs: Path) -> Iterator[StudyFolder]:
         yield StudyFolder(file.parent)
 
 
-def write_json(path: Path, document: Any) -> None:
-    """Writes a JSON document: whole under a temporary name, then renamed, so that a reader never sees half of it."""
+def next_sequence(runs: Path) -> int:
+    """Returns the place of a new study among those of a runs folder, from 1."""
+    return 1 + max((record.sequence for folder in studies(runs) if (record := _record(folder))), default=0)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a document: whole under a temporary name, then renamed, so that a reader never sees half of it.
+
+    Only its owner may read it, and it survives a power loss once this has returned.
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    with contextlib.suppress(OSError):  # some file systems cannot do that for a folder
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Writes a JSON document as `write_text` writes."""
+    write_text(path, as_json(document))
+
+
+def as_json(document: Any) -> str:
+    """Returns a document as it is stored."""
+    return json.dumps(document, indent=1)
 
 
 def read_json(path: Path) -> Any:
@@ -163,4 +356,25 @@ def read_json(path: Path) -> Any:
         OSError: it cannot be read.
         ValueError: it is not JSON.
     """
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _read_as(convert: Any, file: Path) -> Any:
+    try:
+        return convert(read_json(file))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _record(folder: StudyFolder) -> StudyRecord | None:
+    try:
+        return folder.read_study()
+    except (OSError, ValueError):  # damaged, or of another version
+        return None
+
+
+def _where(runs: Path) -> str:
+    return "" if runs == Path("runs") else f" --runs-dir {shlex.quote(str(runs))}"

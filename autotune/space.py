@@ -102,6 +102,22 @@ class IntInterval:
 Domain = Choice | IntInterval
 
 
+def domain_from_json(raw: Any) -> Domain | None:
+    """Returns the domain that `as_json` wrote; None for {"auto": true}, the knob's own rule.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match raw:
+        case {"auto": True}:
+            return None
+        case {"choice": [*values]} if values and all(isinstance(value, bool | int | float | str) for value in values):
+            return Choice(tuple(values))
+        case {"interval": [int(low), int(high)], "log": bool(is_log)}:
+            return IntInterval(low, high, log=is_log)
+    raise ValueError(f"not a domain, got {raw!r:.80}")
+
+
 @dataclass(kw_only=True)
 class SearchSpace:
     """What the user asked for, before machine and program are known.

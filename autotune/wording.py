@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from autotune.records import Knobs, KnobValue
 
@@ -168,3 +169,10 @@ def one_line(text: str, most: int) -> str:
 def masked(text: str) -> str:
     """Returns the text with user names and passwords in URLs replaced by `***`."""
     return re.sub(r"(\w+://)[^/\s@]+@", r"\1***@", text)
+
+
+def log_lines(evidence: dict[str, Any], *, most: int = 15) -> list[str]:
+    """Returns the end of what a failed trial said, its traceback or else its log, set off for a message."""
+    error = evidence.get("error") or {}
+    tail = str(error.get("traceback") or evidence.get("log_tail") or "").rstrip().splitlines()[-most:]
+    return [f"  | {line}" for line in tail]

@@ -16,6 +16,7 @@ HELP = """Finds the fastest correct way to run a PyTorch training job on this ma
 
     autotune run model=resnet18         a built-in recipe
     autotune run -- python train.py     your own script, unmodified
+    autotune resume STUDY               go on with a study that was ended
     autotune show                       the latest study again
     autotune export STUDY -o best.yaml  the winner as a file
     autotune ui                         the trials in the MLflow UI
@@ -40,8 +41,17 @@ RunsDir = Annotated[
     typer.Option("--runs-dir", metavar="DIR", help="Folder of the studies: 'runs' when not given.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-Study = Annotated[str, typer.Argument(metavar="STUDY", help="A study's name; a default name means its latest study.")]
-AnyStudy = Annotated[str | None, typer.Argument(metavar="STUDY", help="A study's name; the latest study when not given.")]
+Study = Annotated[
+    str, typer.Argument(metavar="STUDY", help="A study's name: the latest of that name; or its folder, runs/NAME.")
+]
+AnyStudy = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="STUDY",
+        help="A study's name: the latest of that name; or its folder, runs/NAME. The latest study when not given.",
+        show_default=False,
+    ),
+]
 Uri = Annotated[
     str | None,
     typer.Option("--uri", metavar="URI", help="Tracking server or store instead of the study's own.", show_default=False),
@@ -134,9 +144,38 @@ def run(
     return implementation.run(asked, as_json=as_json)
 
 
+@app.command(rich_help_panel=_PANEL_TUNE)
+def resume(
+    study: Study,
+    budget: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="A larger budget: study.budget.minutes=16, study.budget.trials=40.", show_default=False
+        ),
+    ] = None,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Go on with a study, however it was ended: Ctrl-C, a crash, a power loss, a used-up budget.
+
+    Its trials are neither repeated nor lost, what was cut off is tried again, and the time it used stays used. Configuration,
+    command and working directory are those it began with; machine and program must be the same.
+
+        autotune resume resnet18
+        autotune resume resnet18 study.budget.minutes=16
+    """
+    from autotune.cli import resume as implementation
+
+    return implementation.resume(_runs(runs_dir), study, budget or (), as_json=as_json)
+
+
 @app.command(name="list", rich_help_panel=_PANEL_SEE)
 def list_(runs_dir: RunsDir = None, as_json: AsJson = False) -> int:
-    """List the studies: when, what, how it went."""
+    """List the studies, the latest last: when, what, how it went.
+
+    Elsewhere a study's name means the latest of that name, and a path that very study: resnet18 is the last one run of
+    resnet18, resnet18-2, ..., and runs/resnet18 the first.
+    """
     from autotune.cli import show
 
     return show.print_studies(_runs(runs_dir), as_json=as_json)

@@ -44,8 +44,9 @@ PHASE_WORDS = {
 class LiveView(View):
     """Shows a study on a terminal."""
 
-    def __init__(self, console: Console, path: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, console: Console, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._path, self._clock = console, path, clock
+        self._begun_s = clock()
         self._study: StudyRecord | None = None
         self._baseline: TrialRecord | None = None
         self._best: TrialRecord | None = None
@@ -69,6 +70,11 @@ class LiveView(View):
             self._console.print(trials.table(self._console.width))
             self._live.start()
         self._study = study
+
+    def resumed(self, trials: Sequence[TrialRecord], spent_s: float) -> None:
+        """Shows the rows of the trials that are there already."""
+        for trial in trials:
+            self.trial_ended(trial)
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
         """Shows what is tried now."""
@@ -166,7 +172,7 @@ class LiveView(View):
     def _time_row(self, width: int) -> Table | None:
         if self._study is None or self._study.budget_s is None:
             return None
-        spent_s = min(self._clock() - self._study.started_at, self._study.budget_s)
+        spent_s = min(self._study.spent_s + self._clock() - self._begun_s, self._study.budget_s)
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(width=7, style="quiet")
         grid.add_column(width=7, justify="left", no_wrap=True)

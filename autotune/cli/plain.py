@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.cli import verdict
 from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
 from autotune.study import Listener
-from autotune.wording import bytes_text, changes_phrase, interval_text, machine_text, number_text, rate_text, seconds_text
+from autotune.wording import (
+    bytes_text,
+    changes_phrase,
+    counts_text,
+    interval_text,
+    machine_text,
+    number_text,
+    rate_text,
+    seconds_text,
+)
 
 
 class View(Listener):
@@ -43,6 +53,11 @@ class PlainLines(View):
         elif study.space:
             _say(f"searching  {', '.join(sorted(study.space))}")
         self._is_announced = True
+
+    def resumed(self, trials: Sequence[TrialRecord], spent_s: float) -> None:
+        """What there is already."""
+        counts = Counter(trial.outcome.value for trial in trials)
+        _say(f"resumed  {len(trials)} trials are there, {counts_text(counts)}; {seconds_text(spent_s)} are used")
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
         """What is tried now and why."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import os
 import platform
 import subprocess
 import sys
@@ -13,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import autotune
-from autotune.cli import verdict
 from autotune.cli.processes import own_environment
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput, Interrupted, NothingWorked
-from autotune.run_dir import StudyFolder
+from autotune.run_dir import StudyFolder, call
 from autotune.trackers.store import NONE
 
 if TYPE_CHECKING:
     from autotune.cli.plain import View
     from autotune.config.compose import Composed
-    from autotune.study import Plan
+    from autotune.records import Summary
+    from autotune.study import Listener, Plan
 
 LIBRARIES = ("optuna", "hydra-core", "mlflow", "numpy", "scipy")
 TRACKING_LOG = "tracking.log"
@@ -64,8 +65,9 @@ def run(asked: Asked, *, as_json: bool) -> int:
 
     Raises:
         BadInput: what was asked for cannot be done.
-        NothingWorked: the program does not train as it is.
+        NothingWorked: the program does not train as it is, or no other way.
         Interrupted: by the user; what was measured is kept.
+        FolderLost: the study's folder cannot be written any more.
     """
     from autotune.machine import host_facts
     from autotune.run_dir import create
@@ -73,21 +75,42 @@ def run(asked: Asked, *, as_json: bool) -> int:
 
     facts = host_facts()
     composed = _compose(asked, facts)
-    runs = Path(composed.config.runs_dir)
-    plan = _plan(composed, facts)
-    folder = create(runs, composed.name)
+    plan = plan_of(composed, facts)
+    folder = create(Path(composed.config.runs_dir), composed.name)
+    return carry_out(run_study, plan, folder, as_json=as_json)
+
+
+def carry_out(
+    study: Callable[[Plan, StudyFolder, Listener], Summary], plan: Plan, folder: StudyFolder, *, as_json: bool
+) -> int:
+    """Runs a study from its beginning or from where it was ended, shows how it goes, and returns the exit code.
+
+    Args:
+        study: `run_study` or `resume_study`.
+        plan: what it is given.
+        folder: its folder.
+        as_json: print its document and nothing else.
+    """
     view = _view(folder, as_json=as_json)
-    with contextlib.closing(view):
-        summary = run_study(plan, folder, view)
+    try:
+        with contextlib.closing(view):
+            summary = study(plan, folder, view)
+    except NothingWorked:
+        if as_json:
+            print_json(folder.read_summary())
+        raise
+    except KeyboardInterrupt:
+        raise _interrupted(folder, "stopped by the user") from None
     if as_json:
         print_json(summary)
-    if summary["status"] == "failed":
-        raise NothingWorked(str(summary.get("reason") or "no configuration worked"))
     if summary["status"] == "interrupted":
-        commands = verdict.next_commands(folder.name, runs, has_best=verdict.has_winner(summary))
-        why = str(summary.get("reason") or "stopped by the user")
-        raise Interrupted(f"interrupted, {why}: everything measured is kept in {folder.path}. Next: {commands[0]}")
+        raise _interrupted(folder, str(summary.get("reason") or "stopped by the user"))
     return 0
+
+
+def _interrupted(folder: StudyFolder, why: str) -> Interrupted:
+    go_on = f"To go on: autotune resume {call(folder)}"
+    return Interrupted(f"interrupted, {why}: everything measured is kept in {folder.path}. {go_on}")
 
 
 def _compose(asked: Asked, facts: dict[str, object] | None = None) -> Composed:
@@ -96,7 +119,8 @@ def _compose(asked: Asked, facts: dict[str, object] | None = None) -> Composed:
     return compose(asked.overrides, command=asked.command, config_dirs=asked.config_dirs, runs_dir=asked.runs_dir, facts=facts)
 
 
-def _plan(composed: Composed, facts: dict[str, object]) -> Plan:
+def plan_of(composed: Composed, facts: dict[str, object]) -> Plan:
+    """Returns what the study is given: the composed configuration, the launcher, the tracker, this machine."""
     from autotune.launchers.local import LocalLauncher
     from autotune.study import Plan
 
@@ -137,9 +161,9 @@ def tracking(uri: str | None) -> Callable[[StudyFolder], subprocess.Popen[bytes]
 
 def start_tracking(folder: StudyFolder) -> subprocess.Popen[bytes]:
     """Starts `autotune sync --follow` for a study; its output goes to tracking.log in the study's folder."""
-    runs = folder.path.parent.resolve()
-    argv = [sys.executable, "-m", "autotune", "sync", folder.name, "--follow", "--runs-dir", str(runs)]
-    with (folder.path / TRACKING_LOG).open("ab") as log:
+    path = folder.path.resolve()
+    argv = [sys.executable, "-m", "autotune", "sync", str(path), "--follow", "--runs-dir", str(path.parent)]
+    with open(os.open(folder.path / TRACKING_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
         return subprocess.Popen(
             argv,
             env=own_environment(),

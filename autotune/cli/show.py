@@ -13,11 +13,12 @@ from rich.text import Text
 from autotune.cli import trials, verdict
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput
-from autotune.records import Summary
-from autotune.run_dir import StudyFolder, find, studies
+from autotune.records import StudyRecord, Summary
+from autotune.run_dir import CUT_OFF, StudyFolder, call, find, studies
 from autotune.wording import machine_text
 
 INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # says nothing in a list: the script does
+MAX_HINTS = 3  # interrupted studies that `list` names the next command for
 
 
 def chosen(runs: Path, name: str | None) -> StudyFolder:
@@ -28,15 +29,15 @@ def chosen(runs: Path, name: str | None) -> StudyFolder:
     """
     if name is not None:
         return find(runs, name)
-    there = [(started, folder) for folder in studies(runs) if (started := _started_at(folder)) is not None]
+    there = list(studies(runs))
     if not there:
         raise BadInput(f"STUDY: there is no study in {str(runs)!r}. Make one with `autotune run`, or give --runs-dir DIR.")
-    return max(there, key=lambda pair: pair[0])[1]
+    return max(there, key=_place)
 
 
 def print_studies(runs: Path, *, as_json: bool) -> int:
     """Prints one line per study, the latest last."""
-    there = sorted((row for folder in studies(runs) if (row := _row(folder)) is not None), key=lambda row: row["started_at"])
+    there = [_row(folder) for folder in sorted(studies(runs), key=_place)]
     if as_json:
         print_json(there)
         return 0
@@ -52,9 +53,13 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
     for name in ("study", "started", "program", "trials", "verdict"):
         table.add_column(name, no_wrap=True, overflow="ellipsis", width=widths[name])
     for row in there:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"]))
-        table.add_row(Text(row["study"], style="name"), when, Text(row["program"]), str(row["trials"]), Text(row["verdict"]))
+        table.add_row(
+            Text(row["study"], style="name"), _when(row), Text(row["program"]), str(row["trials"]), Text(row["verdict"])
+        )
     out.print(table)
+    for row in [row for row in there if row["status"] == "interrupted"][-MAX_HINTS:]:
+        command = Text(f"autotune resume {call(StudyFolder(runs / row['study']))}", style="command")
+        out.print(Text.assemble((f"to go on with {row['study']}  ", "quiet"), command))
     return 0
 
 
@@ -86,41 +91,65 @@ def read_summary(folder: StudyFolder) -> Summary:
         BadInput: it has none yet, or it cannot be read.
     """
     try:
-        return folder.read_summary()
+        return folder.current_summary()
     except FileNotFoundError:
-        raise BadInput(f"STUDY: no trial has ended yet, got {folder.name!r}. Wait for its first trial.") from None
+        raise BadInput(f"STUDY: {folder.name!r} has nothing to show yet. Wait for its first trial.") from None
     except (OSError, ValueError) as error:
         raise BadInput(
-            f"{folder.summary_file}: not a summary, got: {error}. The trials are in {folder.path / 'trials'}."
+            f"{folder.summary_file}: not a summary, got: {error}. The trials are in {folder.path / 'trials'}; "
+            f"`autotune resume {call(folder)}` makes it anew from them."
         ) from error
 
 
-def _started_at(folder: StudyFolder) -> float | None:
+def _place(folder: StudyFolder) -> tuple[int, float]:
+    """Returns what orders studies by their start: not the clock, which may have been set back; damaged ones come first."""
+    study = _study(folder)
+    return (study.sequence, study.started_at) if study else (-1, 0.0)
+
+
+def _study(folder: StudyFolder) -> StudyRecord | None:
     try:
-        return folder.read_study().started_at
-    except (OSError, ValueError):  # of another version, or damaged: not the latest
+        return folder.read_study()
+    except (OSError, ValueError):
         return None
+
+
+def _when(row: dict[str, Any]) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"])) if row["started_at"] else ""
 
 
 def _longest(rows: list[dict[str, Any]], name: str, *, most: int) -> int:
     return min(most, max(len(name), *(len(row[name]) for row in rows)))
 
 
-def _row(folder: StudyFolder) -> dict[str, Any] | None:
+def _row(folder: StudyFolder) -> dict[str, Any]:
     try:
         study = folder.read_study()
-    except (OSError, ValueError):
-        return None
+    except (OSError, ValueError) as error:
+        return _unreadable(folder, StudyRecord(name=folder.name, title="", command=[], cwd=""), f"study.json: {error}")
     try:
-        summary = folder.read_summary()
-    except (OSError, ValueError):
-        summary = {"status": "running", "trials": []}
-
+        summary = folder.current_summary()
+    except FileNotFoundError:  # its first trial has not ended
+        is_owned = folder.is_owned
+        summary = {"status": "running" if is_owned else "interrupted", "reason": "" if is_owned else CUT_OFF, "trials": []}
+    except (OSError, ValueError) as error:
+        return _unreadable(folder, study, f"summary.json: {error}")
     return {
-        "study": study.name,
+        "study": folder.name,
         "started_at": study.started_at,
         "program": INTERPRETER.sub("", study.title),
-        "trials": len(summary.get("trials") or []),
-        "status": str(summary.get("status")),
+        "trials": len(summary["trials"]),
+        "status": str(summary["status"]),
         "verdict": verdict.headline(summary),
+    }
+
+
+def _unreadable(folder: StudyFolder, study: StudyRecord, problem: str) -> dict[str, Any]:
+    return {
+        "study": folder.name,
+        "started_at": study.started_at,
+        "program": study.title,
+        "trials": sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json")),
+        "status": "unreadable",
+        "verdict": f"unreadable: {problem}",
     }

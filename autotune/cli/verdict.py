@@ -13,6 +13,7 @@ from rich.text import Text
 
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
 from autotune.records import Summary, Tier
+from autotune.run_dir import StudyFolder, call
 from autotune.wording import (
     bytes_text,
     changes_phrase,
@@ -59,9 +60,13 @@ def headline(summary: Summary, *, is_said: bool = False) -> str:
         return "failed"
     speedup = summary.get("speedup") or {}
     status, reason = str(summary.get("status")), str(summary.get("reason") or "")
-    if speedup.get("ratio") is None:
+    if not speedup or status == "failed":
         return f"{status}: {reason}" if reason else status
-    words = f"{speedup.get('verdict')}: {ratio_text(speedup['ratio'])} {ratio_interval_text(speedup.get('ci'))}".strip()
+    if speedup.get("ratio") is None:
+        words = "same" if speedup.get("verdict") == "same" else "no verdict"
+        words = f"{words}: {speedup.get('reason') or reason}"
+    else:
+        words = f"{speedup.get('verdict')}: {ratio_text(speedup['ratio'])} {ratio_interval_text(speedup.get('ci'))}".strip()
     return words if status == "complete" else f"{words} ({status})"
 
 
@@ -70,10 +75,17 @@ def has_winner(summary: Summary) -> bool:
     return bool((summary.get("best") or {}).get("overrides"))
 
 
-def next_commands(name: str, runs: Path, *, has_best: bool) -> list[str]:
-    """Returns what to type next, ready to copy."""
-    words = [["export", name, "-o", "best.yaml"]] if has_best else []
-    return [own_command_text(*command, runs=runs) for command in (*words, ["show", name], ["ui"])]
+def next_commands(summary: Summary, path: Path) -> list[str]:
+    """Returns what to type next, ready to copy.
+
+    Args:
+        summary: the study's summary.
+        path: the study's folder.
+    """
+    study = call(StudyFolder(path))
+    commands = [f"autotune resume {study}"] if summary.get("status") == "interrupted" else []
+    commands += [f"autotune export {study} -o best.yaml"] if has_winner(summary) else []
+    return [*commands, f"autotune show {study}", own_command_text("ui", runs=path.parent)]
 
 
 def _headline(summary: Summary, *, is_said: bool) -> Text:
@@ -160,8 +172,7 @@ def _rest(summary: Summary, path: Path) -> Table:
     made.add_row("files", Text(str(path), overflow="fold"))
     for name, text in file_lines(summary):
         made.add_row(name, Text(text, overflow="fold"))
-    commands = next_commands(str(summary["study"]), path.parent, has_best=has_winner(summary))
-    for n, command in enumerate(commands):
+    for n, command in enumerate(next_commands(summary, path)):
         made.add_row("" if n else "next", Text(command, style="command"))
     return made
 
@@ -198,5 +209,4 @@ def lines(summary: Summary, path: Path) -> list[str]:
     said.append(f"outcomes  {counts_text(summary.get('counts') or {})}")
     said.append(f"files  {path}")
     said += [f"{name}  {text}" for name, text in file_lines(summary)]
-    commands = next_commands(str(summary["study"]), path.parent, has_best=has_winner(summary))
-    return said + [f"next  {command}" for command in commands]
+    return said + [f"next  {command}" for command in next_commands(summary, path)]

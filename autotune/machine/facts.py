@@ -1,9 +1,7 @@
-"""Facts of the host, the fingerprint that says which results may be compared, and the circumstances of one study."""
+"""Facts of the host, those that say which results may be compared, and the circumstances of one study."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 import re
 import shutil
@@ -67,13 +65,13 @@ def has_cxx_compiler() -> bool:
     return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
 
 
-def fingerprint(facts: dict[str, Any]) -> str:
-    """Returns a hash of what makes results comparable: processor, cores, instruction sets, GPUs, torch.
+def comparable(facts: dict[str, Any]) -> dict[str, Any]:
+    """Returns what makes results comparable, by name: processor, cores, instruction sets, GPUs, device, torch.
 
     Args:
         facts: `host_facts()`, with the harness's facts laid over them where there are any.
     """
-    parts = {
+    return {
         "cpu_model": facts.get("cpu_model"),
         "num_cores": facts.get("num_cores"),
         "isa": sorted(facts.get("isa") or []),
@@ -81,7 +79,6 @@ def fingerprint(facts: dict[str, Any]) -> str:
         "device_name": facts.get("device_name"),
         "torch": facts.get("torch"),
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def circumstances(

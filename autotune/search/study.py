@@ -1,5 +1,8 @@
 """The Optuna study: its journal, and how each outcome of a trial is told to it.
 
+The trials' records are the truth and the journal is made from them: a search that goes on begins a new one and tells it every
+finished trial, so that none is missing, none is there twice and none seems to run for ever, wherever the last one was killed.
+
 Facts of Optuna 5 that decide this: samplers ignore FAIL, so a configuration that failed is proposed again and again; told as
 COMPLETE with the worst value seen and a violated constraint it is avoided.
 """
@@ -15,16 +18,12 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from autotune.records import Knobs, Outcome, TrialRecord
+from autotune.records import Knobs, TrialRecord
 from autotune.search.samplers import Distributions
 
 NUMBER_ATTRIBUTE = "trial"  # user attribute: number of the trial in the study folder
 MIN_MEMORY_VIOLATION = 0.01
 UNKNOWN_MEMORY_VIOLATION = 0.1  # a process killed for memory leaves no peak behind
-
-# How an outcome without a value of its own is told; METHOD: what cannot work must not be proposed again, chance may.
-_MEMORY = frozenset({Outcome.device_oom, Outcome.host_oom})
-_CHANCE = frozenset({Outcome.disturbed, Outcome.interrupted})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +51,12 @@ def told(record: TrialRecord, *, worst: float, memory_capacity_bytes: int | None
     """
     if record.outcome.has_value and record.value is not None:
         return Told(state=TrialState.COMPLETE, value=record.value)
-    if record.outcome in _CHANCE:
+    if record.outcome.is_no_answer:
         return Told(state=TrialState.FAIL)
-    if record.outcome in _MEMORY:
+    if record.outcome.is_memory:
         violation = _memory_violation(record.peak_memory_bytes, memory_capacity_bytes)
         return Told(state=TrialState.COMPLETE, value=worst, constraints={"memory": violation})
-    return Told(state=TrialState.COMPLETE, value=worst, constraints={"works": 1.0})
+    return Told(state=TrialState.COMPLETE, value=worst, constraints={"works": 1.0})  # as FAIL it would be proposed again
 
 
 def _memory_violation(peak_bytes: int | None, capacity_bytes: int | None) -> float:
@@ -66,11 +65,20 @@ def _memory_violation(peak_bytes: int | None, capacity_bytes: int | None) -> flo
     return max(MIN_MEMORY_VIOLATION, peak_bytes / capacity_bytes - 1)
 
 
-def open_study(journal: Path, name: str, sampler: optuna.samplers.BaseSampler) -> optuna.Study:
-    """Returns the Optuna study kept in a journal file, made when it is not there."""
+def begin_study(journal: Path, name: str, sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+    """Returns a new Optuna study kept in a journal file; one that is there already gives way.
+
+    Args:
+        journal: its file.
+        name: its name in there.
+        sampler: proposes.
+    """
+    for file in (journal, *journal.parent.glob(f"{journal.name}.lock*")):  # a killed writer leaves its lock behind
+        file.unlink(missing_ok=True)
+    journal.touch(mode=0o600)
     storage = JournalStorage(JournalFileBackend(str(journal)))
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would print lines into the live table
-    return optuna.create_study(storage=storage, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True)
+    return optuna.create_study(storage=storage, study_name=name, sampler=sampler, direction="maximize")
 
 
 def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **limits: Any) -> None:

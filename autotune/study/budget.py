@@ -32,13 +32,15 @@ class Budget:
         total_s: wall time for everything; None for unlimited.
         max_trials: search trials; None for unlimited.
         reserved_s: part of `total_s` kept for the finals.
-        started: `clock.monotonic()` at the start.
+        before_s: what earlier runs of the study have used of it.
+        started: `clock.monotonic()` at the start of this one.
     """
 
     clock: Clock
     total_s: float | None
     max_trials: int | None = None
     reserved_s: float = 0.0
+    before_s: float = 0.0
     started: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,8 +48,8 @@ class Budget:
 
     @property
     def spent_s(self) -> float:
-        """Wall time since the start."""
-        return self.clock.monotonic() - self.started
+        """Wall time the study has taken, earlier runs of it included."""
+        return self.before_s + self.clock.monotonic() - self.started
 
     @property
     def left_s(self) -> float:

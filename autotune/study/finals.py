@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from autotune import stats
 from autotune.harness.protocol import MeasureRules
-from autotune.records import TrialRecord
+from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study.budget import finals_rules
 from autotune.study.session import Session, configuration_key
 
@@ -23,6 +23,8 @@ DEAR_FACTOR = 5.0  # times the other's compile phase: the difference is a compil
 DEAR_GAIN_FRAC = 0.03  # what a compilation must gain in the search to be worth its cost in every round of the finals
 MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is out
 WANTED_TRIALS = 14  # the reserved time is shared by so many: five pairs, a choosing round of four
+CHOOSING_ROUNDS = 2
+CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # why a final is run: what it counts for
 
 
 @dataclass(kw_only=True)
@@ -107,32 +109,84 @@ def choose(values: dict[int, list[float]], candidates: list[TrialRecord], margin
     return min(alike, key=lambda candidate: (len(candidate.changed), candidate.tier.rank, -rates[candidate.number]))
 
 
+def that_count(records: list[TrialRecord]) -> list[TrialRecord]:
+    """Returns the finals measured so far that still count: the search has found no other finalists since.
+
+    Args:
+        records: all trials, by number.
+    """
+    searched = [record for record in records if record.kind is not Kind.final]
+    now = {record.number for record in finalists(searched)}
+
+    def is_fair(final: TrialRecord) -> bool:
+        then = finalists([record for record in searched if record.number < final.number])
+        return {record.number for record in then} == now
+
+    return [record for record in records if record.kind is Kind.final and is_fair(record)]
+
+
+def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]]:
+    """Returns the rounds of one kind, in order, each as number of the trial measured again -> its final; cut off ones left out.
+
+    Args:
+        finals: by number.
+        why: CHOOSING or REPORTED.
+    """
+    rounds: dict[int, dict[int, TrialRecord]] = {}
+    for final in finals:
+        if final.why == why and final.outcome is not Outcome.interrupted:
+            rounds.setdefault(final.round or 0, {})[final.repeats or 0] = final
+    return [rounds[number] for number in sorted(rounds)]
+
+
 class Finals:
-    """Runs the finals of one study."""
+    """Runs the finals of one study; what earlier runs of it have measured counts, as far as it is fair."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._random = random.Random(session.plan.config.study.seed)
+        finals = [record for record in session.records if record.kind is Kind.final]
+        self._earlier = that_count(session.records)
+        self._round = max((record.round or 0 for record in finals), default=0)
+        self._random = random.Random(session.plan.config.study.seed + self._round)
         self._rules = self._affordable_rules()
-        self._round = 0
         self._lost: dict[int, int] = {}  # trial number -> rounds of the finals in which it failed
+        for record in self._earlier:
+            self._note_loss(record)
+        if unfair := [record for record in finals if record not in self._earlier]:
+            session.listener.notice(
+                f"The finals measured before (trials {unfair[0].number} to {unfair[-1].number}) do not count: the search has "
+                "found other finalists since."
+            )
         self.decision = Decision()
 
     def run(self) -> Decision:
         """Returns the decision; `decision` holds what there is of it when the user ends the finals early."""
         session = self._session
-        candidates = finalists(session.searched)
+        candidates = self._left_in()
         if not candidates:
             self.decision = _without_finalist(session.searched)
             return self.decision
         session.listener.finals_started([0, *(c.number for c in candidates)], self._left_s_or_none())
         while candidates:
-            chosen = self._chosen(candidates)
+            chosen = self._chosen_before(candidates) or self._chosen(candidates)
             if self._report(chosen):
                 return self.decision
-            candidates = finalists([r for r in session.searched if r.number == 0 or not self._lost.get(r.number)])
+            self._earlier = []
+            candidates = self._left_in()
         self.decision = Decision(reason="every finalist failed when it was measured again")
         return self.decision
+
+    def _left_in(self) -> list[TrialRecord]:
+        """Returns the finalists; once one is out, among the configurations that have not failed in the finals."""
+        searched = self._session.searched
+        if max((count for number, count in self._lost.items() if number), default=0) >= MAX_LOST_ROUNDS:
+            searched = [record for record in searched if record.number == 0 or not self._lost.get(record.number)]
+        return finalists(searched)
+
+    def _chosen_before(self, candidates: list[TrialRecord]) -> TrialRecord | None:
+        """Returns the candidate that an earlier run of the study has begun to report."""
+        reported = [number for paired in by_round(self._earlier, REPORTED) for number in paired if number]
+        return next((c for c in candidates if reported and c.number == reported[-1]), None)
 
     def _affordable_rules(self) -> MeasureRules:
         rules = self._session.plan.config.measure.finals
@@ -142,20 +196,26 @@ class Finals:
 
     def _chosen(self, candidates: list[TrialRecord]) -> TrialRecord:
         """Runs choosing rounds while they leave time for the pairs that report, two at most; returns the winner."""
-        values: dict[int, list[float]] = {}
+        rounds = by_round(self._earlier, CHOOSING)
         candidates = [c for c in candidates if self._can_be_confirmed(c)] or candidates
         entrants = list(candidates)
-        for _ in range(2):
+        for index in range(CHOOSING_ROUNDS):
+            if index < len(rounds) - 1:
+                continue  # an earlier run of the study went on to the next
             entrants = self._that_can_be_paid(entrants)
             if len(entrants) < 2:
                 break
-            self._round += 1
-            order = self._with_baseline(entrants)
+            if index == len(rounds):
+                self._round += 1
+                rounds.append({})
+            order = [entrant for entrant in self._with_baseline(entrants) if entrant.number not in rounds[index]]
             self._random.shuffle(order)
             for entrant in order:
-                rate = self._measure(entrant, "finals, choosing")
-                if rate is not None:
-                    values.setdefault(entrant.number, []).append(rate)
+                rounds[index][entrant.number] = self._measure(entrant, CHOOSING)
+        values: dict[int, list[float]] = {}
+        for measured in rounds:
+            for number, record in measured.items():
+                values.setdefault(number, []).extend([record.value] if record.value is not None else [])
         able = [c for c in candidates if not self._lost.get(c.number)] or candidates
         return choose(values, able)
 
@@ -177,17 +237,19 @@ class Finals:
     def _report(self, chosen: TrialRecord) -> bool:
         """Runs reporting pairs and judges after each; returns whether `chosen` held out."""
         baseline = self._session.baseline
-        pairs: list[tuple[float, float]] = []
+        pairs = self._pairs_before(chosen)
         self.decision = Decision(finalist=chosen, reason="no time was left to measure it again beside the baseline")
+        if pairs:
+            self.decision = judge(chosen, pairs)
         is_chosen_first = False
-        for index in range(MAX_PAIRS + MAX_LOST_ROUNDS):
+        for index in range(len(pairs), MAX_PAIRS + MAX_LOST_ROUNDS):
             if len(pairs) == MAX_PAIRS or not self._has_time_for_pair(chosen, len(pairs)):
                 break
             # ABBA or BAAB: the second pair of two turns the first round, so that a steady drift falls on both alike.
             is_chosen_first = not is_chosen_first if index % 2 else bool(self._random.getrandbits(1))
             self._round += 1
             order = [chosen, baseline] if is_chosen_first else [baseline, chosen]
-            rates = {entrant.number: self._measure(entrant, "finals, reported") for entrant in order}
+            rates = {entrant.number: self._measure(entrant, REPORTED).value for entrant in order}
             own, other = rates[chosen.number], rates[baseline.number]
             if own is not None and other is not None:
                 pairs.append((own, other))
@@ -195,6 +257,18 @@ class Finals:
             if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
                 return False
         return bool(pairs) or not self._lost.get(chosen.number)
+
+    def _pairs_before(self, chosen: TrialRecord) -> list[tuple[float, float]]:
+        """Returns the rates of the rounds that an earlier run of the study has reported, of the finalist and the baseline.
+
+        A round that was cut off half-way does not count: the two are to be measured right after each other.
+        """
+        pairs = []
+        for measured in by_round(self._earlier, REPORTED):
+            own, other = (measured[number].value if number in measured else None for number in (chosen.number, 0))
+            if own is not None and other is not None:
+                pairs.append((own, other))
+        return pairs
 
     def _can_be_confirmed(self, candidate: TrialRecord) -> bool:
         """Whether enough pairs of it fit: a configuration that takes a minute to compile may be too dear to prove."""
@@ -206,12 +280,15 @@ class Finals:
         overtime_s = budget.overtime_s if num_pairs < MIN_PAIRS else 0.0
         return self._pair_s(chosen) <= budget.left_s + overtime_s
 
-    def _measure(self, first: TrialRecord, why: str) -> float | None:
+    def _measure(self, first: TrialRecord, why: str) -> TrialRecord:
         record = self._session.measure_again(first, round_number=self._round, rules=self._rules, why=why)
-        if not record.outcome.has_value or record.value is None:
-            self._lost[first.number] = self._lost.get(first.number, 0) + 1
-            return None
-        return record.value
+        self._note_loss(record)
+        return record
+
+    def _note_loss(self, record: TrialRecord) -> None:
+        if record.value is None and record.outcome is not Outcome.interrupted:
+            number = record.repeats or 0
+            self._lost[number] = self._lost.get(number, 0) + 1
 
     def _pair_s(self, entrant: TrialRecord) -> float:
         return self._expected_s(entrant) + self._expected_s(self._session.baseline)

@@ -1,26 +1,24 @@
-"""Runs a study: baseline, search, finals; after every trial the summary is on disk."""
+"""Runs a study: baseline, search, finals; after every trial the summary is on disk. A study that was ended is gone on with."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import hashlib
 import json
-import platform
 import subprocess
 from typing import Any
 
-import optuna
-
-import autotune
-from autotune.errors import NothingWorked
+from autotune.errors import BadInput, FolderLost, NothingWorked
 from autotune.export import export
 from autotune.harness.protocol import RankResult
-from autotune.machine import circumstances, fingerprint
+from autotune.machine import circumstances
 from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import StudyFolder
-from autotune.space import resolve
+from autotune.space import ResolvedSpace, resolve
 from autotune.study.budget import Budget, Costs
+from autotune.study.earlier import Earlier, read_earlier
 from autotune.study.finals import Decision, Finals
+from autotune.study.identity import about, differences
 from autotune.study.interrupts import Interrupts
 from autotune.study.plan import Listener, Plan, Tracking
 from autotune.study.proposals import Search
@@ -29,9 +27,9 @@ from autotune.study.session import Ending, Session
 from autotune.study.settings import capacity_bytes, memory_cap_bytes
 from autotune.study.summary import Standing, summarise
 from autotune.study.trial import TrialRunner
-from autotune.wording import own_command_text
+from autotune.wording import log_lines, own_command_text
 
-LOG_TAIL_LINES = 15
+LETTING_GO_S = 5.0  # for the tracker's process to end when it is told to
 
 
 def run_study(plan: Plan, folder: StudyFolder, listener: Listener) -> Summary:
@@ -45,22 +43,52 @@ def run_study(plan: Plan, folder: StudyFolder, listener: Listener) -> Summary:
         listener: whom to tell.
 
     Raises:
-        NothingWorked: the program cannot be measured as it is run today; says why, with the end of its log.
+        NothingWorked: the program cannot be measured as it is run today, or no other way; says why, with the end of its log.
+        FolderLost: the study's folder cannot be written any more.
+        BadInput: another tuner works on the study.
     """
-    with Interrupts(listener.notice) as interrupts:
-        return _Study(plan, folder, listener, interrupts).run()
+    return _run(plan, folder, listener, is_new=True)
+
+
+def resume_study(plan: Plan, folder: StudyFolder, listener: Listener) -> Summary:
+    """Goes on with a study, however it ended, and returns its summary, as `run_study` does.
+
+    Trials that are over are neither repeated nor lost; what was cut off is tried again; time that was used stays used.
+
+    Args:
+        plan: what the study was given, its budget perhaps extended.
+        folder: the study's folder.
+        listener: whom to tell.
+
+    Raises:
+        BadInput: also when machine or program are not those that the study has measured; names what differs.
+    """
+    return _run(plan, folder, listener, is_new=False)
+
+
+def _run(plan: Plan, folder: StudyFolder, listener: Listener, *, is_new: bool) -> Summary:
+    with folder.claimed() as problem, Interrupts(listener.notice) as interrupts:
+        if problem:
+            listener.notice(
+                f"{folder.path} cannot be locked ({problem}), as on some network file systems: start no second autotune on it."
+            )
+        earlier = None if is_new else read_earlier(folder)
+        return _Study(plan, folder, listener, interrupts, earlier).run()
 
 
 class _Study:
     """One run from start to end; the parts do the work, this holds their order."""
 
-    def __init__(self, plan: Plan, folder: StudyFolder, listener: Listener, interrupts: Interrupts) -> None:
+    def __init__(
+        self, plan: Plan, folder: StudyFolder, listener: Listener, interrupts: Interrupts, earlier: Earlier | None
+    ) -> None:
         budget = plan.config.study.budget
-        self._plan, self._folder, self._listener = plan, folder, listener
+        self._plan, self._folder, self._listener, self._earlier = plan, folder, listener, earlier
         self._budget = Budget(
             clock=plan.clock,
             total_s=None if budget.minutes is None else budget.minutes * 60,
             max_trials=budget.trials,
+            before_s=earlier.spent_s if earlier else 0.0,
         )
         self._session = Session(
             plan=plan,
@@ -70,63 +98,92 @@ class _Study:
             runner=TrialRunner(plan, folder, listener),
             quarantine=quarantine(plan, folder, lambda: self._executable),
             budget=self._budget,
-            about=_about(plan, folder, self._budget.total_s),
+            about=_about_at_first(plan, folder, earlier),
             after_trial=self._note_progress,
+            records=list(earlier.records) if earlier else [],
         )
         self._executable: str | None = None  # the program's own interpreter, from the baseline
         self._decision: Decision | None = None
         self._finals: Finals | None = None
 
     def run(self) -> Summary:
-        tracking = self._open()
+        if self._earlier:
+            self._check_identity(self._session.about.identity)
+        tracking: Tracking | None = None
         try:
-            status, reason = self._trials()
+            tracking = self._open()
+            status, reason, failure = self._outcome()
+            if self._finals and self._decision is None:  # ended by the user in the middle of the finals
+                self._decision = self._finals.decision if self._finals.decision.finalist else None
+            summary = self._write(status, reason)
+        except BaseException as fault:
+            cause = self._cause_of(fault)
+            self._abandon(cause, tracking)
+            if cause is fault:
+                raise
+            raise cause from fault
+        self._close(summary, tracking)
+        if failure:
+            raise failure
+        return summary
+
+    def _outcome(self) -> tuple[str, str, NothingWorked | None]:
+        """Returns the status the study ends with, why, and the failure to be raised once everything is on disk."""
+        try:
+            self._baseline()
+            ended_because = Search(self._session).run()
+            self._finals = Finals(self._session)
+            self._decision = self._finals.run()
         except (Ending, KeyboardInterrupt) as ending:
-            status, reason = "interrupted", str(ending) or "stopped by the user"
+            return "interrupted", str(ending) or "stopped by the user", None
         except NothingWorked as failure:
-            self._close(self._write("failed", str(failure).partition("\n")[0]), tracking)
-            raise
-        except BaseException as fault:  # a fault of ours: say so on disk, then let it be seen
-            self._write("failed", f"internal error: {fault!r}")
-            if tracking:
-                tracking.terminate()
-            raise
-        if self._finals and self._decision is None:  # ended by the user in the middle of the finals
-            self._decision = self._finals.decision if self._finals.decision.finalist else None
-        return self._close(self._write(status, reason), tracking)
+            return "failed", str(failure).partition("\n")[0], failure
+        return "complete", ended_because, None
 
     def _open(self) -> Tracking | None:
-        self._folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._folder.config_file.write_text(self._plan.yaml, encoding="utf-8")
+        if self._earlier:
+            self._folder.tidy()
+            for record in self._earlier.cut_off:
+                self._folder.write_trial(record)
+        self._folder.write_config(self._plan.yaml)
         self._folder.write_study(self._session.about)
         self._write("running")
         for line in self._plan.launcher.sweep(self._folder.path):
             self._listener.notice(line)
         self._listener.started(self._session.about)
+        if self._earlier and self._earlier.records:
+            self._listener.resumed(self._earlier.records, self._earlier.spent_s)
         return self._plan.start_tracking(self._folder) if self._plan.start_tracking else None
 
-    def _trials(self) -> tuple[str, str]:
-        self._baseline()
-        ended_because = Search(self._session).run()
-        self._finals = Finals(self._session)
-        self._decision = self._finals.run()
-        return "complete", ended_because
+    def _check_identity(self, now: dict[str, Any]) -> None:
+        """Checks that machine, program and space are those that the trials of earlier runs were measured with."""
+        earlier = self._earlier
+        if earlier is None or not earlier.records:
+            return
+        if found := differences(earlier.about.identity, now):
+            raise BadInput(
+                f"STUDY: {self._folder.name!r} cannot be resumed here and now, its trials could not stand beside new ones: "
+                f"{'; '.join(found)}. Bring back what changed, or start a new study with `autotune run`."
+            )
 
     def _baseline(self) -> None:
-        session, plan = self._session, self._plan
-        results = session.measure_baseline()
+        """Measures trial 0, or takes it from an earlier run; from then on it is known what can be searched."""
+        session, earlier = self._session, self._earlier
+        first = earlier.first if earlier else None
+        if first is None:
+            first = self._measured_baseline()
         record = session.baseline
-        if not record.outcome.has_value or record.value is None:
-            raise NothingWorked(_why_nothing(record, self._folder))
-        first = results[0]
         self._executable = first.facts.get("executable")
-        session.circumstances = circumstances(plan.machine, first, is_recipe=plan.command.is_recipe)
+        session.circumstances = circumstances(self._plan.machine, first, is_recipe=self._plan.command.is_recipe)
         session.target = first.target
-        session.space = resolve(plan.space, session.circumstances, passed=plan.command.placeholders)
+        session.runner.program = dict(first.facts)
+        session.space = _resolved(self._plan, first)
         session.costs = Costs(frozenset(key for _, key, _ in session.space.costly()))
-        session.costs.learn(record)
-        session.memory_capacity_bytes = _capacity_bytes(plan, first)
-        session.about = _about(plan, self._folder, self._budget.total_s, session=session, first=first)
+        for searched in session.searched:
+            session.costs.learn(searched)
+        session.memory_capacity_bytes = _capacity_bytes(self._plan, first)
+        session.about = about(self._plan, self._folder, session.about, space=session.space, first=first)
+        self._check_identity(session.about.identity)
         record.knobs = session.space.baseline  # what the program does by itself is known only now
         self._budget.reserve(record)
         self._folder.write_trial(record)
@@ -134,25 +191,58 @@ class _Study:
         self._write("running")
         self._listener.started(session.about)
 
+    def _measured_baseline(self) -> RankResult:
+        session, earlier = self._session, self._earlier
+        if earlier and earlier.why_no_baseline:
+            self._listener.notice(f"The baseline is measured again: {earlier.why_no_baseline}.")
+        results = session.measure_baseline()
+        record = session.baseline
+        if earlier and (failed := earlier.failed_baseline):
+            record.evidence["earlier_run"] = {"outcome": failed.outcome, "reason": failed.reason, "seconds": failed.seconds}
+        if not record.outcome.has_value or record.value is None:
+            raise NothingWorked(_why_nothing(record, self._folder))
+        return results[0]
+
     def _write(self, status: str, reason: str = "") -> Summary:
         standing = Standing(status=status, reason=reason, seconds=self._budget.spent_s, decision=self._decision)
         # Through JSON, so that the document handed over is the one on disk, tuples and all.
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
         self._folder.write_summary(summary)
         if summary["best"]:
-            self._folder.best_file.write_text(export(summary, "yaml", None), encoding="utf-8")
+            self._folder.write_best(export(summary, "yaml", None))
         return summary
 
     def _note_progress(self) -> None:
         self._write("running")
 
-    def _close(self, summary: Summary, tracking: Tracking | None) -> Summary:
+    def _close(self, summary: Summary, tracking: Tracking | None) -> None:
         self._plan.launcher.close()
         self._session.runner.close()
         if tracking:
             self._drain(tracking)
         self._listener.finished(summary)
-        return summary
+
+    def _cause_of(self, fault: BaseException) -> BaseException:
+        """Returns FolderLost for what a library or the launcher stumbled over when the folder cannot be written."""
+        if isinstance(fault, Exception) and not isinstance(fault, FolderLost):
+            try:
+                self._folder.check()
+            except FolderLost as lost:
+                return lost
+        return fault
+
+    def _abandon(self, fault: BaseException, tracking: Tracking | None) -> None:
+        """Leaves nothing running after a fault, and says on disk what happened, where that can still be written."""
+        for let_go in (self._plan.launcher.close, self._session.runner.close):
+            with contextlib.suppress(Exception):
+                let_go()
+        if tracking:
+            _let_go(tracking)
+        if not isinstance(fault, FolderLost):
+            is_ours = not isinstance(fault, BadInput | KeyboardInterrupt)
+            reason = f"internal error: {fault!r}" if is_ours else str(fault).partition("\n")[0] or "stopped by the user"
+            with contextlib.suppress(FolderLost):
+                self._write("failed" if is_ours else "interrupted", reason)
 
     def _drain(self, tracking: Tracking) -> None:
         """Waits for the tracker to catch up; it reads the summary's status and ends by itself."""
@@ -172,45 +262,22 @@ class _Study:
             self._listener.notice(f"`{again}` brings the tracker up to date.")
 
 
-def _about(
-    plan: Plan, folder: StudyFolder, budget_s: float | None, *, session: Session | None = None, first: RankResult | None = None
-) -> StudyRecord:
-    """Returns study.json: before the baseline with the space as asked for, after it with the space as it is searched."""
-    facts = {**plan.machine, **(first.facts if first else {})}
-    asked = {key: domain.as_json() if domain else {"auto": True} for key, domain in plan.space.domains.items()}
-    space = session.space.as_json() if session and session.space else asked
-    versions = {"autotune": autotune.__version__, "optuna": optuna.__version__, "python": platform.python_version()}
-    versions |= plan.versions
-    if first and first.facts.get("torch"):
-        versions["torch"] = str(first.facts["torch"])
-    return StudyRecord(
-        name=folder.name,
-        title=plan.title,
-        command=list(plan.command.parts),
-        cwd=plan.command.cwd,
-        objective=plan.config.objective,
-        fingerprint=_fingerprint(plan, facts, space),
-        space=space,
-        pinned=plan.space.pinned,
-        machine=facts,
-        versions=versions,
-        started_at=session.about.started_at if session else plan.clock.time(),
-        budget_s=budget_s,
-        budget_trials=plan.config.study.budget.trials,
-    )
+def _let_go(tracking: Tracking) -> None:
+    tracking.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+        tracking.wait(timeout=LETTING_GO_S)
 
 
-def _fingerprint(plan: Plan, facts: dict[str, Any], space: dict[str, Any]) -> str:
-    """Returns a hash over program, space, objective and machine: only results under one hash may be compared."""
-    parts = {
-        "machine": fingerprint(facts),
-        "command": plan.command.parts,
-        "pinned": plan.space.pinned,
-        "space": space,
-        "objective": plan.config.objective,
-        "device": dataclasses.asdict(plan.config.device),
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+def _about_at_first(plan: Plan, folder: StudyFolder, earlier: Earlier | None) -> StudyRecord:
+    if earlier is None:
+        return about(plan, folder, None)
+    before, first = dataclasses.replace(earlier.about, spent_s=earlier.spent_s), earlier.first
+    return about(plan, folder, before, space=_resolved(plan, first) if first else None, first=first)
+
+
+def _resolved(plan: Plan, first: RankResult) -> ResolvedSpace:
+    here = circumstances(plan.machine, first, is_recipe=plan.command.is_recipe)
+    return resolve(plan.space, here, passed=plan.command.placeholders)
 
 
 def _capacity_bytes(plan: Plan, first: RankResult) -> int | None:
@@ -220,9 +287,7 @@ def _capacity_bytes(plan: Plan, first: RankResult) -> int | None:
 
 
 def _why_nothing(record: TrialRecord, folder: StudyFolder) -> str:
-    error = record.evidence.get("error") or {}
-    tail = str(error.get("traceback") or record.evidence.get("log_tail") or "").rstrip().splitlines()[-LOG_TAIL_LINES:]
     lines = [f"baseline: the program could not be measured as it is run today, got {record.outcome}: {record.reason}."]
-    lines += [f"  | {line}" for line in tail]
+    lines += log_lines(record.evidence)
     lines.append(f"Nothing is tuned before it can; its output is in {folder.trial_path(0)}.")
     return "\n".join(lines)

@@ -46,12 +46,21 @@ class Tracking(Protocol):
 class Listener:
     """Whom the study tells what happens; every method may be left out. Called from the study's thread, in this order.
 
-    `started`, then for each trial `trial_started`, `progress` (several times a second) and `trial_ended`; `finals_started`
-    once before the finals' trials; `notice` at any time; `finished` last, also after an interrupt and when nothing worked.
+    `started`, `resumed` when earlier runs of the study have left trials, then for each trial `trial_started`, `progress`
+    (several times a second) and `trial_ended`; `finals_started` once before the finals' trials; `notice` at any time;
+    `finished` last, also after an interrupt and when nothing worked, but not after a fault.
     """
 
     def started(self, study: StudyRecord) -> None:
         """The study folder is there, no trial has run. Called again when the baseline has shown what can be searched."""
+
+    def resumed(self, trials: Sequence[TrialRecord], spent_s: float) -> None:
+        """The study is gone on with.
+
+        Args:
+            trials: those that are over, by number.
+            spent_s: wall time that they and what lay between them took.
+        """
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
         """A trial is launched.

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import optuna
 
-from autotune.records import Knobs, Tier, TrialRecord
-from autotune.search import add_known, make_sampler, open_study, tell
+from autotune.errors import NothingWorked
+from autotune.records import Knobs, KnobValue, Outcome, Tier, TrialRecord
+from autotune.search import add_known, begin_study, make_sampler, tell
 from autotune.search.samplers import CompleteGrid
-from autotune.study.session import Ending, Session, configuration_key
+from autotune.study.earlier import CUT_OFF_CAUSE
+from autotune.study.session import ConfigurationKey, Ending, Session, configuration_key
 from autotune.study.single_changes import SingleChanges
+from autotune.wording import log_lines
 
 MAX_REPEATED_PROPOSALS = 40  # the sampler proposes what is known already this often in a row: the space is used up
 SAMPLER_GIVES_UP_AFTER = 10  # from then on random ones: a sampler may insist on its favourite
 MAX_REPEATED_GRID_POINTS = 5000  # grid points that differ only in knobs without meaning there
 MAX_TOO_DEAR = 8  # proposals in a row that do not fit what is left of the budget
-NUM_SAME_FAILURES = 6  # first trials that all fail alike, memory apart: more of the same teaches nothing
+NUM_SAME_FAILURES = 4  # first trials that all fail alike, memory apart: more of the same teaches nothing
+MAX_CHANCES = 2  # trials of a configuration that were disturbed, or cut off with autotune: a third would go the same way
+EXPERT, SINGLE, SAMPLER, LATE = "expert", "single", "sampler", "late"  # where a proposal comes from; see TrialRecord.origin
 DISPROVED_FRAC = 0.85  # of the baseline's value: noise alone does not explain less
 EXHAUSTED = "the search space is used up"
 OUT_OF_TIME = "the budget is used"
 OUT_OF_TRIALS = "the trial budget is used"
-HOPELESS = "the first trials all failed for the same reason"
 
 
 def _beside_loader(changed: Knobs) -> Knobs:
@@ -36,11 +42,13 @@ class Proposal:
     Attributes:
         knobs: full configuration.
         why: one line.
+        origin: as in TrialRecord.
         trial: Optuna's trial when its sampler proposed it.
     """
 
     knobs: Knobs
     why: str
+    origin: str
     trial: optuna.trial.Trial | None = None
 
 
@@ -49,6 +57,9 @@ class Search:
 
     A search has two halves: until most of its time is used, cheap configurations; then the values that cost a compilation,
     each on the best so far, and what that best is worth at the lower tiers; then cheap ones again with whatever time is left.
+
+    A search that goes on begins the same way: what earlier runs of the study have tried is told to the sampler and counts as
+    tried, in each of the steps; what they were kept from finishing comes first.
     """
 
     def __init__(self, session: Session) -> None:
@@ -61,31 +72,62 @@ class Search:
         free = {key: found for key, found in self._distributions.items() if key not in self._hold}
         self._single_changes = SingleChanges(space, list(free), session.circumstances)
         self._num_free = len(free)
-        self._random = make_sampler("random", seed=config.study.seed + 1, distributions=free)
-        sampler = make_sampler(self._sampler_name, seed=config.study.seed, distributions=free)
-        self._study = open_study(session.folder.journal_file, session.folder.name, sampler)
-        self._known = {configuration_key(session.baseline.changed): session.baseline}
+        num_known = len(session.records) - 1  # a sampler that begins with the same seed again would propose the same again
+        self._random = make_sampler("random", seed=config.study.seed + num_known + 1, distributions=free)
+        sampler = make_sampler(self._sampler_name, seed=config.study.seed + num_known, distributions=free)
+        self._study = begin_study(session.folder.journal_file, session.folder.name, sampler)
+        self._known: dict[ConfigurationKey, TrialRecord] = {}
+        self._chances: Counter[ConfigurationKey] = Counter()
         self._num_singles = 0
+        self._unfinished: list[TrialRecord] = []
         self._reason = OUT_OF_TIME
-        self._teach(session.baseline)
+        self._recall(session.searched)
+
+    def _recall(self, records: list[TrialRecord]) -> None:
+        """Takes in the trials there are: the baseline, and those of earlier runs of the study."""
+        for record in records:
+            self._note(record)
+            self._teach(record)
+            kind, _, key = record.origin.partition(" ")
+            if kind == SINGLE:
+                self._num_singles += 1
+                self._single_changes.taken(key)
+        for record in (record for record in records if record.outcome is Outcome.interrupted):
+            settled = self._known.get(configuration_key(record.changed))
+            if settled is None:
+                self._unfinished.append(record)
+            elif settled is record:
+                self._session.listener.notice(
+                    f"Not tried again: autotune was ended {MAX_CHANCES} times while trial {record.number}'s configuration ran."
+                )
+        if all(self._is_measured(key, value) for _, key, value in self._costly):
+            self._hold_what_is_best()
 
     def run(self) -> str:
-        """Searches and returns why it ended."""
+        """Searches and returns why it ended.
+
+        Raises:
+            NothingWorked: the first configurations all failed alike, and not for want of memory.
+        """
         for proposal in self._proposals():
             self._measure(proposal)
-            if self._is_hopeless():
-                return HOPELESS
+            self._check_hope()
         return self._reason
 
     # In which order -------------------------------------------------------------------------------------------------------
 
     def _proposals(self) -> Iterator[Proposal]:
+        yield from self._fitting(self._again())
         yield from self._fitting(self._seeds())
-        yield from self._cheap(is_first_half=True)
+        if not any(record.origin == LATE for record in self._session.searched):
+            yield from self._cheap(is_first_half=True)
         if self._may_go_on():
             yield from self._fitting(self._late())
-            self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}
+            self._hold_what_is_best()
             yield from self._cheap(is_first_half=False)
+
+    def _hold_what_is_best(self) -> None:
+        self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}
 
     def _cheap(self, *, is_first_half: bool) -> Iterator[Proposal]:
         """Yields proposals until half-time, the end of the budget, or until there is nothing new to propose."""
@@ -111,6 +153,12 @@ class Search:
 
     # Where proposals come from --------------------------------------------------------------------------------------------
 
+    def _again(self) -> Iterator[Proposal]:
+        """Yields what earlier runs of the study did not come to the end of."""
+        for record in self._unfinished:
+            knobs = self._space.active({**self._space.reference, **record.changed})
+            yield Proposal(knobs=knobs, why=f"again: trial {record.number} was not finished", origin=record.origin)
+
     def _seeds(self) -> Iterator[Proposal]:
         """Yields an expert's first tries, but not again what was slower than the baseline; a grid visits them anyway."""
         if self._sampler_name == "grid" or self._session.circumstances is None:
@@ -118,7 +166,7 @@ class Search:
         for why, seed in self._space.seeds(self._session.circumstances):
             knobs = self._space.active({**seed, **self._hold})
             if not self._is_disproved(knobs):
-                yield Proposal(knobs=knobs, why=why)
+                yield Proposal(knobs=knobs, why=why, origin=EXPERT)
 
     def _is_disproved(self, knobs: Knobs) -> bool:
         """Whether the same changes beside the loader's were slower than the baseline: bf16 emulated in software is."""
@@ -131,12 +179,17 @@ class Search:
         """Yields the best so far at the lower tiers, and with each costly value."""
         best = self._incumbent
         for why, key, value in self._costly:
-            yield Proposal(knobs=self._space.active({**self._incumbent.knobs, key: value}), why=why)
+            if not self._is_measured(key, value):
+                yield Proposal(knobs=self._space.active({**self._incumbent.knobs, key: value}), why=why, origin=LATE)
         for tier in (Tier.numerics, Tier.exact):
             kept = {key: value for key, value in best.changed.items() if self._space.tier({key: value}).rank <= tier.rank}
             if kept:
                 knobs = self._space.active({**self._space.reference, **kept})
-                yield Proposal(knobs=knobs, why=f"the best so far (trial {best.number}) as far as tier {tier} allows")
+                why = f"the best so far (trial {best.number}) as far as tier {tier} allows"
+                yield Proposal(knobs=knobs, why=why, origin=LATE)
+
+    def _is_measured(self, key: str, value: KnobValue) -> bool:
+        return any(record.changed.get(key) == value for record in self._known.values())
 
     def _is_time_for_late(self) -> bool:
         best, costs = self._incumbent, self._session.costs
@@ -166,7 +219,8 @@ class Search:
             if not self._is_known(knobs) and self._fits(knobs):
                 self._num_singles += 1
                 self._single_changes.taken(key)
-                return Proposal(knobs=knobs, why=f"{key}={knobs.get(key)} alone on the best so far (trial {best.number})")
+                why = f"{key}={knobs.get(key)} alone on the best so far (trial {best.number})"
+                return Proposal(knobs=knobs, why=why, origin=f"{SINGLE} {key}")
         return None
 
     def _asked(self) -> Proposal | None:
@@ -197,23 +251,33 @@ class Search:
         finally:
             self._study.sampler = own
         name = "random" if is_random else self._sampler_name
-        return trial, Proposal(knobs=knobs, why=f"proposed by the sampler ({name})", trial=trial)
+        why, origin = f"proposed by the sampler ({name})", f"{SAMPLER} {name}"
+        return trial, Proposal(knobs=knobs, why=why, origin=origin, trial=trial)
 
     # What comes of them ---------------------------------------------------------------------------------------------------
 
     def _measure(self, proposal: Proposal) -> None:
         asked = proposal.trial
         try:
-            record = self._session.measure(proposal.knobs, proposal.why, sampler_number=asked.number if asked else None)
+            record = self._session.measure(proposal.knobs, proposal.why, origin=proposal.origin)
         except Ending:
             if asked is not None:
                 self._study.tell(asked, state=optuna.trial.TrialState.FAIL)  # not measured: may come again
             raise
-        self._known[configuration_key(record.changed)] = record
+        self._note(record)
         if asked is None:
             self._teach(record)
         else:
             tell(self._study, asked, record, **self._limits())
+
+    def _note(self, record: TrialRecord) -> None:
+        """Remembers a configuration as tried, unless chance kept it from showing what it is worth."""
+        key = configuration_key(record.changed)
+        is_wanted = record.outcome is Outcome.interrupted and record.evidence.get("cause") != CUT_OFF_CAUSE  # by the user
+        if record.outcome.is_no_answer and not is_wanted:
+            self._chances[key] += 1
+        if not record.outcome.is_no_answer or self._chances[key] >= MAX_CHANCES:
+            self._known[key] = record
 
     def _teach(self, record: TrialRecord) -> None:
         add_known(self._study, record, self._distributions, **self._limits())
@@ -242,7 +306,7 @@ class Search:
 
     @property
     def _num_searched(self) -> int:
-        return len(self._session.searched) - 1
+        return sum(record.outcome is not Outcome.interrupted for record in self._session.searched) - 1
 
     def _may_go_on(self) -> bool:
         limit = self._session.budget.max_trials
@@ -252,7 +316,22 @@ class Search:
         self._reason = OUT_OF_TIME
         return self._session.budget.search_left_s > 0
 
-    def _is_hopeless(self) -> bool:
-        tried = [record.outcome for record in self._session.searched[1:]]
-        is_same = len(tried) == NUM_SAME_FAILURES and len(set(tried)) == 1
-        return is_same and not tried[0].has_value and "oom" not in tried[0]
+    def _check_hope(self) -> None:
+        """Raises NothingWorked when every configuration tried so far has failed for one reason that none of them explains."""
+        tried = [record for record in self._session.searched[1:] if not record.outcome.is_no_answer]
+        if len(tried) < NUM_SAME_FAILURES or any(record.outcome.has_value or record.outcome.is_memory for record in tried):
+            return
+        if len({_cause(record) for record in tried}) > 1:
+            return
+        if frozenset.intersection(*(configuration_key(record.changed) for record in tried)):
+            return  # they have a change in common, which may be what does not work
+        last, path = tried[-1], self._session.folder.trial_path(tried[-1].number)
+        lines = [f"search: the first {len(tried)} configurations all failed alike, got {last.outcome}: {last.reason}."]
+        lines += log_lines(last.evidence)
+        lines.append(f"What was measured is kept. The last one's output is in {path}.")
+        raise NothingWorked("\n".join(lines))
+
+
+def _cause(record: TrialRecord) -> tuple[Outcome, str]:
+    """Returns why a trial failed, without the numbers that differ from one to the other."""
+    return record.outcome, re.sub(r"\d+", "#", record.reason)

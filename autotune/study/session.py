@@ -95,7 +95,7 @@ class Session:
         )
         return self._run(request).results
 
-    def measure(self, knobs: Knobs, why: str, *, sampler_number: int | None = None) -> TrialRecord:
+    def measure(self, knobs: Knobs, why: str, *, origin: str) -> TrialRecord:
         """Runs a search trial and returns its record."""
         changed = self.resolved.changed(knobs)
         expected_s = self.costs.expected_s(knobs, changed)
@@ -109,11 +109,11 @@ class Session:
             changed=changed,
             tier=self.resolved.tier(changed),
             why=why,
+            origin=origin,
             rules=self.plan.config.measure.screening,
             target=self.target,
             max_s=max_s,
             retry_max_s=self.budget.search_left_s / 4,
-            sampler_number=sampler_number,
         )
         record = self._run(request).record
         self.costs.learn(record)
@@ -144,10 +144,14 @@ class Session:
         try:
             finished = self.runner.run(request)
         except StoppedNow as stopped:
-            self.records.append(stopped.finished.record)
+            self._add(stopped.finished.record)
             raise Ending from stopped
-        self.records.append(finished.record)
+        self._add(finished.record)
         self.after_trial()
         if fault := self.quarantine.note(finished.record):
             raise Ending(fault)
         return finished
+
+    def _add(self, record: TrialRecord) -> None:
+        self.records.append(record)
+        self.records.sort(key=lambda one: one.number)  # a baseline that is measured late comes first all the same

@@ -66,6 +66,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "versions": about.versions,
         "started_at": about.started_at,
         "budget_s": about.budget_s,
+        "budget_trials": about.budget_trials,
         "pinned": about.pinned,
         "command": about.command,
         "files": _files(records),
@@ -141,11 +142,12 @@ def _speedup(baseline: TrialRecord | None, best: TrialRecord | None, standing: S
     }
 
 
-def _unproven(baseline: TrialRecord, best: TrialRecord, decision: Decision | None) -> dict[str, Any]:
-    """Returns the speedup as the search saw it: one measurement each, picked as the best, so it overstates."""
-    if decision is not None and decision.finalist is None:
-        ratio = 1.0 if decision.verdict == "same" else None
-        return {"ratio": ratio, "ci": None, "verdict": decision.verdict, "reason": decision.reason}
+def _unproven(baseline: TrialRecord, best: TrialRecord, decision: Decision | None) -> dict[str, Any] | None:
+    """Returns the speedup as the search saw it: one measurement each, picked as the best, so it overstates; None for none."""
+    if decision is None and not best.changed:
+        return None  # the baseline is as fast as itself: that is no verdict
+    if decision is not None and decision.finalist is None:  # nothing was worth measuring beside the baseline
+        return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": decision.reason}
     leader = decision.finalist if decision and decision.finalist else best
     reason = decision.reason if decision else "the finals have not run"
     ratio = (leader.value or 0.0) / baseline.value if baseline.value else None

@@ -7,11 +7,12 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.errors import BadInput
 from autotune.failures import classify
 from autotune.harness.protocol import MeasureRules, RankResult, Spec
 from autotune.knobs.catalogue import knob
 from autotune.launchers.base import Ended, Launch, Running
-from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
+from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
 from autotune.study.numbers import metrics, numbers
 from autotune.study.plan import Listener, Plan
@@ -19,8 +20,9 @@ from autotune.study.quarantine import sticky_fault
 from autotune.study.settings import compile_cache, deadlines, device_environment, memory_cap_bytes
 from autotune.study.watch import MachineWatch, configured_device
 
-# Where chance may be the cause a trial gets a second attempt: the same again, once.
+# Where chance may be the cause a trial gets a second attempt: the same again, once. Never after want of memory.
 CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
+MADE_OF = ("torch", "device_name")  # of the facts a program tells of itself: another one is another program
 
 
 @dataclass(kw_only=True)
@@ -28,7 +30,7 @@ class Request:
     """A configuration to measure.
 
     Attributes:
-        number, kind, knobs, changed, tier, why, repeats, round, sampler_number: as in TrialRecord.
+        number, kind, knobs, changed, tier, why, origin, repeats, round: as in TrialRecord.
         rules: when to stop measuring.
         target: loaders to change, from the baseline; None in the baseline itself.
         max_s: wall time it may take; None for no bound but the phases' own.
@@ -42,9 +44,9 @@ class Request:
     rules: MeasureRules
     tier: Tier = Tier.exact
     why: str = ""
+    origin: str = ""
     repeats: int | None = None
     round: int | None = None
-    sampler_number: int | None = None
     target: list[dict[str, Any]] | None = None
     max_s: float | None = None
     retry_max_s: float | None = None
@@ -67,9 +69,14 @@ class StoppedNow(Exception):
 
 
 class TrialRunner:
-    """Starts trials one after the other; no two are ever measured at once."""
+    """Starts trials one after the other; no two are ever measured at once.
+
+    Attributes:
+        program: what the baseline told of its interpreter, torch and device; {} until it has run.
+    """
 
     def __init__(self, plan: Plan, folder: StudyFolder, listener: Listener) -> None:
+        self.program: dict[str, Any] = {}
         self._plan, self._folder, self._listener = plan, folder, listener
         self._watch = MachineWatch(plan.device or configured_device(plan.config.device), plan.clock)
 
@@ -78,12 +85,16 @@ class TrialRunner:
 
         Raises:
             StoppedNow: KeyboardInterrupt while it ran; the trial is ended and recorded as interrupted.
+            FolderLost: it cannot be recorded; then it does not count.
+            BadInput: it was not the program that the study measures.
         """
+        self._folder.write_request(_asked(request, self._plan.clock.time()))
         self._listener.trial_started(request.number, request.kind, request.changed, request.why)
         finished = self._attempt(request)
         record = finished.record
         if (record.outcome in CHANCE or sticky_fault(record)) and _may_be_repeated(request, record):
             finished = self._attempt(request, earlier=record)
+        self._check_program(finished)
         return self._keep(finished)
 
     def close(self) -> None:
@@ -102,6 +113,9 @@ class TrialRunner:
             is_stopped = True
             running.stop("interrupted by the user")
             ended = self._wait(running)
+        except BaseException:
+            running.stop("autotune failed")
+            raise
         record = _record(request, launch.spec, ended, self._watch)
         record.started_at = earlier.started_at if earlier else started_at
         if held:
@@ -123,10 +137,27 @@ class TrialRunner:
         return ended
 
     def _keep(self, finished: Finished) -> Finished:
-        self._folder.trial_path(finished.record.number).mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._folder.write_trial(finished.record)
+        try:
+            self._folder.write_trial(finished.record)
+        except KeyboardInterrupt:  # the user insisted while it was written: nothing that was measured is lost
+            self._folder.write_trial(finished.record)
+            raise StoppedNow(finished) from None
         self._listener.trial_ended(finished.record)
         return finished
+
+    def _check_program(self, finished: Finished) -> None:
+        """Checks that the program runs on the torch and the device that the study's other trials ran on."""
+        found = finished.results[0].facts if finished.results else {}
+        changes = [
+            f"{name} was {self.program[name]!r}, is {found[name]!r}"
+            for name in MADE_OF
+            if self.program.get(name) and found.get(name) and self.program[name] != found[name]
+        ]
+        if changes:
+            raise BadInput(
+                f"STUDY: the program is not the one that {self._folder.name!r} measured, got {'; '.join(changes)}. Its trials "
+                "cannot be compared with those. Start a new study with `autotune run`, or bring back what changed and resume."
+            )
 
     def _launch(self, request: Request) -> Launch:
         plan, command = self._plan, self._plan.command
@@ -154,6 +185,21 @@ class TrialRunner:
         return Launch(argv=command.argv(everything), cwd=command.cwd, env=env, folder=folder, spec=spec, deadlines=limits)
 
 
+def _asked(request: Request, started_at: float) -> TrialRequest:
+    return TrialRequest(
+        number=request.number,
+        kind=request.kind,
+        knobs=request.knobs,
+        changed=request.changed,
+        tier=request.tier,
+        why=request.why,
+        origin=request.origin,
+        repeats=request.repeats,
+        round=request.round,
+        started_at=started_at,
+    )
+
+
 def _may_be_repeated(request: Request, first: TrialRecord) -> bool:
     if request.max_s is not None and first.seconds >= request.max_s:
         return False  # it took all the time there was for it: that is no accident
@@ -173,7 +219,7 @@ def _record(request: Request, spec: Spec, ended: Ended, watch: MachineWatch) -> 
         why=request.why,
         repeats=request.repeats,
         round=request.round,
-        sampler_number=request.sampler_number,
+        origin=request.origin,
         seconds=ended.seconds,
         evidence=_evidence(ended),
         metrics=metrics(ended.results, watch.metrics()),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.harness.protocol import APPLIED, KnobReport, Progress, RankResult, Window, write_json
+from autotune.harness.protocol import APPLIED, KnobReport, Progress, RankResult, Window, result_file, write_json
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
 from autotune.records import Knobs
 from autotune.study.plan import Clock
@@ -198,6 +198,9 @@ class _FakeRunning(Running):
         failure = self._failure
         cause = cause or (failure.cause if failure else "result")
         has_answer = cause == "result" and not (failure and failure.signal)
+        results = [self._result()] if has_answer else []
+        for result in results:
+            write_json(str(self._launch.folder / result_file(0)), result)
         evidence = {
             "log_tail": failure.log_tail if failure else "",
             "is_harness_seen": True,
@@ -210,7 +213,7 @@ class _FakeRunning(Running):
             signal=failure.signal if failure else None,
             cause=cause,
             phase="steady",
-            results=[self._result()] if has_answer else [],
+            results=results,
             problems=[],
             seconds=seconds,
             evidence=evidence,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def make_study(runs: Path, name: str = "resnet18", *, status: str = "complete", 
         num_trials: how many trials there are so far; None for all of them.
     """
     folder = create(runs, name)
-    folder.write_study(_study(folder.name))
+    folder.write_study(dataclasses.replace(_study(folder.name), base=folder.base, sequence=folder.sequence))
     folder.config_file.write_text("model:\n  name: resnet18\ntracker:\n  uri: null\n", encoding="utf-8")
     trials = [add_trial(folder, number) for number in range(num_trials or len(_ROWS))]
     folder.write_summary(summary_of(folder.name, trials, status=status))

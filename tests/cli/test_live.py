@@ -26,7 +26,9 @@ class Screen:
         self.study = folder.read_study()
         self.text = io.StringIO()
         self.console = Console(file=self.text, width=width, height=50, force_terminal=True, color_system=None, theme=THEME)
-        self.view = LiveView(self.console, folder.path, clock=lambda: self.study.started_at + second)
+        self.now_s = 1000.0
+        self.view = LiveView(self.console, folder.path, clock=lambda: self.now_s)
+        self.now_s += second
 
     def footer(self) -> list[str]:
         page = Console(file=io.StringIO(), width=self.console.width, color_system=None, theme=THEME)

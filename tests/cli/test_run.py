@@ -1,5 +1,6 @@
 """What `autotune run` makes of a study's end; the study itself is replaced, it has tests of its own."""
 
+import dataclasses
 import json
 import sys
 
@@ -8,6 +9,8 @@ import pytest
 import autotune.study
 from autotune.cli.main import main
 from autotune.cli.run import tracking, versions
+from autotune.errors import NothingWorked
+from autotune.run_dir import StudyFolder
 from autotune.testing.studies import make_study
 
 
@@ -18,9 +21,13 @@ def ends(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("", encoding="utf-8")
 
     def run(status: str, *words: str) -> int:
-        def study(_plan, _folder, listener):
+        def study(_plan, folder, listener):
             summary = make_study(tmp_path / "other").read_summary() | {"status": status, "reason": "for the test"}
+            folder.write_study(dataclasses.replace(StudyFolder(tmp_path / "other" / "resnet18").read_study(), base=folder.name))
+            folder.write_summary(summary)
             listener.finished(summary)
+            if status == "failed":
+                raise NothingWorked("baseline: for the test")
             return summary
 
         monkeypatch.setattr(autotune.study, "run_study", study)
@@ -38,12 +45,18 @@ def test_an_interrupted_study_is_130_and_names_the_next_command(ends, capsys):
     assert ends("interrupted") == 130
     said = capsys.readouterr().err
     assert "everything measured is kept in runs/train" in said
-    assert "Next: autotune export train" in said
+    assert "To go on: autotune resume train" in said
 
 
 def test_a_study_in_which_nothing_worked_is_3_with_the_reason(ends, capsys):
     assert ends("failed") == 3
     assert "for the test" in capsys.readouterr().err
+
+
+def test_json_is_printed_when_nothing_worked_too(ends, capsys):
+    assert ends("failed", "--json") == 3
+    document = json.loads(capsys.readouterr().out)
+    assert (document["status"], document["reason"]) == ("failed", "for the test")
 
 
 def test_json_is_the_summary_and_nothing_else(ends, capsys):

@@ -1,4 +1,4 @@
-"""Host facts, fingerprint and circumstances."""
+"""Host facts, what makes results comparable, and circumstances."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from autotune.harness.protocol import RankResult
-from autotune.machine import circumstances, fingerprint, host_facts
+from autotune.machine import circumstances, comparable, host_facts
 from autotune.machine.facts import cpu_model, instruction_sets
 
 CPUINFO = (
@@ -48,13 +48,13 @@ def test_instruction_sets_and_model_are_read_from_cpuinfo() -> None:
     assert cpu_model("")
 
 
-def test_the_fingerprint_changes_with_what_makes_results_comparable_and_with_nothing_else() -> None:
+def test_results_are_comparable_on_the_same_processor_cores_gpus_and_torch_whatever_else_changes() -> None:
     facts = {"cpu_model": "x", "num_cores": 2, "isa": ["a", "b"], "gpus": [{"name": "g"}], "torch": "2.14", "hostname": "one"}
     same = {**facts, "hostname": "two", "isa": ["b", "a"], "kernel": "7"}
-    assert fingerprint(facts) == fingerprint(same)
+    assert comparable(facts) == comparable(same)
     for change in ({"cpu_model": "y"}, {"num_cores": 4}, {"isa": ["a"]}, {"gpus": []}, {"torch": "2.15"}):
-        assert fingerprint({**facts, **change}) != fingerprint(facts)
-    assert fingerprint({})
+        assert comparable({**facts, **change}) != comparable(facts)
+    assert comparable({})
 
 
 def test_circumstances_come_from_the_programs_process() -> None:

@@ -1,9 +1,12 @@
+import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.search import add_known, make_sampler, open_study, tell
+from autotune.search import add_known, begin_study, make_sampler, tell
 from autotune.search.study import told
 
 SPACE = {"loader.batch_size": IntDistribution(8, 128), "precision.amp": CategoricalDistribution(["off", "bf16"])}
@@ -38,7 +41,7 @@ def test_every_outcome_has_a_way_to_be_told():
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_outcome_reaches_optuna_as_the_method_says(outcome, tmp_path):
     state, value, constraint = EXPECTED[outcome]
-    study = open_study(tmp_path / "journal", "s", make_sampler("tpe", seed=0, distributions=SPACE))
+    study = begin_study(tmp_path / "journal", "s", make_sampler("tpe", seed=0, distributions=SPACE))
     trial = study.ask(SPACE)
     tell(study, trial, record(outcome, 50.0 if outcome.has_value else None), worst=9.0)
     (frozen,) = study.trials
@@ -56,20 +59,40 @@ def test_memory_violation_is_the_share_above_the_cap():
 
 
 def test_value_outside_the_search_space_is_left_out_of_what_optuna_knows(tmp_path):
-    study = open_study(tmp_path / "journal", "s", make_sampler("random", seed=0, distributions=SPACE))
+    study = begin_study(tmp_path / "journal", "s", make_sampler("random", seed=0, distributions=SPACE))
     add_known(study, record(Outcome.ok, 20.0, knobs={"loader.batch_size": 4, "threads.intra": 2}), SPACE, worst=20.0)
     assert study.trials[0].params == {"precision.amp": "off"}
 
 
-def test_journal_lies_where_it_was_asked_for_and_reads_back(tmp_path):
-    study = open_study(tmp_path / "optuna.journal", "s", make_sampler("random", seed=0, distributions=SPACE))
+def values_in(journal):
+    storage = JournalStorage(JournalFileBackend(str(journal)))
+    return [trial.value for trial in optuna.load_study(study_name="s", storage=storage).trials]
+
+
+def test_journal_lies_where_it_was_asked_for_and_only_its_owner_reads_it(tmp_path):
+    journal = tmp_path / "optuna.journal"
+    study = begin_study(journal, "s", make_sampler("random", seed=0, distributions=SPACE))
     add_known(study, record(Outcome.ok, 20.0), SPACE, worst=20.0)
-    again = open_study(tmp_path / "optuna.journal", "s", make_sampler("random", seed=0, distributions=SPACE))
-    assert [trial.value for trial in again.trials] == [20.0]
+    assert values_in(journal) == [20.0]
+    assert journal.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("left", ["half a line", "a lock"])
+def test_journal_of_a_killed_tuner_gives_way(left, tmp_path):
+    journal = tmp_path / "optuna.journal"
+    study = begin_study(journal, "s", make_sampler("random", seed=0, distributions=SPACE))
+    study.ask(SPACE)  # running for ever
+    if left == "a lock":
+        journal.with_name("optuna.journal.lock").symlink_to(journal)
+    else:
+        journal.write_text(journal.read_text() + '{"op_code": 5, "wor', encoding="utf-8")
+    again = begin_study(journal, "s", make_sampler("random", seed=0, distributions=SPACE))
+    add_known(again, record(Outcome.ok, 20.0), SPACE, worst=20.0)
+    assert values_in(journal) == [20.0]
 
 
 def test_tpe_avoids_what_ran_out_of_memory(tmp_path):
-    study = open_study(tmp_path / "journal", "s", make_sampler("tpe", seed=3, distributions=SPACE))
+    study = begin_study(tmp_path / "journal", "s", make_sampler("tpe", seed=3, distributions=SPACE))
     too_big = 0
     for n in range(40):
         trial = study.ask(SPACE)

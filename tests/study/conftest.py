@@ -1,3 +1,6 @@
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from autotune.config.compose import compose
@@ -42,6 +45,17 @@ class Bench:
     @property
     def trials(self):
         return self.folder.read_trials()
+
+
+@pytest.fixture
+def tmp_path(tmp_path):
+    """A folder in memory where there is one: most of the time of these tests would be waiting for the disk."""
+    shm = Path("/dev/shm")
+    if not shm.is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=shm, prefix="autotune-test-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

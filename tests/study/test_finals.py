@@ -105,7 +105,7 @@ def test_every_final_is_a_fresh_measurement_of_an_earlier_trial(bench):
     trials = study.trials
     for record in finals_of(study):
         assert record.changed == trials[record.repeats].changed
-        assert record.sampler_number is None
+        assert record.origin == ""
 
 
 def test_finals_measure_by_tighter_rules(bench):

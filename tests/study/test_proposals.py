@@ -1,5 +1,8 @@
+import pytest
+
+from autotune.errors import NothingWorked
 from autotune.records import Kind, Outcome
-from autotune.study.proposals import EXHAUSTED, HOPELESS, OUT_OF_TIME, OUT_OF_TRIALS
+from autotune.study.proposals import EXHAUSTED, OUT_OF_TIME, OUT_OF_TRIALS
 from autotune.testing.fake_launcher import Failure, Surface
 
 
@@ -75,13 +78,45 @@ def test_optuna_knows_every_search_trial_and_no_final(bench):
 
 def test_study_whose_first_trials_all_fail_alike_goes_no_further(bench):
     def failures(trial, knobs):
-        return Failure(error={"type": "RuntimeError", "message": "no", "traceback": ""}) if trial else None
+        traceback = f"Traceback\n  train.py, line 3\nRuntimeError: no {trial} of them"
+        return (
+            Failure(error={"type": "RuntimeError", "message": f"no {trial} of them", "traceback": traceback}) if trial else None
+        )
 
     study = bench(Surface(failures=failures), minutes=30)
+    with pytest.raises(
+        NothingWorked, match=r"(?s)the first (\d) configurations all failed alike, got error: .*\| RuntimeErr"
+    ) as raised:
+        study.run()
+    assert raised.value.exit_code == 3
+    summary = study.folder.read_summary()
+    assert summary["status"] == "failed"
+    assert 4 <= summary["counts"]["error"] <= 7
+    assert summary["baseline"]["value"], "what was measured is kept"
+    assert summary["speedup"] is None
+
+
+@pytest.mark.parametrize("message", ["CUDA out of memory", "differs"])
+def test_want_of_memory_or_different_reasons_do_not_end_a_study(bench, message):
+    def failures(trial, knobs):
+        if not trial or trial > 8:
+            return None
+        text = message if message != "differs" else "abcdefghij"[trial]
+        kind = "torch.OutOfMemoryError" if message != "differs" else "RuntimeError"
+        return Failure(error={"type": kind, "message": text, "traceback": ""})
+
+    assert bench(Surface(failures=failures), minutes=10).run()["status"] == "complete"
+
+
+def test_a_change_that_all_failed_configurations_have_in_common_may_be_the_cause_so_others_are_tried(bench):
+    def failures(trial, knobs):
+        failure = Failure(error={"type": "RuntimeError", "message": "no bf16 here", "traceback": ""})
+        return failure if knobs["precision.amp"] == "bf16" else None
+
+    study = bench(Surface(gains={("layout.channels_last", True): 1.5}, failures=failures), minutes=10)
     summary = study.run()
-    assert summary["reason"] == HOPELESS
-    assert summary["counts"] == {"ok": 1, "error": 6}
-    assert summary["speedup"]["verdict"] == "ambiguous"
+    assert summary["counts"]["error"] >= 4
+    assert summary["best"]["overrides"]["layout.channels_last"] is True
 
 
 def test_random_and_tpe_are_told_apart_in_what_a_trial_says_of_itself(bench):

@@ -2,7 +2,7 @@ import pytest
 
 from autotune.records import Kind, Outcome, StudyRecord, Tier, TrialRecord
 from autotune.stats import Ratio
-from autotune.study.finals import Decision, judge
+from autotune.study.finals import Decision, _without_finalist, judge
 from autotune.study.summary import Standing, summarise
 
 ABOUT = StudyRecord(name="s", title="t", command=["python"], cwd="/")
@@ -34,6 +34,22 @@ def test_before_the_finals_the_leader_is_shown_with_a_speedup_that_claims_nothin
     assert summary["speedup"]["ci"] is None
     assert summary["speedup"]["verdict"] == "ambiguous"
     assert "overstate" in summary["speedup"]["reason"]
+
+
+@pytest.mark.parametrize("records", [[trial(0, 100.0)], [trial(0, 100.0), trial(1, 90.0)]])
+@pytest.mark.parametrize("status", ["running", "interrupted"])
+def test_without_a_finalist_and_without_finals_there_is_no_verdict(records, status):
+    summary = summarise(ABOUT, records, Standing(status=status, reason="stopped by the user"))
+    assert summary["best"]["trial"] == 0
+    assert summary["speedup"] is None
+
+
+def test_candidates_that_were_slower_by_one_measurement_each_claim_no_ratio():
+    decision = _without_finalist([trial(0, 100.0), trial(1, 60.0)])
+    summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 60.0)], Standing(status="complete", decision=decision))
+    speedup = summary["speedup"]
+    assert (speedup["ratio"], speedup["ci"], speedup["verdict"]) == (None, None, "same")
+    assert "no configuration that trained came near the baseline" in speedup["reason"]
 
 
 def test_after_the_finals_only_their_numbers_are_reported():

@@ -34,6 +34,18 @@ def test_what_may_have_been_chance_is_tried_once_more(bench, failure):
     assert len(set(nonces)) == len(nonces), "an earlier attempt's result must not be mistaken for this one's"
 
 
+OUT_OF_MEMORY = {"type": "torch.OutOfMemoryError", "message": "CUDA out of memory.", "traceback": "..."}
+
+
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, {"type": "MemoryError", "message": "", "traceback": "..."},
+                                   {"type": "ValueError", "message": "bad shape", "traceback": "..."}])  # fmt: skip
+def test_what_would_fail_the_same_way_is_not_tried_again(bench, error):
+    study = bench(Surface(failures=once({2}, Failure(error=error))), "study.budget.trials=3")
+    study.run()
+    assert [launch.spec.trial for launch in study.launcher.launches][:4] == [0, 1, 2, 3]
+    assert study.trials[2].value is None
+
+
 def test_a_failure_that_repeats_is_recorded_with_its_time(bench):
     def failures(trial, knobs):
         return Failure(signal="SIGSEGV", cause="exit") if trial == 2 else None

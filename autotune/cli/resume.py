@@ -1,0 +1,95 @@
+"""`autotune resume`: goes on with a study, however it was ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.cli import verdict
+from autotune.cli.run import carry_out, plan_of
+from autotune.cli.show import read_summary
+from autotune.cli.terminal import print_json
+from autotune.errors import BadInput
+from autotune.records import Kind, Outcome, StudyRecord, Summary
+from autotune.run_dir import StudyFolder, call, find
+
+if TYPE_CHECKING:
+    from autotune.config.schema import Budget
+
+
+def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool) -> int:
+    """Goes on with a study and prints the verdict; says so when there is nothing left to do.
+
+    Raises:
+        BadInput: there is no such study, another tuner works on it, it cannot be read, machine or program have changed, or
+            its budget would be used up already.
+        NothingWorked, Interrupted, FolderLost: as for `run`.
+    """
+    folder = find(runs, name)
+    study = _study(folder)
+    if (summary := _summary(folder)) and summary["status"] == "complete" and not overrides:
+        return _is_complete(folder, summary, as_json=as_json)
+
+    from autotune.config.recorded import recorded
+    from autotune.machine import host_facts
+    from autotune.study import resume_study
+
+    composed = recorded(study, folder.config_file, overrides)
+    if not Path(study.cwd).is_dir():
+        raise BadInput(f"cwd: the folder the program ran in is gone, got {study.cwd!r}. Bring it back, or start a new study.")
+    if summary and overrides:
+        _check_budget(composed.config.study.budget, summary)
+    return carry_out(resume_study, plan_of(composed, host_facts()), folder, as_json=as_json)
+
+
+def _study(folder: StudyFolder) -> StudyRecord:
+    try:
+        study = folder.read_study()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{folder.study_file}: cannot be read, got: {error}. Start a new study with `autotune run`.") from error
+    if not study.identity:
+        raise BadInput(f"STUDY: made by a version that could not resume yet, got {folder.name!r}. Start a new study.")
+    return study
+
+
+def _summary(folder: StudyFolder) -> Summary | None:
+    """Returns the summary; None without one, which takes nothing from the trials."""
+    try:
+        return read_summary(folder)
+    except BadInput:
+        return None
+
+
+def _is_complete(folder: StudyFolder, summary: Summary, *, as_json: bool) -> int:
+    if as_json:
+        print_json(summary)
+        return 0
+    for line in verdict.lines(summary, folder.path):
+        print(line)
+    print(f"complete  {summary['reason']}. To go on give it more: autotune resume {call(folder)} {_more(summary)}")
+    return 0
+
+
+def _more(summary: Summary) -> str:
+    """Returns a budget twice as large, ready to be typed."""
+    given = [f"study.budget.minutes={summary['budget_s'] / 30:g}"] if summary.get("budget_s") else []
+    given += [f"study.budget.trials={2 * summary['budget_trials']}"] if summary.get("budget_trials") else []
+    return " ".join(given)
+
+
+def _check_budget(budget: Budget, summary: Summary) -> None:
+    """Checks that a budget leaves something to do.
+
+    Raises:
+        BadInput: as much or more is used already.
+    """
+    spent_min = float(summary["seconds"].get("total") or 0.0) / 60
+    tried = [t for t in summary["trials"] if t.get("kind") == Kind.search and t["outcome"] != Outcome.interrupted]
+    problems = []
+    if budget.minutes is not None and budget.minutes <= spent_min:
+        problems.append(f"study.budget.minutes: {spent_min:.1f} are used already, got {budget.minutes:g}. Give more.")
+    if budget.trials is not None and budget.trials <= len(tried):
+        problems.append(f"study.budget.trials: {len(tried)} are used already, got {budget.trials}. Give more.")
+    if problems:
+        raise BadInput(problems)

@@ -1,0 +1,81 @@
+"""The configuration of a study that is there already: from its folder, not from today's conf/ and search_spaces/."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from autotune.config.checks import problems_of
+from autotune.config.command import CommandTemplate
+from autotune.config.compose import Composed
+from autotune.config.schema import StudyConfig
+from autotune.errors import BadInput
+from autotune.records import StudyRecord
+from autotune.space import SearchSpace, domain_from_json
+
+CHANGEABLE = ("study.budget.minutes", "study.budget.trials")
+ANOTHER = "Start a new study with `autotune run`."
+
+
+def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> Composed:
+    """Returns what a study was made of.
+
+    Args:
+        study: its record: command, working directory, search space as asked for.
+        file: its config.yaml.
+        overrides: KEY=VALUE; only a study's budget may be changed.
+
+    Raises:
+        BadInput: the file cannot be read, is not of this version, or another key is to be changed.
+    """
+    raw = _read(file)
+    problems = [problem for word in overrides if (problem := _override(raw, word))]
+    if problems:
+        raise BadInput(problems)
+    try:
+        config = cast(StudyConfig, OmegaConf.to_object(raw))
+        domains = {key: domain_from_json(domain) for key, domain in study.asked.items()}
+    except OmegaConfBaseException as error:  # ${oc.env:NAME} of a variable that is not set
+        raise BadInput(f"{file}: cannot be resolved: {str(error).splitlines()[0]}. Set what it refers to.") from error
+    except ValueError as error:
+        raise BadInput(f"{file.with_name('study.json')}: {error}. {ANOTHER}") from error
+    if problems := problems_of(config):
+        raise BadInput(problems)
+    return Composed(
+        config=config,
+        space=SearchSpace(domains=domains, pinned=study.pinned, tiers=config.tiers),
+        command=CommandTemplate(parts=study.command, placeholders=study.placeholders, is_recipe=study.is_recipe, cwd=study.cwd),
+        title=study.title,
+        name=study.name,
+        yaml=OmegaConf.to_yaml(raw),
+    )
+
+
+def _read(file: Path) -> DictConfig:
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
+            raise BadInput(f"{file}: not a configuration, got {document!r:.80}. {ANOTHER}")
+        return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(StudyConfig), OmegaConf.create(document)))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError, OmegaConfBaseException) as error:
+        why = " ".join(str(error).split())[:200]
+        raise BadInput(f"{file}: not a configuration that this version can read, got: {why}. {ANOTHER}") from error
+
+
+def _override(raw: DictConfig, word: str) -> str:
+    """Applies KEY=VALUE; returns what is wrong with it, "" for nothing."""
+    key, equals, text = word.partition("=")
+    if not equals:
+        return f"KEY=VALUE: no value, got {word!r}. Give one: {CHANGEABLE[0]}=16."
+    if key not in CHANGEABLE:
+        return f"{key}: cannot be changed in a study that is there, got {word!r}. Allowed: {', '.join(CHANGEABLE)}. {ANOTHER}"
+    try:
+        OmegaConf.update(raw, key, yaml.safe_load(text))
+    except (yaml.YAMLError, OmegaConfBaseException):
+        return f"{key}: not a number, got {text!r}. Give one, or null for no limit."
+    return ""

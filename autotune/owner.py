@@ -1,0 +1,138 @@
+"""Who works on a study: one process at a time, told by a lock that the kernel takes back however that process ends."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+OWNER_FILE = "owner.json"
+TRIES, PAUSE_S = 10, 0.1  # who only looks whether a study is owned holds the lock for a moment
+
+
+class Owned(Exception):
+    """Another process works on the study. Carries what it wrote of itself: {"host", "pid", "started_at"}, or less."""
+
+    def __init__(self, owner: dict[str, Any]) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def __str__(self) -> str:
+        return describe(self.owner)
+
+
+class Claim:
+    """The right to write a study's folder, held until it is left or the process ends.
+
+    The lock is on the owner's file, which holds the owner's host, pid and start. It is not inherited by child processes.
+
+    Attributes:
+        problem: why the folder could not be locked, "" when it was; then nothing keeps a second tuner out.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.problem = ""
+        self._file = folder / OWNER_FILE
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Claim:
+        """Takes the right.
+
+        Raises:
+            Owned: somebody else has it.
+            OSError: the folder cannot be written.
+        """
+        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._lock(descriptor)
+            me = {"host": platform.node(), "pid": os.getpid(), "started_at": psutil.Process().create_time()}
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(me).encode(), 0)
+            os.fsync(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the folder that was claimed is no longer where it was: deleted, moved, or another in its place."""
+        assert self._descriptor is not None
+        try:
+            return not os.path.samestat(os.fstat(self._descriptor), os.stat(self._file))
+        except OSError:
+            return True
+
+    def _lock(self, descriptor: int) -> None:
+        for attempt in range(TRIES):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if attempt == TRIES - 1:
+                    raise Owned(_read(self._file)) from None
+                time.sleep(PAUSE_S)
+            except OSError as error:  # a network file system without locks
+                owner = _read(self._file)
+                if _is_alive(owner):
+                    raise Owned(owner) from None
+                self.problem = error.strerror or str(error)
+                return
+
+
+def owner_of(folder: Path) -> dict[str, Any] | None:
+    """Returns who works on a study now, {"host", "pid", "started_at"} or what is known of it; None for nobody."""
+    try:
+        descriptor = os.open(folder / OWNER_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read(folder / OWNER_FILE)
+    except OSError:  # no locks here: believe what is written, as far as it can be checked
+        owner = _read(folder / OWNER_FILE)
+        return owner if _is_alive(owner) else None
+    else:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def describe(owner: dict[str, Any]) -> str:
+    """Returns "process 4242 on host bench, since 2026-11-21 16:20:11" for a message."""
+    started_at = owner.get("started_at")
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started_at)) if isinstance(started_at, int | float) else "?"
+    return f"process {owner.get('pid', '?')} on host {owner.get('host', '?')}, since {when}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # just being written
+        return {}
+    return raw if isinstance(raw, dict) else {}
+
+
+def _is_alive(owner: dict[str, Any]) -> bool:
+    """Whether the process that wrote itself down still lives; one of another host is believed to."""
+    if owner.get("host") != platform.node():
+        return bool(owner)
+    try:
+        started_at = psutil.Process(int(owner["pid"])).create_time()
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return False
+    return abs(started_at - float(owner.get("started_at", 0.0))) < 2.0

@@ -1,0 +1,117 @@
+"""What earlier runs of a study have left in its folder: where a resumed study goes on."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.errors import BadInput
+from autotune.harness import protocol
+from autotune.harness.protocol import RankResult
+from autotune.launchers.progress_file import ProgressFile
+from autotune.launchers.rank_results import RankResults
+from autotune.records import Kind, Outcome, StudyRecord, TrialRecord, TrialRequest
+from autotune.run_dir import StudyFolder
+
+CUT_OFF_CAUSE = "cut off"  # in a record's evidence: autotune itself was ended while the trial ran
+
+
+@dataclass(kw_only=True)
+class Earlier:
+    """An earlier run's remains.
+
+    Attributes:
+        about: study.json.
+        records: trials that are over, by number, those that were cut off included; without the baseline when it has to be
+            measured again.
+        cut_off: those of `records` that were found without one, to be written.
+        spent_s: wall time that was used.
+        first: rank 0's result of the baseline; None when it has to be measured (again).
+        why_no_baseline: why a baseline that was measured cannot be used, "" when it can or there is none.
+        failed_baseline: the baseline's record when it brought no number.
+    """
+
+    about: StudyRecord
+    records: list[TrialRecord] = field(default_factory=list)
+    cut_off: list[TrialRecord] = field(default_factory=list)
+    spent_s: float = 0.0
+    first: RankResult | None = None
+    why_no_baseline: str = ""
+    failed_baseline: TrialRecord | None = None
+
+
+def read_earlier(folder: StudyFolder) -> Earlier:
+    """Returns what is in a study's folder.
+
+    Raises:
+        BadInput: a document of it cannot be read; names the file.
+    """
+    try:
+        about, records = folder.read_study(), folder.read_trials()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{folder.path}: cannot be continued, got {error}. Start a new study with `autotune run`.") from error
+    cut_off = [_cut_off(request, folder.trial_path(request.number)) for request in folder.read_cut_off() if request.number]
+    measured_s = sum(record.seconds for record in records)
+    earlier = Earlier(about=about, records=sorted([*records, *cut_off], key=lambda record: record.number), cut_off=cut_off)
+    earlier.spent_s = max(_noted_s(folder), about.spent_s, measured_s) + sum(record.seconds for record in cut_off)
+    _take_baseline(earlier, folder)
+    return earlier
+
+
+def _take_baseline(earlier: Earlier, folder: StudyFolder) -> None:
+    baseline = earlier.records[0] if earlier.records and earlier.records[0].kind is Kind.baseline else None
+    if baseline is None:
+        earlier.why_no_baseline = "the baseline's record is missing" if earlier.records else ""
+        return
+    if not baseline.outcome.has_value:
+        earlier.failed_baseline = earlier.records.pop(0)
+        return
+    try:
+        earlier.first = _first_result(folder.trial_path(0))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        earlier.why_no_baseline = f"what the baseline found out cannot be read ({error})"
+        earlier.records.pop(0)
+
+
+def _first_result(path: Path) -> RankResult:
+    """Returns what rank 0 of a trial wrote.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: it cannot be read, or belongs to another attempt.
+    """
+    results = RankResults(path, protocol.read_spec(str(path / protocol.SPEC_FILE)))
+    results.collect()
+    if 0 not in results.by_rank:
+        raise ValueError("; ".join(results.problems) or f"{protocol.result_file(0)} is missing")
+    return results.by_rank[0]
+
+
+def _noted_s(folder: StudyFolder) -> float:
+    with contextlib.suppress(OSError, ValueError):
+        total_s = folder.read_summary()["seconds"].get("total")
+        return float(total_s) if isinstance(total_s, int | float) else 0.0
+    return 0.0
+
+
+def _cut_off(request: TrialRequest, path: Path) -> TrialRecord:
+    """Returns the record of a trial that has none: who would have written it was ended."""
+    progress = ProgressFile(path / protocol.PROGRESS_FILE)
+    progress.read()
+    seconds = progress.changed_s - min(progress.entered_s.values(), default=progress.changed_s)
+    return TrialRecord(
+        number=request.number,
+        kind=request.kind,
+        knobs=request.knobs,
+        changed=request.changed,
+        outcome=Outcome.interrupted,
+        reason=f"cut off in phase {progress.phase}: autotune was ended, or the machine went down",
+        evidence={"cause": CUT_OFF_CAUSE, "phase": progress.phase},
+        tier=request.tier,
+        why=request.why,
+        origin=request.origin,
+        repeats=request.repeats,
+        round=request.round,
+        started_at=request.started_at,
+        seconds=max(0.0, seconds),
+    )

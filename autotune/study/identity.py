@@ -1,0 +1,112 @@
+"""What a study is about, and what makes its results comparable: by name, so that a difference can be named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+from typing import Any
+
+import optuna
+
+import autotune
+from autotune.config.command import CommandTemplate
+from autotune.harness.protocol import RankResult
+from autotune.machine import comparable
+from autotune.records import StudyRecord
+from autotune.run_dir import StudyFolder
+from autotune.space import ResolvedSpace
+from autotune.study.plan import Plan
+
+PROGRAM_FACTS = ("torch", "device_name")  # of `comparable`, told by the program; the others by the host
+SPACE = "space."
+
+
+def about(
+    plan: Plan,
+    folder: StudyFolder,
+    before: StudyRecord | None,
+    *,
+    space: ResolvedSpace | None = None,
+    first: RankResult | None = None,
+) -> StudyRecord:
+    """Returns study.json: until the baseline has run with the space as asked for, from then on as it is searched.
+
+    Args:
+        plan: what the study was given.
+        folder: its folder.
+        before: the same at an earlier time: when it started and where it stands among others does not change.
+        space: what is searched here; None before the baseline.
+        first: rank 0's result of the baseline; None before there is one.
+    """
+    asked = {key: domain.as_json() if domain else {"auto": True} for key, domain in plan.space.domains.items()}
+    versions = {"autotune": autotune.__version__, "optuna": optuna.__version__, "python": platform.python_version()}
+    versions |= plan.versions
+    if first and first.facts.get("torch"):
+        versions["torch"] = str(first.facts["torch"])
+    parts = identity(plan, space, first)
+    budget = plan.config.study.budget
+    return StudyRecord(
+        name=folder.name,
+        base=before.base if before else folder.base,
+        sequence=before.sequence if before else folder.sequence,
+        title=plan.title,
+        command=list(plan.command.parts),
+        placeholders=plan.command.placeholders,
+        is_recipe=plan.command.is_recipe,
+        cwd=plan.command.cwd,
+        objective=plan.config.objective,
+        fingerprint=hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16],
+        identity=parts,
+        asked=asked,
+        space=space.as_json() if space else asked,
+        pinned=plan.space.pinned,
+        machine={**plan.machine, **(first.facts if first else {})},
+        versions=versions,
+        started_at=before.started_at if before else plan.clock.time(),
+        budget_s=None if budget.minutes is None else budget.minutes * 60,
+        budget_trials=budget.trials,
+        spent_s=before.spent_s if before else 0.0,
+    )
+
+
+def identity(plan: Plan, space: ResolvedSpace | None, first: RankResult | None) -> dict[str, Any]:
+    """Returns what makes results comparable, name -> plain value: only results with the same may stand side by side."""
+    facts = comparable({**(first.facts if first else {}), **plan.machine})
+    device = plan.config.device
+    parts = {
+        **{f"machine.{name}": value for name, value in facts.items() if name not in PROGRAM_FACTS},
+        **{f"program.{name}": facts[name] for name in PROGRAM_FACTS},
+        "program.command": plan.command.parts,
+        "program.executable": executable(plan.command),
+        "objective": plan.config.objective,
+        "device.kind": device.kind,
+        "device.index": device.index,
+        "device.memory_limit": device.memory_limit,
+        **{f"pinned.{key}": value for key, value in plan.space.pinned.items()},
+        **{f"{SPACE}{key}": domain.as_json() for key, domain in (space.domains if space else {}).items()},
+    }
+    return dict(json.loads(json.dumps(parts, default=str)))
+
+
+def executable(command: CommandTemplate) -> str | None:
+    """Returns the file that the command's first word means here; None when there is none."""
+    word = command.parts[0]
+    return os.path.abspath(os.path.join(command.cwd, word)) if os.sep in word else shutil.which(word)
+
+
+def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Returns what differs between two identities, a phrase each: "program.torch: was '2.14.1', is '2.15.0'".
+
+    What only the baseline can tell, the space as it is searched and the program's own facts, is compared when both know it.
+
+    Args:
+        was: as recorded.
+        now: as it is.
+    """
+    told = [f"program.{name}" for name in PROGRAM_FACTS]
+    is_told = all(any(parts.get(name) for name in told) for parts in (was, now))
+    names = [name for name in sorted({*was, *now}) if is_told or not (name.startswith(SPACE) or name in told)]
+    return [f"{name}: was {was.get(name)!r}, is {now.get(name)!r}" for name in names if was.get(name) != now.get(name)]

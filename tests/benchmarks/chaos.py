@@ -1,0 +1,298 @@
+"""Kills whatever belongs to a study, again and again, and goes on with it: is anything lost, repeated, or left behind?
+
+    python -m tests.benchmarks.chaos --kills 100 [--seed 0] [--minutes 30]
+
+Victims are drawn at random, at random moments: a trial's first process, one of its loader workers, the supervisor, the tuner
+(then `autotune resume`), the tracker. A study that reached its verdict is followed by a new one until all kills are done; the
+last one is left to reach its verdict. Exit status 1 when anything is lost, repeated or left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from autotune.cli.processes import own_environment
+from autotune.harness.protocol import MARK_VARIABLE
+from autotune.records import Kind, Outcome, TrialRecord
+from autotune.run_dir import StudyFolder
+from tests.benchmarks.reporting import machine_lines, table
+
+PROGRAM = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = TensorDataset(torch.randn(20000, 64))
+if __name__ == "__main__":
+    for epoch in range(100000):
+        for (batch,) in DataLoader(data, batch_size=32, num_workers=1):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+"""
+RULES = {"warmup_min_device_s": 0.05, "warmup_max_s": 1.0, "min_s": 0.2, "max_s": 0.5, "slow_max_s": 1.0, "min_steps": 5}
+OPTIONS = [
+    "study.name=chaos", "device.kind=cpu", "compile.mode=off", "study.budget.trials=8",
+    *[f"measure.{phase}.{name}={value}" for phase in ("screening", "finals") for name, value in RULES.items()],
+]  # fmt: skip
+VICTIMS = ("trial", "worker", "supervisor", "tuner", "tracker")
+PAUSE_S = (0.2, 3.0)  # between two kills
+PATIENCE_S = 4.0  # for the victim that was drawn to come into being: there is no trial while the tuner starts
+LAST_PROCESS_S = 20.0  # for what was told to end, or notices that its parent has gone
+MAX_STARTS_WITHOUT_A_KILL = 5  # a study that ends too early so often would do so for ever
+
+
+@dataclass
+class Toll:
+    """What it came to.
+
+    Attributes:
+        kills: victim -> how often.
+        lost, repeated: names of trials that were finished and then were not, or were measured twice.
+        orphans: processes that were left, described.
+        segments: names in /dev/shm that were left.
+        verdicts: of the studies that were completed.
+        trials: how many were finished.
+    """
+
+    kills: Counter[str] = field(default_factory=Counter)
+    lost: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
+    segments: list[str] = field(default_factory=list)
+    verdicts: list[str] = field(default_factory=list)
+    num_trials: int = 0
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was lost, repeated or left, and every study came to a verdict."""
+        nothing = not (self.lost or self.repeated or self.orphans or self.segments)
+        return nothing and bool(self.verdicts) and all(self.verdicts)
+
+    def lines(self) -> list[str]:
+        """Returns the table, and below it the names of what should not be."""
+        kills = ", ".join(f"{name} {self.kills[name]}" for name in VICTIMS)
+        rows = [
+            ("kills", f"{self.kills.total()} ({kills})"),
+            ("finished trials", self.num_trials),
+            ("finished trials lost", len(self.lost)),
+            ("finished trials repeated", len(self.repeated)),
+            ("orphan processes", len(self.orphans)),
+            ("leaked shared-memory segments", len(self.segments)),
+            ("studies with a verdict", f"{sum(map(bool, self.verdicts))} of {len(self.verdicts)}"),
+        ]
+        return [table(("", ""), rows), *self.lost, *self.repeated, *self.orphans, *self.segments]
+
+
+class Victimized:
+    """One study under attack.
+
+    Args:
+        cwd: an empty folder.
+        kills: how many more are wanted; counted down.
+        rng: when and whom.
+        toll: where it is noted.
+        deadline_s: monotonic; no kills after it.
+    """
+
+    def __init__(self, cwd: Path, kills: int, rng: random.Random, *, toll: Toll, deadline_s: float) -> None:
+        self.folder = StudyFolder(cwd / "runs" / "chaos")
+        self._cwd, self._kills, self._rng, self._toll, self._deadline_s = cwd, kills, rng, toll, deadline_s
+        self._finished: dict[int, TrialRecord] = {}
+        self._environment = {k: v for k, v in own_environment().items() if k != "MLFLOW_TRACKING_URI"}
+        (cwd / "train.py").write_text(PROGRAM, encoding="utf-8")
+
+    def run(self, minutes: float) -> int:
+        """Kills until the study has its verdict all the same; returns how many kills are still wanted.
+
+        Args:
+            minutes: the study's budget.
+        """
+        budget = f"study.budget.minutes={minutes:g}"
+        tuner, num_idle = self._start("run", *OPTIONS, budget, "--", sys.executable, "train.py"), 0
+        while True:
+            before = self._kills
+            is_over = self._attack(tuner)
+            self._look()
+            if is_over and tuner.returncode == 0:
+                break
+            num_idle = 0 if self._kills < before else num_idle + 1
+            if num_idle == MAX_STARTS_WITHOUT_A_KILL:
+                break
+            tuner = self._start("resume", "chaos")
+        self._close()
+        return self._kills
+
+    def _attack(self, tuner: subprocess.Popen[bytes]) -> bool:
+        """Kills parts of the study until the tuner is gone; whether that was of its own."""
+        drawn, from_s = self._draw()
+        while tuner.poll() is None:
+            time.sleep(0.02)
+            now_s = time.monotonic()
+            if not self._kills or not from_s <= now_s < self._deadline_s or not self.folder.study_file.exists():
+                continue
+            if self._kill(drawn, tuner):
+                if drawn == "tuner":
+                    tuner.wait()
+                    return False
+                drawn, from_s = self._draw()
+            elif now_s > from_s + PATIENCE_S:
+                drawn, from_s = self._draw()
+        return True
+
+    def _draw(self) -> tuple[str, float]:
+        """Returns whom to kill next, and from when on."""
+        return self._rng.choice(VICTIMS), time.monotonic() + self._rng.uniform(*PAUSE_S)
+
+    def _kill(self, name: str, tuner: subprocess.Popen[bytes]) -> bool:
+        """Kills one of that name; whether there was one."""
+        there = self._victims(tuner)[name]
+        try:
+            self._rng.choice(there).kill()
+        except (IndexError, psutil.NoSuchProcess):
+            return False
+        self._kills -= 1
+        self._toll.kills[name] += 1
+        return True
+
+    def _victims(self, tuner: subprocess.Popen[bytes]) -> dict[str, list[psutil.Process]]:
+        """Returns who may be killed, by name: only what this tuner has started, directly or not."""
+        found: dict[str, list[psutil.Process]] = {"tuner": [], "trial": [], "worker": [], "supervisor": [], "tracker": []}
+        try:
+            own = psutil.Process(tuner.pid)
+            found["tuner"] = [own]
+            for process in own.children(recursive=True):
+                words = " ".join(process.cmdline())
+                if "supervisor" in words:
+                    found["supervisor"].append(process)
+                elif " sync " in words:
+                    found["tracker"].append(process)
+                elif "train.py" in words and "doorway" not in words:
+                    parent = process.parent()
+                    is_first = parent is None or "train.py" not in " ".join(parent.cmdline())
+                    found["trial" if is_first else "worker"].append(process)
+        except psutil.NoSuchProcess:  # it ended meanwhile
+            pass
+        return found
+
+    def _look(self) -> None:
+        """Compares the records on disk with those seen before."""
+        now = {record.number: record for record in self.folder.read_trials() if record.outcome is not Outcome.interrupted}
+        for number, record in self._finished.items():
+            later = now.get(number)
+            if later is None or (later.outcome, later.value, later.changed) != (record.outcome, record.value, record.changed):
+                if number == 0 and not record.outcome.has_value:
+                    continue  # a baseline that failed is measured again
+                self._toll.lost.append(f"{self._cwd.name}: trial {number}, {record.outcome}, {record.value}")
+        self._finished = now
+
+    def _close(self) -> None:
+        """Counts what is left when the study is over."""
+        trials, toll = list(self._finished.values()), self._toll
+        toll.num_trials += len(trials)
+        searched = Counter(tuple(sorted(r.changed.items())) for r in trials if r.kind is not Kind.final)
+        finals = Counter((r.round, r.repeats) for r in trials if r.kind is Kind.final)
+        toll.repeated += [f"{self._cwd.name}: {key}" for counts in (searched, finals) for key, n in counts.items() if n > 1]
+        shown = self._autotune("show", "chaos", "--json")
+        summary = json.loads(shown.stdout) if shown.returncode == 0 else {}
+        is_told = len(summary.get("trials", [])) == len(self.folder.read_trials())
+        verdict = (summary.get("speedup") or {}).get("verdict") if summary.get("status") == "complete" and is_told else None
+        toll.verdicts.append(verdict or "")
+        deadline_s = time.monotonic() + LAST_PROCESS_S
+        while (left := self._processes()) and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+        for process in left:
+            toll.orphans.append(f"{self._cwd.name}: process {process.pid} {' '.join(process.cmdline())[:100]}")
+            process.kill()
+
+    def _processes(self) -> list[psutil.Process]:
+        """Returns every living process of the study, by the mark its trials carry, by its folder, by where it runs."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                mark, words = process.environ().get(MARK_VARIABLE, ""), " ".join(process.cmdline())
+                is_own = str(self._cwd) in mark or str(self._cwd) in words or process.cwd() == str(self._cwd)
+                if is_own and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+        with (self._cwd / "tuner.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "autotune", *words],
+                cwd=self._cwd,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _autotune(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "autotune", *words]
+        return subprocess.run(command, cwd=self._cwd, env=self._environment, capture_output=True, text=True, check=False)
+
+
+def run(place: Path, num_kills: int, *, seed: int, minutes: float, study_minutes: float = 2.0) -> Toll:
+    """Attacks studies until so many kills are done, or time is up, and the last has its verdict.
+
+    Args:
+        place: an empty folder; the studies are in it afterwards.
+        num_kills: how many.
+        seed: of victims and moments; what they hit depends on the machine all the same.
+        minutes: no kills after that.
+        study_minutes: budget of each study.
+    """
+    toll, rng, deadline_s = Toll(), random.Random(seed), time.monotonic() + 60 * minutes
+    before, kills_left = _segments(), num_kills
+    while kills_left and time.monotonic() < deadline_s:
+        cwd = place / f"{len(toll.verdicts):02d}"
+        cwd.mkdir()
+        kills_left = Victimized(cwd, kills_left, rng, toll=toll, deadline_s=deadline_s).run(study_minutes)
+    toll.segments = sorted(_segments() - before)
+    return toll
+
+
+def _segments() -> set[str]:
+    """Returns the names in /dev/shm whose maker is not known to live: torch and multiprocessing write its id into them."""
+    names = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    return {name for name in names if not any(word.isdigit() and psutil.pid_exists(int(word)) for word in _words(name))}
+
+
+def _words(name: str) -> list[str]:
+    return name.replace("-", "_").split("_")
+
+
+def main() -> int:
+    """Runs the benchmark and returns its exit status."""
+    parser = argparse.ArgumentParser(description="Kills parts of a study at random and goes on with it.")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="autotune-chaos-") as folder:
+        toll = run(Path(folder), asked.kills, seed=asked.seed, minutes=asked.minutes)
+        print("\n".join([*machine_lines(), *toll.lines()]))
+        if not toll.is_clean:
+            for log in sorted(Path(folder).glob("*/tuner.log")):
+                print(f"\n{log.parent.name}: the tuner's last words\n{log.read_text(errors='replace')[-2000:]}")
+    return 0 if toll.is_clean and toll.kills.total() == asked.kills else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Documents of a study that were cut off, edited or are of another version: one message, never an internal error."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from autotune.cli.main import main
+from autotune.testing.studies import make_study
+
+DAMAGE = {
+    "empty": lambda text: "",
+    "cut off": lambda text: text[: len(text) // 2],
+    "not JSON": lambda text: "hello",
+    "a list": lambda text: "[1, 2]",
+    "bytes": lambda text: text.encode()[:100] + b"\xff\xfe",
+    "deep": lambda text: "[" * 100_000,
+    "another schema": lambda text: json.dumps({**json.loads(text), "schema": 99}),
+    "of another kind": lambda text: json.dumps({**json.loads(text), "trials": 5, "machine": 7, "command": 1, "knobs": 3}),
+    "without fields": lambda text: json.dumps({"schema": 1}),
+}
+
+
+@pytest.fixture(params=list(DAMAGE))
+def damage(request):
+    def apply(file):
+        damaged = DAMAGE[request.param](file.read_text())
+        file.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
+
+    return apply
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def said(capsys):
+    """Returns a function that runs a command and returns what it printed; it must end with the status it is told."""
+
+    def run(status, *words):
+        assert main(words) == status
+        out, err = capsys.readouterr()
+        assert status == 0 or (out == "" and len(err.splitlines()) == 1)
+        return err if status else out
+
+    return run
+
+
+def test_damaged_summary_is_named(runs, said, damage):
+    study = make_study(runs)
+    make_study(runs, "other")
+    damage(study.summary_file)
+    for command in ("show", "export"):
+        assert "runs/resnet18/summary.json: not a summary" in said(2, command, "resnet18")
+    listed = json.loads(said(0, "list", "--json"))
+    assert [(row["study"], row["status"]) for row in listed] == [("resnet18", "unreadable"), ("other", "complete")]
+    assert "unreadable" in said(0, "list")
+
+
+def test_damaged_study_record_is_named_and_hides_nothing(runs, said, damage):
+    study = make_study(runs)
+    make_study(runs, "other")
+    damage(study.study_file)
+    assert "faster: 2.41x" in said(0, "show", "resnet18"), "the summary is whole"
+    assert "study.json: cannot be read" in said(2, "resume", "resnet18")
+    listed = json.loads(said(0, "list", "--json"))
+    assert [(row["study"], row["status"]) for row in listed] == [("resnet18", "unreadable"), ("other", "complete")]
+
+
+def test_damaged_trial_is_named_by_what_needs_it(runs, said, damage):
+    study = make_study(runs, status="interrupted")
+    record = study.read_study()
+    record.identity = {"objective": "throughput"}
+    record.cwd = str(runs)
+    study.write_study(record)
+    damage(study.trial_path(3) / "trial.json")
+    said(0, "show", "resnet18")
+    assert "trials/0003/trial.json" in said(2, "resume", "resnet18")
+
+
+def test_folder_that_was_deleted_below_the_shell_is_said_so(cli, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    words = f"rmdir {gone}; exec {sys.executable} -m autotune list"
+    ended = subprocess.run(["sh", "-c", words], cwd=gone, env=cli.environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "cwd: the folder you are in was deleted" in ended.stderr

@@ -1,0 +1,103 @@
+import dataclasses
+
+import pytest
+
+from autotune.config.compose import compose
+from autotune.config.recorded import recorded
+from autotune.errors import BadInput
+from autotune.records import StudyRecord
+from autotune.space import Choice, IntInterval, domain_from_json
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Returns a function that composes a study, keeps it as a study's folder would, and reads it back."""
+
+    def keep(*overrides, command=("python", "-c", "pass", "{loader.batch_size=64}"), change=()):
+        composed = compose(list(overrides), command=list(command) if command else None)
+        study = StudyRecord(
+            name="s", title=composed.title, command=composed.command.parts, cwd="/somewhere",
+            placeholders=composed.command.placeholders, is_recipe=composed.command.is_recipe, pinned=composed.space.pinned,
+            asked={key: domain.as_json() if domain else {"auto": True} for key, domain in composed.space.domains.items()},
+        )  # fmt: skip
+        file = tmp_path / "config.yaml"
+        file.write_text(composed.yaml)
+        return composed, recorded(StudyRecord.from_json(study.as_json()), file, change)
+
+    return keep
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("loader.num_workers=choice(0,4)", "loader.batch_size=tag(log,interval(8,128))"),
+        ("precision.amp=bf16", "env.MALLOC_ARENA_MAX='2'", "tiers=numerics", "device.memory_limit=0.5"),
+        ("study.budget.minutes=null", "study.budget.trials=30", "measure.finals.max_s=12", "search.sampler=random"),
+    ],
+)
+def test_what_a_study_was_made_of_comes_back_as_it_was(kept, overrides):
+    before, after = kept(*overrides)
+    assert dataclasses.asdict(after.config) == dataclasses.asdict(before.config)
+    assert after.space == before.space
+    assert (after.command.parts, after.command.placeholders) == (before.command.parts, before.command.placeholders)
+    assert after.command.cwd == "/somewhere"
+    assert after.yaml == before.yaml
+
+
+def test_a_recipe_comes_back_as_a_recipe(kept):
+    before, after = kept("model=resnet18", command=None)
+    assert after.command.is_recipe
+    assert after.command.argv({}) == before.command.argv({})
+
+
+def test_a_reference_to_the_environment_is_kept_as_one_and_resolved_anew(kept, tmp_path, monkeypatch):
+    monkeypatch.setenv("STORE", "http://one")
+    _, after = kept("tracker.uri=${oc.env:STORE}")
+    assert after.config.tracker.uri == "http://one"
+    assert "http://one" not in after.yaml
+    monkeypatch.delenv("STORE")
+    with pytest.raises(BadInput, match=r"config\.yaml: cannot be resolved: .*STORE"):
+        recorded(StudyRecord(name="s", title="", command=["python"], cwd="/"), tmp_path / "config.yaml")
+
+
+def test_only_the_budget_can_be_changed_and_every_other_word_is_named(kept):
+    _, after = kept(change=["study.budget.minutes=16.5", "study.budget.trials=40"])
+    assert (after.config.study.budget.minutes, after.config.study.budget.trials) == (16.5, 40)
+    assert "minutes: 16.5" in after.yaml
+    _, after = kept(change=["study.budget.minutes=null"])
+    assert after.config.study.budget.minutes is None
+    words = ["study.seed=3", "study.budget.minutes=-1e", "loader.num_workers=2", "study.budget.trials=[1]", "nonsense"]
+    with pytest.raises(BadInput) as refused:
+        kept(change=words)
+    assert len(refused.value.problems) == len(words)
+    with pytest.raises(BadInput, match="not a number above 0"):
+        kept(change=["study.budget.minutes=-3"])
+
+
+@pytest.mark.parametrize("text", ["", "- a", "a: [", "study: {nosuch: 1}", "study: 3", "tiers: exakt", "\x00"])
+def test_a_configuration_that_is_none_is_refused(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    study = StudyRecord(name="s", title="", command=["python"], cwd="/")
+    with pytest.raises(BadInput, match=r"config\.yaml: not a configuration"):
+        recorded(study, tmp_path / "config.yaml")
+
+
+def test_nothing_is_executed_from_a_recorded_configuration(tmp_path):
+    (tmp_path / "config.yaml").write_text("study: !!python/object/apply:os.mkdir [made]\n")
+    with pytest.raises(BadInput):
+        recorded(StudyRecord(name="s", title="", command=["python"], cwd="/"), tmp_path / "config.yaml")
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize(
+    "domain", [Choice((1, 2)), Choice(("off", "bf16")), Choice((True, False)), IntInterval(2, 9, log=True)]
+)
+def test_a_domain_comes_back_from_its_document(domain):
+    assert domain_from_json(domain.as_json()) == domain
+
+
+@pytest.mark.parametrize("raw", [None, 3, {}, {"choice": []}, {"choice": [[1]]}, {"interval": [1]}, {"interval": [1, 2]}])
+def test_what_is_no_domain_is_refused(raw):
+    with pytest.raises(ValueError, match="not a domain"):
+        domain_from_json(raw)

@@ -1,0 +1,114 @@
+"""The runs folder full, read-only or deleted while a study runs: one message, no process left, what was measured is there."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from autotune.records import Outcome
+from tests.faults.quick_study import QuickStudy
+
+BUDGET = ("study.budget.minutes=0.1", "compile.mode=off")
+LONGER = ("study.budget.minutes=0.3", "compile.mode=off")  # for trials of a second
+
+
+@contextlib.contextmanager
+def mounted(path, *, size):
+    """Mounts a file system in memory; root ignores permission bits, so a folder alone cannot be made unwritable."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a file system; what a full or read-only disk does is not tried")
+    path.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "autotune-test", path], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"mounting is not allowed here ({done.stderr.strip()}); what a full or read-only disk does is not tried")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def fill(path):
+    """Writes a file that takes all the room there is."""
+    with contextlib.suppress(OSError), (path / "ballast").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def ended(tuner, *, within_s=60):
+    """Returns what a tuner said that had to give up: its last words, which must be one message."""
+    _, err = tuner.communicate(timeout=within_s)
+    assert tuner.returncode == 2, err
+    assert "Traceback" not in err
+    assert "internal error" not in err
+    said = [line for line in err.splitlines() if line.startswith("autotune: ")]
+    assert len(said) == 1, err
+    return said[0]
+
+
+def test_full_disk_ends_the_study_and_it_goes_on_once_there_is_room(tmp_path):
+    with mounted(tmp_path / "runs", size="2m") as runs:
+        study = QuickStudy(tmp_path)
+        tuner = study.start(*BUDGET)
+        study.wait_for_trial(1, tuner, is_started=False)
+        before = study.folder.read_trials()
+        fill(runs)
+        said = ended(tuner)
+        assert "runs/s: the disk is full (No space left on device)" in said
+        assert said.endswith("autotune resume s")
+        assert study.none_is_left()
+        trials = study.folder.read_trials()
+        assert trials[: len(before)] == before
+        assert not list(study.folder.path.rglob("*.tmp"))
+        (runs / "ballast").unlink()
+        assert study.say("resume", "s").returncode == 0
+        assert study.folder.read_trials()[: len(before)] == before
+
+
+def test_disk_that_is_full_for_a_moment_costs_a_study_nothing(tmp_path):
+    with mounted(tmp_path / "runs", size="2m") as runs:
+        study = QuickStudy(tmp_path, trial_s=1.0)
+        tuner = study.start(*LONGER, "study.budget.trials=2")
+        study.wait_for_trial(1, tuner)
+        time.sleep(0.5)
+        fill(runs)
+        time.sleep(2.5)  # the trial ends meanwhile
+        (runs / "ballast").unlink()
+        tuner.communicate(timeout=60)
+        assert tuner.returncode == 0
+        assert study.folder.read_summary()["status"] == "complete"
+
+
+def test_disk_that_turns_read_only_ends_the_study(tmp_path):
+    with mounted(tmp_path / "runs", size="20m") as runs, contextlib.ExitStack() as stack:
+        study = QuickStudy(tmp_path, trial_s=1.0)
+        tuner = study.start(*LONGER)
+        study.wait_for_trial(1, tuner)
+        before = study.folder.read_trials()
+        # Remounting it would be refused while a file is open for writing; a failing disk does not ask. Mounted over itself,
+        # every name leads to the read-only mount.
+        subprocess.run(["mount", "--bind", runs, runs], check=True)
+        stack.callback(subprocess.run, ["umount", "--lazy", runs], check=True)
+        subprocess.run(["mount", "-o", "remount,bind,ro", runs], check=True)
+        said = ended(tuner)
+        assert "runs/s: cannot be written any more (Read-only file system)" in said
+        assert said.endswith("Make it writable, then: autotune resume s")
+        assert study.none_is_left()
+        assert study.folder.read_trials()[: len(before)] == before
+        assert all(trial.outcome is Outcome.ok for trial in study.folder.read_trials())
+        assert '"status": "interrupted"' in study.say("show", "s", "--json").stdout
+
+
+@pytest.mark.parametrize("what", ["study", "runs"])
+def test_folder_deleted_in_the_middle_ends_the_study_and_is_not_made_again(tmp_path, what):
+    study = QuickStudy(tmp_path, trial_s=1.0)
+    tuner = study.start(*LONGER)
+    study.wait_for_trial(1, tuner)
+    doomed = study.folder.path if what == "study" else study.folder.path.parent
+    shutil.rmtree(doomed)
+    said = ended(tuner)
+    assert "runs/s: the study's folder is gone" in said
+    assert study.none_is_left()
+    assert not doomed.exists()

@@ -1,0 +1,180 @@
+"""A study's folder: names, documents that are there or not, never half, and whose folder it is."""
+
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from autotune.errors import BadInput, FolderLost
+from autotune.owner import OWNER_FILE, owner_of
+from autotune.run_dir import StudyFolder, call, create, find, studies, write_text
+from autotune.testing.studies import make_study
+
+
+def test_two_studies_of_one_name_are_both_reached(tmp_path):
+    runs = tmp_path / "runs"
+    first, second = make_study(runs), make_study(runs)
+    assert find(runs, "resnet18").path == second.path
+    assert find(runs, "resnet18-2").path == second.path
+    assert find(runs, str(first.path)).path == first.path
+    assert call(second) == f"resnet18-2 --runs-dir {runs}"
+    assert call(first) == f"{first.path} --runs-dir {runs}"
+
+
+def test_a_name_that_ends_in_a_number_is_not_taken_for_a_later_study_of_another(tmp_path):
+    runs = tmp_path / "runs"
+    train, other = make_study(runs, "train"), make_study(runs, "train-2")  # of train.py and of train-2.py
+    assert find(runs, "train").path == train.path
+    assert find(runs, "train-2").path == other.path
+    again = make_study(runs, "train")
+    assert again.name == "train-3"
+    assert find(runs, "train").path == again.path
+
+
+@pytest.mark.parametrize("name", ["../secrets", "/etc/passwd", "a/../../b", ""])
+def test_a_study_outside_the_runs_folder_is_refused(tmp_path, name):
+    with pytest.raises(BadInput, match="not a plain name"):
+        find(tmp_path / "runs", name)
+
+
+def test_a_damaged_study_can_be_named_and_hides_no_other(tmp_path):
+    runs = tmp_path / "runs"
+    damaged, whole = make_study(runs, "a"), make_study(runs, "b")
+    damaged.study_file.write_text("[1, 2")
+    assert find(runs, "a").path == damaged.path
+    assert find(runs, "b").path == whole.path
+    assert [folder.name for folder in studies(runs)] == ["a", "b"]
+
+
+def test_place_among_studies_does_not_come_from_the_clock(tmp_path):
+    runs = tmp_path / "runs"
+    first = make_study(runs, "a")
+    first.write_study(dataclasses.replace(first.read_study(), started_at=4e9))
+    assert make_study(runs, "b").read_study().sequence == first.read_study().sequence + 1
+
+
+def test_documents_are_for_their_owner_only(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    for file in (folder.study_file, folder.summary_file, folder.trial_path(0) / "trial.json"):
+        assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_document_is_whole_whenever_its_writer_is_killed(tmp_path):
+    """A writer in a process of its own replaces a document over and over, and is killed at some moment."""
+    file = tmp_path / "d.json"
+    code = (
+        "import itertools, json, pathlib, sys; from autotune.run_dir import write_text\n"
+        "for n in itertools.count(): write_text(pathlib.Path(sys.argv[1]), json.dumps([n] * 50000)); print(n, flush=True)"
+    )
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE, text=True) as writer:
+            for _ in range(3):
+                writer.stdout.readline()
+            writer.send_signal(signal.SIGKILL)
+        assert len(set(json.loads(file.read_text()))) == 1
+
+
+def test_what_a_killed_writer_left_is_tidied_up(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    left = [folder.path / "summary.json.123.tmp", folder.trial_path(1) / "trial.json.123.tmp", folder.path / ".probe"]
+    for file in left:
+        file.write_text("half")
+    folder.tidy()
+    assert not any(file.exists() for file in left)
+
+
+def test_a_write_that_fails_leaves_the_document_as_it_was(tmp_path):
+    file = tmp_path / "d.json"
+    write_text(file, "before")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(file, "\ud800")
+    assert [path.name for path in tmp_path.iterdir()] == ["d.json"]
+    assert file.read_text() == "before"
+
+
+def test_a_folder_that_was_deleted_is_not_made_again(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    with folder.claimed():
+        os.rename(folder.path, tmp_path / "elsewhere")
+        with pytest.raises(FolderLost, match="is gone"):
+            folder.write_summary({})
+        with pytest.raises(FolderLost, match="is gone"):
+            folder.check()
+    assert not folder.path.exists()
+
+
+def test_another_folder_in_its_place_is_not_written_to(tmp_path):
+    folder = create(tmp_path / "runs", "s")
+    with folder.claimed():
+        os.rename(folder.path, tmp_path / "elsewhere")
+        with create(tmp_path / "runs", "s").claimed(), pytest.raises(FolderLost, match="is gone"):
+            folder.write_summary({})
+
+
+HOLD = "import sys, time; from autotune.run_dir import StudyFolder; from pathlib import Path\nwith StudyFolder(Path(sys.argv[1])).claimed(): print('held', flush=True); time.sleep(60)"  # noqa: E501
+
+
+def test_a_study_belongs_to_one_process_until_that_is_gone_however_it_ends(tmp_path):
+    folder = make_study(tmp_path / "runs", status="running")
+    assert folder.current_summary()["status"] == "interrupted", "nobody works on it"
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(folder.path)], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout.readline() == "held\n"
+        assert owner_of(folder.path)["pid"] == owner.pid
+        assert folder.current_summary()["status"] == "running"
+        with pytest.raises(BadInput, match=rf"another autotune works on it, got 'resnet18' \(process {owner.pid} on host"):
+            folder.claimed().__enter__()
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+    assert owner_of(folder.path) is None
+    with folder.claimed() as problem:
+        assert problem == ""
+
+
+def test_a_child_process_does_not_keep_a_study_after_its_owner(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    with folder.claimed():
+        child = subprocess.Popen(["sleep", "60"], close_fds=False)
+    try:
+        assert owner_of(folder.path) is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize(("pid", "is_alive"), [(os.getpid(), True), (2**22 + 1, False)])
+def test_without_locks_the_owner_is_believed_while_it_lives_and_the_user_is_warned(tmp_path, monkeypatch, pid, is_alive):
+    """A network file system without locks cannot be had in a test: the system call says what it would say there."""
+
+    def refused(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    folder = make_study(tmp_path / "runs", status="running")
+    started_at = psutil.Process().create_time()
+    owner = {"host": platform.node(), "pid": pid, "started_at": started_at}
+    (folder.path / OWNER_FILE).write_text(json.dumps(owner))
+    monkeypatch.setattr(fcntl, "flock", refused)
+    assert folder.is_owned is is_alive
+    if is_alive:
+        with pytest.raises(BadInput, match="another autotune works on it"):
+            folder.claimed().__enter__()
+    else:
+        with folder.claimed() as problem:
+            assert problem == "No locks available"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', '{"pid": "x"}'])
+def test_an_owner_that_cannot_be_read_is_no_obstacle(tmp_path, text):
+    folder = make_study(tmp_path / "runs")
+    (folder.path / OWNER_FILE).write_text(text)
+    assert not folder.is_owned
+    with folder.claimed():
+        assert StudyFolder(folder.path).is_owned

@@ -1,0 +1,314 @@
+"""A study that goes on from what is on disk: the folder as a kill would have left it, copied at some moment of a study."""
+
+import dataclasses
+import json
+import shutil
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from autotune.config.recorded import recorded
+from autotune.errors import BadInput, NothingWorked
+from autotune.records import Kind, Outcome
+from autotune.run_dir import StudyFolder
+from autotune.study import resume_study
+from autotune.study.finals import by_round, that_count
+from autotune.testing.fake_launcher import Failure, Surface
+
+FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3, ("threads.intra", 4): 1.2}
+QUICK = ("compile.mode=off", "study.budget.trials=5")
+
+
+class Cut:
+    """Copies the study's folder when a listener is told something for the n-th time: what a SIGKILL there would leave."""
+
+    def __init__(self, study, event, number, place):
+        self.study, self.event, self.number, self.place, self.seen = study, event, number, place, 0
+        told = getattr(study.listener, event)
+
+        def heard(*arguments):
+            told(*arguments)
+            self.seen += 1
+            if self.seen == number:
+                shutil.copytree(study.folder.path, place)
+
+        setattr(study.listener, event, heard)
+
+
+def killed(study, tmp_path, event="trial_started", number=5):
+    """Runs a study and returns the folder as it was at the n-th event."""
+    place = tmp_path / "copies" / f"{event}{number}" / "s"
+    Cut(study, event, number, place)
+    study.run()
+    assert place.exists(), "the study has no such moment"
+    return StudyFolder(place)
+
+
+def resume(study, folder, *overrides, **plan):
+    """Goes on with a study from a folder, with the same program on the same machine, as `autotune resume` does."""
+    composed = recorded(folder.read_study(), folder.config_file, overrides)
+    study.plan = dataclasses.replace(
+        study.plan, config=composed.config, yaml=composed.yaml, space=composed.space, command=composed.command, **plan
+    )
+    study.folder = folder
+    study.listener.calls.clear()
+    study.launcher.launches.clear()
+    study.launcher.num_running = 0
+    return resume_study(study.plan, folder, study.listener)
+
+
+def told(folder):
+    """Returns the trials that Optuna knows."""
+    storage = JournalStorage(JournalFileBackend(str(folder.journal_file)))
+    return optuna.load_study(study_name=folder.name, storage=storage).get_trials()
+
+
+def searched(trials):
+    return [trial for trial in trials if trial.kind is not Kind.final and trial.outcome is not Outcome.interrupted]
+
+
+MOMENTS = [
+    ("started", 1), ("trial_ended", 1), ("trial_started", 4), ("finals_started", 1), ("trial_ended", 8), ("trial_started", 11),
+    ("finished", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("event", "number"), MOMENTS)
+def test_wherever_it_was_killed_nothing_is_lost_or_repeated_and_there_is_a_verdict(bench, tmp_path, event, number):
+    study = bench(Surface(gains=FAST, max_batch=64), *QUICK, minutes=4)
+    folder = killed(study, tmp_path, event, number)
+    before = {trial.number: trial for trial in folder.read_trials()}
+    summary = resume(study, folder)
+    trials = folder.read_trials()
+    assert summary["status"] == "complete"
+    assert summary["speedup"]["verdict"] == "faster"
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+    assert all(trials[number] == trial for number, trial in before.items() if number), "a record has changed"
+    assert not {launch.spec.trial for launch in study.launcher.launches} & set(before), "a finished trial ran again"
+    configurations = [tuple(sorted(trial.changed.items())) for trial in searched(trials)]
+    assert len(set(configurations)) == len(configurations)
+    assert len(configurations) == 6, "the trial budget counts what was tried before"
+    first = [trial.number for trial in trials if trial.kind is not Kind.final]
+    assert set(first) == {trial.user_attrs["trial"] for trial in told(folder) if trial.user_attrs}
+    assert all(trial.state.is_finished() for trial in told(folder))
+
+
+def test_what_was_cut_off_is_recorded_as_such_and_tried_again_first(bench, tmp_path):
+    study = bench(Surface(gains=FAST), *QUICK)
+    folder = killed(study, tmp_path, "trial_started", 5)
+    (asked,) = folder.read_cut_off()
+    resume(study, folder)
+    trials = folder.read_trials()
+    assert trials[4].outcome is Outcome.interrupted
+    assert "cut off" in trials[4].reason
+    assert (trials[5].changed, trials[5].origin) == (asked.changed, asked.origin)
+    assert "again: trial 4 was not finished" in trials[5].why
+
+
+def test_a_configuration_during_which_autotune_was_ended_twice_is_left_alone(bench, tmp_path):
+    study = bench(Surface(gains=FAST), *QUICK)
+    folder = killed(study, tmp_path, "trial_started", 3)
+    (asked,) = folder.read_cut_off()
+    again = StudyFolder(tmp_path / "again" / "s")
+    Cut(study, "trial_started", 1, again.path)
+    study.folder = folder
+    resume(study, folder)  # cut off in its first trial, the same configuration
+    resume(study, again)
+    changes = [trial.changed for trial in again.read_trials() if trial.changed == asked.changed]
+    assert len(changes) == 2
+    assert any("Not tried again" in line for line in study.listener.named("notice"))
+
+
+def test_the_baseline_is_taken_over_and_the_search_knows_what_it_told(bench, tmp_path):
+    study = bench(Surface(gains=FAST), *QUICK)
+    folder = killed(study, tmp_path, "trial_started", 4)
+    about, baseline = folder.read_study(), folder.read_trials()[0]
+    resume(study, folder)
+    assert study.launcher.launches[0].spec.trial == 4
+    assert study.launcher.launches[0].spec.target == [{"site": "train.py:1", "ordinal": 0}]
+    after = folder.read_study()
+    assert folder.read_trials()[0] == baseline
+    for name in ("identity", "fingerprint", "space", "asked", "started_at", "sequence", "base", "command", "versions"):
+        assert getattr(after, name) == getattr(about, name), name
+
+
+@pytest.mark.parametrize("damage", ["record missing", "result missing", "result damaged"])
+def test_a_baseline_that_cannot_be_used_is_measured_again_and_the_rest_counts(bench, tmp_path, damage):
+    study = bench(Surface(gains=FAST), *QUICK)
+    folder = killed(study, tmp_path, "trial_started", 4)
+    if damage == "record missing":
+        (folder.trial_path(0) / "trial.json").unlink()
+    elif damage == "result missing":
+        (folder.trial_path(0) / "result.rank0.json").unlink()
+    else:
+        (folder.trial_path(0) / "result.rank0.json").write_text('{"schema": 1, "trial"')
+    summary = resume(study, folder)
+    numbers = [launch.spec.trial for launch in study.launcher.launches]
+    assert numbers[0] == 0
+    assert min(numbers[1:]) == 4
+    assert summary["status"] == "complete"
+    assert any("baseline is measured again" in line for line in study.listener.named("notice"))
+
+
+def test_a_study_whose_program_did_not_train_goes_on_once_it_does(bench, tmp_path):
+    error = {"type": "ValueError", "message": "bad shape", "traceback": "ValueError: bad shape"}
+    study = bench(Surface(gains=FAST, failures=lambda trial, knobs: Failure(error=error)), *QUICK)
+    with pytest.raises(NothingWorked):
+        study.run()
+    study.surface.failures = lambda trial, knobs: None
+    summary = resume(study, study.folder)
+    assert summary["status"] == "complete"
+    assert study.trials[0].evidence["earlier_run"]["outcome"] == "error"
+
+
+def test_time_that_was_used_stays_used(bench, tmp_path):
+    study = bench(Surface(gains=FAST, start_s=6.0, window_s=8.0), "compile.mode=off", minutes=8)
+    folder = killed(study, tmp_path, "trial_ended", 12)
+    spent_s = folder.read_summary()["seconds"]["total"]
+    assert spent_s > 120
+    began_s = study.clock.now_s
+    summary = resume(study, folder)
+    assert study.clock.now_s - began_s <= (480 - spent_s) * 1.1
+    assert summary["seconds"]["total"] == pytest.approx(spent_s + study.clock.now_s - began_s, abs=15)
+
+
+def test_a_complete_study_goes_on_when_it_is_given_more(bench):
+    study = bench(Surface(gains=FAST, start_s=6.0, window_s=8.0), "compile.mode=off", minutes=4)
+    before = study.run()
+    summary = resume(study, study.folder, "study.budget.minutes=12")
+    assert summary["status"] == "complete"
+    assert len(summary["trials"]) > len(before["trials"]) + 10
+    assert summary["budget_s"] == 720
+    assert "minutes: 12" in study.folder.config_file.read_text()
+
+
+def test_finals_count_while_the_finalists_are_the_same(bench, tmp_path):
+    study = bench(Surface(gains=FAST, start_s=1.0, window_s=3.0), *QUICK)
+    folder = killed(study, tmp_path, "trial_ended", 18)
+    pairs = [one for one in by_round(folder.read_trials(), "finals, reported") if len(one) == 2]
+    assert pairs, "the kill came after the first reported pair"
+    summary = resume(study, folder)
+    chosen = summary["best"]["trial"]
+    kept = {trial.number for one in pairs for trial in one.values()}
+    assert that_count(folder.read_trials())[: len(kept)]
+    assert summary["speedup"]["num_rounds"] == 8
+    reported = [trial for trial in folder.read_trials() if trial.why == "finals, reported" and trial.repeats == chosen]
+    assert kept & {trial.number for trial in reported}
+    turns = [(trial.round, trial.repeats) for trial in folder.read_trials() if trial.kind is Kind.final]
+    assert len(set(turns)) == len(turns)
+
+
+def test_half_a_pair_is_measured_anew_beside_its_other_half(bench, tmp_path):
+    study = bench(Surface(gains=FAST, start_s=1.0, window_s=3.0), *QUICK)
+    Cut(study, "trial_started", 17, tmp_path / "even" / "s")
+    folder = killed(study, tmp_path, "trial_started", 18)
+    for place in (StudyFolder(tmp_path / "even" / "s"), folder):
+        halves = [one for one in by_round(place.read_trials(), "finals, reported") if len(one) == 1]
+        if halves:
+            (lonely,) = (trial for one in halves for trial in one.values())
+            resume(study, place)
+            later = [t for t in place.read_trials() if t.round == lonely.round and t.outcome is not Outcome.interrupted]
+            assert later == [lonely], "the other half would be measured much later"
+            return
+    raise AssertionError("neither moment was within a pair")
+
+
+def test_finals_of_other_finalists_do_not_count_and_that_is_said(bench):
+    study = bench(Surface(gains=FAST, noise_frac=0.001), "compile.mode=off", "study.budget.trials=2", minutes=20)
+    study.run()
+    first = [trial.number for trial in study.trials if trial.kind is Kind.final]
+    summary = resume(study, study.folder, "study.budget.trials=14")
+    assert any(f"trials {first[0]} to {first[-1]}) do not count" in line for line in study.listener.named("notice"))
+    values = [t.value for t in study.trials if t.repeats == summary["best"]["trial"] and t.number > first[-1]]
+    assert min(values) <= summary["best"]["value"] <= max(values)
+
+
+DIFFERENT = [
+    ({"cpu_model": "Another CPU"}, "machine.cpu_model: was 'Fake CPU', is 'Another CPU'"),
+    ({"num_cores": 2}, "machine.num_cores: was 4, is 2"),
+    ({"gpus": [{"name": "H200", "memory_bytes": 1}]}, "machine.gpus: was [], is ['H200']"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), DIFFERENT)
+def test_another_machine_is_refused_with_what_differs_and_nothing_is_touched(bench, tmp_path, change, words):
+    study = bench(Surface(gains=FAST), *QUICK)
+    folder = killed(study, tmp_path)
+    before = {file: file.read_bytes() for file in folder.path.rglob("*") if file.is_file() and file.name != "owner.json"}
+    with pytest.raises(BadInput) as refused:
+        resume(study, folder, machine={**study.plan.machine, **change})
+    assert words in str(refused.value)
+    assert "start a new study" in str(refused.value)
+    assert {file: file.read_bytes() for file in before} == before
+    assert not study.launcher.launches
+
+
+def test_another_torch_is_refused_by_the_first_trial_which_does_not_count(bench, tmp_path):
+    study = bench(Surface(gains=FAST), *QUICK)
+    folder = killed(study, tmp_path)
+    num_before = len(folder.read_trials())
+    study.surface.facts = {**study.surface.facts, "torch": "2.15.0"}
+    with pytest.raises(BadInput, match=r"torch was '2\.14\.1', is '2\.15\.0'"):
+        resume(study, folder)
+    assert len(study.launcher.launches) == 1
+    assert len(folder.read_trials()) == num_before + 1, "the one that was cut off, recorded as such"
+    assert study.launcher.is_closed
+
+
+def test_another_space_is_refused_and_named(bench, tmp_path):
+    study = bench(Surface(gains=FAST), *QUICK)
+    folder = killed(study, tmp_path)
+    about = json.loads(folder.study_file.read_text())
+    about["identity"]["space.precision.amp"] = {"choice": ["off", "bf16", "fp8"]}  # of a version with other rules
+    folder.study_file.write_text(json.dumps(about))
+    with pytest.raises(BadInput, match=r"space\.precision\.amp: was .*fp8.*, is "):
+        resume(study, folder)
+
+
+def test_a_study_that_has_measured_nothing_may_go_on_anywhere(bench, tmp_path):
+    study = bench(Surface(gains=FAST), *QUICK)
+    folder = killed(study, tmp_path, "trial_started", 1)
+    summary = resume(study, folder, machine={**study.plan.machine, "cpu_model": "Another CPU"})
+    assert summary["status"] == "complete"
+    assert summary["machine"]["cpu_model"] == "Another CPU"
+
+
+def test_a_second_tuner_is_refused_and_told_who_is_at_work(bench, tmp_path):
+    study = bench(Surface(gains=FAST), *QUICK)
+    folder = killed(study, tmp_path)
+    with folder.claimed(), pytest.raises(BadInput, match=r"another autotune works on it.*process \d+ on host"):
+        resume(study, StudyFolder(folder.path))
+    assert resume(study, StudyFolder(folder.path))["status"] == "complete"
+
+
+def test_what_the_user_stopped_may_be_tried_again_as_often_as_it_takes(bench):
+    stop = {"at": {2}}
+
+    def failures(trial, knobs):
+        return Failure(raises=KeyboardInterrupt) if trial in stop["at"] else None
+
+    study = bench(Surface(gains=FAST, failures=failures), *QUICK)
+    assert study.run()["status"] == "interrupted"
+    wanted = study.trials[2].changed
+    for number in (3, 4):
+        stop["at"] = {number}
+        assert resume(study, study.folder)["status"] == "interrupted"
+        assert study.trials[number].changed == wanted
+    stop["at"] = set()
+    assert resume(study, study.folder)["status"] == "complete"
+    assert study.trials[5].changed == wanted
+    assert study.trials[5].outcome is Outcome.ok
+
+
+def test_clock_that_is_set_back_changes_no_duration_and_no_order(bench, tmp_path):
+    study = bench(Surface(gains=FAST), *QUICK)
+    folder = killed(study, tmp_path, "trial_ended", 4)
+    study.clock.time = lambda: 1_000_000_000.0 - study.clock.now_s  # years back, and running backwards
+    summary = resume(study, folder)
+    trials = folder.read_trials()
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+    assert all(trial.seconds >= 0 for trial in trials)
+    assert 0 < summary["seconds"]["total"] < 4 * 60 * 1.1 + 120
+    assert summary["speedup"]["verdict"] == "faster"
