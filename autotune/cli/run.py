@@ -105,6 +105,8 @@ def _plan(composed: Composed, facts: dict[str, object]) -> Plan:
         machine=facts,
         start_tracking=tracking(composed.config.tracker.uri),
         versions=versions(),
+        hidden=composed.hidden,
+        secrets=composed.secrets,
     )
 
 

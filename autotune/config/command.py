@@ -18,6 +18,7 @@ from autotune.errors import BadInput, one_of
 from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import CATALOGUE, GROUPS, is_knob, knob
 from autotune.knobs.values import shown, value_of
+from autotune.masking import Secrets
 from autotune.records import Knobs
 
 # {loader.batch_size} or {loader.batch_size=32}; doubled braces stand for themselves.
@@ -113,9 +114,9 @@ def study_name(template: CommandTemplate, config: StudyConfig) -> str:
     return plain if re.match(r"[A-Za-z]", plain) else f"study-{plain}".strip("-")
 
 
-def title(template: CommandTemplate, config: StudyConfig) -> str:
+def title(template: CommandTemplate, config: StudyConfig, secrets: Secrets) -> str:
     """Returns what is tuned, for people."""
-    return f"{config.model.name} on {config.data.name}" if template.is_recipe else shlex.join(template.parts)
+    return f"{config.model.name} on {config.data.name}" if template.is_recipe else shlex.join(secrets.words(template.parts))
 
 
 def _script(parts: list[str]) -> str:

@@ -1,25 +1,19 @@
-"""The end of a trial's log, with secrets masked: what goes into evidence, reports and trackers."""
+"""What a trial has written, once it has ended: the end of its logs, and its files without secrets."""
 
 from __future__ import annotations
 
+import json
 import os
-import re
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from autotune.harness import protocol
+from autotune.masking import Secrets
 
 TAIL_BYTES = 8 << 10
 KEEP_BYTES = 1 << 20  # of a log that a trial has flooded
-MASK = "***"
-MIN_SECRET_CHARS = 8  # shorter values ("0", "true") of secret-sounding variables would mask half the log
-
-_SECRET_WORDS = frozenset({"token", "secret", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey"})
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-# The look-behinds keep the searches linear: a name is tried from its first character only.
-_KEY = re.compile(r"(?<![\w.-])([A-Za-z_-][\w.-]*)([\"']?\s*[=:]\s*[\"']?)")
-_VALUE = re.compile(r"(?:Bearer |Basic )?[^\s\"',;&)}\]]+")
-_FLAG = re.compile(r"(?<![\w.-])(--?[A-Za-z][\w-]*)(\s+)([^\s-]\S*)")
-_URL = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^/\s@]{1,1000}@")
-_FORMAT = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abpr]-|AKIA|Bearer )[A-Za-z0-9._~+/=-]{12,}")
+SCRATCH = "scratch"  # where a trial's own W&B and MLflow write, so that the user's records stay clean
 
 
 def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
@@ -47,49 +41,74 @@ def shorten(path: Path, keep_bytes: int = KEEP_BYTES) -> None:
         return
 
 
-def mask(text: str, secrets: Iterable[str] = ()) -> str:
-    """Returns the text with what looks like a secret replaced by "***".
+def seal(folder: Path, secrets: Secrets) -> None:
+    """Takes the secrets out of what a trial's own processes wrote. They must have ended.
 
-    Masked are the values of keys that sound secret (`HF_TOKEN=...`, `"api_key": "..."`, `--password ...`), the credentials in
-    URLs, tokens of well-known formats, and the given secrets wherever they stand.
+    Logs and results are the program's: it may print its environment or raise an exception that quotes it. Each file is
+    replaced whole; what nobody reads again (half-written results, the scratch folder) is removed. Doing it twice changes
+    nothing.
 
     Args:
-        text: a log's tail.
-        secrets: values known to be secret, see `secrets_in`.
+        folder: the trial's, `runs/<study>/trials/0007`.
+        secrets: what is known to be secret.
     """
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, MASK)
-    text = _URL.sub(rf"\1{MASK}@", text)
-    text = _FORMAT.sub(MASK, text)
-    text = _without_values(text)
-    return _FLAG.sub(lambda m: _hidden(m) if sounds_secret(m[1], "=") else m[0], text)
+    shutil.rmtree(folder / SCRATCH, ignore_errors=True)
+    for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
+        shorten(folder / name)
+        _rewrite(folder / name, secrets.text)
+    for file in folder.glob("result.rank*"):
+        if file.suffix == ".tmp":
+            file.unlink(missing_ok=True)
+        else:
+            _rewrite(file, lambda text: _masked_json(text, secrets))
 
 
-def secrets_in(environment: Mapping[str, str]) -> list[str]:
-    """Returns the values of an environment that must not appear in a log."""
-    return [value for name, value in environment.items() if len(value) >= MIN_SECRET_CHARS and sounds_secret(name)]
+def seal_leftovers(trials: Path, secrets: Secrets) -> None:
+    """Seals the trials that a killed tuner left without a record; called when none of their processes is alive.
 
-
-def sounds_secret(name: str, separator: str = "=") -> bool:
-    """Returns whether a key's value is likely a secret.
-
-    "key" alone counts before "=" only: `key: conv1.weight` is what torch prints of a state dict.
+    Args:
+        trials: `runs/<study>/trials`.
+        secrets: what is known to be secret.
     """
-    words = [word.lower() for word in _WORD.findall(name)]
-    if _SECRET_WORDS & set(words):
-        return True
-    return bool(words) and words[-1] == "key" and (len(words) > 1 or "=" in separator)
+    for folder in _folders(trials):
+        if not (folder / "trial.json").exists():
+            seal(folder, secrets)
 
 
-def _without_values(text: str) -> str:
-    """Masks the values of keys that sound secret. Not one substitution: a harmless key's value may hold another key."""
-    parts, at = [], 0
-    for key in _KEY.finditer(text):
-        if key.start() >= at and sounds_secret(key[1], key[2]) and (value := _VALUE.match(text, key.end())):
-            parts += [text[at : key.end()], MASK]
-            at = value.end()
-    return "".join([*parts, text[at:]])
+def _folders(trials: Path) -> Iterator[Path]:
+    yield from sorted(folder for folder in trials.glob("[0-9]*") if folder.is_dir())
 
 
-def _hidden(match: re.Match[str]) -> str:
-    return f"{match[1]}{match[2]}{MASK}"
+def _masked_json(text: str, secrets: Secrets) -> str:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):  # a program has overwritten its result
+        return secrets.text(text)
+    masked = secrets.document(document)
+    return text if masked == document else json.dumps(masked)
+
+
+def _rewrite(path: Path, mask: Callable[[str], str]) -> None:
+    """Replaces a file by its masked text; where the disk has no room for a copy, in place."""
+    try:
+        if path.is_symlink() or not path.is_file():
+            return
+        before = path.read_bytes()
+        after = mask(before.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        if after == before:
+            return
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_bytes(after)
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            _overwrite(path, after[: len(before)])
+    except OSError:
+        return
+
+
+def _overwrite(path: Path, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.write(content)
+        file.truncate()

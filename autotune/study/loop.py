@@ -83,7 +83,7 @@ class _Study:
             self._close(self._write("failed", str(failure).partition("\n")[0]), tracking)
             raise
         except BaseException as fault:  # a fault of ours: say so on disk, then let it be seen
-            self._write("failed", f"internal error: {fault!r}")
+            self._write("failed", self._plan.secrets.text(f"internal error: {fault!r}"))
             if tracking:
                 tracking.terminate()
             raise
@@ -180,7 +180,7 @@ def _about(
     return StudyRecord(
         name=folder.name,
         title=plan.title,
-        command=list(plan.command.parts),
+        command=plan.secrets.words(plan.command.parts),
         cwd=plan.command.cwd,
         objective=plan.config.objective,
         fingerprint=_fingerprint(plan, facts, space),
@@ -198,7 +198,7 @@ def _fingerprint(plan: Plan, facts: dict[str, Any], space: dict[str, Any]) -> st
     """Returns a hash over program, space, objective and machine: only results under one hash may be compared."""
     parts = {
         "machine": fingerprint(facts),
-        "command": plan.command.parts,
+        "command": plan.secrets.words(plan.command.parts),
         "pinned": plan.space.pinned,
         "space": space,
         "objective": plan.config.objective,

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from autotune.config.command import CommandTemplate
+from autotune.config.hidden import HiddenValues
 from autotune.config.schema import StudyConfig
 from autotune.harness.protocol import Progress
 from autotune.launchers.base import Launcher
+from autotune.masking import Secrets
 from autotune.monitors.nvml import DeviceMonitor
 from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
 from autotune.run_dir import StudyFolder
@@ -99,6 +101,8 @@ class Plan:
         start_tracking: starts the process that copies the study folder to the tracker; None tracks nothing.
         device: monitor of the device that trials run on; None opens the configured one.
         versions: versions of autotune and its libraries; the program's torch is added from the baseline.
+        hidden: what the stand-ins for secret knob values stand for.
+        secrets: what must be written nowhere.
         clock: time.
         tracking_drain_s: how long the tracker may take to finish at the end.
         poll_s: pause between two looks at a running trial.
@@ -114,6 +118,8 @@ class Plan:
     start_tracking: Callable[[StudyFolder], Tracking | None] | None = None
     device: DeviceMonitor | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    hidden: HiddenValues = field(default_factory=HiddenValues)
+    secrets: Secrets = field(default_factory=Secrets.known)
     clock: Clock = field(default_factory=Clock)
     tracking_drain_s: float = 60.0
     poll_s: float = 0.1

@@ -11,6 +11,7 @@ from autotune.failures import classify
 from autotune.harness.protocol import MeasureRules, RankResult, Spec
 from autotune.knobs.catalogue import knob
 from autotune.launchers.base import Ended, Launch, Running
+from autotune.monitors import logs
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.study.numbers import metrics, numbers
@@ -120,9 +121,14 @@ class TrialRunner:
         return ended
 
     def _keep(self, finished: Finished) -> Finished:
-        self._folder.trial_path(finished.record.number).mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._folder.write_trial(finished.record)
-        self._listener.trial_ended(finished.record)
+        record, path = finished.record, self._folder.trial_path(finished.record.number)
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        logs.seal(path, self._plan.secrets)  # before the record: a trial that has one is ready to be shown
+        record.reason = self._plan.secrets.text(record.reason)
+        record.evidence = self._plan.secrets.document(record.evidence)
+        record.knob_reports = self._plan.secrets.document(record.knob_reports)
+        self._folder.write_trial(record)
+        self._listener.trial_ended(record)
         return finished
 
     def _launch(self, request: Request) -> Launch:
@@ -147,8 +153,14 @@ class TrialRunner:
         env = {**device_environment(plan.config.device), **compile_cache(self._folder.path), **plan.config.env}
         for key, value in asked.items():
             env.update(knob(key).environment(value))
-        limits = deadlines(plan.config.measure, max_s=request.max_s)
-        return Launch(argv=command.argv(everything), cwd=command.cwd, env=env, folder=folder, spec=spec, deadlines=limits)
+        return Launch(
+            argv=command.argv(plan.hidden.reveal(everything)),
+            cwd=command.cwd,
+            env=plan.hidden.environment(env),
+            folder=folder,
+            spec=spec,
+            deadlines=deadlines(plan.config.measure, max_s=request.max_s),
+        )
 
 
 def _may_be_repeated(request: Request, first: TrialRecord) -> bool:
