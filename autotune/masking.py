@@ -20,10 +20,10 @@ MIN_CHARS = 8  # of a value that is looked for inside words too: "0" or "true" o
 MIN_WORD_CHARS = 4  # of one that is looked for as a whole word, when it mixes letters with anything else: "hunter2"
 MIN_TYPED_CHARS = 3  # of one that was typed as a secret, looked for as a whole word
 
-_SECRET_WORDS = frozenset(
-    "token secret secrets password passwd passphrase pwd credential credentials apikey accesskey secretkey privatekey "
-    "authorization cookie".split()
-)
+_SECRET_WORDS = {
+    "token", "secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey",
+    "accesskey", "secretkey", "privatekey", "authorization", "cookie",
+}  # fmt: skip
 _SECRET_ENDS = ("password", "passwd", "passphrase", "apikey", "secret")  # PGPASSWORD, mysecret
 _FOLDERS = ("PWD", "OLDPWD")  # the shell's own
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -59,6 +59,11 @@ def sounds_secret(name: str, separator: str = "=") -> bool:
 def is_secret(name: str, value: str) -> bool:
     """Returns whether a variable's value must not be written down: by its name, or since it holds credentials."""
     return bool(value) and (sounds_secret(name) or bool(_places(value)))
+
+
+def without_credentials(text: str) -> str:
+    """Returns the text with user names and passwords in addresses replaced by MASK."""
+    return _cut(text, _addresses(text))
 
 
 def is_masked(document: Any) -> bool:
@@ -212,6 +217,8 @@ def _credentials(text: str) -> list[str]:
 def _typed(words: Sequence[str]) -> Iterator[str]:
     for before, word in zip(["", *words], words, strict=False):
         pair = _ASSIGNMENT.fullmatch(word)
+        if is_reference(pair[2] if pair else word):
+            continue
         if _is_value_of(before, word):
             yield word
         elif pair and sounds_secret(pair[1]):

@@ -149,8 +149,3 @@ def command_text(command: Iterable[str]) -> str:
     import shlex
 
     return shlex.join(command)
-
-
-def masked(text: str) -> str:
-    """Returns the text with user names and passwords in URLs replaced by `***`."""
-    return re.sub(r"(\w+://)[^/\s@]+@", r"\1***@", text)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import platform
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import autotune
 from autotune.cli import verdict
-from autotune.cli.processes import own_environment
+from autotune.cli.sync import TrackingProcess
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput, Interrupted, NothingWorked
 from autotune.run_dir import StudyFolder
@@ -23,10 +21,9 @@ from autotune.trackers.store import NONE
 if TYPE_CHECKING:
     from autotune.cli.plain import View
     from autotune.config.compose import Composed
-    from autotune.study import Plan
+    from autotune.study import Plan, Tracking
 
 LIBRARIES = ("optuna", "hydra-core", "mlflow", "numpy", "scipy")
-TRACKING_LOG = "tracking.log"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,30 +118,13 @@ def versions() -> dict[str, str]:
     return found
 
 
-def tracking(uri: str | None) -> Callable[[StudyFolder], subprocess.Popen[bytes]] | None:
+def tracking(uri: str | None) -> Callable[[StudyFolder], Tracking] | None:
     """Returns what starts the process that mirrors the study while it runs; None when nothing is to be tracked.
-
-    A process of its own because importing MLflow takes seconds and a server may hang: neither may cost a trial anything.
 
     Args:
         uri: `tracker.uri`.
     """
-    return None if uri == NONE else start_tracking
-
-
-def start_tracking(folder: StudyFolder) -> subprocess.Popen[bytes]:
-    """Starts `autotune sync --follow` for a study; its output goes to tracking.log in the study's folder."""
-    runs = folder.path.parent.resolve()
-    argv = [sys.executable, "-m", "autotune", "sync", folder.name, "--follow", "--runs-dir", str(runs)]
-    with (folder.path / TRACKING_LOG).open("ab") as log:
-        return subprocess.Popen(
-            argv,
-            env=own_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the study, which then lets this one finish
-        )
+    return None if uri == NONE else lambda folder: TrackingProcess(folder, uri)
 
 
 def _view(folder: StudyFolder, *, as_json: bool) -> View:

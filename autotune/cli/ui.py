@@ -20,9 +20,9 @@ from typing import IO
 
 from autotune.cli.processes import own_environment
 from autotune.errors import AutotuneError, BadInput
+from autotune.masking import without_credentials
 from autotune.run_dir import studies
 from autotune.trackers import store
-from autotune.wording import masked
 
 FIRST_PORT, NUM_PORTS = 5000, 100
 START_S = 60.0  # a cold disk reads MLflow's 400 MB of imports slowly
@@ -48,7 +48,7 @@ def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
             "tracker.uri: nothing is tracked, got 'none'. Show the embedded store with --runs-dir DIR, or give --uri URI."
         )
     if address.startswith(("http://", "https://")):
-        print(f"The studies are tracked by a server, which has a UI of its own: {masked(address)}")
+        print(f"The studies are tracked by a server, which has a UI of its own: {without_credentials(address)}")
         return 0
     free = _port(host, port)
     if address == store.embedded_uri(runs):
@@ -136,7 +136,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], host: str, port: int, log: I
         time.sleep(0.1)
     log.seek(0)
     tail = log.read().decode("utf-8", "replace").strip().splitlines()[-5:]
-    raise AutotuneError("the MLflow server did not start:\n  " + "\n  ".join(masked(line) for line in tail))
+    raise AutotuneError("the MLflow server did not start:\n  " + "\n  ".join(without_credentials(line) for line in tail))
 
 
 def _wait(server: subprocess.Popen[bytes]) -> int:

@@ -28,8 +28,10 @@ from autotune.study.session import Ending, Session
 from autotune.study.settings import capacity_bytes, memory_cap_bytes
 from autotune.study.summary import Standing, summarise
 from autotune.study.trial import TrialRunner
+from autotune.trackers.sync import incomplete
 
 LOG_TAIL_LINES = 15
+QUIET_DRAIN_S = 5.0  # the tracker may catch up without a word for this long
 
 
 def run_study(plan: Plan, folder: StudyFolder, listener: Listener) -> Summary:
@@ -99,7 +101,11 @@ class _Study:
         for line in self._plan.launcher.sweep(self._folder.path):
             self._listener.notice(line)
         self._listener.started(self._session.about)
-        return self._plan.start_tracking(self._folder) if self._plan.start_tracking else None
+        try:
+            return self._plan.start_tracking(self._folder) if self._plan.start_tracking else None
+        except OSError as error:  # no process to be had, a full disk
+            self._listener.notice(incomplete(self._folder, f"it could not be started ({error.strerror})"))
+            return None
 
     def _trials(self) -> tuple[str, str]:
         self._baseline()
@@ -144,26 +150,27 @@ class _Study:
     def _close(self, summary: Summary, tracking: Tracking | None) -> Summary:
         self._plan.launcher.close()
         self._session.runner.close()
-        if tracking:
-            self._drain(tracking)
         self._listener.finished(summary)
+        if tracking and (why := self._drain(tracking)):
+            self._listener.notice(incomplete(self._folder, why))
         return summary
 
-    def _drain(self, tracking: Tracking) -> None:
-        """Waits for the tracker to catch up; it reads the summary's status and ends by itself."""
+    def _drain(self, tracking: Tracking) -> str:
+        """Waits for the tracker to catch up, and returns why it did not; it reads the summary's status and ends by itself."""
+        quiet_s, total_s = min(QUIET_DRAIN_S, self._plan.tracking_drain_s), self._plan.tracking_drain_s
         try:
-            if tracking.wait(timeout=self._plan.tracking_drain_s):
-                why = f"see {self._folder.path / 'tracking.log'}"
-                self._listener.notice(f"Tracking is not complete, {why}; `autotune sync {self._folder.name}` completes it.")
+            try:
+                code = tracking.wait(timeout=quiet_s)
+            except subprocess.TimeoutExpired:
+                self._listener.notice(f"Waiting for the tracker to catch up, {total_s:.0f} s at most; Ctrl-C skips it.")
+                code = tracking.wait(timeout=total_s - quiet_s)
         except subprocess.TimeoutExpired:
             tracking.terminate()
-            self._listener.notice(
-                f"The tracker was not done after {self._plan.tracking_drain_s:.0f} s; `autotune sync {self._folder.name}` "
-                "brings it up to date."
-            )
+            return f"not done after {total_s:.0f} s"
         except KeyboardInterrupt:
             tracking.terminate()
-            self._listener.notice(f"`autotune sync {self._folder.name}` brings the tracker up to date.")
+            return "skipped"
+        return f"see {self._folder.path / 'tracking.log'}" if code else ""
 
 
 def _about(

@@ -49,7 +49,8 @@ class Listener:
     """Whom the study tells what happens; every method may be left out. Called from the study's thread, in this order.
 
     `started`, then for each trial `trial_started`, `progress` (several times a second) and `trial_ended`; `finals_started`
-    once before the finals' trials; `notice` at any time; `finished` last, also after an interrupt and when nothing worked.
+    once before the finals' trials; `finished` at the end, also after an interrupt and when nothing worked; `notice` at any
+    time, of tracking also after that.
     """
 
     def started(self, study: StudyRecord) -> None:
