@@ -81,10 +81,14 @@ class Secrets:
     Args:
         values: found in the environment; looked for inside words from MIN_CHARS characters on, as words from MIN_WORD_CHARS.
         typed: given by the user as secrets; looked for as words however plain, from MIN_TYPED_CHARS characters on.
+
+    Attributes:
+        typed: the same, for another process that is to know them.
     """
 
     def __init__(self, values: Iterable[str] = (), typed: Iterable[str] = ()) -> None:
         values, typed = set(values), set(typed)
+        self.typed = sorted(typed)
         everything = {form for value in values | typed for form in _forms(value)}
         self._parts = {value for value in everything if len(value) >= MIN_CHARS}
         self._words = {value for value in values if _is_mixed(value)} | {v for v in typed if len(v) >= MIN_TYPED_CHARS}

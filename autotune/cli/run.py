@@ -100,7 +100,7 @@ def _plan(composed: Composed, facts: dict[str, object]) -> Plan:
         command=composed.command,
         launcher=LocalLauncher(),
         machine=facts,
-        start_tracking=tracking(composed.config.tracker.uri),
+        start_tracking=tracking(composed),
         versions=versions(),
         hidden=composed.hidden,
         secrets=composed.secrets,
@@ -118,13 +118,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def tracking(uri: str | None) -> Callable[[StudyFolder], Tracking] | None:
-    """Returns what starts the process that mirrors the study while it runs; None when nothing is to be tracked.
-
-    Args:
-        uri: `tracker.uri`.
-    """
-    return None if uri == NONE else lambda folder: TrackingProcess(folder, uri)
+def tracking(composed: Composed) -> Callable[[StudyFolder], Tracking] | None:
+    """Returns what starts the process that mirrors the study while it runs; None when nothing is to be tracked."""
+    uri = composed.config.tracker.uri
+    return None if uri == NONE else lambda folder: TrackingProcess(folder, uri, composed.secrets)
 
 
 def _view(folder: StudyFolder, *, as_json: bool) -> View:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -11,16 +12,20 @@ from typing import TYPE_CHECKING
 
 from autotune.cli.processes import own_environment
 from autotune.errors import BadInput
+from autotune.masking import Secrets, is_masked
+from autotune.monitors.sealing import seal_leftovers
 from autotune.run_dir import StudyFolder, studies
 from autotune.trackers import store
 from autotune.trackers import sync as implementation
-from autotune.trackers.owner import Owner
+from autotune.trackers.lifeline import Lifeline
 
 if TYPE_CHECKING:
     from autotune.trackers.base import Synced
 
 NICENESS = 19  # beside a trial that is being measured
 TRACKING_LOG = "tracking.log"
+SECRETS_VARIABLE = "AUTOTUNE_SECRETS"  # what the tuner was given beside its environment, a JSON list
+ENDING_S = 20.0  # for the trials of a tuner that was killed to be ended by those who watch over them
 
 
 class TrackingProcess:
@@ -31,12 +36,15 @@ class TrackingProcess:
     Args:
         folder: the study.
         uri: the study's `tracker.uri`, with the credentials that its folder does not hold; None for the default store.
+        secrets: what must be written nowhere.
     """
 
-    def __init__(self, folder: StudyFolder, uri: str | None) -> None:
+    def __init__(self, folder: StudyFolder, uri: str | None, secrets: Secrets) -> None:
         runs = folder.path.parent.resolve()
         argv = [sys.executable, "-m", "autotune", "sync", folder.name, "--follow", "--runs-dir", str(runs)]
-        given = {} if uri is None else {store.URI_VARIABLE: uri}
+        given = {SECRETS_VARIABLE: json.dumps(secrets.typed)}
+        if uri is not None and not is_masked(uri):
+            given[store.URI_VARIABLE] = uri
         with (folder.path / TRACKING_LOG).open("ab") as log:
             self._process = subprocess.Popen(
                 argv,
@@ -70,12 +78,14 @@ class TrackingProcess:
 
 def sync(folder: StudyFolder, *, uri: str | None, follow: bool) -> int:
     """Mirrors a study into MLflow and says where the mirror stands; with `follow` until the study is over."""
-    owner = Owner()
+    lifeline, secrets = Lifeline(), Secrets.known(typed=_given_secrets())
     if follow:
         _give_way()
-        state = implementation.follow(folder, uri, owner=owner, report=_Reports())
+        state = implementation.follow(folder, uri, lifeline=lifeline, secrets=secrets, report=_Reports())
     else:
-        state = implementation.sync(folder, uri, report=_Reports())
+        state = implementation.sync(folder, uri, secrets=secrets, report=_Reports())
+    if state.problem != implementation.AT_WORK:  # else a tuner is at work, and looks after its trials itself
+        seal_leftovers(folder.path, secrets, wait_s=ENDING_S if follow else 0.0)
     if not state.is_complete:
         raise BadInput(_pending(folder, state))
     print(_done(folder, state))
@@ -94,11 +104,13 @@ def sync_all(runs: Path, *, uri: str | None) -> int:
         if uri is not None and store.study_uri(folder) not in (None, uri):
             continue
         try:
-            state = implementation.sync(folder, uri)
+            state = implementation.sync(folder, uri, wait_s=0.0)
         except BadInput as error:  # of another version: the others can be mirrored all the same
             problems += error.problems
             continue
-        if state.is_complete:
+        if state.problem == implementation.AT_WORK:
+            print(f"{folder.name}: {state.problem}")
+        elif state.is_complete:
             print(_done(folder, state))
         else:
             problems.append(_pending(folder, state))
@@ -117,6 +129,10 @@ class _Reports:
         if state.problem != self._last:
             self._last = state.problem
             print(f"tracking: {state.problem or 'up to date again'} ({state.uri})", file=sys.stderr, flush=True)
+
+
+def _given_secrets() -> list[str]:
+    return [str(value) for value in json.loads(os.environ.pop(SECRETS_VARIABLE, "[]"))]
 
 
 def _give_way() -> None:

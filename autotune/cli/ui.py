@@ -16,7 +16,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from autotune.cli.processes import own_environment
 from autotune.errors import AutotuneError, BadInput
@@ -33,8 +33,11 @@ SERVER_ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, `kill`, the terminal is closed
+
+
 def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
-    """Serves the MLflow UI until Ctrl-C or SIGTERM.
+    """Serves the MLflow UI until Ctrl-C, SIGTERM or the end of the terminal; leaves no process behind.
 
     Args:
         runs: the runs folder.
@@ -50,6 +53,14 @@ def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
     if address.startswith(("http://", "https://")):
         print(f"The studies are tracked by a server, which has a UI of its own: {without_credentials(address)}")
         return 0
+    with _heard():
+        try:
+            _serve(address, runs, host=host, port=port)
+        except KeyboardInterrupt:  # the way this command ends
+            return 0
+
+
+def _serve(address: str, runs: Path, *, host: str, port: int | None) -> NoReturn:
     free = _port(host, port)
     if address == store.embedded_uri(runs):
         _bring_up_to_date(runs)
@@ -58,7 +69,7 @@ def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
     with tempfile.TemporaryFile() as log, _server(address, runs, host=host, port=free, log=log) as server:
         _wait_until_up(server, host, free, log)
         print(f"MLflow UI: {_experiment_url(host, free)}\nCtrl-C ends it.", flush=True)
-        return _wait(server)
+        raise AutotuneError(f"the MLflow server ended by itself, with status {server.wait()}")
 
 
 def _port(host: str, asked: int | None) -> int:
@@ -81,15 +92,22 @@ def _bring_up_to_date(runs: Path) -> None:
         raise BadInput(f"--runs-dir: nothing to show, there is no study in {str(runs)!r}. Make one with `autotune run`.")
     # in a process that ends: MLflow stays in memory once imported, and this one only waits from now on
     argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", store.embedded_uri(runs)]
-    subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own_environment(), check=False)
+    child = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own_environment(), preexec_fn=_die_with_parent
+    )
+    try:
+        child.wait()
+    finally:
+        child.kill()  # it holds nothing that a kill could break
+        child.wait()
 
 
 @contextlib.contextmanager
 def _server(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--workers", "1"]
-    argv += ["--artifacts-destination", store.artifacts_path(runs).as_uri(), "--host", host, "--port", str(port)]
-    environment = {**os.environ, **SERVER_ENVIRONMENT}
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    argv = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", host, "--port", str(port)]
+    argv += ["--artifacts-destination", store.artifacts_path(runs).as_uri()]
+    # The store's address may hold a password, and everybody on the machine can read arguments.
+    environment = {**os.environ, **SERVER_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": uri}
     server = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -102,7 +120,21 @@ def _server(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> It
     try:
         yield server
     finally:
+        for number in ENDING:  # nothing hurries this: it is bounded
+            signal.signal(number, signal.SIG_IGN)
         _end(server)
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[None]:
+    """Hears what is to end this command as KeyboardInterrupt; what was ignored stays so, as `nohup` wants it."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _leave)
+    try:
+        yield
+    finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -137,14 +169,6 @@ def _wait_until_up(server: subprocess.Popen[bytes], host: str, port: int, log: I
     log.seek(0)
     tail = log.read().decode("utf-8", "replace").strip().splitlines()[-5:]
     raise AutotuneError("the MLflow server did not start:\n  " + "\n  ".join(without_credentials(line) for line in tail))
-
-
-def _wait(server: subprocess.Popen[bytes]) -> int:
-    try:
-        code = server.wait()
-    except KeyboardInterrupt:  # the way this command ends
-        return 0
-    raise AutotuneError(f"the MLflow server ended by itself, with status {code}")
 
 
 def _experiment_url(host: str, port: int) -> str:

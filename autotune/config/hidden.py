@@ -9,16 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from autotune.config.command import CommandTemplate
 from autotune.config.schema import StudyConfig
+from autotune.errors import BadInput
 from autotune.harness.protocol import HIDDEN_VARIABLE
 from autotune.knobs.environment import PREFIX
-from autotune.masking import MASK, is_secret
+from autotune.masking import MASK, is_masked, is_secret
 from autotune.records import Knobs, KnobValue
 from autotune.space import Choice, SearchSpace
+
+ANEW = "Start a new study; what comes from the environment can be resumed: env.NAME='${oc.env:NAME}'."
 
 
 @dataclass
@@ -54,6 +58,23 @@ class HiddenValues:
         self.values[key] = {MASK: value}
         return MASK
 
+    def recover(self, key: str, stand_in: str, configured: str) -> list[str]:
+        """Finds out again what a stand-in stands for; returns what is wrong, nothing when it was found.
+
+        Args:
+            key: the knob.
+            stand_in: as it was written down.
+            configured: the variable's value in the configuration, itself a stand-in unless it was given as a reference.
+        """
+        name = key.removeprefix(PREFIX)
+        value = os.environ.get(name, "") if is_masked(configured) else configured
+        if stand_in == MASK and value:
+            self.values.setdefault(key, {})[MASK] = value
+            return []
+        if stand_in == MASK:
+            return [f"{key}: a secret, which was not written down. Set the variable {name} to it and resume again."]
+        return [f"{key}: tuned over secrets that were not written down, got {stand_in!r}. {ANEW}"]
+
     def reveal(self, knobs: Knobs) -> Knobs:
         """Returns a configuration with the values themselves, to fill a command line with."""
         return {key: self.values.get(key, {}).get(str(value), value) for key, value in knobs.items()}
@@ -82,5 +103,32 @@ def hide(config: StudyConfig, space: SearchSpace, command: CommandTemplate) -> H
         if isinstance(domain, Choice):
             space.domains[key] = Choice(tuple(hidden.hide(key, value) for value in domain.values))
     command.placeholders.update({key: hidden.hide(key, value) for key, value in command.placeholders.items()})
+    config.env.update({name: str(space.pinned.get(f"{PREFIX}{name}", value)) for name, value in config.env.items()})
+    return hidden
+
+
+def recovered(config: StudyConfig, space: SearchSpace, command: CommandTemplate) -> HiddenValues:
+    """Returns what the stand-ins of a study that was written down stand for, as far as configuration and environment tell.
+
+    Args:
+        config: its configuration, references resolved; its masked variables are filled in as stand-ins.
+        space: its search space, as written down.
+        command: its command, as written down.
+
+    Raises:
+        BadInput: a secret was typed that time and is in no environment now; names them all.
+    """
+    hidden, problems = HiddenValues(), []
+    if is_masked(command.parts):
+        problems.append(f"COMMAND: holds a secret that was not written down, got {shlex.join(command.parts)!r:.200}. {ANEW}")
+    for key, stand_in in {**command.placeholders, **space.pinned}.items():
+        if is_masked(stand_in):
+            problems += hidden.recover(key, str(stand_in), config.env.get(key.removeprefix(PREFIX), MASK))
+    for key, domain in space.domains.items():
+        for stand_in in domain.values if domain else ():
+            if is_masked(stand_in):
+                problems += hidden.recover(key, str(stand_in), MASK)
+    if problems:
+        raise BadInput(dict.fromkeys(problems))
     config.env.update({name: str(space.pinned.get(f"{PREFIX}{name}", value)) for name, value in config.env.items()})
     return hidden

@@ -16,6 +16,7 @@ from autotune.errors import NothingWorked
 from autotune.export import export
 from autotune.harness.protocol import RankResult
 from autotune.machine import circumstances, fingerprint
+from autotune.monitors.sealing import seal_leftovers
 from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import resolve
@@ -100,6 +101,7 @@ class _Study:
         self._write("running")
         for line in self._plan.launcher.sweep(self._folder.path):
             self._listener.notice(line)
+        seal_leftovers(self._folder.path, self._plan.secrets)
         self._listener.started(self._session.about)
         try:
             return self._plan.start_tracking(self._folder) if self._plan.start_tracking else None

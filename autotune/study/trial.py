@@ -11,7 +11,7 @@ from autotune.failures import classify
 from autotune.harness.protocol import MeasureRules, RankResult, Spec
 from autotune.knobs.catalogue import knob
 from autotune.launchers.base import Ended, Launch, Running
-from autotune.monitors import logs
+from autotune.monitors.sealing import seal
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.study.numbers import metrics, numbers
@@ -123,7 +123,7 @@ class TrialRunner:
     def _keep(self, finished: Finished) -> Finished:
         record, path = finished.record, self._folder.trial_path(finished.record.number)
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        logs.seal(path, self._plan.secrets)  # before the record: a trial that has one is ready to be shown
+        seal(path, self._plan.secrets)  # before the record: a trial that has one is ready to be shown
         record.reason = self._plan.secrets.text(record.reason)
         record.evidence = self._plan.secrets.document(record.evidence)
         record.knob_reports = self._plan.secrets.document(record.knob_reports)

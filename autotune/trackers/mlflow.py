@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,11 @@ LOG_TAIL_BYTES = 64 * 1024
 PARAMS_A_BATCH = 100
 PROBE_S, KNOWN_DOWN_S = 5.0, 2.0  # how long a store is given to answer, and one that did not a moment ago
 SETTLE_S = 3.0  # for a request without an answer to be carried out after all, before MLflow is asked what is there
+
+
+_STATUS = re.compile(r"too many (\d{3}) error responses|failed with error code (\d{3})")
+
+_DRIVER = re.compile(r"\((?:\w+\.)+\w*Error\) ([^\n]+)")
 
 
 class MlflowTracker(Tracker):
@@ -121,10 +127,17 @@ class MlflowTracker(Tracker):
 
     def _make_store(self, uri: str) -> None:
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+        from sqlalchemy import Engine, event
 
-        open_store: Any = SqlAlchemyStore  # has no annotations
-        made = open_store(uri, store.artifacts_path(self._runs).as_uri())
-        made.engine.dispose()  # the file is renamed next: no connection may still hold the temporary name
+        # Fifty migrations wait for the disk at every step, beside a trial that is being measured; the file has a temporary
+        # name and is worth nothing before it is whole, so it is brought to the disk once, at the end.
+        event.listen(Engine, "connect", _do_not_wait_for_disk)
+        try:
+            open_store: Any = SqlAlchemyStore  # has no annotations
+            made = open_store(uri, store.artifacts_path(self._runs).as_uri())
+            made.engine.dispose()  # the file is renamed next: no connection may still hold the temporary name
+        finally:
+            event.remove(Engine, "connect", _do_not_wait_for_disk)
 
     def _experiment(self, client: Any) -> str:
         found = client.get_experiment_by_name(EXPERIMENT)
@@ -259,6 +272,10 @@ class MlflowTracker(Tracker):
             self._client.log_batch(run_id, metrics=points[-1000:])
 
 
+def _do_not_wait_for_disk(connection: Any, _: Any) -> None:
+    connection.execute("PRAGMA synchronous = OFF")
+
+
 class _Unreachable(Exception):
     """The store does not do what is asked of it; says why."""
 
@@ -301,8 +318,10 @@ def _milliseconds(seconds: float) -> int:
 
 def _problem(error: Exception) -> str:
     text = str(error)
-    if "error responses" in text or "status code" in text:
-        return f"the server fails: {_first_line(error)}"
+    if status := _STATUS.search(text):
+        return f"the server answers with an error (HTTP {status[1] or status[2]})"
+    if driver := _DRIVER.search(text):  # SQLAlchemy's first line is about itself
+        return f"the store cannot be written ({driver[1].strip()})"
     if "timeout" in text.lower() or "timed out" in text:
         return "no answer in time"
     if "Connection" in text or "Max retries exceeded" in text:

@@ -40,10 +40,10 @@ def _server_problem(uri: str, timeout_s: float) -> str:
         error.close()
         return ""
     except TimeoutError:
-        return f"no answer within {timeout_s:.0f} s"
+        return f"no answer within {timeout_s:g} s"
     except urllib.error.URLError as error:
         late = isinstance(error.reason, TimeoutError)
-        return f"no answer within {timeout_s:.0f} s" if late else f"no answer ({_why(error.reason)})"
+        return f"no answer within {timeout_s:g} s" if late else f"no answer ({_why(error.reason)})"
     except (OSError, ValueError, http.client.HTTPException) as error:
         return f"no answer ({_why(error)})"
 
@@ -55,6 +55,8 @@ def _file_problem(path: Path, timeout_s: float) -> str:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=timeout_s, isolation_level=None)
         try:
             connection.execute("BEGIN IMMEDIATE")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            connection.execute(f"PRAGMA user_version = {int(version)}")  # a write, so that a read-only folder is noticed
             connection.execute("ROLLBACK")
         finally:
             connection.close()

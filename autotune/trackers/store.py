@@ -79,6 +79,8 @@ def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
                     left.unlink()
                 temporary = file.with_name(f".mlflow.{os.getpid()}.db")
                 make(f"sqlite:///{temporary}")
+                with temporary.open("rb") as made:
+                    os.fsync(made.fileno())
                 temporary.replace(file)
     return embedded_uri(runs)
 

@@ -10,13 +10,12 @@ import contextlib
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from autotune.masking import Secrets
 from autotune.run_dir import StudyFolder, read_json, write_json
 from autotune.trackers import store
 from autotune.trackers.base import NullTracker, Synced, Tracker
-from autotune.trackers.owner import Owner
+from autotune.trackers.lifeline import Lifeline
 
 STANDING_FILE = "tracking.json"
 POLL_S = 0.5
@@ -30,19 +29,28 @@ ATTEMPTS, PAUSE_S, PATIENT_S, BRISK_S = 3, 2.0, 30.0, 10.0
 Report = Callable[[Synced], None]
 
 
-def sync(folder: StudyFolder, uri: str | None = None, *, report: Report = lambda _: None) -> Synced:
+def sync(
+    folder: StudyFolder,
+    uri: str | None = None,
+    *,
+    secrets: Secrets | None = None,
+    report: Report = lambda _: None,
+    wait_s: float = LOCK_WAIT_S,
+) -> Synced:
     """Mirrors a study's folder into a tracking store, and returns where the mirror stands.
 
     Args:
         folder: the study.
         uri: tracking address; None for the study's `tracker.uri`, else MLFLOW_TRACKING_URI, else the embedded store.
+        secrets: what must not be uploaded; None for what this environment holds.
         report: is told whenever something was written or could not be.
+        wait_s: how long to wait for another that mirrors the same study.
 
     Raises:
         BadInput: the folder is not a study, or the address cannot be meant.
     """
-    tracker, address = _tracker(folder, uri, timeout_s=PATIENT_S)
-    with store.only_writer(folder, wait_s=LOCK_WAIT_S) as is_alone:
+    tracker, address = _tracker(folder, uri, secrets, timeout_s=PATIENT_S)
+    with store.only_writer(folder, wait_s=wait_s) as is_alone:
         if not is_alone:
             return Synced(problem=AT_WORK, uri=address)
         for pause_s in [PAUSE_S] * (ATTEMPTS - 1) + [0.0]:
@@ -55,24 +63,30 @@ def sync(folder: StudyFolder, uri: str | None = None, *, report: Report = lambda
         return state
 
 
-def follow(folder: StudyFolder, uri: str | None = None, *, owner: Owner, report: Report = lambda _: None) -> Synced:
-    """Mirrors a study as it runs, until it is over or its owner is gone, and returns where the mirror stands.
+def follow(
+    folder: StudyFolder,
+    uri: str | None = None,
+    *,
+    lifeline: Lifeline,
+    secrets: Secrets | None = None,
+    report: Report = lambda _: None,
+) -> Synced:
+    """Mirrors a study as it runs, until it is over or its tuner is gone, and returns where the mirror stands.
 
     Args:
         folder: the study.
         uri: as in `sync`.
-        owner: whom this process works for.
+        lifeline: to whoever started this process.
+        secrets: as in `sync`.
         report: as in `sync`.
 
     Raises:
         BadInput: the folder is not a study, or the address cannot be meant.
     """
-    owner.limit(LAST_S)
-    tracker, address = _tracker(folder, uri, timeout_s=BRISK_S)
-    with _lock(folder, owner) as is_alone:
-        if not is_alone:
-            return Synced(problem=AT_WORK, uri=address)
-        return _follow(tracker, folder, report, owner)
+    lifeline.limit(LAST_S)
+    tracker, address = _tracker(folder, uri, secrets, timeout_s=BRISK_S)
+    with _lock(folder, lifeline) as is_alone:
+        return _follow(tracker, folder, report, lifeline) if is_alone else Synced(problem=AT_WORK, uri=address)
 
 
 def note(folder: StudyFolder, state: Synced) -> None:
@@ -113,21 +127,20 @@ def incomplete(folder: StudyFolder, why: str) -> str:
     return f"Tracking is incomplete: {said} not in MLflow ({why}). Nothing is lost: `{command(folder)}` completes it."
 
 
-def _tracker(folder: StudyFolder, uri: str | None, *, timeout_s: float) -> tuple[Tracker, str]:
-    runs: Path = folder.path.parent
+def _tracker(folder: StudyFolder, uri: str | None, secrets: Secrets | None, *, timeout_s: float) -> tuple[Tracker, str]:
+    runs, secrets = folder.path.parent, secrets or Secrets.known()
     address = store.chosen_uri(runs, asked=uri, folder=folder)
     if address == store.NONE:
         return NullTracker(), address
     from autotune.trackers.mlflow import MlflowTracker
 
-    secrets = Secrets.known()
     return MlflowTracker(address, runs, secrets=secrets, timeout_s=timeout_s), secrets.text(address)
 
 
-def _follow(tracker: Tracker, folder: StudyFolder, report: Report, owner: Owner) -> Synced:
+def _follow(tracker: Tracker, folder: StudyFolder, report: Report, lifeline: Lifeline) -> Synced:
     seen, state, pause_s, next_try = None, Synced(), POLL_S, 0.0
     while True:
-        is_over = owner.is_gone or _is_over(folder)  # read before the push: nothing can have come after it
+        is_over = lifeline.is_cut or _is_over(folder)  # read before the push: nothing can have come after it
         now, found = time.monotonic(), _signature(folder)
         if (found != seen or not state.is_complete) and (now >= next_try or is_over):
             state, seen = tracker.push(folder, is_last=is_over), found
@@ -137,15 +150,15 @@ def _follow(tracker: Tracker, folder: StudyFolder, report: Report, owner: Owner)
             report(state)
         if is_over:
             return state
-        owner.wait(POLL_S)
+        lifeline.wait(POLL_S)
 
 
 @contextlib.contextmanager
-def _lock(folder: StudyFolder, owner: Owner) -> Iterator[bool]:
+def _lock(folder: StudyFolder, lifeline: Lifeline) -> Iterator[bool]:
     """Waits for somebody's own `autotune sync` to end, as long as the study runs."""
     while True:
         with store.only_writer(folder, wait_s=POLL_S) as is_alone:
-            if is_alone or owner.is_gone or _is_over(folder):
+            if is_alone or lifeline.is_cut or _is_over(folder):
                 yield is_alone
                 return
 

@@ -6,7 +6,12 @@ import sys
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
+from autotune.config.command import CommandTemplate
+from autotune.config.hidden import recovered
+from autotune.config.schema import StudyConfig
+from autotune.errors import BadInput
 from autotune.harness.protocol import HIDDEN_VARIABLE
 from autotune.space import Choice
 
@@ -71,3 +76,34 @@ def test_a_secret_in_the_command_reaches_the_program_and_no_title(make):
     assert argv[3:] == ["--api-key", "abc", "--token=xyz"]
     assert composed.title.endswith("-c pass --api-key '***' '--token=***'")
     assert composed.command.placeholders == {"env.MY_TOKEN": "***1"}
+
+
+def written_down(composed):
+    """Returns what resuming a study reads from its folder: everything but what the stand-ins stand for."""
+    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(StudyConfig), yaml.safe_load(composed.yaml)))
+    parts = composed.secrets.words(composed.command.parts)
+    return config, composed.space, CommandTemplate(parts=parts, placeholders=composed.command.placeholders)
+
+
+def test_a_secret_given_as_a_reference_is_found_again(make):
+    composed = make("env.MY_TOKEN=${oc.env:OWN_TOKEN}", "env.OWN_TOKEN=choice(first-of-all)")
+    config, space, command = written_down(composed)
+    hidden = recovered(config, space, command)
+    assert hidden.environment(config.env)["MY_TOKEN"] == "first-of-all"
+    assert hidden.environment({"OWN_TOKEN": "***"})["OWN_TOKEN"] == "first-of-all"
+
+
+def test_a_secret_that_was_typed_is_taken_from_the_environment_or_asked_for(make, monkeypatch):
+    parts = written_down(make("env.MY_TOKEN=abc"))
+    with pytest.raises(BadInput, match=r"env\.MY_TOKEN: a secret, which was not written down\. Set the variable MY_TOKEN"):
+        recovered(*parts)
+    monkeypatch.setenv("MY_TOKEN", "abc")
+    assert recovered(*parts).environment({"MY_TOKEN": "***"})["MY_TOKEN"] == "abc"
+
+
+def test_typed_domains_and_arguments_are_not_guessed(make):
+    command = [sys.executable, "-c", "pass", "--api-key", "abc"]
+    with pytest.raises(BadInput) as caught:
+        recovered(*written_down(make("env.MY_TOKEN=choice(alpha,beta)", command=command)))
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["COMMAND", "env.MY_TOKEN", "env.MY_TOKEN"]
+    assert "abc" not in str(caught.value)
