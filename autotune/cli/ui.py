@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
+import psutil
+
 from autotune.cli.processes import own_environment
 from autotune.errors import AutotuneError, BadInput
 from autotune.masking import without_credentials
@@ -61,27 +63,33 @@ def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
 
 
 def _serve(address: str, runs: Path, *, host: str, port: int | None) -> NoReturn:
-    free = _port(host, port)
-    if address == store.embedded_uri(runs):
-        _bring_up_to_date(runs)
-    if host not in LOOPBACK:
-        print(f"autotune: anyone who reaches {host}:{free} can read and change what is tracked", file=sys.stderr)
-    with tempfile.TemporaryFile() as log, _server(address, runs, host=host, port=free, log=log) as server:
-        _wait_until_up(server, host, free, log)
-        print(f"MLflow UI: {_experiment_url(host, free)}\nCtrl-C ends it.", flush=True)
-        raise AutotuneError(f"the MLflow server ended by itself, with status {server.wait()}")
+    free, reservation = _port(host, port)
+    with reservation, tempfile.TemporaryFile() as log:
+        if address == store.embedded_uri(runs):
+            _bring_up_to_date(runs)
+        if host not in LOOPBACK:
+            print(f"autotune: anyone who reaches {host}:{free} can read and change what is tracked", file=sys.stderr)
+        with _server(address, runs, host=host, port=free, log=log) as server:
+            _wait_until_up(server, host, free, log)
+            print(f"MLflow UI: {_experiment_url(host, free)}\nCtrl-C ends it.", flush=True)
+            server.wait()
+    raise AutotuneError(f"the MLflow server ended by itself, with status {server.returncode}")
 
 
-def _port(host: str, asked: int | None) -> int:
+def _port(host: str, asked: int | None) -> tuple[int, socket.socket]:
+    """Returns a port to listen on, and what keeps other `autotune ui` from it: the server takes it seconds later."""
     for port in range(FIRST_PORT, FIRST_PORT + NUM_PORTS) if asked is None else (asked,):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
+        reservation = socket.socket(socket.AF_UNIX)
+        try:
+            reservation.bind(f"\0autotune-ui-{port}")  # a name without a file, given back when this process ends
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
-            except OSError as error:
-                reason = error.strerror
-                continue
-            return port
+        except OSError as error:
+            reservation.close()
+            reason = error.strerror
+            continue
+        return port, reservation
     if asked is None:
         raise BadInput(f"--host: no free port from {FIRST_PORT} on, got {host!r} ({reason}). Give one: --port PORT.")
     raise BadInput(f"--port: cannot be listened on, got {asked} ({reason}). Give another, or none for the next free one.")
@@ -164,11 +172,22 @@ def _wait_until_up(server: subprocess.Popen[bytes], host: str, port: int, log: I
         if server.poll() is not None:
             break
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{_url(host, port)}/health", timeout=2):
-            return
+            if _is_listening(server, port):  # not somebody else, who was quicker to take the port
+                return
         time.sleep(0.1)
     log.seek(0)
     tail = log.read().decode("utf-8", "replace").strip().splitlines()[-5:]
     raise AutotuneError("the MLflow server did not start:\n  " + "\n  ".join(without_credentials(line) for line in tail))
+
+
+def _is_listening(server: subprocess.Popen[bytes], port: int) -> bool:
+    """Whether a process of the server's listens on a port."""
+    try:
+        first = psutil.Process(server.pid)
+        found = [c for p in [first, *first.children(recursive=True)] for c in p.net_connections("tcp")]
+    except psutil.Error:
+        return False
+    return any(connection.status == psutil.CONN_LISTEN and connection.laddr.port == port for connection in found)
 
 
 def _experiment_url(host: str, port: int) -> str:

@@ -13,12 +13,20 @@ def test_a_refused_server_is_told_at_once():
 
 
 def test_a_hanging_server_is_told_in_time_and_never_sees_credentials():
-    listener = Listener()
+    heard = []
+
+    class Server(Listener):
+        def serve(self, connection):
+            heard.append(connection.recv(1000).decode())
+
+    server = Server()
     try:
-        uri = listener.uri.replace("//", "//me:secret@")
-        assert probe.problem_of(uri, 0.3) == "no answer within 0.3 s"
+        assert probe.problem_of(server.uri.replace("//", "//me:secret@"), 0.3) == "no answer within 0.3 s"
     finally:
-        listener.close()
+        server.close()
+    assert heard[0].startswith("GET /health HTTP/1.1")
+    assert "secret" not in heard[0]
+    assert "Authorization" not in heard[0]
 
 
 @pytest.mark.parametrize("status", ["200 OK", "401 Unauthorized", "404 Not Found", "500 Internal Server Error"])
