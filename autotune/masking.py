@@ -131,7 +131,8 @@ class Secrets:
         if isinstance(document, Mapping):
             return {name: self.document(value, str(name)) for name, value in document.items()}
         if isinstance(document, list | tuple):
-            return [self.document(item, key) for item in document]
+            is_series = all(isinstance(item, float) for item in document)  # a result has one number a step
+            return list(document) if is_series else [self.document(item, key) for item in document]
         if isinstance(document, enum.Enum | bool) or document is None:
             return document
         if key and document != "" and sounds_secret(key.rpartition(".")[2]) and not is_reference(document):

@@ -83,7 +83,7 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool) -> int:
         _give_way()
         state = implementation.follow(folder, uri, lifeline=lifeline, secrets=secrets, report=_Reports())
     else:
-        state = implementation.sync(folder, uri, secrets=secrets, report=_Reports())
+        state = implementation.sync(folder, uri, secrets=secrets)
     if state.problem != implementation.AT_WORK:  # else a tuner is at work, and looks after its trials itself
         seal_leftovers(folder.path, secrets, wait_s=ENDING_S if follow else 0.0)
     if not state.is_complete:

@@ -100,7 +100,7 @@ class _Study:
         self._folder.write_study(self._session.about)
         self._write("running")
         for line in self._plan.launcher.sweep(self._folder.path):
-            self._listener.notice(line)
+            self._listener.notice(self._plan.secrets.text(line))
         seal_leftovers(self._folder.path, self._plan.secrets)
         self._listener.started(self._session.about)
         try:

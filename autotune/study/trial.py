@@ -93,7 +93,7 @@ class TrialRunner:
     def _attempt(self, request: Request, earlier: TrialRecord | None = None) -> Finished:
         launch = self._launch(request)
         if held := self._watch.before():
-            self._listener.notice(held)
+            self._listener.notice(self._plan.secrets.text(held))
         started_at = self._plan.clock.time()
         running, is_stopped = self._plan.launcher.start(launch), False
         try:

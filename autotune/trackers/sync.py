@@ -11,6 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 
+from autotune.errors import BadInput
 from autotune.masking import Secrets
 from autotune.run_dir import StudyFolder, read_json, write_json
 from autotune.trackers import store
@@ -34,7 +35,6 @@ def sync(
     uri: str | None = None,
     *,
     secrets: Secrets | None = None,
-    report: Report = lambda _: None,
     wait_s: float = LOCK_WAIT_S,
 ) -> Synced:
     """Mirrors a study's folder into a tracking store, and returns where the mirror stands.
@@ -43,7 +43,6 @@ def sync(
         folder: the study.
         uri: tracking address; None for the study's `tracker.uri`, else MLFLOW_TRACKING_URI, else the embedded store.
         secrets: what must not be uploaded; None for what this environment holds.
-        report: is told whenever something was written or could not be.
         wait_s: how long to wait for another that mirrors the same study.
 
     Raises:
@@ -53,12 +52,14 @@ def sync(
     with store.only_writer(folder, wait_s=wait_s) as is_alone:
         if not is_alone:
             return Synced(problem=AT_WORK, uri=address)
+        num_written = 0
         for pause_s in [PAUSE_S] * (ATTEMPTS - 1) + [0.0]:
             state = tracker.push(folder)
-            report(state)
+            num_written += state.written
             if state.is_complete or not state.written:  # a server that took something and went may be back
                 break
             time.sleep(pause_s)
+        state.written, state.present = num_written, state.written + state.present - num_written
         note(folder, state)
         return state
 
@@ -78,15 +79,19 @@ def follow(
         uri: as in `sync`.
         lifeline: to whoever started this process.
         secrets: as in `sync`.
-        report: as in `sync`.
+        report: is told whenever something was written or could not be.
 
     Raises:
         BadInput: the folder is not a study, or the address cannot be meant.
     """
     lifeline.limit(LAST_S)
-    tracker, address = _tracker(folder, uri, secrets, timeout_s=BRISK_S)
-    with _lock(folder, lifeline) as is_alone:
-        return _follow(tracker, folder, report, lifeline) if is_alone else Synced(problem=AT_WORK, uri=address)
+    try:
+        tracker, address = _tracker(folder, uri, secrets, timeout_s=BRISK_S)
+        with _lock(folder, lifeline) as is_alone:
+            return _follow(tracker, folder, report, lifeline) if is_alone else Synced(problem=AT_WORK, uri=address)
+    except BadInput as error:
+        note(folder, Synced(problem=error.problems[0]))
+        raise
 
 
 def note(folder: StudyFolder, state: Synced) -> None:
@@ -120,10 +125,10 @@ def incomplete(folder: StudyFolder, why: str) -> str:
         folder: the study.
         why: as far as the tuner knows; what the mirror itself said comes first.
     """
-    state = standing(folder)
-    said = f"{len(state.pending)} of {state.present + len(state.pending)} trials" if state else "the trials"
+    state, num_trials = standing(folder), sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json"))
+    said = f"{num_trials - (state.present if state else 0)} of {num_trials} trials"
     if state and state.problem:
-        why = f"{state.problem} from {state.uri}" if state.problem.startswith("no answer") else f"{state.problem}, {state.uri}"
+        why = f"{state.problem} from {state.uri}" if state.problem.startswith("no answer") else state.problem
     return f"Tracking is incomplete: {said} not in MLflow ({why}). Nothing is lost: `{command(folder)}` completes it."
 
 
