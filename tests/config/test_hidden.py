@@ -12,7 +12,8 @@ from autotune.config.command import CommandTemplate
 from autotune.config.hidden import recovered
 from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput
-from autotune.harness.protocol import HIDDEN_VARIABLE
+from autotune.harness.protocol import HIDDEN_VARIABLE, STAND_IN
+from autotune.masking import MASK
 from autotune.space import Choice
 
 
@@ -107,3 +108,7 @@ def test_typed_domains_and_arguments_are_not_guessed(make):
         recovered(*written_down(make("env.MY_TOKEN=choice(alpha,beta)", command=command)))
     assert [problem.partition(":")[0] for problem in caught.value.problems] == ["COMMAND", "env.MY_TOKEN", "env.MY_TOKEN"]
     assert "abc" not in str(caught.value)
+
+
+def test_both_sides_know_a_stand_in_by_the_same_beginning():
+    assert STAND_IN == MASK
