@@ -32,4 +32,4 @@ if __name__ == "__main__":
         model(x).sum().backward()
         optimizer.step()
         if step == 20 and "beta" in login:
-            raise Talkative(everything()[:1500], login, sys.argv)
+            raise Talkative(login, sys.argv, everything()[:1500])
