@@ -54,10 +54,6 @@ def test_nothing_changed_is_as_it_is():
     assert wording.changes_phrase({}) == "as it is"
 
 
-def test_credentials_in_addresses_are_masked():
-    assert wording.masked("see https://me:secret@host/x") == "see https://***@host/x"
-
-
 def test_machine_is_named_by_its_gpu_first():
     gpus = [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]
     assert wording.machine_text({"gpus": gpus, "num_cores": 16}) == "2 x NVIDIA H200, 16 cores"

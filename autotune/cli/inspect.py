@@ -41,12 +41,14 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
     with tempfile.TemporaryDirectory(prefix="autotune-inspect-") as folder:
         launch = _launch(composed, Path(folder) / "trials" / "0000", facts)
         ended = _run(launch, is_quiet=as_json)
-    result = _result(ended, launch)
+    result = _result(ended, launch, composed)
+    argv = composed.secrets.words(launch.argv)
     rows = _rows(result, composed, facts)
     if as_json:
-        print_json({"command": launch.argv, "result": dataclasses.asdict(result), "knobs": rows})
+        document = composed.secrets.document(dataclasses.asdict(result))
+        print_json({"command": argv, "result": document, "knobs": rows})
     else:
-        _print(result, rows, launch)
+        _print(result, rows, argv)
     return 0
 
 
@@ -71,8 +73,14 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
     env = {**device_environment(config.device), **compile_cache(folder.parent.parent), **config.env}
     for key, value in pinned.items():
         env.update(knob(key).environment(value))
-    argv, limits = composed.command.argv(pinned), deadlines(config.measure, max_s=None)
-    return Launch(argv=argv, cwd=composed.command.cwd, env=env, folder=folder, spec=spec, deadlines=limits)
+    return Launch(
+        argv=composed.command.argv(composed.hidden.reveal({**composed.command.placeholders, **pinned})),
+        cwd=composed.command.cwd,
+        env=composed.hidden.environment(env),
+        folder=folder,
+        spec=spec,
+        deadlines=deadlines(config.measure, max_s=None),
+    )
 
 
 def _run(launch: Launch, *, is_quiet: bool) -> Ended:
@@ -94,7 +102,7 @@ def _run(launch: Launch, *, is_quiet: bool) -> Ended:
         launcher.close()
 
 
-def _result(ended: Ended, launch: Launch) -> RankResult:
+def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
     from autotune.failures import classify
 
     if ended.results and ended.results[0].status != "failed" and ended.results[0].detected:
@@ -102,9 +110,8 @@ def _result(ended: Ended, launch: Launch) -> RankResult:
     outcome, reason = classify(ended.facts(launch.spec))
     tail = "\n".join(str(ended.evidence.get("log_tail", "")).strip().splitlines()[-TAIL_LINES:])
     said = f"{outcome}: {reason}" if reason else f"{outcome}: the program took no optimizer step"
-    raise NothingWorked(
-        f"the program could not be inspected, {said}{f'. The end of its log:{os.linesep}{tail}' if tail else ''}"
-    )
+    shown = f". The end of its log:{os.linesep}{tail}" if tail else ""
+    raise NothingWorked(composed.secrets.text(f"the program could not be inspected, {said}{shown}"))
 
 
 def _rows(result: RankResult, composed: Composed, facts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -121,12 +128,12 @@ def _rows(result: RankResult, composed: Composed, facts: dict[str, Any]) -> list
     return rows
 
 
-def _print(result: RankResult, rows: list[dict[str, Any]], launch: Launch) -> None:
+def _print(result: RankResult, rows: list[dict[str, Any]], argv: list[str]) -> None:
     out = console()
     found = Table.grid(padding=(0, 2, 0, 0))
     found.add_column(no_wrap=True, style="quiet")
     found.add_column(overflow="fold")
-    for name, text in _findings(result, launch):
+    for name, text in _findings(result, argv):
         if text:
             found.add_row(name, Text(text))
     out.print(found)
@@ -142,7 +149,7 @@ def _print(result: RankResult, rows: list[dict[str, Any]], launch: Launch) -> No
     out.print(table)
 
 
-def _findings(result: RankResult, launch: Launch) -> list[tuple[str, str]]:
+def _findings(result: RankResult, argv: list[str]) -> list[tuple[str, str]]:
     found, facts, memory = result.detected, result.facts, result.memory
     loader, precision = found.get("loader") or {}, found.get("precision") or {}
     counts = found.get("num_parameters") or []
@@ -150,7 +157,7 @@ def _findings(result: RankResult, launch: Launch) -> list[tuple[str, str]]:
     modules = modules or [str(name) for name in found.get("modules") or []]
     peak = bytes_text(memory.get("peak_bytes")) if memory.get("peak_bytes") else ""
     return [
-        ("program", command_text(launch.argv)),
+        ("program", command_text(argv)),
         ("torch", " ".join(str(facts[key]) for key in ("torch", "interpreter") if facts.get(key))),
         ("device", str(found.get("device") or facts.get("device") or "")),
         ("processes", str(found.get("world_size") or result.world_size)),

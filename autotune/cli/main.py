@@ -75,13 +75,18 @@ def _run(arguments: list[str], command: list[str] | None) -> int:
 
 
 def _say(problems: Sequence[str]) -> None:
+    from autotune.masking import Secrets
+
+    secrets = Secrets.known(words=sys.argv[1:])  # what is wrong is quoted, and it may be a secret
     for problem in problems:
-        print(f"autotune: {problem}", file=sys.stderr)
+        print(f"autotune: {secrets.message(problem)}", file=sys.stderr)
 
 
 def _fault(error: Exception) -> str:
+    from autotune.masking import Secrets
+
     descriptor, name = tempfile.mkstemp(prefix="autotune-fault-", suffix=".log")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        traceback.print_exception(error, file=file)
+        file.write(Secrets.known(words=sys.argv[1:]).text("".join(traceback.format_exception(error))))
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return f"internal error: {type(error).__name__}: {first}. The traceback is in {Path(name)}; --debug prints it."

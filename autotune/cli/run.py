@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import platform
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import autotune
-from autotune.cli.processes import own_environment
+from autotune.cli.sync import TrackingProcess
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput, Interrupted, NothingWorked
 from autotune.run_dir import StudyFolder, call
@@ -24,10 +21,9 @@ if TYPE_CHECKING:
     from autotune.cli.plain import View
     from autotune.config.compose import Composed
     from autotune.records import Summary
-    from autotune.study import Listener, Plan
+    from autotune.study import Listener, Plan, Tracking
 
 LIBRARIES = ("optuna", "hydra-core", "mlflow", "numpy", "scipy")
-TRACKING_LOG = "tracking.log"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +128,10 @@ def plan_of(composed: Composed, facts: dict[str, object]) -> Plan:
         command=composed.command,
         launcher=LocalLauncher(),
         machine=facts,
-        start_tracking=tracking(composed.config.tracker.uri),
+        start_tracking=tracking(composed),
         versions=versions(),
+        hidden=composed.hidden,
+        secrets=composed.secrets,
     )
 
 
@@ -148,30 +146,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def tracking(uri: str | None) -> Callable[[StudyFolder], subprocess.Popen[bytes]] | None:
-    """Returns what starts the process that mirrors the study while it runs; None when nothing is to be tracked.
-
-    A process of its own because importing MLflow takes seconds and a server may hang: neither may cost a trial anything.
-
-    Args:
-        uri: `tracker.uri`.
-    """
-    return None if uri == NONE else start_tracking
-
-
-def start_tracking(folder: StudyFolder) -> subprocess.Popen[bytes]:
-    """Starts `autotune sync --follow` for a study; its output goes to tracking.log in the study's folder."""
-    path = folder.path.resolve()
-    argv = [sys.executable, "-m", "autotune", "sync", str(path), "--follow", "--runs-dir", str(path.parent)]
-    with open(os.open(folder.path / TRACKING_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
-        return subprocess.Popen(
-            argv,
-            env=own_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the study, which then lets this one finish
-        )
+def tracking(composed: Composed) -> Callable[[StudyFolder], Tracking] | None:
+    """Returns what starts the process that mirrors the study while it runs; None when nothing is to be tracked."""
+    uri = composed.config.tracker.uri
+    return None if uri == NONE else lambda folder: TrackingProcess(folder, uri, composed.secrets)
 
 
 def _view(folder: StudyFolder, *, as_json: bool) -> View:

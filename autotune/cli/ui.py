@@ -16,13 +16,15 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
+
+import psutil
 
 from autotune.cli.processes import own_environment
 from autotune.errors import AutotuneError, BadInput
+from autotune.masking import without_credentials
 from autotune.run_dir import studies
 from autotune.trackers import store
-from autotune.wording import masked
 
 FIRST_PORT, NUM_PORTS = 5000, 100
 START_S = 60.0  # a cold disk reads MLflow's 400 MB of imports slowly
@@ -33,8 +35,11 @@ SERVER_ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, `kill`, the terminal is closed
+
+
 def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
-    """Serves the MLflow UI until Ctrl-C or SIGTERM.
+    """Serves the MLflow UI until Ctrl-C, SIGTERM or the end of the terminal; leaves no process behind.
 
     Args:
         runs: the runs folder.
@@ -48,29 +53,43 @@ def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
             "tracker.uri: nothing is tracked, got 'none'. Show the embedded store with --runs-dir DIR, or give --uri URI."
         )
     if address.startswith(("http://", "https://")):
-        print(f"The studies are tracked by a server, which has a UI of its own: {masked(address)}")
+        print(f"The studies are tracked by a server, which has a UI of its own: {without_credentials(address)}")
         return 0
-    free = _port(host, port)
-    if address == store.embedded_uri(runs):
-        _bring_up_to_date(runs)
-    if host not in LOOPBACK:
-        print(f"autotune: anyone who reaches {host}:{free} can read and change what is tracked", file=sys.stderr)
-    with tempfile.TemporaryFile() as log, _server(address, runs, host=host, port=free, log=log) as server:
-        _wait_until_up(server, host, free, log)
-        print(f"MLflow UI: {_experiment_url(host, free)}\nCtrl-C ends it.", flush=True)
-        return _wait(server)
+    with _heard():
+        try:
+            _serve(address, runs, host=host, port=port)
+        except KeyboardInterrupt:  # the way this command ends
+            return 0
 
 
-def _port(host: str, asked: int | None) -> int:
+def _serve(address: str, runs: Path, *, host: str, port: int | None) -> NoReturn:
+    free, reservation = _port(host, port)
+    with reservation, tempfile.TemporaryFile() as log:
+        if address == store.embedded_uri(runs):
+            _bring_up_to_date(runs)
+        if host not in LOOPBACK:
+            print(f"autotune: anyone who reaches {host}:{free} can read and change what is tracked", file=sys.stderr)
+        with _server(address, runs, host=host, port=free, log=log) as server:
+            _wait_until_up(server, host, free, log)
+            print(f"MLflow UI: {_experiment_url(host, free)}\nCtrl-C ends it.", flush=True)
+            server.wait()
+    raise AutotuneError(f"the MLflow server ended by itself, with status {server.returncode}")
+
+
+def _port(host: str, asked: int | None) -> tuple[int, socket.socket]:
+    """Returns a port to listen on, and what keeps other `autotune ui` from it: the server takes it seconds later."""
     for port in range(FIRST_PORT, FIRST_PORT + NUM_PORTS) if asked is None else (asked,):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
+        reservation = socket.socket(socket.AF_UNIX)
+        try:
+            reservation.bind(f"\0autotune-ui-{port}")  # a name without a file, given back when this process ends
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
-            except OSError as error:
-                reason = error.strerror
-                continue
-            return port
+        except OSError as error:
+            reservation.close()
+            reason = error.strerror
+            continue
+        return port, reservation
     if asked is None:
         raise BadInput(f"--host: no free port from {FIRST_PORT} on, got {host!r} ({reason}). Give one: --port PORT.")
     raise BadInput(f"--port: cannot be listened on, got {asked} ({reason}). Give another, or none for the next free one.")
@@ -81,15 +100,22 @@ def _bring_up_to_date(runs: Path) -> None:
         raise BadInput(f"--runs-dir: nothing to show, there is no study in {str(runs)!r}. Make one with `autotune run`.")
     # in a process that ends: MLflow stays in memory once imported, and this one only waits from now on
     argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", store.embedded_uri(runs)]
-    subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own_environment(), check=False)
+    child = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own_environment(), preexec_fn=_die_with_parent
+    )
+    try:
+        child.wait()
+    finally:
+        child.kill()  # it holds nothing that a kill could break
+        child.wait()
 
 
 @contextlib.contextmanager
 def _server(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--workers", "1"]
-    argv += ["--artifacts-destination", store.artifacts_path(runs).as_uri(), "--host", host, "--port", str(port)]
-    environment = {**os.environ, **SERVER_ENVIRONMENT}
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    argv = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", host, "--port", str(port)]
+    argv += ["--artifacts-destination", store.artifacts_path(runs).as_uri()]
+    # The store's address may hold a password, and everybody on the machine can read arguments.
+    environment = {**os.environ, **SERVER_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": uri}
     server = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -102,7 +128,21 @@ def _server(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> It
     try:
         yield server
     finally:
+        for number in ENDING:  # nothing hurries this: it is bounded
+            signal.signal(number, signal.SIG_IGN)
         _end(server)
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[None]:
+    """Hears what is to end this command as KeyboardInterrupt; what was ignored stays so, as `nohup` wants it."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _leave)
+    try:
+        yield
+    finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -132,19 +172,22 @@ def _wait_until_up(server: subprocess.Popen[bytes], host: str, port: int, log: I
         if server.poll() is not None:
             break
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{_url(host, port)}/health", timeout=2):
-            return
+            if _is_listening(server, port):  # not somebody else, who was quicker to take the port
+                return
         time.sleep(0.1)
     log.seek(0)
     tail = log.read().decode("utf-8", "replace").strip().splitlines()[-5:]
-    raise AutotuneError("the MLflow server did not start:\n  " + "\n  ".join(masked(line) for line in tail))
+    raise AutotuneError("the MLflow server did not start:\n  " + "\n  ".join(without_credentials(line) for line in tail))
 
 
-def _wait(server: subprocess.Popen[bytes]) -> int:
+def _is_listening(server: subprocess.Popen[bytes], port: int) -> bool:
+    """Whether a process of the server's listens on a port."""
     try:
-        code = server.wait()
-    except KeyboardInterrupt:  # the way this command ends
-        return 0
-    raise AutotuneError(f"the MLflow server ended by itself, with status {code}")
+        first = psutil.Process(server.pid)
+        found = [c for p in [first, *first.children(recursive=True)] for c in p.net_connections("tcp")]
+    except psutil.Error:
+        return False
+    return any(connection.status == psutil.CONN_LISTEN and connection.laddr.port == port for connection in found)
 
 
 def _experiment_url(host: str, port: int) -> str:

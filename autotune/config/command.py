@@ -19,6 +19,7 @@ from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import CATALOGUE, GROUPS, is_knob, knob
 from autotune.knobs.values import shown, value_of
+from autotune.masking import Secrets
 from autotune.records import Knobs
 from autotune.run_dir import RESERVED_NAMES
 from autotune.wording import one_line
@@ -114,11 +115,12 @@ def study_name(template: CommandTemplate, config: StudyConfig) -> str:
     return plain if re.match(r"[A-Za-z]", plain) else f"study-{plain}".strip("-")
 
 
-def title(template: CommandTemplate, config: StudyConfig) -> str:
+def title(template: CommandTemplate, config: StudyConfig, secrets: Secrets) -> str:
     """Returns what is tuned, for people: one line, without the folder of the interpreter."""
     if template.is_recipe:
         return f"{config.model.name} on {config.data.name}"
-    return one_line(shlex.join([Path(template.parts[0]).name, *template.parts[1:]]), MAX_TITLE)
+    parts = secrets.words(template.parts)
+    return one_line(shlex.join([Path(parts[0]).name, *parts[1:]]), MAX_TITLE)
 
 
 def _read_placeholders(part: str, stated: Knobs, silent: Knobs, circumstances: Circumstances) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -21,6 +21,7 @@ from autotune.config.checks import problems_of
 from autotune.config.command import CommandTemplate, recipe_command, study_name, title, user_command
 from autotune.config.domains import read_space
 from autotune.config.files import Chosen
+from autotune.config.hidden import HiddenValues, hide
 from autotune.config.keys import literal
 from autotune.config.locate import folder, options
 from autotune.config.overrides import Split, split
@@ -32,6 +33,7 @@ from autotune.knobs.environment import PREFIX
 from autotune.knobs.values import shown, value_of
 from autotune.machine import circumstances as circumstances_of
 from autotune.machine import host_facts
+from autotune.masking import Secrets
 from autotune.records import Knobs
 from autotune.space import Domain, SearchSpace
 
@@ -51,7 +53,9 @@ class Composed:
         command: the program's command.
         title: what is tuned, for people.
         name: the study's name, given or derived.
-        yaml: the configuration with `${oc.env:...}` left as written, so that no secret is stored.
+        yaml: the configuration without secrets: `${oc.env:...}` is left as written, literals are masked.
+        hidden: what the stand-ins for secret knob values in all of these stand for.
+        secrets: everything the environment and the command line name as secret, to mask what is written.
     """
 
     config: StudyConfig
@@ -60,6 +64,8 @@ class Composed:
     title: str
     name: str
     yaml: str
+    hidden: HiddenValues = field(default_factory=HiddenValues)
+    secrets: Secrets = field(default_factory=Secrets.known)
 
 
 def compose(
@@ -107,8 +113,18 @@ def compose(
         if key not in space.pinned:
             space.domains.setdefault(key, None)
     name = config.study.name or study_name(template, config)
-    text = OmegaConf.to_yaml(raw)
-    return Composed(config=config, space=space, command=template, title=title(template, config), name=name, yaml=text)
+    hidden = hide(config, space, template)
+    secrets = Secrets.known(words=[*overrides, *(command or ())], typed=hidden)
+    return Composed(
+        config=config,
+        space=space,
+        command=template,
+        title=title(template, config, secrets),
+        name=name,
+        yaml=_yaml(raw, secrets),
+        hidden=hidden,
+        secrets=secrets,
+    )
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -184,6 +200,11 @@ def _composition_problem(error: BaseException) -> str:
         texts.append(" ".join(str(link).split()))
         link = link.__cause__
     return f"configuration: cannot be composed: {'; '.join(dict.fromkeys(texts))}. Correct the file or the override."
+
+
+def _yaml(raw: DictConfig, secrets: Secrets) -> str:
+    """Returns a composition as text without secrets; references stay unresolved, so that they name a secret and hold none."""
+    return OmegaConf.to_yaml(OmegaConf.create(secrets.document(OmegaConf.to_container(raw, resolve=False))))
 
 
 def typed(raw: DictConfig) -> StudyConfig:

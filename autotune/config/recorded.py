@@ -12,9 +12,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.checks import problems_of
 from autotune.config.command import CommandTemplate
-from autotune.config.compose import Composed
+from autotune.config.compose import Composed, typed
+from autotune.config.hidden import recovered
 from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput
+from autotune.masking import Secrets
 from autotune.records import StudyRecord
 from autotune.space import SearchSpace, domain_from_json
 
@@ -38,21 +40,24 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> C
     if problems:
         raise BadInput(problems)
     try:
-        config = cast(StudyConfig, OmegaConf.to_object(raw))
+        config = typed(raw)
         domains = {key: domain_from_json(domain) for key, domain in study.asked.items()}
-    except OmegaConfBaseException as error:  # ${oc.env:NAME} of a variable that is not set
-        raise BadInput(f"{file}: cannot be resolved: {str(error).splitlines()[0]}. Set what it refers to.") from error
     except ValueError as error:
         raise BadInput(f"{file.with_name('study.json')}: {error}. {ANOTHER}") from error
     if problems := problems_of(config):
         raise BadInput(problems)
+    space = SearchSpace(domains=domains, pinned=study.pinned, tiers=config.tiers)
+    command = CommandTemplate(parts=study.command, placeholders=study.placeholders, is_recipe=study.is_recipe, cwd=study.cwd)
+    hidden = recovered(config, space, command)
     return Composed(
         config=config,
-        space=SearchSpace(domains=domains, pinned=study.pinned, tiers=config.tiers),
-        command=CommandTemplate(parts=study.command, placeholders=study.placeholders, is_recipe=study.is_recipe, cwd=study.cwd),
+        space=space,
+        command=command,
         title=study.title,
         name=study.name,
         yaml=OmegaConf.to_yaml(raw),
+        hidden=hidden,
+        secrets=Secrets.known(typed=hidden),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import BadInput
+from autotune.masking import is_masked
 from autotune.records import Knobs, Summary, Tier
 from autotune.wording import number_text, one_line
 
@@ -44,9 +45,10 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     is_best = entry["trial"] == (summary["best"] or {}).get("trial")
     speedup = summary["speedup"] if is_best else _search_ratio(summary, entry)
     knobs = {**(summary.get("pinned") or {}), **entry["overrides"]}
-    return Winner(
-        knobs=knobs, headline=_headline(summary, entry, speedup), provenance=_provenance(summary, entry, speedup, tier)
-    )
+    hidden = {key: knobs.pop(key) for key in list(knobs) if is_masked(knobs[key])}
+    headline = _headline(summary, entry, speedup)
+    headline += [f"{key}={value}: a secret, which is not written down: set it yourself." for key, value in hidden.items()]
+    return Winner(knobs=knobs, headline=headline, provenance=_provenance(summary, entry, speedup, tier))
 
 
 def describe_machine(machine: dict[str, Any]) -> str:

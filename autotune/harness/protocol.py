@@ -23,6 +23,8 @@ from typing import Any, Dict, List, Optional
 SCHEMA = 1
 SPEC_VARIABLE = "AUTOTUNE_SPEC"  # path of spec.json; its presence is what wakes the harness
 MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>", inherited by every process of a trial: how leftovers are found
+HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256}: what `env.NAME` must be where the spec holds a stand-in
+STAND_IN = "***"  # what the spec holds, followed by a number, for the value of a secret environment variable
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
 # Every Python process of a trial answers this signal by writing its stacks to standard error: how a hang is placed. A

@@ -7,6 +7,7 @@ import re
 
 from autotune.errors import BadInput
 from autotune.knobs.base import Knob
+from autotune.masking import MASK, is_secret
 from autotune.records import Tier
 
 PREFIX = "env."
@@ -23,7 +24,7 @@ OURS = "AUTOTUNE_"  # how the tuner speaks to the training process and finds its
 def env_knob(name: str) -> Knob:
     """Returns the knob that stands for the environment variable `name`.
 
-    Its default is the variable's value in this process; "" stands for a variable that is not set.
+    Its default is the variable's value in this process, MASK where that is a secret; "" stands for a variable that is not set.
 
     Raises:
         BadInput: no such variable can exist, or autotune needs it for itself.
@@ -36,11 +37,12 @@ def env_knob(name: str) -> Knob:
         )
     if name in OWNED or name.startswith(OURS):
         raise BadInput(f"{key}: not free to tune, got {name!r}. {OWNED.get(name, 'Variables of this name are ours.')}")
+    own = os.environ.get(name, "")
     return Knob(
         key=key,
         tier=Tier.exact,
         type=str,
-        default=os.environ.get(name, ""),
+        default=MASK if is_secret(name, own) else own,
         domain=lambda _: [],  # nobody knows what is worth trying: the user lists the values
         environment=lambda value: {name: str(value)},
         summary=(

@@ -24,6 +24,7 @@ from autotune.launchers.progress_file import ProgressFile
 from autotune.launchers.rank_results import RankResults
 from autotune.launchers.supervision import SupervisorLost, SupervisorProcess
 from autotune.launchers.user_files import UserFiles
+from autotune.masking import Secrets
 from autotune.monitors import host, logs
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -261,13 +262,13 @@ class LocalRunning(Running):
         )
 
     def _evidence(self) -> dict[str, object]:
-        secrets = logs.secrets_in(self._environment)
+        secrets = Secrets.known(self._environment)
         oom_kills = host.oom_kills()
         is_counted = oom_kills is not None and self._oom_kills_before is not None
         newest = self._progress.newest
         return {
-            "log_tail": logs.mask(logs.tail(self._folder / protocol.STDERR_FILE), secrets),
-            "stdout_tail": logs.mask(logs.tail(self._folder / protocol.STDOUT_FILE), secrets),
+            "log_tail": secrets.text(logs.tail(self._folder / protocol.STDERR_FILE)),
+            "stdout_tail": secrets.text(logs.tail(self._folder / protocol.STDOUT_FILE)),
             "oom_kills": (oom_kills or 0) - (self._oom_kills_before or 0) if is_counted else None,
             "is_harness_seen": newest is not None or bool(self._results.by_rank),
             "num_steps": newest.step if newest else 0,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from autotune.harness.protocol import RankResult
 from autotune.knobs.base import Circumstances
 from autotune.machine.cores import memory_limit_bytes, num_cores
 from autotune.machine.gpus import gpus
+from autotune.masking import Secrets
 from autotune.records import KnobValue
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -24,12 +27,18 @@ ISA = (
     "asimd", "sve", "sve2", "bf16", "sve_bf16",
 )  # fmt: skip
 
+# Beginnings of the variables that are written down.
+RECORDED = (
+    "CUBLAS_", "CUDA_", "CUDNN_", "GLOO_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE",
+    "OMP_", "OPENBLAS_", "PYTHONHASHSEED", "PYTORCH_", "TOKENIZERS_PARALLELISM", "TORCH_", "TORCHINDUCTOR_", "TRITON_",
+)  # fmt: skip
+
 
 def host_facts() -> dict[str, Any]:
     """Returns plain facts of this host, the tuner's side of them.
 
     Keys: hostname, cpu_model, num_cores (effective), num_cpus, memory_bytes (cgroup limit included), isa, kernel, python,
-    has_compiler (C++), gpus ([] without NVML).
+    has_compiler (C++), gpus ([] without NVML), environment (of the variables in RECORDED).
     """
     text = _cpuinfo()
     memory_bytes = int(psutil.virtual_memory().total)
@@ -44,7 +53,14 @@ def host_facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "has_compiler": has_cxx_compiler(),
         "gpus": gpus(),
+        "environment": recorded(os.environ),
     }
+
+
+def recorded(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that change how fast a program trains, and no others: an environment is full of secrets."""
+    found = {name: value for name, value in sorted(environment.items()) if name.startswith(RECORDED)}
+    return dict(Secrets().document(found))
 
 
 def cpu_model(cpuinfo: str) -> str:

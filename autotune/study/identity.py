@@ -53,7 +53,7 @@ def about(
         base=before.base if before else folder.base,
         sequence=before.sequence if before else folder.sequence,
         title=plan.title,
-        command=list(plan.command.parts),
+        command=plan.secrets.words(plan.command.parts),
         placeholders=plan.command.placeholders,
         is_recipe=plan.command.is_recipe,
         cwd=plan.command.cwd,
@@ -79,7 +79,7 @@ def identity(plan: Plan, space: ResolvedSpace | None, first: RankResult | None) 
     parts = {
         **{f"machine.{name}": value for name, value in facts.items() if name not in PROGRAM_FACTS},
         **{f"program.{name}": facts[name] for name in PROGRAM_FACTS},
-        "program.command": plan.command.parts,
+        "program.command": plan.secrets.words(plan.command.parts),
         "program.executable": executable(plan.command),
         "objective": plan.config.objective,
         "device.kind": device.kind,

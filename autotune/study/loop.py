@@ -12,6 +12,7 @@ from autotune.errors import BadInput, FolderLost, NothingWorked
 from autotune.export import export
 from autotune.harness.protocol import RankResult
 from autotune.machine import circumstances
+from autotune.monitors.sealing import seal_leftovers
 from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace, resolve
@@ -27,9 +28,11 @@ from autotune.study.session import Ending, Session
 from autotune.study.settings import capacity_bytes, memory_cap_bytes
 from autotune.study.summary import Standing, summarise
 from autotune.study.trial import TrialRunner
-from autotune.wording import log_lines, own_command_text
+from autotune.trackers.sync import incomplete
+from autotune.wording import log_lines
 
 LETTING_GO_S = 5.0  # for the tracker's process to end when it is told to
+QUIET_DRAIN_S = 5.0  # the tracker may catch up without a word for this long
 
 
 def run_study(plan: Plan, folder: StudyFolder, listener: Listener) -> Summary:
@@ -149,11 +152,16 @@ class _Study:
         self._folder.write_study(self._session.about)
         self._write("running")
         for line in self._plan.launcher.sweep(self._folder.path):
-            self._listener.notice(line)
+            self._listener.notice(self._plan.secrets.text(line))
+        seal_leftovers(self._folder.path, self._plan.secrets)
         self._listener.started(self._session.about)
         if self._earlier and self._earlier.records:
             self._listener.resumed(self._earlier.records, self._earlier.spent_s)
-        return self._plan.start_tracking(self._folder) if self._plan.start_tracking else None
+        try:
+            return self._plan.start_tracking(self._folder) if self._plan.start_tracking else None
+        except OSError as error:  # no process to be had, a full disk
+            self._listener.notice(incomplete(self._folder, f"it could not be started ({error.strerror})"))
+            return None
 
     def _check_identity(self, now: dict[str, Any]) -> None:
         """Checks that machine, program and space are those that the trials of earlier runs were measured with."""
@@ -218,9 +226,9 @@ class _Study:
     def _close(self, summary: Summary, tracking: Tracking | None) -> None:
         self._plan.launcher.close()
         self._session.runner.close()
-        if tracking:
-            self._drain(tracking)
         self._listener.finished(summary)
+        if tracking and (why := self._drain(tracking)):
+            self._listener.notice(incomplete(self._folder, why))
 
     def _cause_of(self, fault: BaseException) -> BaseException:
         """Returns FolderLost for what a library or the launcher stumbled over when the folder cannot be written."""
@@ -242,24 +250,25 @@ class _Study:
             is_ours = not isinstance(fault, BadInput | KeyboardInterrupt)
             reason = f"internal error: {fault!r}" if is_ours else str(fault).partition("\n")[0] or "stopped by the user"
             with contextlib.suppress(FolderLost):
-                self._write("failed" if is_ours else "interrupted", reason)
+                self._write("failed" if is_ours else "interrupted", self._plan.secrets.text(reason))
 
-    def _drain(self, tracking: Tracking) -> None:
-        """Waits for the tracker to catch up; it reads the summary's status and ends by itself."""
+    def _drain(self, tracking: Tracking) -> str:
+        """Waits for the tracker to catch up, and returns why it did not; it reads the summary's status and ends by itself."""
         self._session.interrupts.hear_again()
-        again = own_command_text("sync", self._folder.name, runs=self._folder.path.parent)
+        quiet_s, total_s = min(QUIET_DRAIN_S, self._plan.tracking_drain_s), self._plan.tracking_drain_s
         try:
-            if tracking.wait(timeout=self._plan.tracking_drain_s):
-                why = f"see {self._folder.path / 'tracking.log'}"
-                self._listener.notice(f"Tracking is not complete, {why}; `{again}` completes it.")
+            try:
+                code = tracking.wait(timeout=quiet_s)
+            except subprocess.TimeoutExpired:
+                self._listener.notice(f"Waiting for the tracker to catch up, {total_s:.0f} s at most; Ctrl-C skips it.")
+                code = tracking.wait(timeout=total_s - quiet_s)
         except subprocess.TimeoutExpired:
             tracking.terminate()
-            self._listener.notice(
-                f"The tracker was not done after {self._plan.tracking_drain_s:.0f} s; `{again}` brings it up to date."
-            )
+            return f"not done after {total_s:.0f} s"
         except KeyboardInterrupt:
             tracking.terminate()
-            self._listener.notice(f"`{again}` brings the tracker up to date.")
+            return "skipped"
+        return f"see {self._folder.path / 'tracking.log'}" if code else ""
 
 
 def _let_go(tracking: Tracking) -> None:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from autotune.config.command import CommandTemplate
+from autotune.config.hidden import HiddenValues
 from autotune.config.schema import StudyConfig
 from autotune.harness.protocol import Progress
 from autotune.launchers.base import Launcher
+from autotune.masking import Secrets
 from autotune.monitors.nvml import DeviceMonitor
 from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
 from autotune.run_dir import StudyFolder
@@ -47,8 +49,8 @@ class Listener:
     """Whom the study tells what happens; every method may be left out. Called from the study's thread, in this order.
 
     `started`, `resumed` when earlier runs of the study have left trials, then for each trial `trial_started`, `progress`
-    (several times a second) and `trial_ended`; `finals_started` once before the finals' trials; `notice` at any time;
-    `finished` last, also after an interrupt and when nothing worked, but not after a fault.
+    (several times a second) and `trial_ended`; `finals_started` once before the finals' trials; `finished` at the end, also
+    after an interrupt and when nothing worked, but not after a fault; `notice` at any time, of tracking also after that.
     """
 
     def started(self, study: StudyRecord) -> None:
@@ -108,6 +110,8 @@ class Plan:
         start_tracking: starts the process that copies the study folder to the tracker; None tracks nothing.
         device: monitor of the device that trials run on; None opens the configured one.
         versions: versions of autotune and its libraries; the program's torch is added from the baseline.
+        hidden: what the stand-ins for secret knob values stand for.
+        secrets: what must be written nowhere.
         clock: time.
         tracking_drain_s: how long the tracker may take to finish at the end.
         poll_s: pause between two looks at a running trial.
@@ -123,6 +127,8 @@ class Plan:
     start_tracking: Callable[[StudyFolder], Tracking | None] | None = None
     device: DeviceMonitor | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    hidden: HiddenValues = field(default_factory=HiddenValues)
+    secrets: Secrets = field(default_factory=Secrets.known)
     clock: Clock = field(default_factory=Clock)
     tracking_drain_s: float = 60.0
     poll_s: float = 0.1

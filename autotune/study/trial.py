@@ -12,6 +12,7 @@ from autotune.failures import classify
 from autotune.harness.protocol import MeasureRules, RankResult, Spec
 from autotune.knobs.catalogue import knob
 from autotune.launchers.base import Ended, Launch, Running
+from autotune.monitors.sealing import seal
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
 from autotune.study.numbers import metrics, numbers
@@ -104,7 +105,7 @@ class TrialRunner:
     def _attempt(self, request: Request, earlier: TrialRecord | None = None) -> Finished:
         launch = self._launch(request)
         if held := self._watch.before():
-            self._listener.notice(held)
+            self._listener.notice(self._plan.secrets.text(held))
         started_at = self._plan.clock.time()
         running, is_stopped = self._plan.launcher.start(launch), False
         try:
@@ -137,12 +138,18 @@ class TrialRunner:
         return ended
 
     def _keep(self, finished: Finished) -> Finished:
+        record = finished.record
+        # Before the record: a trial that has one is ready to be shown.
+        seal(self._folder.trial_path(record.number), self._plan.secrets)
+        record.reason = self._plan.secrets.text(record.reason)
+        record.evidence = self._plan.secrets.document(record.evidence)
+        record.knob_reports = self._plan.secrets.document(record.knob_reports)
         try:
-            self._folder.write_trial(finished.record)
+            self._folder.write_trial(record)
         except KeyboardInterrupt:  # the user insisted while it was written: nothing that was measured is lost
-            self._folder.write_trial(finished.record)
+            self._folder.write_trial(record)
             raise StoppedNow(finished) from None
-        self._listener.trial_ended(finished.record)
+        self._listener.trial_ended(record)
         return finished
 
     def _check_program(self, finished: Finished) -> None:
@@ -181,8 +188,14 @@ class TrialRunner:
         env = {**device_environment(plan.config.device), **compile_cache(self._folder.path), **plan.config.env}
         for key, value in asked.items():
             env.update(knob(key).environment(value))
-        limits = deadlines(plan.config.measure, max_s=request.max_s)
-        return Launch(argv=command.argv(everything), cwd=command.cwd, env=env, folder=folder, spec=spec, deadlines=limits)
+        return Launch(
+            argv=command.argv(plan.hidden.reveal(everything)),
+            cwd=command.cwd,
+            env=plan.hidden.environment(env),
+            folder=folder,
+            spec=spec,
+            deadlines=deadlines(plan.config.measure, max_s=request.max_s),
+        )
 
 
 def _asked(request: Request, started_at: float) -> TrialRequest:

@@ -40,10 +40,14 @@ class Tracker(ABC):
     """
 
     @abstractmethod
-    def push(self, folder: StudyFolder) -> Synced:
+    def push(self, folder: StudyFolder, *, is_last: bool = False) -> Synced:
         """Writes what the folder has and the mirror lacks.
 
         A destination that is down is no exception: it is `pending` and a `problem` in what is returned.
+
+        Args:
+            folder: the study.
+            is_last: whether somebody waits for this call to end: a destination known to be down is not waited for again.
 
         Raises:
             BadInput: the destination's address cannot be meant, or the folder is not a study.
@@ -53,6 +57,6 @@ class Tracker(ABC):
 class NullTracker(Tracker):
     """Mirrors nothing; for studies that want no tracking (`tracker.uri=none`)."""
 
-    def push(self, folder: StudyFolder) -> Synced:
+    def push(self, folder: StudyFolder, *, is_last: bool = False) -> Synced:
         """Returns at once: nothing to do, nothing pending."""
         return Synced(uri="none")

@@ -8,6 +8,7 @@ import math
 import re
 from typing import Any
 
+from autotune.masking import without_credentials
 from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
 from autotune.wording import (
     changes_phrase,
@@ -15,7 +16,6 @@ from autotune.wording import (
     counts_text,
     interval_text,
     machine_text,
-    masked,
     rate_text,
     ratio_interval_text,
     ratio_text,
@@ -32,6 +32,7 @@ STATUSES = {Outcome.ok: "FINISHED", Outcome.raced: "FINISHED", Outcome.unsteady:
 STUDY_STATUSES = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
 
 STUDY_TAG, TRIAL_TAG, DIGEST_TAG = "autotune.study_id", "autotune.trial", "autotune.digest"
+PARENT_TAG = "mlflow.parentRunId"
 
 
 # The view that `autotune ui` opens: MLflow keeps a shared view as JSON in a tag of the experiment, found by its key in the URL.
@@ -89,11 +90,11 @@ def trial_name(trial: TrialRecord) -> str:
     return f"{trial.number:04d} {changes_phrase(trial.changed)}".replace(" · ", " ")[:MAX_KEY_CHARACTERS]
 
 
-def trial_tags(trial: TrialRecord, study: StudyRecord, nonce: str) -> dict[str, str]:
-    """Returns a trial's tags, without the parent's run id."""
+def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str) -> dict[str, str]:
+    """Returns a trial's tags, without the parent's run id; `mark` tells its run from an earlier attempt's."""
     tags = {
         STUDY_TAG: study_id(study),
-        TRIAL_TAG: f"{trial.number}:{nonce}",
+        TRIAL_TAG: mark,
         "study": study.name,
         "trial": str(trial.number),
         "kind": trial.kind.value,
@@ -107,7 +108,7 @@ def trial_tags(trial: TrialRecord, study: StudyRecord, nonce: str) -> dict[str, 
         "mlflow.note.content": trial_note(trial),
         **_source(study),
     }
-    return {key: masked(value)[:MAX_TAG_CHARACTERS] for key, value in tags.items() if value}
+    return {key: without_credentials(value)[:MAX_TAG_CHARACTERS] for key, value in tags.items() if value}
 
 
 def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
@@ -124,7 +125,7 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
         "mlflow.note.content": study_note(study, summary),
         **_source(study),
     }
-    return {key: masked(value)[:MAX_TAG_CHARACTERS] for key, value in tags.items() if value}
+    return {key: without_credentials(value)[:MAX_TAG_CHARACTERS] for key, value in tags.items() if value}
 
 
 def params(knobs: Knobs) -> dict[str, str]:

@@ -1,129 +1,108 @@
 """Mirrors a study folder into MLflow: one parent run a study, one child run a trial. The only module that uses MLflow.
 
-It runs in the process of `autotune sync`, beside the tuner: importing MLflow costs two seconds, a fresh SQLite store five,
-and a server that is down blocks for minutes by default. What is already there is asked of MLflow itself, by tags, so the
-mirror survives kills, lost state and a changed server, and a second sync writes nothing.
+It runs in the process of `autotune sync`, beside the tuner: importing MLflow costs two seconds, a fresh SQLite store five.
+What is already there is asked of MLflow itself, by tags, so the mirror survives kills, lost state and a changed server. A
+request whose answer never came may still be carried out: whatever is there twice afterwards is deleted, and "complete" is
+said only of what MLflow has been asked for once more.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
+from autotune.masking import Secrets
 from autotune.monitors import logs
 from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import StudyFolder, read_json
-from autotune.trackers import entries, store
-from autotune.trackers.base import NullTracker, Synced, Tracker
-from autotune.wording import masked
+from autotune.trackers import entries, probe, store
+from autotune.trackers.base import Synced, Tracker
+from autotune.trackers.known import PARENT, KnownRuns
 
 EXPERIMENT = "autotune"
-# Short, because the study folder keeps everything: what does not get through now goes at the next sync.
+# No retries: MLflow repeats what may already have been carried out, and the study folder keeps everything for the next time.
 CLIENT_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
+TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 LOG_TAIL_BYTES = 64 * 1024
 PARAMS_A_BATCH = 100
-POLL_S = 1.0
-LONGEST_PAUSE_S = 30.0
+PROBE_S, KNOWN_DOWN_S = 5.0, 2.0  # how long a store is given to answer, and one that did not a moment ago
+SETTLE_S = 3.0  # for a request without an answer to be carried out after all, before MLflow is asked what is there
 
 
-def sync(
-    folder: StudyFolder, uri: str | None = None, *, follow: bool = False, report: Callable[[Synced], None] = lambda _: None
-) -> Synced:
-    """Mirrors a study folder into a tracking store, and returns where the mirror stands.
+_STATUS = re.compile(r"too many (\d{3}) error responses|failed with error code (\d{3})")
 
-    Args:
-        folder: the study.
-        uri: tracking address; None for the study's `tracker.uri`, else MLFLOW_TRACKING_URI, else the embedded store.
-        follow: go on as the study runs, until it is over or the process that started this one is gone.
-        report: is told whenever something was written or could not be.
-
-    Raises:
-        BadInput: the folder is not a study, or the address cannot be meant.
-    """
-    parent = os.getppid()  # asked before the seconds that importing MLflow takes
-    runs = folder.path.parent
-    address = store.chosen_uri(runs, asked=uri, folder=folder)
-    tracker = NullTracker() if address == store.NONE else MlflowTracker(address, runs)
-    with store.only_writer(folder) as is_alone:
-        if not is_alone:
-            return Synced(problem="another `autotune sync` of this study is at work", uri=masked(address))
-        return _follow(tracker, folder, report, parent) if follow else tracker.push(folder)
-
-
-def _follow(tracker: Tracker, folder: StudyFolder, report: Callable[[Synced], None], parent: int) -> Synced:
-    seen, state, pause_s, next_try = None, Synced(), POLL_S, 0.0
-    while True:
-        is_over = _is_over(folder) or os.getppid() != parent
-        now, found = time.monotonic(), _signature(folder)
-        if (found != seen or not state.is_complete) and (now >= next_try or is_over):
-            state, seen = tracker.push(folder), found
-            pause_s = POLL_S if state.is_complete else min(2 * pause_s, LONGEST_PAUSE_S)
-            next_try = time.monotonic() + pause_s
-            report(state)
-        if is_over:  # read before the push: nothing can have come after it
-            return state
-        time.sleep(POLL_S)
-
-
-def _is_over(folder: StudyFolder) -> bool:
-    return bool(_summary(folder).get("status", "running") != "running")
-
-
-def _signature(folder: StudyFolder) -> tuple[int, int]:
-    try:
-        changed = folder.summary_file.stat().st_mtime_ns
-    except OSError:
-        changed = 0
-    return changed, sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json"))
+_DRIVER = re.compile(r"\((?:\w+\.)+\w*Error\) ([^\n]+)")
 
 
 class MlflowTracker(Tracker):
-    """Writes to one MLflow store, embedded or a server."""
+    """Writes to one MLflow store, embedded or a server.
 
-    def __init__(self, uri: str, runs: Path) -> None:
-        for name, value in CLIENT_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+    Args:
+        uri: tracking address, credentials and all.
+        runs: the runs folder, where the embedded store is.
+        secrets: what must not be uploaded.
+        timeout_s: how long a server may take to answer a request.
+    """
+
+    def __init__(self, uri: str, runs: Path, *, secrets: Secrets | None = None, timeout_s: float = 10.0) -> None:
+        os.environ.update({**CLIENT_ENVIRONMENT, TIMEOUT_VARIABLE: str(int(timeout_s))})
         self.uri = uri
-        self._runs = runs
+        self._runs, self._secrets = runs, secrets or Secrets.known()
         self._is_embedded = uri == store.embedded_uri(runs)
         self._client: Any = None
-        self._experiment_id = ""
-        self._known: dict[str, Any] | None = None  # autotune.trial -> run, "" -> the parent; None = ask MLflow
+        self._known: KnownRuns | None = None  # None = ask MLflow
+        self._failed_at, self._problem = -math.inf, ""
 
-    def push(self, folder: StudyFolder) -> Synced:
+    def push(self, folder: StudyFolder, *, is_last: bool = False) -> Synced:
         """Writes what the folder has and MLflow lacks; see `Tracker.push`."""
         study, summary, trials = _read(folder)
-        state = Synced(uri=masked(self.uri))
+        state = Synced(uri=self._secrets.text(self.uri), pending=[trial.number for trial in trials])
+        since_s = time.monotonic() - self._failed_at
+        if is_last and since_s < KNOWN_DOWN_S:
+            state.problem = self._problem
+            return state
         try:
+            problem = probe.problem_of(self.uri, PROBE_S if since_s == math.inf else KNOWN_DOWN_S)
+            if problem:
+                raise _Unreachable(problem)
             self._connect()
-            parent_id = self._parent(study, summary)
-            for trial in trials:
-                state.pending.append(trial.number)
-                if self._write_trial(folder, study, trial, parent_id):
-                    state.written += 1
-                else:
-                    state.present += 1
-                state.pending.pop()
-            self._write_study(folder, study, summary, trials)
+            self._write(folder, study, summary, trials, state=state)
+            self._failed_at = -math.inf
         except BadInput:
             raise
         except Exception as error:  # MLflow lets through what requests, SQLAlchemy and the file system raise
-            self._known = None
-            done = state.written + state.present
-            state.pending = [trial.number for trial in trials[done:]]
-            state.problem = masked(_problem(error))
+            self._known, self._failed_at = None, time.monotonic()
+            state.problem = self._problem = self._secrets.text(_problem(error))
         return state
+
+    def _write(
+        self, folder: StudyFolder, study: StudyRecord, summary: Summary, trials: list[TrialRecord], *, state: Synced
+    ) -> None:
+        if self._known is None:
+            time.sleep(max(0.0, self._failed_at + SETTLE_S - time.monotonic()))
+            self._known = self._ask(folder, study, trials)
+        parent_id = self._parent(study, summary)
+        for trial in trials:
+            is_new = self._write_trial(folder, study, trial, parent_id)
+            state.written, state.present = state.written + is_new, state.present + (not is_new)
+            state.pending.remove(trial.number)
+        is_new = self._write_study(folder, study, summary, trials)
+        if state.written or is_new:
+            self._known = self._ask(folder, study, trials)
+            state.pending = [trial.number for trial in trials if not self._is_there(folder, study, trial)]
+            if state.pending or not self._is_study_there(summary, trials):
+                raise _Unreachable("what was written is not there")
 
     def _connect(self) -> None:
         if self._client is not None:
@@ -132,7 +111,7 @@ class MlflowTracker(Tracker):
         from mlflow.exceptions import MlflowException
 
         logging.getLogger("alembic").setLevel(logging.WARNING)
-        logging.getLogger("mlflow").setLevel(logging.ERROR)
+        logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what goes wrong is said here, once and without credentials
         if self._is_embedded:
             store.ensure_store(self._runs, self._make_store)
         try:
@@ -141,115 +120,148 @@ class MlflowTracker(Tracker):
         except MlflowException as error:
             if "://" not in self.uri or "unsupported uri" in str(error).lower():
                 allowed = "Allowed: http://HOST:PORT, https://..., sqlite:///FILE, databricks, or none"
-                raise BadInput(f"tracker.uri: not a tracking address, got {masked(self.uri)!r}. {allowed}.") from error
+                shown = self._secrets.text(self.uri)
+                raise BadInput(f"tracker.uri: not a tracking address, got {shown!r}. {allowed}.") from error
             raise
         self._client = client
 
     def _make_store(self, uri: str) -> None:
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+        from sqlalchemy import Engine, event
 
-        open_store: Any = SqlAlchemyStore  # has no annotations
-        made = open_store(uri, store.artifacts_path(self._runs).as_uri())
-        made.engine.dispose()  # the file is renamed next: no connection may still hold the temporary name
+        # Fifty migrations wait for the disk at every step, beside a trial that is being measured; the file has a temporary
+        # name and is worth nothing before it is whole, so it is brought to the disk once, at the end.
+        event.listen(Engine, "connect", _do_not_wait_for_disk)
+        try:
+            open_store: Any = SqlAlchemyStore  # has no annotations
+            made = open_store(uri, store.artifacts_path(self._runs).as_uri())
+            made.engine.dispose()  # the file is renamed next: no connection may still hold the temporary name
+        finally:
+            event.remove(Engine, "connect", _do_not_wait_for_disk)
 
     def _experiment(self, client: Any) -> str:
         found = client.get_experiment_by_name(EXPERIMENT)
-        if found is not None:
-            return str(found.experiment_id)
-        location = store.artifacts_path(self._runs).as_uri() if self._is_embedded else None
-        try:
-            return str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=entries.experiment_tags()))
-        except Exception:  # another study's process was quicker
-            if (found := client.get_experiment_by_name(EXPERIMENT)) is None:
-                raise
-            return str(found.experiment_id)
+        if found is None:
+            location = store.artifacts_path(self._runs).as_uri() if self._is_embedded else None
+            try:
+                return str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=entries.experiment_tags()))
+            except Exception:  # another study's process was quicker
+                if (found := client.get_experiment_by_name(EXPERIMENT)) is None:
+                    raise
+        if found.lifecycle_stage != "active":
+            restore = f"mlflow experiments restore --experiment-id {found.experiment_id}"
+            raise _Unreachable(f"the experiment {EXPERIMENT!r} was deleted there; `{restore}` brings it back")
+        return str(found.experiment_id)
 
-    def _parent(self, study: StudyRecord, summary: Summary) -> str:
-        if self._known is None:
-            self._known = self._ask(study)
-        if "" not in self._known:
-            self._known[""] = self._client.create_run(
-                self._experiment_id,
-                start_time=_milliseconds(study.started_at),
-                tags=entries.study_tags(study, summary),
-                run_name=study.name,
-            )
-        return str(self._known[""].info.run_id)
-
-    def _ask(self, study: StudyRecord) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _ask(self, folder: StudyFolder, study: StudyRecord, trials: list[TrialRecord]) -> KnownRuns:
+        """Returns the study's runs as MLflow has them, each once: what is there twice is deleted."""
+        found: list[Any] = []
         words, token = f"tags.`{entries.STUDY_TAG}` = '{entries.study_id(study)}'", None
         while True:
             page = self._client.search_runs([self._experiment_id], words, max_results=500, page_token=token)
-            found |= {run.data.tags.get(entries.TRIAL_TAG, ""): run for run in page}
-            token = page.token
+            found, token = [*found, *page], page.token
             if not token:
-                return found
+                break
+        known = KnownRuns(found, {trial.number: _mark(folder, trial) for trial in trials})
+        for run_id in known.superfluous:
+            self._client.delete_run(run_id)
+        for run_id in known.orphans:
+            self._client.set_tag(run_id, entries.PARENT_TAG, known.run_id(PARENT))
+        return known
+
+    def _parent(self, study: StudyRecord, summary: Summary) -> str:
+        assert self._known is not None
+        if PARENT not in self._known:
+            tags, start = entries.study_tags(study, summary), _milliseconds(study.started_at)
+            self._known.add(PARENT, self._client.create_run(self._experiment_id, start, tags, study.name))
+        return self._known.run_id(PARENT)
+
+    def _is_there(self, folder: StudyFolder, study: StudyRecord, trial: TrialRecord) -> bool:
+        assert self._known is not None
+        return self._known.is_done(_mark(folder, trial), entries.digest([trial.as_json(), entries.study_id(study)]))
 
     def _write_trial(self, folder: StudyFolder, study: StudyRecord, trial: TrialRecord, parent_id: str) -> bool:
         """Writes one trial unless MLflow has it whole; its digest goes last but one, its end last."""
-        tags = entries.trial_tags(trial, study, _nonce(folder, trial))
-        content = entries.digest([trial.as_json(), entries.study_id(study)])
-        known = self._known if self._known is not None else {}
-        run = known.get(tags[entries.TRIAL_TAG])
-        if run is not None and run.data.tags.get(entries.DIGEST_TAG) == content and run.info.status != "RUNNING":
+        if self._is_there(folder, study, trial):
             return False
-        if run is None:
-            run = self._client.create_run(
+        assert self._known is not None
+        mark, params = _mark(folder, trial), entries.params(trial.knobs)
+        tags = entries.trial_tags(trial, study, mark)
+        if self._known.contradicts(mark, params):  # MLflow lets nobody change a param
+            self._client.delete_run(self._known.run_id(mark))
+            self._known.forget(mark)
+        if mark not in self._known:
+            made = self._client.create_run(
                 self._experiment_id,
-                start_time=_milliseconds(trial.started_at),
-                tags=tags | {"mlflow.parentRunId": parent_id},
-                run_name=entries.trial_name(trial),
+                _milliseconds(trial.started_at),
+                {**tags, entries.PARENT_TAG: parent_id},
+                entries.trial_name(trial),
             )
-            known[tags[entries.TRIAL_TAG]] = run
-        end = _milliseconds(trial.started_at + trial.seconds)
-        self._upload_trial(run.info.run_id, folder.trial_path(trial.number))
-        metrics, params = entries.trial_metrics(trial), entries.params(trial.knobs)
-        self._log(run.info.run_id, metrics=metrics, params=params, tags=tags | {entries.DIGEST_TAG: content}, at=end)
-        self._client.set_terminated(run.info.run_id, entries.trial_status(trial), end)
-        known[tags[entries.TRIAL_TAG]] = self._client.get_run(run.info.run_id)
+            self._known.add(mark, made)
+        run_id, end = self._known.run_id(mark), _milliseconds(trial.started_at + trial.seconds)
+        self._upload_trial(run_id, folder.trial_path(trial.number))
+        tags[entries.DIGEST_TAG] = entries.digest([trial.as_json(), entries.study_id(study)])
+        self._log(run_id, metrics=entries.trial_metrics(trial), params=params, tags=tags, at=end)
+        self._client.set_terminated(run_id, entries.trial_status(trial), end)
+        self._known.done(mark, tags[entries.DIGEST_TAG])
         return True
 
     def _upload_trial(self, run_id: str, path: Path) -> None:
         for file in sorted([path / "spec.json", path / "trial.json", *path.glob("result.rank*.json")]):
-            if file.exists():
-                self._client.log_artifact(run_id, str(file))
+            self._upload(run_id, file)
         for file in (path / "stdout.log", path / "stderr.log"):
-            if file.exists() and (tail := _tail(file)):
-                self._client.log_text(run_id, tail, f"{file.stem}.tail.txt")
+            if tail := logs.tail(file, LOG_TAIL_BYTES):
+                self._client.log_text(run_id, self._secrets.text(tail), f"{file.stem}.tail.txt")
+
+    def _upload(self, run_id: str, file: Path) -> None:
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return
+        self._client.log_text(run_id, self._secrets.message(text), file.name)  # by value: still the same document
 
     def _log(
-        self, run_id: str, *, metrics: Mapping[str, float], params: Mapping[str, str], tags: Mapping[str, str], at: int
+        self,
+        run_id: str,
+        *,
+        metrics: Mapping[str, float],
+        params: Mapping[str, str],
+        tags: Mapping[str, str],
+        at: int,
+        step: int = 0,
     ) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
         pairs = [Param(key, value) for key, value in params.items()]
         for start in range(PARAMS_A_BATCH, len(pairs), PARAMS_A_BATCH):  # rare: a program with more than 100 knobs
             self._client.log_batch(run_id, params=pairs[start : start + PARAMS_A_BATCH])
-        points = [Metric(key, value, at, 0) for key, value in metrics.items()]  # a fixed time: written twice it is one point
+        points = [Metric(key, value, at, step) for key, value in metrics.items()]  # at a fixed time: twice is one point
         marks = [RunTag(key, value) for key, value in tags.items()]
         self._client.log_batch(run_id, metrics=points, params=pairs[:PARAMS_A_BATCH], tags=marks)
 
-    def _write_study(self, folder: StudyFolder, study: StudyRecord, summary: Summary, trials: list[TrialRecord]) -> None:
-        known = self._known if self._known is not None else {}
-        content, run = entries.digest([summary, len(trials)]), known[""]
-        if run.data.tags.get(entries.DIGEST_TAG) == content:
-            return
-        run_id, status = run.info.run_id, entries.STUDY_STATUSES.get(summary.get("status", "running"), "FINISHED")
-        end = _milliseconds(study.started_at + float((summary.get("seconds") or {}).get("total") or 0.0))
+    def _write_study(self, folder: StudyFolder, study: StudyRecord, summary: Summary, trials: list[TrialRecord]) -> bool:
+        assert self._known is not None
+        if self._is_study_there(summary, trials):
+            return False
+        run_id, status, content = self._known.run_id(PARENT), _status(summary), _study_digest(summary, trials)
         self._log_curve(run_id, trials)
-        files = (folder.study_file, folder.summary_file, folder.best_file, folder.config_file)
         if status == "RUNNING":
             self._client.update_run(run_id, status="RUNNING")  # resumed
         else:
-            for file in files:
-                if file.exists():
-                    self._client.log_artifact(run_id, str(file))
+            for file in (folder.study_file, folder.summary_file, folder.best_file, folder.config_file):
+                self._upload(run_id, file)
         tags = entries.study_tags(study, summary) | {entries.DIGEST_TAG: content}
-        self._log(run_id, metrics=entries.study_metrics(summary), params={}, tags=tags, at=end)
+        end = _milliseconds(max([study.started_at, *(trial.started_at + trial.seconds for trial in trials)]))
+        step = 2 * len(trials) + (status != "RUNNING")  # the verdict comes after what the search made of the same trials
+        self._log(run_id, metrics=entries.study_metrics(summary), params={}, tags=tags, at=end, step=step)
         if status != "RUNNING":
             self._client.set_terminated(run_id, status, end)
-        known[""] = self._client.get_run(run_id)
+        self._known.done(PARENT, content, is_over=status != "RUNNING")
+        return True
+
+    def _is_study_there(self, summary: Summary, trials: list[TrialRecord]) -> bool:
+        assert self._known is not None
+        return self._known.is_done(PARENT, _study_digest(summary, trials), is_over=_status(summary) != "RUNNING")
 
     def _log_curve(self, run_id: str, trials: list[TrialRecord]) -> None:
         from mlflow.entities import Metric
@@ -258,6 +270,14 @@ class MlflowTracker(Tracker):
         points = [Metric("best_so_far_per_s", rate, ends[n], n) for n, rate in entries.best_so_far(trials)]
         if points:
             self._client.log_batch(run_id, metrics=points[-1000:])
+
+
+def _do_not_wait_for_disk(connection: Any, _: Any) -> None:
+    connection.execute("PRAGMA synchronous = OFF")
+
+
+class _Unreachable(Exception):
+    """The store does not do what is asked of it; says why."""
 
 
 def _read(folder: StudyFolder) -> tuple[StudyRecord, Summary, list[TrialRecord]]:
@@ -275,15 +295,21 @@ def _summary(folder: StudyFolder) -> Summary:
         return {}
 
 
-def _nonce(folder: StudyFolder, trial: TrialRecord) -> str:
+def _study_digest(summary: Summary, trials: list[TrialRecord]) -> str:
+    return entries.digest([summary, len(trials)])
+
+
+def _status(summary: Summary) -> str:
+    return entries.STUDY_STATUSES.get(summary.get("status", "running"), "FINISHED")
+
+
+def _mark(folder: StudyFolder, trial: TrialRecord) -> str:
+    """Returns what tells this trial's run from an earlier attempt's under the same number."""
     try:
-        return str(read_json(folder.trial_path(trial.number) / "spec.json")["nonce"])
+        nonce = str(read_json(folder.trial_path(trial.number) / "spec.json")["nonce"])
     except (OSError, ValueError, KeyError, TypeError):
-        return ""
-
-
-def _tail(file: Path) -> str:
-    return logs.mask(logs.tail(file, LOG_TAIL_BYTES))
+        nonce = ""
+    return f"{trial.number}:{nonce}"
 
 
 def _milliseconds(seconds: float) -> int:
@@ -292,8 +318,14 @@ def _milliseconds(seconds: float) -> int:
 
 def _problem(error: Exception) -> str:
     text = str(error)
-    if "Max retries exceeded" in text or "Connection" in text:
-        return "no answer"
+    if status := _STATUS.search(text):
+        return f"the server answers with an error (HTTP {status[1] or status[2]})"
+    if driver := _DRIVER.search(text):  # SQLAlchemy's first line is about itself
+        return f"the store cannot be written ({driver[1].strip()})"
+    if "timeout" in text.lower() or "timed out" in text:
+        return "no answer in time"
+    if "Connection" in text or "Max retries exceeded" in text:
+        return "no answer (connection lost)"
     return _first_line(error)
 
 

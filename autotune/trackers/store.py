@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
+from autotune.errors import BadInput
+from autotune.masking import MASK, Secrets, is_masked
 from autotune.run_dir import StudyFolder
 
-URI_VARIABLE = "MLFLOW_TRACKING_URI"
+URI_VARIABLE, USER_VARIABLE = "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME"
 NONE = "none"
+LOCK_FILE = ".sync.lock"
+LOCK_PAUSE_S = 0.2
+_REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_]\w*)(?:,([^}]*))?\}")
 
 
 def store_file(runs: Path) -> Path:
@@ -32,19 +39,26 @@ def embedded_uri(runs: Path) -> str:
 
 
 def chosen_uri(runs: Path, *, asked: str | None = None, folder: StudyFolder | None = None) -> str:
-    """Returns where tracking goes: as asked, as the study says, as MLFLOW_TRACKING_URI says, or into the embedded store."""
-    configured = study_uri(folder) if folder else None
-    return asked or configured or os.environ.get(URI_VARIABLE) or embedded_uri(runs)
+    """Returns where tracking goes: as asked, as the study says, as MLFLOW_TRACKING_URI says, or into the embedded store.
+
+    Raises:
+        BadInput: the study's own address holds credentials that were not written down, and nobody gives them.
+    """
+    if asked:
+        return asked
+    configured, given = (study_uri(folder) if folder else None), os.environ.get(URI_VARIABLE)
+    if configured is None:
+        return given or embedded_uri(runs)
+    return _complete(configured, given)
 
 
 def study_uri(folder: StudyFolder) -> str | None:
-    """Returns the `tracker.uri` a study was configured with; None when it has none or an environment reference."""
+    """Returns the `tracker.uri` a study was configured with, as it was written down; None when it has none."""
     try:
-        config = yaml.safe_load(folder.config_file.read_text(encoding="utf-8"))
-        uri = config["tracker"]["uri"]
+        uri = yaml.safe_load(folder.config_file.read_text(encoding="utf-8"))["tracker"]["uri"]
     except (OSError, yaml.YAMLError, KeyError, TypeError):
         return None
-    return os.path.expandvars(_environment_references(uri)) if isinstance(uri, str) else None
+    return uri if isinstance(uri, str) else None
 
 
 def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
@@ -61,28 +75,45 @@ def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
     if not file.exists():
         with _lock(file.with_name(".mlflow.lock")):
             if not file.exists():
+                for left in file.parent.glob(".mlflow.*.db*"):  # by a process that was killed while it held the lock
+                    left.unlink()
                 temporary = file.with_name(f".mlflow.{os.getpid()}.db")
-                temporary.unlink(missing_ok=True)
                 make(f"sqlite:///{temporary}")
+                with temporary.open("rb") as made:
+                    os.fsync(made.fileno())
                 temporary.replace(file)
     return embedded_uri(runs)
 
 
 @contextmanager
-def only_writer(folder: StudyFolder) -> Iterator[bool]:
-    """Holds the right to mirror a study, and says whether it was free: two at once would write every trial twice."""
+def only_writer(folder: StudyFolder, *, wait_s: float = 0.0) -> Iterator[bool]:
+    """Holds the right to mirror a study, and says whether it was free: two at once would write every trial twice.
+
+    The kernel gives it back when its holder ends, however it ends.
+
+    Args:
+        folder: the study.
+        wait_s: how long to wait for another that is at work.
+    """
     try:
-        file = (folder.path / ".sync.lock").open("w")
+        file = (folder.path / LOCK_FILE).open("w")
     except OSError:  # a read-only copy of somebody's study: nobody else writes there either
         yield True
         return
     with file:
+        yield _taken(file.fileno(), time.monotonic() + wait_s)
+
+
+def _taken(descriptor: int, deadline: float) -> bool:
+    while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOCK_PAUSE_S)
         else:
-            yield True
+            return True
 
 
 @contextmanager
@@ -92,6 +123,20 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _environment_references(uri: str) -> str:
-    # config.yaml is kept unresolved so that secrets stay out of it; `${oc.env:NAME}` is the one form that makes sense here
-    return uri.replace("${oc.env:", "${")
+def _complete(configured: str, given: str | None) -> str:
+    """Returns a study's address with what was not written down: references resolved, credentials filled in."""
+    missing = [name for name, default in _REFERENCE.findall(configured) if not default and name not in os.environ]
+    if missing:
+        raise BadInput(f"tracker.uri: a variable that is not set, got '${{oc.env:{missing[0]}}}'. Set it, or give --uri URI.")
+    uri = _REFERENCE.sub(lambda found: os.environ.get(found[1], found[2] or ""), configured)
+    if not is_masked(uri):
+        return uri
+    if given and Secrets().text(given) == uri:
+        return given
+    plain = uri.replace(f"{MASK}@", "")
+    if os.environ.get(USER_VARIABLE) and not is_masked(plain):
+        return plain
+    raise BadInput(
+        f"tracker.uri: credentials that were not written down, got {uri!r}. Give the whole address in {URI_VARIABLE} or with "
+        f"--uri, or the credentials in {USER_VARIABLE} and MLFLOW_TRACKING_PASSWORD."
+    )

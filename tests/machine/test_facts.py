@@ -10,7 +10,7 @@ import pytest
 
 from autotune.harness.protocol import RankResult
 from autotune.machine import circumstances, comparable, host_facts
-from autotune.machine.facts import cpu_model, instruction_sets
+from autotune.machine.facts import cpu_model, instruction_sets, recorded
 
 CPUINFO = (
     "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) Platinum 8480\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n"
@@ -87,3 +87,10 @@ def test_before_the_baseline_the_host_alone_speaks(device: str, has_cuda: bool) 
 def test_facts_load_no_torch_and_no_mlflow() -> None:
     code = "import sys, autotune.machine as m; m.host_facts(); sys.exit(bool({'torch', 'mlflow', 'optuna'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_of_the_environment_only_what_changes_speed_is_recorded() -> None:
+    found = recorded(
+        {"OMP_NUM_THREADS": "4", "HF_TOKEN": "hf_x", "HOME": "/root", "CUDA_TOKEN": "abc", "NCCL_X": "http://a:b@c"}
+    )
+    assert found == {"CUDA_TOKEN": "***", "NCCL_X": "http://***@c", "OMP_NUM_THREADS": "4"}

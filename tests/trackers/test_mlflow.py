@@ -1,64 +1,38 @@
 """The mirror in a real SQLite store, read back with MLflow's own client."""
 
 import json
-import socket
+import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import mlflow
 import pytest
 
 from autotune.cli.processes import own_environment
 from autotune.errors import BadInput
 from autotune.run_dir import StudyFolder
 from autotune.testing.studies import add_trial, make_study, summary_of
-from autotune.trackers import mlflow as tracker
 from autotune.trackers import store
+from autotune.trackers.sync import sync
+from tests.trackers.servers import Mirror
 
 # MLflow's own use of SQLAlchemy and pydantic warns of deprecations, and leaves connections to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(autouse=True)
-def no_server_of_the_user(monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for name, value in tracker.CLIENT_ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory) -> Path:
-    """An empty store, made once: a fresh one costs seconds."""
-    runs = tmp_path_factory.mktemp("store")
-    tracker.MlflowTracker(store.embedded_uri(runs), runs)._connect()
-    return store.store_file(runs)
-
-
-@pytest.fixture
-def runs(tmp_path, empty_store) -> Path:
-    folder = tmp_path / "runs"
-    folder.mkdir()
-    store.store_file(folder).write_bytes(empty_store.read_bytes())
-    return folder
-
-
 def read_back(runs: Path) -> dict[str, object]:
-    import mlflow
-
     client = mlflow.MlflowClient(store.embedded_uri(runs))
     experiment = client.get_experiment_by_name("autotune")
     return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
 
 
 def artifacts(runs: Path, run) -> list[str]:
-    import mlflow
-
     return [file.path for file in mlflow.MlflowClient(store.embedded_uri(runs)).list_artifacts(run.info.run_id)]
 
 
 def test_every_trial_is_a_child_run_with_params_metrics_and_outcome(runs):
-    state = tracker.sync(make_study(runs))
+    state = sync(make_study(runs))
     assert (state.written, state.pending, state.problem) == (8, [], "")
     found = read_back(runs)
     parent = found.pop("resnet18")
@@ -80,7 +54,7 @@ def test_every_trial_is_a_child_run_with_params_metrics_and_outcome(runs):
     [("0000 baseline", "FINISHED"), ("0002 batch 128 workers 2", "FINISHED"), ("0003 batch 4096", "FAILED")],
 )
 def test_run_status_says_whether_there_is_a_number(runs, name, status):
-    tracker.sync(make_study(runs))
+    sync(make_study(runs))
     assert read_back(runs)[name].info.status == status
 
 
@@ -88,12 +62,12 @@ def test_interrupted_trials_are_killed_runs(runs):
     folder = make_study(runs, num_trials=2)
     file = folder.trial_path(1) / "trial.json"
     file.write_text(file.read_text().replace('"outcome": "ok"', '"outcome": "interrupted"'), encoding="utf-8")
-    tracker.sync(folder)
+    sync(folder)
     assert read_back(runs)["0001 bf16 channels_last"].info.status == "KILLED"
 
 
 def test_parent_holds_verdict_numbers_and_files(runs):
-    tracker.sync(make_study(runs))
+    sync(make_study(runs))
     parent = read_back(runs)["resnet18"]
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["speedup"] == pytest.approx(2.41)
@@ -102,7 +76,7 @@ def test_parent_holds_verdict_numbers_and_files(runs):
 
 
 def test_failures_carry_reason_and_log_tail(runs):
-    tracker.sync(make_study(runs))
+    sync(make_study(runs))
     failed = read_back(runs)["0003 batch 4096"]
     assert "can't allocate memory" in failed.data.tags["reason"]
     assert "stderr.tail.txt" in artifacts(runs, failed)
@@ -110,83 +84,103 @@ def test_failures_carry_reason_and_log_tail(runs):
 
 def test_second_sync_writes_nothing(runs):
     folder = make_study(runs)
-    tracker.sync(folder)
+    sync(folder)
     before = {name: run.info.run_id for name, run in read_back(runs).items()}
-    state = tracker.sync(folder)
+    state = sync(folder)
     assert (state.written, state.present) == (0, 8)
     assert {name: run.info.run_id for name, run in read_back(runs).items()} == before
 
 
-def test_sync_that_was_killed_half_way_is_completed_without_doubles(runs, monkeypatch):
-    folder = make_study(runs)
-    real = tracker.MlflowTracker._log
-    calls = []
+def test_a_param_that_changed_makes_a_new_run_since_mlflow_changes_none(runs):
+    folder = make_study(runs, num_trials=2)
+    sync(folder)
+    before = {name: run.info.run_id for name, run in read_back(runs).items()}
+    trial = folder.read_trials()[1]
+    trial.knobs["loader.batch_size"] = 33
+    folder.write_trial(trial)
+    state = sync(folder)
+    assert (state.written, state.is_complete) == (1, True)
+    after = {name: run.info.run_id for name, run in read_back(runs).items()}
+    assert len(after) == 3
+    assert {name for name in after if after[name] != before[name]} == {"0001 bf16 channels_last"}
+    assert read_back(runs)["0001 bf16 channels_last"].data.params["loader.batch_size"] == "33"
 
-    def dies_at_the_third(self, *words, **named):
-        calls.append(1)
-        if len(calls) == 3:
-            raise OSError("disk full")
-        return real(self, *words, **named)
 
-    monkeypatch.setattr(tracker.MlflowTracker, "_log", dies_at_the_third)
-    state = tracker.sync(folder)
-    assert state.problem == "disk full"
-    assert state.pending == [2, 3, 4, 5, 6, 7]
-    monkeypatch.setattr(tracker.MlflowTracker, "_log", real)
-    state = tracker.sync(folder)
-    assert (state.written, state.present) == (6, 2)
-    assert len(read_back(runs)) == 9
+def test_an_attempt_that_was_made_again_replaces_the_first(runs):
+    folder = make_study(runs, num_trials=2)
+    sync(folder)
+    spec = folder.trial_path(1) / "spec.json"
+    spec.write_text(spec.read_text().replace("nonce1", "another"))
+    assert sync(folder).is_complete
+    assert Mirror(store.embedded_uri(runs), folder.name).problems(folder) == []
+
+
+def test_a_trial_whose_folder_was_deleted_stays_in_mlflow(runs):
+    folder = make_study(runs, num_trials=3)
+    sync(folder)
+    shutil.rmtree(folder.trial_path(1))
+    sync(folder)
+    assert Mirror(store.embedded_uri(runs), folder.name).numbers == [0, 1, 2]
+
+
+def test_two_parents_become_one_with_every_trial_below_it(runs):
+    folder = make_study(runs, num_trials=3)
+    sync(folder)
+    client = mlflow.MlflowClient(store.embedded_uri(runs))
+    parent = read_back(runs)["resnet18"]
+    tags = {key: value for key, value in parent.data.tags.items() if key.startswith(("autotune.", "study", "kind"))}
+    again = client.create_run(parent.info.experiment_id, tags=tags, run_name="resnet18")
+    client.set_tag(read_back(runs)["0001 bf16 channels_last"].info.run_id, "mlflow.parentRunId", again.info.run_id)
+    assert sync(folder).is_complete
+    assert Mirror(store.embedded_uri(runs), folder.name).problems(folder) == []
+
+
+def test_a_deleted_experiment_is_said_with_the_way_to_bring_it_back(runs):
+    folder = make_study(runs, num_trials=1)
+    sync(folder)
+    client = mlflow.MlflowClient(store.embedded_uri(runs))
+    experiment = client.get_experiment_by_name("autotune").experiment_id
+    client.delete_experiment(experiment)
+    assert f"mlflow experiments restore --experiment-id {experiment}" in sync(folder).problem
+    client.restore_experiment(experiment)
+    assert sync(folder).is_complete
 
 
 def test_a_study_that_grows_gets_its_new_trials_only(runs):
     folder = make_study(runs, status="running", num_trials=3)
-    assert tracker.sync(folder).written == 3
+    assert sync(folder).written == 3
     assert read_back(runs)["resnet18"].info.status == "RUNNING"
     trials = [*folder.read_trials(), add_trial(folder, 3)]
     folder.write_summary(summary_of(folder.name, trials, status="complete"))
-    assert tracker.sync(folder).written == 1
+    assert sync(folder).written == 1
     assert read_back(runs)["resnet18"].info.status == "FINISHED"
 
 
 def test_studies_of_the_same_name_in_turn_are_two_parents(runs):
-    import shutil
-
     folder = make_study(runs)
-    tracker.sync(folder)
+    sync(folder)
     shutil.rmtree(folder.path)
     again = make_study(runs)
     study = json.loads(again.study_file.read_text())
     again.study_file.write_text(json.dumps(study | {"started_at": study["started_at"] + 60}), encoding="utf-8")
-    assert tracker.sync(again).written == 8
-
-
-def test_a_server_that_is_down_loses_nothing_and_is_caught_up_with(runs):
-    folder = make_study(runs)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        uri = f"http://me:secret@127.0.0.1:{free.getsockname()[1]}"  # bound, not listening: refused
-        state = tracker.sync(folder, uri)
-    assert len(state.pending) == 8
-    assert state.problem == "no answer"
-    assert "secret" not in state.uri
-    assert tracker.sync(folder).written == 8  # up again, here as the embedded store
+    assert sync(again).written == 8
 
 
 def test_an_address_that_is_none_is_bad_input(runs):
     with pytest.raises(BadInput, match=r"tracker\.uri: not a tracking address"):
-        tracker.sync(make_study(runs), "carrier-pigeon://home")
+        sync(make_study(runs), "carrier-pigeon://home")
 
 
 def test_none_tracks_nothing(runs):
     folder = make_study(runs)
     folder.config_file.write_text("tracker:\n  uri: none\n", encoding="utf-8")
-    assert tracker.sync(folder).is_complete
+    assert sync(folder).is_complete
     assert not (runs / "mlartifacts").exists()
 
 
 def test_a_folder_that_is_no_study_is_bad_input(tmp_path):
     with pytest.raises(BadInput, match="not a study"):
-        tracker.sync(StudyFolder(tmp_path), store.embedded_uri(tmp_path))
+        sync(StudyFolder(tmp_path), store.embedded_uri(tmp_path))
 
 
 def test_more_params_than_a_batch_takes_are_all_written(runs):
@@ -194,7 +188,7 @@ def test_more_params_than_a_batch_takes_are_all_written(runs):
     trial = folder.read_trials()[0]
     trial.knobs |= {f"env.NAME_{n}": n for n in range(150)}
     folder.write_trial(trial)
-    tracker.sync(folder)
+    sync(folder)
     assert len(read_back(runs)["0000 baseline"].data.params) == 156
 
 
@@ -210,22 +204,10 @@ def test_follow_ends_when_the_study_does(runs):
     assert {"resnet18", "0002 batch 128 workers 2"} <= set(read_back(runs))
 
 
-def test_follow_ends_when_the_tuner_is_gone(runs):
-    folder = make_study(runs, status="running", num_trials=2)
-    words = f"{sys.executable} -m autotune sync resnet18 --follow --runs-dir {runs}"
-    environment = {k: v for k, v in own_environment().items() if k != "MLFLOW_TRACKING_URI"}
-    shell = subprocess.Popen(["sh", "-c", f"{words} & wait"], env=environment, stdout=subprocess.PIPE)  # stands for the tuner
-    while not (folder.path / ".sync.lock").exists():
-        time.sleep(0.05)
-    shell.kill()
-    shell.communicate(timeout=60)  # returns when nobody holds the pipe any more: the mirror has ended
-    assert "0001 bf16 channels_last" in read_back(runs)
-
-
 def test_two_at_once_do_not_write_everything_twice(runs):
     folder = make_study(runs)
     with store.only_writer(folder):
-        state = tracker.sync(folder)
+        state = sync(folder, wait_s=0.0)
     assert state.written == 0
     assert "another" in state.problem
 

@@ -1,5 +1,8 @@
+from pathlib import Path
+
 import pytest
 
+from autotune.errors import BadInput
 from autotune.testing.studies import make_study
 from autotune.trackers import store
 
@@ -66,3 +69,40 @@ def test_only_one_writer_at_a_time(folder):
         assert (first, second) == (True, False)
     with store.only_writer(folder) as third:
         assert third
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "chosen"),
+    [
+        (store.URI_VARIABLE, "https://me:pw@host/x", "https://me:pw@host/x"),
+        (store.USER_VARIABLE, "me", "https://host/x"),  # MLflow's client adds the credentials itself
+    ],
+)
+def test_credentials_that_were_not_written_down_come_from_the_environment(
+    tmp_path, folder, monkeypatch, variable, value, chosen
+):
+    folder.config_file.write_text("tracker:\n  uri: https://***@host/x\n", encoding="utf-8")
+    monkeypatch.setenv(variable, value)
+    assert store.chosen_uri(tmp_path, folder=folder) == chosen
+
+
+def test_credentials_that_nobody_gives_are_asked_for(tmp_path, folder, monkeypatch):
+    folder.config_file.write_text("tracker:\n  uri: https://***@host/x\n", encoding="utf-8")
+    monkeypatch.setenv(store.URI_VARIABLE, "https://me:pw@another-host")
+    with pytest.raises(BadInput, match=r"tracker\.uri: credentials that were not written down"):
+        store.chosen_uri(tmp_path, folder=folder)
+
+
+def test_a_reference_to_a_variable_that_is_not_set_is_named(tmp_path, folder, monkeypatch):
+    monkeypatch.delenv("SERVER", raising=False)
+    folder.config_file.write_text("tracker:\n  uri: ${oc.env:SERVER}\n", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"got '\$\{oc\.env:SERVER\}'"):
+        store.chosen_uri(tmp_path, folder=folder)
+    folder.config_file.write_text("tracker:\n  uri: ${oc.env:SERVER,http://default:1}\n", encoding="utf-8")
+    assert store.chosen_uri(tmp_path, folder=folder) == "http://default:1"
+
+
+def test_what_a_killed_maker_of_the_store_left_is_removed(tmp_path):
+    (tmp_path / ".mlflow.99.db").write_text("half")
+    store.ensure_store(tmp_path, lambda uri: Path(uri.removeprefix("sqlite:///")).touch())
+    assert not list(tmp_path.glob(".mlflow.*.db"))

@@ -6,10 +6,12 @@ that keeps setting them is reported as overriding.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from typing import Any, Dict
 
-from ..protocol import APPLIED, OVERRIDDEN, KnobReport
+from ..protocol import APPLIED, HIDDEN_VARIABLE, OVERRIDDEN, STAND_IN, KnobReport
 
 INTRA, OMP, MATMUL, CUDNN = "threads.intra", "threads.omp", "precision.matmul", "backend.cudnn_benchmark"
 
@@ -46,6 +48,9 @@ def verify(knobs: Dict[str, Any]) -> Dict[str, KnobReport]:
     found = observe()
     reports = {}
     for key, value in knobs.items():
+        if key.startswith("env.") and str(value).startswith(STAND_IN):
+            reports[key] = _verify_hidden(key[4:], value)
+            continue
         if key.startswith("env."):
             observed: Any = os.environ.get(key[4:])
         elif key in (INTRA, OMP, MATMUL, CUDNN):
@@ -57,6 +62,15 @@ def verify(knobs: Dict[str, Any]) -> Dict[str, KnobReport]:
         else:
             reports[key] = KnobReport(OVERRIDDEN, f"the process has {observed!r}, {value!r} was asked", observed)
     return reports
+
+
+def _verify_hidden(name: str, stand_in: str) -> KnobReport:
+    # The value is a secret: neither the spec nor the result may hold it, so its digest travels in the environment.
+    asked = json.loads(os.environ.get(HIDDEN_VARIABLE, "{}")).get(name)
+    value = os.environ.get(name, "")
+    if hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest() == asked:
+        return KnobReport(APPLIED, "", stand_in)
+    return KnobReport(OVERRIDDEN, "the process has another value than was asked")
 
 
 def applicability(device: str) -> Dict[str, str]:

@@ -1,0 +1,134 @@
+"""Knob values that are secret: a study works with stand-ins for them, and only the program's process gets the values.
+
+`env.HF_TOKEN=choice(a,b)` is searched as `***1` and `***2`: nothing that is written, shown or tracked ever holds a or b, and
+nothing has to be masked afterwards. They are not kept anywhere: who resumes such a study gives them again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from autotune.config.command import CommandTemplate
+from autotune.config.schema import StudyConfig
+from autotune.errors import BadInput
+from autotune.harness.protocol import HIDDEN_VARIABLE
+from autotune.knobs.environment import PREFIX
+from autotune.masking import MASK, is_masked, is_secret
+from autotune.records import Knobs, KnobValue
+from autotune.space import Choice, SearchSpace
+
+ANEW = "Start a new study; what comes from the environment can be resumed: env.NAME='${oc.env:NAME}'."
+
+
+@dataclass
+class HiddenValues:
+    """Stand-ins and what they stand for.
+
+    Attributes:
+        values: knob key -> stand-in -> value. MASK alone stands for a pinned value, or for the environment's own.
+    """
+
+    values: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[str]:
+        for by_stand_in in self.values.values():
+            yield from by_stand_in.values()
+
+    def hide(self, key: str, value: KnobValue) -> KnobValue:
+        """Returns the stand-in for a value of an environment knob when it is secret, else the value itself."""
+        name = key.removeprefix(PREFIX)
+        if not key.startswith(PREFIX) or not isinstance(value, str) or not is_secret(name, value) or value.startswith(MASK):
+            return value
+        known = self.values.setdefault(key, {})
+        if name in os.environ:
+            known.setdefault(MASK, os.environ[name])
+        stand_in = next((own for own, hidden in known.items() if hidden == value), f"{MASK}{len(known.keys() - {MASK}) + 1}")
+        known[stand_in] = value
+        return stand_in
+
+    def pin(self, key: str, value: KnobValue) -> KnobValue:
+        """Returns the stand-in for a pinned value when it is secret, else the value itself."""
+        if not key.startswith(PREFIX) or not isinstance(value, str) or not is_secret(key.removeprefix(PREFIX), value):
+            return value
+        self.values[key] = {MASK: value}
+        return MASK
+
+    def recover(self, key: str, stand_in: str, configured: str) -> list[str]:
+        """Finds out again what a stand-in stands for; returns what is wrong, nothing when it was found.
+
+        Args:
+            key: the knob.
+            stand_in: as it was written down.
+            configured: the variable's value in the configuration, itself a stand-in unless it was given as a reference.
+        """
+        name = key.removeprefix(PREFIX)
+        value = os.environ.get(name, "") if is_masked(configured) else configured
+        if stand_in == MASK and value:
+            self.values.setdefault(key, {})[MASK] = value
+            return []
+        if stand_in == MASK:
+            return [f"{key}: a secret, which was not written down. Set the variable {name} to it and resume again."]
+        return [f"{key}: tuned over secrets that were not written down, got {stand_in!r}. {ANEW}"]
+
+    def reveal(self, knobs: Knobs) -> Knobs:
+        """Returns a configuration with the values themselves, to fill a command line with."""
+        return {key: self.values.get(key, {}).get(str(value), value) for key, value in knobs.items()}
+
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Returns a trial's variables with the values themselves, and what the harness checks them by.
+
+        Args:
+            variables: name -> value or stand-in.
+        """
+        real = {name: self.values.get(f"{PREFIX}{name}", {}).get(value, value) for name, value in variables.items()}
+        digests = {name: digest(real[name]) for name in variables if real[name] != variables[name]}
+        return {**real, HIDDEN_VARIABLE: json.dumps(digests)} if digests else real
+
+
+def digest(value: str) -> str:
+    """Returns what stands for a hidden value in the program's environment; it is written to no file."""
+    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def hide(config: StudyConfig, space: SearchSpace, command: CommandTemplate) -> HiddenValues:
+    """Replaces every secret value of a composed study by its stand-in, in place, and returns what they stand for."""
+    hidden = HiddenValues()
+    space.pinned.update({key: hidden.pin(key, value) for key, value in space.pinned.items()})
+    for key, domain in space.domains.items():
+        if isinstance(domain, Choice):
+            space.domains[key] = Choice(tuple(hidden.hide(key, value) for value in domain.values))
+    command.placeholders.update({key: hidden.hide(key, value) for key, value in command.placeholders.items()})
+    config.env.update({name: str(space.pinned.get(f"{PREFIX}{name}", value)) for name, value in config.env.items()})
+    return hidden
+
+
+def recovered(config: StudyConfig, space: SearchSpace, command: CommandTemplate) -> HiddenValues:
+    """Returns what the stand-ins of a study that was written down stand for, as far as configuration and environment tell.
+
+    Args:
+        config: its configuration, references resolved; its masked variables are filled in as stand-ins.
+        space: its search space, as written down.
+        command: its command, as written down.
+
+    Raises:
+        BadInput: a secret was typed that time and is in no environment now; names them all.
+    """
+    hidden, problems = HiddenValues(), []
+    if is_masked(command.parts):
+        problems.append(f"COMMAND: holds a secret that was not written down, got {shlex.join(command.parts)!r:.200}. {ANEW}")
+    for key, stand_in in {**command.placeholders, **space.pinned}.items():
+        if is_masked(stand_in):
+            problems += hidden.recover(key, str(stand_in), config.env.get(key.removeprefix(PREFIX), MASK))
+    for key, domain in space.domains.items():
+        for stand_in in domain.values if domain else ():
+            if is_masked(stand_in):
+                problems += hidden.recover(key, str(stand_in), MASK)
+    if problems:
+        raise BadInput(dict.fromkeys(problems))
+    config.env.update({name: str(space.pinned.get(f"{PREFIX}{name}", value)) for name, value in config.env.items()})
+    return hidden

@@ -1,0 +1,248 @@
+"""Secrets: how they are recognised, and how texts, documents and command lines are written without them.
+
+A secret is known by the key it stands under (`HF_TOKEN=...`, `--password ...`), by its place in an address
+(`https://user:password@host`), by its format (`hf_...`), or by its value: what the environment or the command line gave under
+such a key is masked wherever else it turns up, in logs, tracebacks and results. Everything that writes uses this module.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import re
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+MASK = "***"
+MIN_CHARS = 8  # of a value that is looked for inside words too: "0" or "true" of a secret-sounding variable is in every log
+MIN_WORD_CHARS = 4  # of one that is looked for as a whole word, when it mixes letters with anything else: "hunter2"
+MIN_TYPED_CHARS = 3  # of one that was typed as a secret, looked for as a whole word
+
+_SECRET_WORDS = {
+    "token", "secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey",
+    "accesskey", "secretkey", "privatekey", "authorization", "cookie",
+}  # fmt: skip
+_SECRET_ENDS = ("password", "passwd", "passphrase", "apikey", "secret")  # PGPASSWORD, mysecret
+_FOLDERS = ("PWD", "OLDPWD")  # the shell's own
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+# The look-behinds keep the searches linear: a name is tried from its first character only.
+_KEY = re.compile(r"(?<![\w.-])([A-Za-z_-][\w.-]*)(\\?[\"']?\s*[=:]\s*\\?[\"']?)")
+_VALUE = re.compile(r"(?:Bearer |Basic )?[^\s\"',;&)}\]\\]+")
+_FLAG = re.compile(r"(?<![\w.-])(--?[A-Za-z][\w-]*)(?:\s+|[\"'],\s*[\"'])([^\s\"'-][^\s\"']*)")
+_URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://([^/\s@]{1,1000})@")
+_FORMAT = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abpr]-|AKIA|Bearer )[A-Za-z0-9._~+/=-]{12,}")
+_ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
+_REFERENCE = "${"  # of a configuration: a name, resolved only when it is used
+
+_Span = tuple[int, int]
+
+
+def sounds_secret(name: str, separator: str = "=") -> bool:
+    """Returns whether a key's value is likely a secret.
+
+    "key" alone counts before "=" only: `key: conv1.weight` is what torch prints of a state dict.
+    """
+    if name in _FOLDERS:
+        return False
+    words = [word.lower() for word in _WORD.findall(name)]
+    if not words:
+        return False
+    if _SECRET_WORDS & set(words) or any(word.endswith(_SECRET_ENDS) for word in words):
+        return True
+    if name.isupper() and words[-1].endswith(("token", "pass")):  # HFTOKEN, DB_PASS; a "forward_pass" is none
+        return True
+    return words[-1] == "key" and (len(words) > 1 or "=" in separator)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Returns whether a variable's value must not be written down: by its name, or since it holds credentials."""
+    return bool(value) and (sounds_secret(name) or bool(_places(value)))
+
+
+def without_credentials(text: str) -> str:
+    """Returns the text with user names and passwords in addresses replaced by MASK."""
+    return _cut(text, _addresses(text))
+
+
+def is_masked(document: Any) -> bool:
+    """Returns whether a document lacks what was masked when it was written."""
+    if isinstance(document, Mapping):
+        return any(is_masked(value) for value in document.values())
+    if isinstance(document, list | tuple):
+        return any(is_masked(item) for item in document)
+    return isinstance(document, str) and MASK in document
+
+
+class Secrets:
+    """Values that must be written nowhere, and the masking of what is written.
+
+    Args:
+        values: found in the environment; looked for inside words from MIN_CHARS characters on, as words from MIN_WORD_CHARS.
+        typed: given by the user as secrets; looked for as words however plain, from MIN_TYPED_CHARS characters on.
+
+    Attributes:
+        typed: the same, for another process that is to know them.
+    """
+
+    def __init__(self, values: Iterable[str] = (), typed: Iterable[str] = ()) -> None:
+        values, typed = set(values), set(typed)
+        self.typed = sorted(typed)
+        everything = {form for value in values | typed for form in _forms(value)}
+        self._parts = {value for value in everything if len(value) >= MIN_CHARS}
+        self._words = {value for value in values if _is_mixed(value)} | {v for v in typed if len(v) >= MIN_TYPED_CHARS}
+        self._words -= self._parts
+
+    @classmethod
+    def known(
+        cls, environment: Mapping[str, str] = os.environ, words: Sequence[str] = (), typed: Iterable[str] = ()
+    ) -> Secrets:
+        """Returns what an environment and a command line hold.
+
+        Args:
+            environment: name -> value.
+            words: arguments and KEY=VALUE overrides, as typed.
+            typed: further values the user gave.
+        """
+        found = [secret for name, value in environment.items() for secret in _held(name, value)]
+        return cls(found, [*_typed(words), *typed])
+
+    def text(self, text: str) -> str:
+        """Returns a text without secrets: by key, address, format and value."""
+        return _cut(text, [*_places(text), *self._values(text)])
+
+    def message(self, text: str) -> str:
+        """Returns a sentence of autotune's own without secrets: "env.HF_TOKEN: is not set" names a key and gives no value."""
+        return _cut(text, [*_addresses(text), *self._values(text)])
+
+    def words(self, words: Sequence[str]) -> list[str]:
+        """Returns an argument list without secrets; each word is masked by itself and by the flag before it."""
+        found = []
+        for before, word in zip(["", *words], words, strict=False):
+            found.append(MASK if _is_value_of(before, word) else self._word(word))
+        return found
+
+    def document(self, document: Any, key: str = "") -> Any:
+        """Returns a JSON or YAML document without secrets: plain values under a key that sounds secret, texts anywhere.
+
+        References (`${oc.env:NAME}`) stay: they name a secret and hold none.
+        """
+        if isinstance(document, Mapping):
+            return {name: self.document(value, str(name)) for name, value in document.items()}
+        if isinstance(document, list | tuple):
+            is_series = all(isinstance(item, float) for item in document)  # a result has one number a step
+            return list(document) if is_series else [self.document(item, key) for item in document]
+        if isinstance(document, enum.Enum | bool) or document is None:
+            return document
+        if key and document != "" and sounds_secret(key.rpartition(".")[2]) and not is_reference(document):
+            return document if isinstance(document, str) and document.startswith(MASK) else MASK
+        return self.text(document) if isinstance(document, str) else document
+
+    def _word(self, word: str) -> str:
+        pair = _ASSIGNMENT.fullmatch(word)
+        if pair and sounds_secret(pair[1]) and not is_reference(pair[2]):
+            return f"{pair[1]}={MASK}"
+        return self.text(word)
+
+    def _values(self, text: str) -> Iterator[_Span]:
+        for part in self._parts:
+            yield from _occurrences(text, part)
+        for word in self._words:
+            yield from (span for span in _occurrences(text, word) if _is_alone(text, span))
+
+
+def is_reference(value: Any) -> bool:
+    """Returns whether a configuration's value is the name of something, `${oc.env:NAME}`, and not a value."""
+    return isinstance(value, str) and value.startswith(_REFERENCE) and value.endswith("}")
+
+
+# Where secrets stand in a text ---------------------------------------------------------------------------------------------
+
+
+def _places(text: str) -> list[_Span]:
+    return [*_addresses(text), *(match.span() for match in _FORMAT.finditer(text)), *_keyed(text)]
+
+
+def _addresses(text: str) -> list[_Span]:
+    return [match.span(1) for match in _URL.finditer(text) if _REFERENCE not in match[1] and match[1] != MASK]
+
+
+def _keyed(text: str) -> Iterator[_Span]:
+    end = 0
+    for key in _KEY.finditer(text):  # a harmless key's value may hold another key
+        if key.start() >= end and sounds_secret(key[1], key[2]) and (value := _VALUE.match(text, key.end())):
+            if not value[0].startswith(_REFERENCE):
+                yield value.span()
+            end = value.end()
+    for flag in _FLAG.finditer(text):
+        if sounds_secret(flag[1]):
+            yield flag.span(2)
+
+
+def _occurrences(text: str, part: str) -> Iterator[_Span]:
+    at = text.find(part)
+    while at >= 0:
+        yield at, at + len(part)
+        at = text.find(part, at + len(part))
+
+
+def _is_alone(text: str, span: _Span) -> bool:
+    before, after = text[span[0] - 1 : span[0]], text[span[1] : span[1] + 1]
+    return not (before.isalnum() or after.isalnum() or "_" in (before, after))
+
+
+def _cut(text: str, spans: Iterable[_Span]) -> str:
+    parts, end = [], 0
+    for start, stop in sorted(spans):
+        if start >= end:
+            parts += [text[end:start], MASK]
+        end = max(end, stop)
+    return "".join([*parts, text[end:]]) if end else text
+
+
+# Which values are secret ---------------------------------------------------------------------------------------------------
+
+
+def _held(name: str, value: str) -> list[str]:
+    """Returns the secrets that a variable holds: itself, or the credentials in it. A path to a key is none."""
+    if sounds_secret(name):
+        return [] if value.startswith("/") and os.path.exists(value) else [value]
+    return _credentials(value)
+
+
+def _credentials(text: str) -> list[str]:
+    found = [text[start:stop] for start, stop in (*(m.span() for m in _FORMAT.finditer(text)), *_keyed(text))]
+    for start, stop in _addresses(text):
+        user, _, password = text[start:stop].partition(":")
+        found.append(password or user)
+    return found
+
+
+def _typed(words: Sequence[str]) -> Iterator[str]:
+    for before, word in zip(["", *words], words, strict=False):
+        pair = _ASSIGNMENT.fullmatch(word)
+        if is_reference(pair[2] if pair else word):
+            continue
+        if _is_value_of(before, word):
+            yield word
+        elif pair and sounds_secret(pair[1]):
+            yield pair[2]
+        else:
+            yield from _credentials(word)
+
+
+def _is_value_of(before: str, word: str) -> bool:
+    return before.startswith("-") and "=" not in before and not word.startswith("-") and sounds_secret(before)
+
+
+def _is_mixed(value: str) -> bool:
+    return len(value) >= MIN_WORD_CHARS and not value.isalpha() and not value.isdigit()
+
+
+def _forms(value: str) -> set[str]:
+    """Returns a secret as it may be written: as it is, in a URL, in JSON, in a Python literal, line by line."""
+    lines = [line.strip() for line in value.splitlines() if len(line.strip()) >= 2 * MIN_CHARS and "-----" not in line]
+    plain = value.encode("utf-8", "surrogateescape")
+    quoted = {urllib.parse.quote(plain, safe=""), urllib.parse.quote_plus(plain), urllib.parse.unquote(value)}
+    return {value, *quoted, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1], *lines}

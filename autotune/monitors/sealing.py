@@ -1,0 +1,103 @@
+"""Takes the secrets out of what a trial's own processes wrote, once they have ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.harness import protocol
+from autotune.masking import Secrets
+
+SCRATCH = "scratch"  # where a trial's own W&B and MLflow write, so that the user's records stay clean
+LOOK_S = 0.2
+
+
+def seal(folder: Path, secrets: Secrets) -> None:
+    """Takes the secrets out of what a trial's own processes wrote. They must have ended.
+
+    Logs and results are the program's: it may print its environment or raise an exception that quotes it. Each file is
+    replaced whole; what nobody reads again (half-written results, the scratch folder) is removed. Doing it twice changes
+    nothing.
+
+    Args:
+        folder: the trial's, `runs/<study>/trials/0007`.
+        secrets: what is known to be secret.
+    """
+    shutil.rmtree(folder / SCRATCH, ignore_errors=True)
+    for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
+        _rewrite(folder / name, secrets.text)
+    for file in folder.glob("result.rank*"):
+        if file.suffix == ".tmp":
+            file.unlink(missing_ok=True)
+        else:
+            _rewrite(file, lambda text: _masked_json(text, secrets))
+
+
+def seal_leftovers(study: Path, secrets: Secrets, *, wait_s: float = 0.0) -> None:
+    """Seals the trials that a killed tuner left without a record, unless one of the study's trials is still running.
+
+    Args:
+        study: the study's folder.
+        secrets: what is known to be secret.
+        wait_s: how long to wait for a trial to end.
+    """
+    until_s = time.monotonic() + wait_s
+    while _is_training(study):
+        if time.monotonic() >= until_s:
+            return
+        time.sleep(LOOK_S)
+    for folder in sorted(study.glob("trials/[0-9]*")):
+        if not (folder / "trial.json").exists():
+            seal(folder, secrets)
+
+
+def _is_training(study: Path) -> bool:
+    """Whether any process carries the mark of one of the study's trials."""
+    mark = f"{protocol.MARK_VARIABLE}={study.resolve()}:".encode()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            variables = environment.read_bytes().split(b"\0")
+        except OSError:  # gone, or somebody else's
+            continue
+        if any(variable.startswith(mark) and variable[len(mark) :].isdigit() for variable in variables):
+            return True
+    return False
+
+
+def _masked_json(text: str, secrets: Secrets) -> str:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):  # a program has overwritten its result
+        return secrets.text(text)
+    masked = secrets.document(document)
+    return text if masked == document else json.dumps(masked)
+
+
+def _rewrite(path: Path, mask: Callable[[str], str]) -> None:
+    """Replaces a file by its masked text; where the disk has no room for a copy, in place."""
+    try:
+        if path.is_symlink() or not path.is_file():
+            return
+        before = path.read_bytes()
+        after = mask(before.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        if after == before:
+            return
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_bytes(after)
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            _overwrite(path, after[: len(before)])
+    except OSError:
+        return
+
+
+def _overwrite(path: Path, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.write(content)
+        file.truncate()

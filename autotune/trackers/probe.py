@@ -1,0 +1,69 @@
+"""Whether a tracking store answers, asked cheaply: no MLflow, no retries, a timeout of our own.
+
+MLflow waits 247 s for a refused server by default and 101 s for a SQLite file it cannot open, and importing it costs two
+seconds of a core. So a store that is down is found out here, and costs the study nothing.
+"""
+
+from __future__ import annotations
+
+import http.client
+import sqlite3
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+
+def problem_of(uri: str, timeout_s: float) -> str:
+    """Returns why nothing can be written to a store, in one line; "" when it answers, or is of a kind not known here.
+
+    Args:
+        uri: tracking address.
+        timeout_s: how long to wait for an answer, or for a lock.
+    """
+    if uri.startswith(("http://", "https://")):
+        return _server_problem(uri, timeout_s)
+    if uri.startswith("sqlite:///"):
+        return _file_problem(Path(uri.removeprefix("sqlite:///").partition("?")[0]), timeout_s)
+    return ""
+
+
+def _server_problem(uri: str, timeout_s: float) -> str:
+    """Any answer is one: a proxy may want a password that only MLflow's client knows how to send."""
+    parts = urllib.parse.urlsplit(uri)
+    address = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], path=f"{parts.path}/health"))
+    try:
+        with urllib.request.urlopen(address, timeout=timeout_s, context=ssl._create_unverified_context()):
+            return ""
+    except urllib.error.HTTPError as error:
+        error.close()
+        return ""
+    except TimeoutError:
+        return f"no answer within {timeout_s:g} s"
+    except urllib.error.URLError as error:
+        late = isinstance(error.reason, TimeoutError)
+        return f"no answer within {timeout_s:g} s" if late else f"no answer ({_why(error.reason)})"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return f"no answer ({_why(error)})"
+
+
+def _file_problem(path: Path, timeout_s: float) -> str:
+    if not path.exists():
+        return ""  # made by whoever writes to it first
+    try:
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=timeout_s, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            connection.execute(f"PRAGMA user_version = {int(version)}")  # a write, so that a read-only folder is noticed
+            connection.execute("ROLLBACK")
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        return f"{path} cannot be written ({error})"
+    return ""
+
+
+def _why(error: object) -> str:
+    return str(getattr(error, "strerror", None) or error or type(error).__name__).lower()

@@ -1,0 +1,183 @@
+"""Brings a tracker up to date with a study's folder, once or for as long as the study runs.
+
+The study's folder is the spool: what a trial was and measured lies there, durable and without secrets, before anybody is
+told. So nothing is lost while a store is down, and whoever comes later, after any number of kills, finds all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from collections.abc import Callable, Iterator
+
+from autotune.errors import BadInput
+from autotune.masking import Secrets
+from autotune.run_dir import StudyFolder, read_json, write_json
+from autotune.trackers import store
+from autotune.trackers.base import NullTracker, Synced, Tracker
+from autotune.trackers.lifeline import Lifeline
+
+STANDING_FILE = "tracking.json"
+POLL_S = 0.5
+LONGEST_PAUSE_S = 30.0  # between two attempts on a store that is down
+LAST_S = 60.0  # for the rest, once the study is over or its tuner is gone; then this process ends whatever it is doing
+LOCK_WAIT_S = 10.0
+AT_WORK = "another `autotune sync` of this study is at work"
+# A user who waits can wait for a slow server; the process beside a study must notice when it is over.
+ATTEMPTS, PAUSE_S, PATIENT_S, BRISK_S = 3, 2.0, 30.0, 10.0
+
+Report = Callable[[Synced], None]
+
+
+def sync(
+    folder: StudyFolder,
+    uri: str | None = None,
+    *,
+    secrets: Secrets | None = None,
+    wait_s: float = LOCK_WAIT_S,
+) -> Synced:
+    """Mirrors a study's folder into a tracking store, and returns where the mirror stands.
+
+    Args:
+        folder: the study.
+        uri: tracking address; None for the study's `tracker.uri`, else MLFLOW_TRACKING_URI, else the embedded store.
+        secrets: what must not be uploaded; None for what this environment holds.
+        wait_s: how long to wait for another that mirrors the same study.
+
+    Raises:
+        BadInput: the folder is not a study, or the address cannot be meant.
+    """
+    tracker, address = _tracker(folder, uri, secrets, timeout_s=PATIENT_S)
+    with store.only_writer(folder, wait_s=wait_s) as is_alone:
+        if not is_alone:
+            return Synced(problem=AT_WORK, uri=address)
+        num_written = 0
+        for pause_s in [PAUSE_S] * (ATTEMPTS - 1) + [0.0]:
+            state = tracker.push(folder)
+            num_written += state.written
+            if state.is_complete or not state.written:  # a server that took something and went may be back
+                break
+            time.sleep(pause_s)
+        state.written, state.present = num_written, state.written + state.present - num_written
+        note(folder, state)
+        return state
+
+
+def follow(
+    folder: StudyFolder,
+    uri: str | None = None,
+    *,
+    lifeline: Lifeline,
+    secrets: Secrets | None = None,
+    report: Report = lambda _: None,
+) -> Synced:
+    """Mirrors a study as it runs, until it is over or its tuner is gone, and returns where the mirror stands.
+
+    Args:
+        folder: the study.
+        uri: as in `sync`.
+        lifeline: to whoever started this process.
+        secrets: as in `sync`.
+        report: is told whenever something was written or could not be.
+
+    Raises:
+        BadInput: the folder is not a study, or the address cannot be meant.
+    """
+    lifeline.limit(LAST_S)
+    try:
+        tracker, address = _tracker(folder, uri, secrets, timeout_s=BRISK_S)
+        with _lock(folder, lifeline) as is_alone:
+            return _follow(tracker, folder, report, lifeline) if is_alone else Synced(problem=AT_WORK, uri=address)
+    except BadInput as error:
+        note(folder, Synced(problem=error.problems[0]))
+        raise
+
+
+def note(folder: StudyFolder, state: Synced) -> None:
+    """Writes down where the mirror stands, for whoever asks when the study ends."""
+    with contextlib.suppress(OSError):  # a read-only copy of somebody's study
+        write_json(
+            folder.path / STANDING_FILE,
+            {"uri": state.uri, "mirrored": state.written + state.present, "pending": state.pending, "problem": state.problem},
+        )
+
+
+def standing(folder: StudyFolder) -> Synced | None:
+    """Returns where the mirror stood when it was last written to; None when it never was."""
+    try:
+        raw = read_json(folder.path / STANDING_FILE)
+        return Synced(present=raw["mirrored"], pending=list(raw["pending"]), problem=raw["problem"], uri=raw["uri"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def command(folder: StudyFolder) -> str:
+    """Returns the command that completes a study's tracking."""
+    where = "" if str(folder.path.parent) == "runs" else f" --runs-dir {shlex.quote(str(folder.path.parent))}"
+    return f"autotune sync {folder.name}{where}"
+
+
+def incomplete(folder: StudyFolder, why: str) -> str:
+    """Returns what a user is told at the end of a study whose tracking is not complete, in one line.
+
+    Args:
+        folder: the study.
+        why: as far as the tuner knows; what the mirror itself said comes first.
+    """
+    state, num_trials = standing(folder), sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json"))
+    said = f"{num_trials - (state.present if state else 0)} of {num_trials} trials"
+    if state and state.problem:
+        why = f"{state.problem} from {state.uri}" if state.problem.startswith("no answer") else state.problem
+    return f"Tracking is incomplete: {said} not in MLflow ({why}). Nothing is lost: `{command(folder)}` completes it."
+
+
+def _tracker(folder: StudyFolder, uri: str | None, secrets: Secrets | None, *, timeout_s: float) -> tuple[Tracker, str]:
+    runs, secrets = folder.path.parent, secrets or Secrets.known()
+    address = store.chosen_uri(runs, asked=uri, folder=folder)
+    if address == store.NONE:
+        return NullTracker(), address
+    from autotune.trackers.mlflow import MlflowTracker
+
+    return MlflowTracker(address, runs, secrets=secrets, timeout_s=timeout_s), secrets.text(address)
+
+
+def _follow(tracker: Tracker, folder: StudyFolder, report: Report, lifeline: Lifeline) -> Synced:
+    seen, state, pause_s, next_try = None, Synced(), POLL_S, 0.0
+    while True:
+        is_over = lifeline.is_cut or _is_over(folder)  # read before the push: nothing can have come after it
+        now, found = time.monotonic(), _signature(folder)
+        if (found != seen or not state.is_complete) and (now >= next_try or is_over):
+            state, seen = tracker.push(folder, is_last=is_over), found
+            pause_s = POLL_S if state.is_complete else min(2 * pause_s, LONGEST_PAUSE_S)
+            next_try = time.monotonic() + pause_s
+            note(folder, state)
+            report(state)
+        if is_over:
+            return state
+        lifeline.wait(POLL_S)
+
+
+@contextlib.contextmanager
+def _lock(folder: StudyFolder, lifeline: Lifeline) -> Iterator[bool]:
+    """Waits for somebody's own `autotune sync` to end, as long as the study runs."""
+    while True:
+        with store.only_writer(folder, wait_s=POLL_S) as is_alone:
+            if is_alone or lifeline.is_cut or _is_over(folder):
+                yield is_alone
+                return
+
+
+def _is_over(folder: StudyFolder) -> bool:
+    try:
+        return bool(folder.read_summary().get("status", "running") != "running")
+    except (OSError, ValueError):  # none yet
+        return False
+
+
+def _signature(folder: StudyFolder) -> tuple[int, int]:
+    try:
+        changed = folder.summary_file.stat().st_mtime_ns
+    except OSError:
+        changed = 0
+    return changed, sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json"))

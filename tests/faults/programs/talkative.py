@@ -1,0 +1,35 @@
+"""A training script that tells everything it knows: its environment, its arguments, and in an exception once more."""
+
+import os
+import sys
+import time
+
+import torch
+from torch import nn
+
+
+class Talkative(Exception):
+    pass
+
+
+def everything() -> str:
+    return "\n".join(
+        [repr(dict(os.environ)), *(f"{name} {value}" for name, value in os.environ.items()), repr(sys.argv), *sys.argv]
+    )
+
+
+if __name__ == "__main__":
+    print(everything(), flush=True)
+    print(everything(), file=sys.stderr, flush=True)
+    with open(os.path.join(os.environ["WANDB_DIR"], "run.wandb"), "w", encoding="utf-8") as file:
+        file.write(everything())
+    login = os.environ.get("LOGIN_TOKEN", "")
+    model, x = nn.Linear(8, 3), torch.ones(4, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(100_000):
+        time.sleep(0.008 if login else 0.004)
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        if step == 20 and "beta" in login:
+            raise Talkative(login, sys.argv, everything()[:1500])

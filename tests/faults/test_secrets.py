@@ -1,0 +1,196 @@
+"""Secrets in the environment, in addresses, as knobs and as arguments: they reach the program, and no file, store or screen."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.cli.processes import own_environment
+from autotune.run_dir import StudyFolder
+from autotune.trackers import store
+from tests.trackers.servers import Listener, Mirror
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own use of SQLAlchemy
+
+PROGRAM = Path(__file__).with_name("programs") / "talkative.py"
+IN_THE_ENVIRONMENT = {
+    "HF_TOKEN": "hf_fromenvironment0001",
+    "WANDB_API_KEY": "0123456789abcdef0002",
+    "AWS_SECRET_ACCESS_KEY": "aws/Secret+value=0003",
+    "DB_PASSWORD": "hunter4",
+    "DATABASE_URL": "postgres://app:inaddress0005@db/x",
+    "APP_SECRET": 'with "quotes"\nand two lines 0006',
+}
+SECRETS = [
+    *(value for name, value in IN_THE_ENVIRONMENT.items() if name not in ("DATABASE_URL", "APP_SECRET")),
+    "inaddress0005",
+    "and two lines 0006",
+    "typedtoken0007",
+    "choicealpha0008",
+    "choicebeta0009",
+    "trackerpass0010",
+    "commandkey0011",
+    "command,pass0012",
+    "giturlpass0013",
+    "querykey0014",
+]
+QUICK = [f"measure.{phase}.{rule}" for phase in ("screening", "finals") for rule in (
+    "warmup_min_device_s=0.05", "warmup_max_s=2", "min_s=0.2", "max_s=0.5"
+)]  # fmt: skip
+
+
+class User:
+    """Somebody with secrets in the environment, who types some more."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.runs = place, place / "runs"
+        self.shown: list[str] = []
+        kept = {name: value for name, value in own_environment().items() if not name.startswith("MLFLOW_")}
+        self.environment = {**kept, **IN_THE_ENVIRONMENT, "COLUMNS": "160", "NO_COLOR": "1"}
+
+    def words(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "autotune", *words]
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        ended = subprocess.run(
+            self.words(*words), cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=170, check=False
+        )
+        self.shown += [ended.stdout, ended.stderr]
+        return ended
+
+    def leaks(self) -> list[str]:
+        """Returns every secret found in any byte below runs/ or on the screen, with the place."""
+        files = [path for path in self.runs.rglob("*") if path.is_file()]
+        read = [(str(path.relative_to(self.place)), path.read_bytes()) for path in files]
+        read += [(str(path.relative_to(self.place)), str(path).encode()) for path in files]
+        read += [("the screen", text.encode()) for text in self.shown]
+        assert len(files) > 5
+        return sorted({f"{secret} in {name}" for name, content in read for secret in SECRETS if secret.encode() in content})
+
+
+@pytest.fixture(scope="module")
+def hanging():
+    listener = Listener()
+    yield listener
+    listener.close()
+
+
+def study_words(port: int, *more: str) -> list[str]:
+    return [
+        *("run", "study.name=s", "study.budget.minutes=null", "search_space=space.yaml", "search.sampler=grid", *QUICK),
+        *("threads.intra=1", "device.kind=cpu", f"tracker.uri=http://tracker:trackerpass0010@127.0.0.1:{port}"),
+        *("env.MY_TOKEN=typedtoken0007", "env.LOGIN_TOKEN=choice(choicealpha0008,choicebeta0009)", *more),
+        *("--", sys.executable, str(PROGRAM), "--api-key", "commandkey0011", "--password=command,pass0012"),
+        *("https://x:giturlpass0013@github.com/a/b", "--endpoint", "https://host/x?api_key=querykey0014&n=1"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory, hanging) -> User:
+    """Has run a study whose program tells everything, with a tracking server that hangs."""
+    made = User(tmp_path_factory.mktemp("user"))
+    (made.place / "space.yaml").write_text("env.LOGIN_TOKEN: [unused]\n")
+    ended = made(*study_words(hanging.port))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return made
+
+
+@pytest.fixture(scope="module")
+def summary(user) -> dict:
+    return json.loads(user("show", "s", "--json").stdout)
+
+
+def trial_that(summary: dict, outcome: str) -> dict:
+    """Returns the trial of the search that ended like this; there is one of each."""
+    (found,) = [trial for trial in summary["trials"][1:] if trial["outcome"] == outcome]
+    return found
+
+
+def test_no_secret_is_in_any_file_or_on_the_screen(user, summary):
+    for words in (["list"], ["show", "s"], *(["export", "s", "--format", name] for name in ("yaml", "env", "python"))):
+        assert user(*words).returncode == 0
+    assert user.leaks() == []
+
+
+def test_the_program_got_them_all_the_same(user, summary):
+    path = user.runs / "s" / "trials" / f"{trial_that(summary, 'ok')['number']:04d}"
+    log = (path / "stdout.log").read_text()
+    assert "'--api-key', '***'" in log
+    assert "https://***@github.com/a/b" in log
+    assert "HF_TOKEN ***" in log
+    record = json.loads((path / "trial.json").read_text())
+    assert {record["knob_reports"][key]["status"] for key in ("env.LOGIN_TOKEN", "env.MY_TOKEN")} == {"applied"}
+
+
+def test_an_exception_that_quotes_them_is_told_without_them(user, summary):
+    trial = trial_that(summary, "error")
+    assert trial["reason"].startswith("Talkative: ")
+    assert "***" in trial["reason"]
+    result = json.loads((user.runs / "s" / "trials" / f"{trial['number']:04d}" / "result.rank0.json").read_text())
+    assert result["error"]["type"].endswith("Talkative")
+
+
+def test_what_is_stored_says_where_a_secret_was(user, summary):
+    study = json.loads((user.runs / "s" / "study.json").read_text())
+    assert study["command"][2:5] == ["--api-key", "***", "--password=***"]
+    assert study["pinned"]["env.MY_TOKEN"] == "***"
+    assert study["space"]["env.LOGIN_TOKEN"] == {"choice": ["***1", "***2", ""]}
+    config = yaml.safe_load((user.runs / "s" / "config.yaml").read_text())
+    assert config["tracker"]["uri"].startswith("http://***@127.0.0.1:")
+    assert config["env"]["MY_TOKEN"] == "***"
+    assert "HF_TOKEN" not in study["machine"]["environment"]
+
+
+def test_the_exported_winner_leaves_a_secret_to_the_environment(user):
+    exported = yaml.safe_load(user("export", "s").stdout)
+    assert "env" not in exported
+    assert "# env.MY_TOKEN=***: a secret, which is not written down: set it yourself." in user("export", "s").stdout
+
+
+def test_the_end_of_the_study_says_that_tracking_is_incomplete(user, hanging):
+    (line,) = [text for text in user.shown[0].splitlines() if "Tracking is incomplete" in text]
+    assert f"3 of 3 trials not in MLflow (no answer within 2 s from http://***@127.0.0.1:{hanging.port})" in line
+    assert line.endswith("Nothing is lost: `autotune sync s` completes it.")
+
+
+def test_credentials_of_the_tracker_are_asked_for_again_and_a_sync_leaks_nothing(user):
+    asked = user("sync", "s")
+    assert asked.returncode == 2
+    assert "tracker.uri: credentials that were not written down, got 'http://***@127.0.0.1:" in asked.stderr
+    uri = store.embedded_uri(user.runs)
+    synced = user("sync", "s", "--uri", uri)
+    assert synced.returncode == 0, synced.stderr
+    mirror = Mirror(uri, "s")
+    assert mirror.problems(StudyFolder(user.runs / "s")) == []
+    assert {run.data.params["env.MY_TOKEN"] for run in mirror.trials} == {"***"}
+    assert user.leaks() == []
+
+
+def test_what_a_killed_tuner_left_is_masked_too(tmp_path, hanging):
+    user = User(tmp_path)
+    (tmp_path / "space.yaml").write_text("env.LOGIN_TOKEN: [unused]\n")
+    tuner = subprocess.Popen(
+        user.words(*study_words(hanging.port, "measure.screening.min_s=60", "measure.screening.max_s=60")),
+        cwd=tmp_path,
+        env=user.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    log = user.runs / "s" / "trials" / "0000" / "stdout.log"
+    wait_for(lambda: log.exists() and b"commandkey0011" in log.read_bytes())
+    tuner.send_signal(signal.SIGKILL)
+    tuner.wait()
+    wait_for(lambda: not user.leaks())  # by the tracker's process, which outlives the tuner for a moment
+    assert b"--api-key" in log.read_bytes()
+
+
+def wait_for(is_so, timeout_s=60.0):
+    until = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.1)

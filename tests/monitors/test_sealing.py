@@ -1,0 +1,74 @@
+import json
+import os
+import subprocess
+
+from autotune.masking import Secrets
+from autotune.monitors.sealing import seal, seal_leftovers
+
+SECRETS = Secrets(["0123456789abc"])
+
+
+def trial(tmp_path, **files):
+    folder = tmp_path / "trials" / "0000"
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_bytes(content)
+    return folder
+
+
+def test_sealing_takes_secrets_out_of_logs_byte_by_byte_otherwise(tmp_path):
+    folder = trial(tmp_path, stdout__log=b"\xff\r\nlogin 0123456789abc\n", stderr__log=b"plain \xe2\x82\xac\n")
+    untouched = (folder / "stderr.log").stat().st_ino
+    seal(folder, SECRETS)
+    assert (folder / "stdout.log").read_bytes() == b"\xff\r\nlogin ***\n"
+    assert (folder / "stderr.log").stat().st_ino == untouched, "a log without secrets is not written again"
+    seal(folder, SECRETS)
+    assert sorted(os.listdir(folder)) == ["stderr.log", "stdout.log"]
+
+
+def test_sealing_keeps_a_result_a_document(tmp_path):
+    document = {"error": {"message": "bad 0123456789abc", "api_key": "x"}, "steps": [1.5], "status": "failed", "count": None}
+    folder = trial(tmp_path, **{"result.rank0.json": json.dumps(document).encode()})
+    seal(folder, SECRETS)
+    assert json.loads((folder / "result.rank0.json").read_text()) == {
+        **document,
+        "error": {"message": "bad ***", "api_key": "***"},
+    }
+
+
+def test_sealing_masks_a_result_that_a_program_has_overwritten(tmp_path):
+    folder = trial(tmp_path, **{"result.rank0.json": b"{ token: 0123456789abc"})
+    seal(folder, SECRETS)
+    assert (folder / "result.rank0.json").read_text() == "{ token: ***"
+
+
+def test_sealing_removes_half_written_results_and_the_scratch_folder(tmp_path):
+    folder = trial(tmp_path, **{"result.rank0.json.77.tmp": b'{"error": "0123456789abc'})
+    (folder / "scratch" / "wandb").mkdir(parents=True)
+    (folder / "scratch" / "wandb" / "run").write_text("0123456789abc")
+    seal(folder, SECRETS)
+    assert not list(folder.iterdir())
+
+
+def test_leftovers_are_sealed_and_finished_trials_are_not_touched_again(tmp_path):
+    folder = trial(tmp_path, stdout__log=b"0123456789abc")
+    seal_leftovers(tmp_path, SECRETS)
+    assert (folder / "stdout.log").read_bytes() == b"***"
+    (folder / "trial.json").write_text("{}")
+    (folder / "stdout.log").write_bytes(b"0123456789abc")
+    seal_leftovers(tmp_path, SECRETS)
+    assert (folder / "stdout.log").read_bytes() == b"0123456789abc"
+
+
+def test_leftovers_wait_for_a_trial_that_still_runs(tmp_path):
+    folder = trial(tmp_path, stdout__log=b"0123456789abc")
+    environment = {**os.environ, "AUTOTUNE_MARK": f"{tmp_path.resolve()}:0"}
+    running = subprocess.Popen(["sleep", "600"], env=environment)
+    try:
+        seal_leftovers(tmp_path, SECRETS)
+        assert (folder / "stdout.log").read_bytes() == b"0123456789abc"
+    finally:
+        running.kill()
+        running.wait()
+    seal_leftovers(tmp_path, SECRETS)
+    assert (folder / "stdout.log").read_bytes() == b"***"

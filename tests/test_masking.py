@@ -1,0 +1,136 @@
+import base64
+import json
+
+import pytest
+
+from autotune import masking
+from autotune.masking import Secrets, is_masked
+from autotune.records import Outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("HF_TOKEN=abc", "HF_TOKEN=***"),
+        ('{"api_key": "abc", "lr": 0.1}', '{"api_key": "***", "lr": 0.1}'),
+        ('{\\"api_key\\": \\"abc\\"}', '{\\"api_key\\": \\"***\\"}'),
+        ("aws_secret_access_key = AB/CD+EF", "aws_secret_access_key = ***"),
+        ("clientSecret: xyz", "clientSecret: ***"),
+        ("PGPASSWORD=x DB_PASS=y HFTOKEN=z", "PGPASSWORD=*** DB_PASS=*** HFTOKEN=***"),
+        ("password='hunter2'", "password='***'"),
+        ("--password hunter2 --epochs 3", "--password *** --epochs 3"),
+        ("--api-key=hunter2", "--api-key=***"),
+        ("['train.py', '--api-key', 'hunter2', '--lr', '1']", "['train.py', '--api-key', '***', '--lr', '1']"),
+        ("Namespace(api_key='hunter2', lr=0.1)", "Namespace(api_key='***', lr=0.1)"),
+        ("Authorization: Bearer abcdefghijklmnop", "Authorization: ***"),
+        ("Authorization: Basic dXNlcjpwYXNz", "Authorization: ***"),
+        ("https://me:pass@host/x?token=abc&n=1", "https://***@host/x?token=***&n=1"),
+        ("postgresql+psycopg2://user:p%40ss@db:5432/x", "postgresql+psycopg2://***@db:5432/x"),
+        ("git clone https://x:ghs_short@github.com/a/b", "git clone https://***@github.com/a/b"),
+        ("using hf_abcdefghijklmnopqrst now", "using *** now"),
+        ("key=abc", "key=***"),
+    ],
+)
+def test_secrets_are_masked(text, masked):
+    assert Secrets().text(text) == masked
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "KeyError: 'batch'",
+        "Missing key: conv1.weight",
+        "tokens_per_s=1234 num_tokens: 5",
+        "tokenizer=bert TOKENIZERS_PARALLELISM=false",
+        "forward_pass=12 backward_pass: 3",
+        "PWD=/home/me OLDPWD=/tmp",
+        "ValueError: expected 3 channels, got 4",
+        "mail someone@example.org, see https://example.org/a",
+        "monkey=1 keyboard=2",
+        "--key-frames --token",
+        "HF_TOKEN: ${oc.env:HF_TOKEN} http://me:${oc.env:PASSWORD}@host",
+    ],
+)
+def test_what_only_resembles_a_secret_stays(text):
+    assert Secrets().text(text) == text
+
+
+def test_values_of_the_environment_are_masked_wherever_they_stand():
+    secrets = Secrets.known({"WANDB_API_KEY": "0123456789", "HOME": "/root/home", "USE_TOKEN": "1", "DB_PASSWORD": "hunter2"})
+    assert (
+        secrets.text("x0123456789x, 1 try, hunter2 and hunter22 in /root/home")
+        == "x***x, 1 try, *** and hunter22 in /root/home"
+    )
+
+
+def test_a_value_is_known_in_every_way_it_is_written():
+    secret = 'pä"ss/w0rd\n+secret'
+    secrets = Secrets.known({"APP_SECRET": secret})
+    for written in (secret, json.dumps({"a": secret}), repr([secret]), json.dumps(secret, ensure_ascii=False)):
+        assert "w0rd" not in secrets.text(written)
+    assert secrets.text("x=p%C3%A4%22ss%2Fw0rd%0A%2Bsecret") == "x=***"
+
+
+def test_a_key_file_is_masked_line_by_line_and_its_path_is_none(tmp_path):
+    body = base64.b64encode(bytes(range(90))).decode()
+    secrets = Secrets.known({"SSH_KEY": f"-----BEGIN KEY-----\n{body}\n-----END KEY-----", "TOKEN_FILE": str(tmp_path)})
+    assert secrets.text(f"[rank0]: {body} in {tmp_path}") == f"[rank0]: *** in {tmp_path}"
+
+
+def test_passwords_in_addresses_of_the_environment_are_known_by_value():
+    secrets = Secrets.known({"DATABASE_URL": "postgres://app:s3cret-pass@db/x", "PROXY": "http://ghs_tokentoken@p:1"})
+    assert secrets.text("auth failed for app with s3cret-pass, ghs_tokentoken") == "auth failed for app with ***, ***"
+
+
+def test_what_was_typed_as_a_secret_is_known_even_when_plain():
+    words = ["env.MY_TOKEN=abc", "--api-key", "def", "--password=with,commas;and)more", "x=https://u:ghi@h/"]
+    secrets = Secrets.known({}, words)
+    assert secrets.text("abc abcd def ghi with,commas;and)more") == "*** abcd *** *** ***"
+
+
+def test_argument_lists_are_masked_word_by_word():
+    words = ["python", "train.py", "--api-key", "abc", "--password=a b,c", "--data", "s3://k:s@b/x", "--token", "--lr", "1"]
+    masked = ["python", "train.py", "--api-key", "***", "--password=***", "--data", "s3://***@b/x", "--token", "--lr", "1"]
+    assert Secrets().words(words) == masked
+    assert Secrets.known({}, words).words(masked) == masked
+    assert Secrets().words(["bash", "-c", "cd x; TOKEN=abc python t.py"]) == ["bash", "-c", "cd x; TOKEN=*** python t.py"]
+
+
+def test_documents_are_masked_by_key_and_keep_everything_else():
+    document = {
+        "env": {"HF_TOKEN": "abc", "A_TOKEN": "${oc.env:A_TOKEN}", "OMP": "1", "B_TOKEN": "***2", "C_TOKEN": ""},
+        "env.D_TOKEN": ["a", 12345, None, True],
+        "reports": {"env.D_TOKEN": {"status": "applied", "observed": None}},
+        "uri": "http://me:pw@h",
+        "outcome": Outcome.error,
+        "numbers": [1, 2.5],
+    }
+    assert Secrets().document(document) == {
+        "env": {"HF_TOKEN": "***", "A_TOKEN": "${oc.env:A_TOKEN}", "OMP": "1", "B_TOKEN": "***2", "C_TOKEN": ""},
+        "env.D_TOKEN": ["***", "***", None, True],
+        "reports": {"env.D_TOKEN": {"status": "applied", "observed": None}},
+        "uri": "http://***@h",
+        "outcome": Outcome.error,
+        "numbers": [1, 2.5],
+    }
+
+
+def test_sentences_of_autotune_s_own_lose_values_and_keep_words():
+    secrets = Secrets.known({"HF_TOKEN": "hf_abc123def"})
+    said = "env.HF_TOKEN: not usable text, got 'hf_abc123def'. Set it at https://me:pw@h."
+    assert secrets.message(said) == "env.HF_TOKEN: not usable text, got '***'. Set it at https://***@h."
+
+
+def test_what_was_masked_can_be_told():
+    assert is_masked({"command": ["train.py", "--api-key", "***"]})
+    assert is_masked({"space": {"env.T": {"choice": ["***1"]}}})
+    assert not is_masked({"env": {"T": "${oc.env:T}"}, "n": [1, None]})
+
+
+def test_masking_a_long_line_takes_no_quadratic_time():
+    assert Secrets().text("a" * 200_000) == "a" * 200_000
+    assert Secrets().text("a:" * 50_000).startswith("a:")
+
+
+def test_addresses_alone_lose_their_credentials():
+    assert masking.without_credentials("see https://me:secret@host/x, TOKEN=1") == "see https://***@host/x, TOKEN=1"

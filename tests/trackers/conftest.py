@@ -1,0 +1,55 @@
+"""An MLflow store and server for every test that wants one, made once: a fresh store costs five seconds, a server too."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.trackers import mlflow, store
+from tests.trackers.servers import MlflowServer
+
+
+@pytest.fixture(autouse=True)
+def no_server_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(store.URI_VARIABLE, raising=False)
+    for name in (*mlflow.CLIENT_ENVIRONMENT, mlflow.TIMEOUT_VARIABLE):
+        monkeypatch.setenv(name, "1")  # what a tracker sets in its own process is taken back
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("store")
+    mlflow.MlflowTracker(store.embedded_uri(runs), runs)._connect()
+    return store.store_file(runs)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, empty_store: Path) -> Path:
+    """A runs folder with an empty embedded store."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    store.store_file(folder).write_bytes(empty_store.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def new_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Callable[[], MlflowServer]]:
+    """Starts servers with empty stores; all are ended with the tests."""
+    started: list[MlflowServer] = []
+
+    def make() -> MlflowServer:
+        server = MlflowServer(tmp_path_factory.mktemp("server"))
+        server.store.write_bytes(empty_store.read_bytes())
+        started.append(server)
+        server.start()
+        return server
+
+    yield make
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def server(new_server: Callable[[], MlflowServer]) -> MlflowServer:
+    """A server that works, shared by the tests."""
+    return new_server()

@@ -1,0 +1,205 @@
+"""Tracking servers to test against: MLflow's own, and ones that refuse, hang, dawdle or lose their answers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+START_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class MlflowServer:
+    """A real `mlflow server` on the loopback address, with one worker and a store of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.store = folder / "server.db"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        argv = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(self.port)]
+        argv += ["--backend-store-uri", f"sqlite:///{self.store}", "--artifacts-destination", str(self.folder / "artifacts")]
+        quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                argv, env={**os.environ, **quiet}, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        until = time.monotonic() + START_S
+        while time.monotonic() < until and self._process.poll() is None:
+            try:
+                urllib.request.urlopen(f"{self.uri}/health", timeout=2).close()
+            except OSError:
+                time.sleep(0.05)
+            else:
+                return
+        raise AssertionError((self.folder / "server.log").read_text()[-2000:])
+
+    def kill(self) -> None:
+        """Ends all of it as a crash would."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(20)
+            self.kill()
+
+
+class Listener:
+    """A server that accepts and never answers."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.port = int(self._socket.getsockname()[1])
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.num_accepted = 0
+        self._kept: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._socket.close()
+        for connection in self._kept:
+            connection.close()
+
+    def serve(self, connection: socket.socket) -> None:
+        """Keeps the connection and says nothing."""
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self.num_accepted += 1
+            self._kept.append(connection)
+            threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
+
+
+class Proxy(Listener):
+    """Stands before a real server: passes every request on, and its answer late, or not at all.
+
+    Args:
+        port: of the real server.
+        late_s: how long an answer is held back.
+        lose_creations: every so manyth answer to the making of a run is lost: the run is there, and nobody is told. 0 loses
+            none.
+    """
+
+    def __init__(self, port: int, *, late_s: float = 0.0, lose_creations: int = 0) -> None:
+        self._port, self._late_s, self._lose = port, late_s, lose_creations
+        self._num, self._lock, self.num_lost = 0, threading.Lock(), 0
+        super().__init__()
+
+    def serve(self, connection: socket.socket) -> None:
+        with socket.create_connection(("127.0.0.1", self._port)) as behind:
+            behind.settimeout(0.05)
+            connection.settimeout(0.05)
+            while request := _read(connection):
+                behind.sendall(request)
+                answer = _read(behind)
+                time.sleep(self._late_s)
+                if self._is_lost(request):
+                    break
+                connection.sendall(answer)
+        connection.close()
+
+    def _is_lost(self, request: bytes) -> bool:
+        if not self._lose or b"/mlflow/runs/create" not in request.partition(b"\r\n")[0]:
+            return False
+        with self._lock:
+            self._num += 1
+            is_lost = self._num % self._lose == 0
+            self.num_lost += is_lost
+            return is_lost
+
+
+def _read(connection: socket.socket) -> bytes:
+    """Returns one whole message, head and body; b"" when the other side has closed."""
+    data = b""
+    until = time.monotonic() + 30.0
+    while time.monotonic() < until:
+        try:
+            more = connection.recv(1 << 16)
+        except TimeoutError:
+            more = None
+        except OSError:
+            return b""
+        if more == b"":
+            return b""
+        data += more or b""
+        head, found, body = data.partition(b"\r\n\r\n")
+        if found and _is_whole(head.lower(), body):
+            return data
+    return b""
+
+
+def _is_whole(head: bytes, body: bytes) -> bool:
+    for line in head.split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return len(body) >= int(line.partition(b":")[2])
+        if line.startswith(b"transfer-encoding: chunked"):
+            return body.endswith(b"0\r\n\r\n")
+    return True
+
+
+class Mirror:
+    """What MLflow has of a study, read back with MLflow's own client."""
+
+    def __init__(self, uri: str, study: str) -> None:
+        from mlflow import MlflowClient
+
+        self.client = MlflowClient(uri)
+        experiment = self.client.get_experiment_by_name("autotune")
+        found = self.client.search_runs([experiment.experiment_id], f"tags.study = '{study}'", max_results=1000)
+        self.parents = [run for run in found if run.data.tags["kind"] == "study"]
+        self.trials: list[Any] = [run for run in found if run.data.tags["kind"] != "study"]
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the trials that are there, one entry a run."""
+        return sorted(int(run.data.tags["trial"]) for run in self.trials)
+
+    def problems(self, folder: Any) -> list[str]:
+        """Returns what differs from the study's folder: every trial once, whole, below one parent, each metric once."""
+        records = {record.number: record for record in folder.read_trials()}
+        found = [f"{n} runs of trial {number}" for number, n in Counter(self.numbers).items() if n > 1]
+        found += [f"trial {number} is missing" for number in records.keys() - set(self.numbers)]
+        found += [f"{len(self.parents)} parents"] if len(self.parents) != 1 else []
+        parent_ids = {run.info.run_id for run in self.parents}
+        for run in self.trials:
+            record = records[int(run.data.tags["trial"])]
+            name = f"trial {record.number}"
+            if run.info.status == "RUNNING":
+                found.append(f"{name} has not ended")
+            if run.data.tags["mlflow.parentRunId"] not in parent_ids:
+                found.append(f"{name} has another parent")
+            if set(run.data.params) != set(record.knobs):
+                found.append(f"{name} has params {sorted(run.data.params)}")
+            for metric in run.data.metrics:
+                if len(self.client.get_metric_history(run.info.run_id, metric)) != 1:
+                    found.append(f"{name} has {metric} more than once")
+            names = {file.path for file in self.client.list_artifacts(run.info.run_id)}
+            if not {"spec.json", "trial.json"} <= names:
+                found.append(f"{name} has files {sorted(names)}")
+        return found
