@@ -13,7 +13,7 @@ from autotune.cli.processes import own_environment
 
 PROGRAMS = Path(__file__).with_name("programs")
 RULES = {
-    "warmup_min_device_s": 0.05, "warmup_max_s": 2, "warmup_mean_frac": 0.9, "warmup_quartile_frac": 9,
+    "warmup_min_device_s": 0.05, "warmup_max_s": 2, "warmup_mean_frac": 0.9, "warmup_quartile_frac": 1,
     "min_s": 0.2, "max_s": 1, "half_width_frac": 0.5,
 }  # fmt: skip
 QUICK = [
