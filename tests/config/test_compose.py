@@ -334,7 +334,9 @@ def test_references_in_a_chosen_file_stay_references_in_what_is_stored(
     monkeypatch.setenv("MY_TOKEN", "s3cret")
     user_file(tmp_path, "mine/token.yaml", "# @package _global_\nenv: {TOKEN: '${oc.env:MY_TOKEN}'}\n")
     composed = make("+mine=token", config_dirs=[tmp_path])
-    assert composed.config.env == {"TOKEN": "s3cret"}
+    assert composed.config.env == {"TOKEN": "***"}
+    assert list(composed.hidden) == ["s3cret"]
+    assert "TOKEN: ${oc.env:MY_TOKEN}" in composed.yaml
     assert "s3cret" not in composed.yaml
 
 
