@@ -11,6 +11,7 @@ from autotune.config.command import CommandTemplate, study_name, title
 from autotune.config.program import program_of
 from autotune.config.schema import StudyConfig
 from autotune.config.startable import startable
+from autotune.masking import Secrets
 
 
 @pytest.mark.parametrize(

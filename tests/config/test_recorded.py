@@ -71,7 +71,7 @@ def test_only_the_budget_can_be_changed_and_every_other_word_is_named(kept):
     with pytest.raises(BadInput) as refused:
         kept(change=words)
     assert len(refused.value.problems) == len(words)
-    with pytest.raises(BadInput, match="too small, got -3.0. Allowed: above 0"):
+    with pytest.raises(BadInput, match=r"too small, got -3\.0\. Allowed: above 0"):
         kept(change=["study.budget.minutes=-3"])
 
 
