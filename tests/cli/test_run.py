@@ -8,6 +8,7 @@ import pytest
 import autotune.study
 from autotune.cli.main import main
 from autotune.cli.run import tracking, versions
+from autotune.masking import Secrets
 from autotune.testing.studies import make_study
 
 
@@ -52,7 +53,7 @@ def test_json_is_the_summary_and_nothing_else(ends, capsys):
 
 
 def test_no_mirror_is_started_when_nothing_is_to_be_tracked():
-    assert tracking("none") is None
+    assert tracking("none", Secrets()) is None
 
 
 def test_versions_name_what_results_depend_on():
