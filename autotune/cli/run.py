@@ -14,6 +14,7 @@ import autotune
 from autotune.cli.sync import TrackingProcess
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput, Interrupted, NothingWorked
+from autotune.masking import Secrets
 from autotune.run_dir import StudyFolder, call
 from autotune.trackers.store import NONE
 
@@ -128,7 +129,7 @@ def plan_of(composed: Composed, facts: dict[str, object]) -> Plan:
         command=composed.command,
         launcher=LocalLauncher(),
         machine=facts,
-        start_tracking=tracking(composed),
+        start_tracking=tracking(composed.config.tracker.uri, composed.secrets),
         versions=versions(),
         hidden=composed.hidden,
         secrets=composed.secrets,
@@ -146,10 +147,14 @@ def versions() -> dict[str, str]:
     return found
 
 
-def tracking(composed: Composed) -> Callable[[StudyFolder], Tracking] | None:
-    """Returns what starts the process that mirrors the study while it runs; None when nothing is to be tracked."""
-    uri = composed.config.tracker.uri
-    return None if uri == NONE else lambda folder: TrackingProcess(folder, uri, composed.secrets)
+def tracking(uri: str | None, secrets: Secrets) -> Callable[[StudyFolder], Tracking] | None:
+    """Returns what starts the process that mirrors the study while it runs; None when nothing is to be tracked.
+
+    Args:
+        uri: `tracker.uri`.
+        secrets: what must not be uploaded.
+    """
+    return None if uri == NONE else lambda folder: TrackingProcess(folder, uri, secrets)
 
 
 def _view(folder: StudyFolder, *, as_json: bool) -> View:

@@ -10,6 +10,7 @@ import autotune.study
 from autotune.cli.main import main
 from autotune.cli.run import tracking, versions
 from autotune.errors import NothingWorked
+from autotune.masking import Secrets
 from autotune.run_dir import StudyFolder
 from autotune.testing.studies import make_study
 
@@ -65,7 +66,7 @@ def test_json_is_the_summary_and_nothing_else(ends, capsys):
 
 
 def test_no_mirror_is_started_when_nothing_is_to_be_tracked():
-    assert tracking("none") is None
+    assert tracking("none", Secrets()) is None
 
 
 def test_versions_name_what_results_depend_on():
