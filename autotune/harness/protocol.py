@@ -14,6 +14,7 @@ document carries `schema`. History of the schema: 1, the first.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -219,11 +220,16 @@ def write_json(path: str, document: Any) -> None:
     """Writes a dataclass or plain document as JSON: whole under a temporary name, then renamed."""
     plain = dataclasses.asdict(document) if dataclasses.is_dataclass(document) and not isinstance(document, type) else document
     temporary = f"{path}.{os.getpid()}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(plain, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(plain, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:  # a full disk: half a document is of no use to anybody
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def read_spec(path: str) -> Spec:
