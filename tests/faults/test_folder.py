@@ -11,6 +11,8 @@ import pytest
 from autotune.records import Outcome
 from tests.faults.quick_study import QuickStudy
 
+pytestmark = pytest.mark.thorough
+
 BUDGET = ("study.budget.minutes=0.1", "compile.mode=off")
 LONGER = ("study.budget.minutes=0.3", "compile.mode=off")  # for trials of a second
 

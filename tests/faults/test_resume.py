@@ -13,6 +13,8 @@ from autotune.machine.cores import num_cores
 from autotune.records import Kind, Outcome
 from tests.faults.quick_study import PROGRAM, QuickStudy, kill, measured
 
+pytestmark = pytest.mark.thorough
+
 BUDGET = ("study.budget.minutes=0.1", "compile.mode=off")
 
 

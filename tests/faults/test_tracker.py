@@ -25,7 +25,7 @@ from tests.trackers.conftest import empty_store, new_server, no_server_of_the_us
 from tests.trackers.servers import Listener, Mirror, Proxy, free_port
 
 # MLflow's own use of SQLAlchemy and pydantic warns of deprecations, and leaves connections to the garbage collector
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]
 
 
 def sync_command(folder: StudyFolder, *words: str) -> list[str]:

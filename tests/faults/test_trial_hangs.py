@@ -13,6 +13,8 @@ from autotune.records import Outcome
 from autotune.testing.launcher_contract import a_launch, is_alive
 from tests.faults.trial_studies import PROGRAMS
 
+pytestmark = pytest.mark.thorough
+
 FAULTY = [sys.executable, str(PROGRAMS / "faulty.py")]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "--max-restarts=0"]
 START, STEP = Deadlines(start_s=15), Deadlines(start_s=60, step_s=3)
