@@ -166,11 +166,6 @@ def one_line(text: str, most: int) -> str:
     return plain if len(plain) <= most else f"{plain[: most - 3]}..."
 
 
-def masked(text: str) -> str:
-    """Returns the text with user names and passwords in URLs replaced by `***`."""
-    return re.sub(r"(\w+://)[^/\s@]+@", r"\1***@", text)
-
-
 def log_lines(evidence: dict[str, Any], *, most: int = 15) -> list[str]:
     """Returns the end of what a failed trial said, its traceback or else its log, set off for a message."""
     error = evidence.get("error") or {}

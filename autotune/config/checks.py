@@ -27,8 +27,8 @@ from autotune.config.schema import (
 )
 from autotune.errors import BadInput
 from autotune.knobs.values import shown
+from autotune.masking import without_credentials
 from autotune.run_dir import check_name
-from autotune.wording import masked
 
 MINUTES_A_YEAR, SECONDS_A_MONTH, MANY = 525_600, 2_592_000, 10**9
 # Key -> smallest and largest value; None as the smallest: anything above 0.
@@ -170,7 +170,7 @@ def tracking_problems(uri: str | None, key: str = "tracker.uri") -> list[str]:
     """Returns what is wrong with a tracking address; whether it answers only tracking itself can tell."""
     if uri is None or uri in ("none", "databricks"):
         return []
-    shown_uri, scheme = shown(masked(uri)), uri.partition(":")[0].partition("+")[0].lower()
+    shown_uri, scheme = shown(without_credentials(uri)), uri.partition(":")[0].partition("+")[0].lower()
     if "://" not in uri and scheme not in TRACKING_SCHEMES:
         return [f"{key}: not a tracking address, got {shown_uri}. {TRACKING_FORMS} Write the scheme, too."]
     if scheme in ("http", "https") and not _is_server(uri):
