@@ -173,6 +173,11 @@ class TrialRecord:
     knob_reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     schema: int = SCHEMA
 
+    @property
+    def score(self) -> float | None:
+        """What the study maximises, in whatever unit: the value, as long as that is the one objective; None without one."""
+        return self.value
+
     def as_json(self) -> dict[str, Any]:
         """Returns the record as plain JSON values."""
         return dataclasses.asdict(self)

@@ -49,8 +49,8 @@ def told(record: TrialRecord, *, worst: float, memory_capacity_bytes: int | None
         worst: lowest value any trial of the study has had, per second.
         memory_capacity_bytes: memory of the device (or the process's limit); None unknown.
     """
-    if record.outcome.has_value and record.value is not None:
-        return Told(state=TrialState.COMPLETE, value=record.value)
+    if record.outcome.has_value and record.score is not None:
+        return Told(state=TrialState.COMPLETE, value=record.score)
     if record.outcome.is_no_answer:
         return Told(state=TrialState.FAIL)
     if record.outcome.is_memory:

@@ -14,6 +14,7 @@ from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study.budget import finals_rules
 from autotune.study.session import Session, configuration_key
+from autotune.study.turns import Pair, Turns
 
 MAX_FINALISTS = 3
 CONTENDER_FRAC = 0.85  # of the best value: below that, noise alone does not explain the difference
@@ -74,12 +75,12 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
         records: first measurements, the baseline first.
     """
     baseline, *searched = records
-    able = [record for record in searched if record.outcome.may_win and record.value]
+    able = [record for record in searched if record.outcome.may_win and record.score]
     distinct = {configuration_key(record.changed): record for record in able if record.changed}
     worthy = [record for record in distinct.values() if not _is_superfluous(record, able)]
-    ranked = sorted(worthy, key=lambda record: -(record.value or 0.0))
-    floor = max(CONTENDER_FRAC * (ranked[0].value or 0.0), MIN_GAIN_FRAC * (baseline.value or 0.0)) if ranked else 0.0
-    return [record for record in ranked if (record.value or 0.0) >= floor][:MAX_FINALISTS]
+    ranked = sorted(worthy, key=lambda record: -(record.score or 0.0))
+    floor = max(CONTENDER_FRAC * (ranked[0].score or 0.0), MIN_GAIN_FRAC * (baseline.score or 0.0)) if ranked else 0.0
+    return [record for record in ranked if (record.score or 0.0) >= floor][:MAX_FINALISTS]
 
 
 def _is_superfluous(record: TrialRecord, others: list[TrialRecord]) -> bool:
@@ -90,7 +91,7 @@ def _is_superfluous(record: TrialRecord, others: list[TrialRecord]) -> bool:
         return 1 + (DEAR_GAIN_FRAC if is_dear else stats.MARGIN_FRAC)
 
     return any(
-        other.changed.items() < record.changed.items() and (other.value or 0.0) * needed(other) >= (record.value or 0.0)
+        other.changed.items() < record.changed.items() and (other.score or 0.0) * needed(other) >= (record.score or 0.0)
         for other in others
     )
 
@@ -103,7 +104,7 @@ def choose(values: dict[int, list[float]], candidates: list[TrialRecord], margin
         candidates: best first by the search.
         margin: equivalence margin.
     """
-    rates = {c.number: stats.log_mean_interval(values.get(c.number) or [c.value or 1.0])[0] for c in candidates}
+    rates = {c.number: stats.log_mean_interval(values.get(c.number) or [c.score or 1.0])[0] for c in candidates}
     top = max(rates.values())
     alike = [candidate for candidate in candidates if rates[candidate.number] >= top / (1 + margin)]
     return min(alike, key=lambda candidate: (len(candidate.changed), candidate.tier.rank, -rates[candidate.number]))
@@ -215,7 +216,7 @@ class Finals:
         values: dict[int, list[float]] = {}
         for measured in rounds:
             for number, record in measured.items():
-                values.setdefault(number, []).extend([record.value] if record.value is not None else [])
+                values.setdefault(number, []).extend([record.score] if record.score is not None else [])
         able = [c for c in candidates if not self._lost.get(c.number)] or candidates
         return choose(values, able)
 
@@ -241,31 +242,25 @@ class Finals:
         self.decision = Decision(finalist=chosen, reason="no time was left to measure it again beside the baseline")
         if pairs:
             self.decision = judge(chosen, pairs)
-        is_chosen_first = False
-        for index in range(len(pairs), MAX_PAIRS + MAX_LOST_ROUNDS):
+        turns = Turns(chosen, baseline, measure=self._measure_reported, order=self._random, pairs=pairs)
+        for _ in range(len(pairs), MAX_PAIRS + MAX_LOST_ROUNDS):
             if len(pairs) == MAX_PAIRS or not self._has_time_for_pair(chosen, len(pairs)):
                 break
-            # ABBA or BAAB: the second pair of two turns the first round, so that a steady drift falls on both alike.
-            is_chosen_first = not is_chosen_first if index % 2 else bool(self._random.getrandbits(1))
             self._round += 1
-            order = [chosen, baseline] if is_chosen_first else [baseline, chosen]
-            rates = {entrant.number: self._measure(entrant, REPORTED).value for entrant in order}
-            own, other = rates[chosen.number], rates[baseline.number]
-            if own is not None and other is not None:
-                pairs.append((own, other))
+            if turns.round():
                 self.decision = judge(chosen, pairs)
             if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
                 return False
         return bool(pairs) or not self._lost.get(chosen.number)
 
-    def _pairs_before(self, chosen: TrialRecord) -> list[tuple[float, float]]:
+    def _pairs_before(self, chosen: TrialRecord) -> list[Pair]:
         """Returns the rates of the rounds that an earlier run of the study has reported, of the finalist and the baseline.
 
         A round that was cut off half-way does not count: the two are to be measured right after each other.
         """
         pairs = []
         for measured in by_round(self._earlier, REPORTED):
-            own, other = (measured[number].value if number in measured else None for number in (chosen.number, 0))
+            own, other = (measured[number].score if number in measured else None for number in (chosen.number, 0))
             if own is not None and other is not None:
                 pairs.append((own, other))
         return pairs
@@ -280,13 +275,16 @@ class Finals:
         overtime_s = budget.overtime_s if num_pairs < MIN_PAIRS else 0.0
         return self._pair_s(chosen) <= budget.left_s + overtime_s
 
+    def _measure_reported(self, first: TrialRecord) -> TrialRecord:
+        return self._measure(first, REPORTED)
+
     def _measure(self, first: TrialRecord, why: str) -> TrialRecord:
         record = self._session.measure_again(first, round_number=self._round, rules=self._rules, why=why)
         self._note_loss(record)
         return record
 
     def _note_loss(self, record: TrialRecord) -> None:
-        if record.value is None and record.outcome is not Outcome.interrupted:
+        if record.score is None and record.outcome is not Outcome.interrupted:
             number = record.repeats or 0
             self._lost[number] = self._lost.get(number, 0) + 1
 
@@ -314,13 +312,13 @@ def _slower(chosen: TrialRecord, ratio: stats.Ratio) -> str:
 def _without_finalist(records: list[TrialRecord]) -> Decision:
     if len(records) == 1:
         return Decision(verdict="ambiguous", reason="nothing but the baseline was measured")
-    if not any(record.value for record in records[1:]):
+    if not any(record.score for record in records[1:]):
         failures = ", ".join(sorted({str(record.outcome) for record in records[1:]}))
         return Decision(verdict="ambiguous", reason=f"none of the configurations tried could be measured: {failures}")
     return Decision(verdict="same", reason="no configuration that trained came near the baseline")
 
 
-def judge(chosen: TrialRecord, pairs: list[tuple[float, float]]) -> Decision:
+def judge(chosen: TrialRecord, pairs: list[Pair]) -> Decision:
     """Returns what the reporting rounds say.
 
     Args:

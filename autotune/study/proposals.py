@@ -170,9 +170,9 @@ class Search:
 
     def _is_disproved(self, knobs: Knobs) -> bool:
         """Whether the same changes beside the loader's were slower than the baseline: bf16 emulated in software is."""
-        floor = DISPROVED_FRAC * (self._session.baseline.value or 0.0)
+        floor = DISPROVED_FRAC * (self._session.baseline.score or 0.0)
         part = _beside_loader(self._space.changed(knobs))
-        slower = [r for r in self._session.searched[1:] if r.value is not None and r.value < floor]
+        slower = [r for r in self._session.searched[1:] if r.score is not None and r.score < floor]
         return any(part and _beside_loader(record.changed) == part for record in slower)
 
     def _late(self) -> Iterator[Proposal]:
@@ -283,7 +283,7 @@ class Search:
         add_known(self._study, record, self._distributions, **self._limits())
 
     def _limits(self) -> dict[str, float | int | None]:
-        values = [record.value for record in self._session.searched if record.value is not None]
+        values = [record.score for record in self._session.searched if record.score is not None]
         return {"worst": min(values), "memory_capacity_bytes": self._session.memory_capacity_bytes}
 
     def _is_known(self, knobs: Knobs) -> bool:
@@ -302,7 +302,7 @@ class Search:
     @property
     def _incumbent(self) -> TrialRecord:
         able = [record for record in self._session.searched if record.outcome.may_win]
-        return max(able, key=lambda record: record.value or 0.0, default=self._session.baseline)
+        return max(able, key=lambda record: record.score or 0.0, default=self._session.baseline)
 
     @property
     def _num_searched(self) -> int:

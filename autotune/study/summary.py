@@ -87,10 +87,10 @@ def _best(records: list[TrialRecord], baseline: TrialRecord | None, standing: St
 def _leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> TrialRecord:
     """Returns the best search trial up to a tier, or the baseline where none beat it by more than the margin."""
     able = [
-        r for r in records if r.repeats is None and r.outcome.may_win and r.value and r.tier.rank <= tier.rank and r.changed
+        r for r in records if r.repeats is None and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed
     ]
-    top = max(able, key=lambda record: record.value or 0.0, default=baseline)
-    return top if (top.value or 0.0) > (baseline.value or 0.0) * (1 + stats.MARGIN_FRAC) else baseline
+    top = max(able, key=lambda record: record.score or 0.0, default=baseline)
+    return top if (top.score or 0.0) > (baseline.score or 0.0) * (1 + stats.MARGIN_FRAC) else baseline
 
 
 def _by_tier(

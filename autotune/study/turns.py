@@ -1,0 +1,52 @@
+"""Two configurations measured in turns, each time in a fresh process: the fair comparison behind every claim."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from autotune.records import TrialRecord
+
+Pair = tuple[float, float]  # scores of one round: the first configuration's and the second's
+
+
+class Turns:
+    """Rounds of a configuration beside another.
+
+    ABBA or BAAB: the second round of two turns the order of the first, which is drawn, so that a steady drift of the machine
+    falls on both alike.
+
+    Attributes:
+        pairs: the complete rounds so far; a round in which one of the two failed is left out.
+
+    Args:
+        one, other: first measurements of the two configurations.
+        measure: measures a configuration again and returns the record.
+        order: source of the first turn of every two.
+        pairs: rounds measured before.
+    """
+
+    def __init__(
+        self,
+        one: TrialRecord,
+        other: TrialRecord,
+        *,
+        measure: Callable[[TrialRecord], TrialRecord],
+        order: random.Random,
+        pairs: list[Pair] | None = None,
+    ) -> None:
+        self.pairs: list[Pair] = pairs if pairs is not None else []
+        self._one, self._other, self._measure, self._order = one, other, measure, order
+        self._index, self._is_one_first = len(self.pairs), False
+
+    def round(self) -> Pair | None:
+        """Measures both once and returns their scores; None when either has none."""
+        self._is_one_first = not self._is_one_first if self._index % 2 else bool(self._order.getrandbits(1))
+        self._index += 1
+        order = [self._one, self._other] if self._is_one_first else [self._other, self._one]
+        scores = {entrant.number: self._measure(entrant).score for entrant in order}
+        own, other = scores[self._one.number], scores[self._other.number]
+        if own is None or other is None:
+            return None
+        self.pairs.append((own, other))
+        return self.pairs[-1]
