@@ -80,17 +80,20 @@ class StudyFolder:
             BadInput: another tuner works on it.
             FolderLost: the folder cannot be written.
         """
-        try:
-            with Claim(self.path) as self._claim:
+        with contextlib.ExitStack() as held:
+            try:
+                self._claim = held.enter_context(Claim(self.path))
+            except Owned as owned:
+                raise BadInput(
+                    f"STUDY: another autotune works on it, got {self.name!r} ({owned}). Wait for its end, or end it with "
+                    "Ctrl-C."
+                ) from None
+            except OSError as error:
+                raise self.lost(error) from error
+            try:
                 yield self._claim.problem
-        except Owned as owned:
-            raise BadInput(
-                f"STUDY: another autotune works on it, got {self.name!r} ({owned}). Wait for its end, or end it with Ctrl-C."
-            ) from None
-        except OSError as error:
-            raise self.lost(error) from error
-        finally:
-            self._claim = None
+            finally:
+                self._claim = None
 
     @property
     def is_owned(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -34,7 +36,8 @@ class Quiet(View):
 
     def notice(self, message: str) -> None:
         """One line worth reading."""
-        print(f"autotune: {message}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(f"autotune: {message}", file=sys.stderr, flush=True)
 
 
 class PlainLines(View):
@@ -98,4 +101,12 @@ def budget_text(study: StudyRecord) -> str:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)  # a log that is followed must not lag
+    try:
+        print(line, flush=True)  # a log that is followed must not lag
+    except OSError as error:  # whoever read it has gone, or its disk is full: no reason to end a study
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        Quiet().notice(
+            f"standard output cannot be written ({error.strerror}): the study goes on without it. `autotune show` tells how."
+        )

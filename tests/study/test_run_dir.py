@@ -139,6 +139,13 @@ def test_a_study_belongs_to_one_process_until_that_is_gone_however_it_ends(tmp_p
         assert problem == ""
 
 
+def test_a_fault_of_something_else_is_not_taken_for_the_folder_s(tmp_path):
+    folder = create(tmp_path, "s")
+    with pytest.raises(BrokenPipeError), folder.claimed():
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+    assert not folder.is_owned
+
+
 def test_a_child_process_does_not_keep_a_study_after_its_owner(tmp_path):
     folder = make_study(tmp_path / "runs")
     with folder.claimed():
