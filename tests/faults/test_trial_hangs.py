@@ -1,75 +1,73 @@
-"""Trials that hang, in each place where they can: every one started at once, none of them ends by itself."""
+"""Trials that hang, in each place where they can, in studies that live on: none of them ends by itself."""
 
 import re
-import sys
-import time
 
 import pytest
 
-from autotune.failures import classify
-from autotune.launchers.base import Deadlines
-from autotune.launchers.local import LocalLauncher
-from autotune.records import Outcome
-from autotune.testing.launcher_contract import a_launch, is_alive
-from tests.faults.trial_studies import PROGRAMS
+from tests.faults.trial_studies import start
 
 pytestmark = pytest.mark.thorough
 
-FAULTY = [sys.executable, str(PROGRAMS / "faulty.py")]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "--max-restarts=0"]
-START, STEP = Deadlines(start_s=15), Deadlines(start_s=60, step_s=3)
-# What hangs -> its limits, the kind of hang, what the reason says.
-HANGS = {
-    "hangs before import": (
-        Deadlines(start_s=3),
-        "user code",
-        r"^start: .*phase: spawn\) .*; user code at faulty\.py:\d+ in <mod",
-    ),
-    "never steps": (START, "user code", r"^start: .*phase: first_batch\) within 15 s; user code at faulty\.py:\d+ in train"),
-    "hangs in collate": (STEP, "loader", r"^step: .*; in the loader at faulty\.py:\d+ in collate"),
-    "hangs in a worker": (STEP, "loader", r"^step: .*; waiting .*, whose worker process \d+ is at faulty\.py:\d+ in collate"),
-    "is stopped": (STEP, "stopped", r"^step: .*; process \d+ of the program is stopped \(by SIGSTOP"),
-    "waits for a rank": (
-        STEP,
-        "collective",
-        r"; rank 0 waits .* at ranks\.py:\d+ in <mod.* while rank 1 is at ranks\.py:\d+ in think",
-    ),
-}
-COMMANDS = {"waits for a rank": [*TORCHRUN, str(PROGRAMS / "ranks.py")]}
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "--max-restarts=0")
+# What hangs -> the kind of hang, what the reason says. A list for each study: they run side by side.
+STUDIES = [
+    {
+        "hangs before import": ("user code", r"^start: .*phase: spawn\) within 15 s; user code at faulty\.py:\d+ in <mod"),
+        "hangs in collate": ("loader", r"^step: .*within 4 s; in the loader at faulty\.py:\d+ in collate"),
+        "is stopped": ("stopped", r"^step: .*within 4 s; process \d+ of the program is stopped \(by SIGSTOP"),
+    },
+    {
+        "never steps": ("user code", r"^start: .*phase: first_batch\) within 15 s; user code at faulty\.py:\d+ in train"),
+        "hangs in a worker": ("loader", r"^step: .*waiting .*, whose worker process \d+ is at faulty\.py:\d+ in collate"),
+        "hangs in a step": ("user code", r"^step: .*within 4 s; user code at faulty\.py:\d+ in hang"),
+    },
+    {
+        "waits for a rank": (
+            "collective",
+            r"^step: .*; rank 0 waits .* at ranks\.py:\d+ in <mod.* while rank 1 is at ranks\.py:\d+ in think",
+        ),
+    },
+]
+HANGS = {fault: told for study in STUDIES for fault, told in study.items()}
+OVERRIDES = ("study.budget.minutes=null", "measure.start_s=15", "measure.step_s=4")
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    """Fault -> (outcome, reason, evidence, process ids)."""
-    launcher, launches, running = LocalLauncher(), {}, {}
-    for fault, (limits, _, _) in HANGS.items():
-        folder = tmp_path_factory.mktemp("hang") / "runs" / "study" / "trials" / "0007"
-        folder.parent.mkdir(parents=True)
-        launches[fault] = a_launch(
-            folder, COMMANDS.get(fault, FAULTY), env={"FAULT": fault, "OMP_NUM_THREADS": "1"}, deadlines=limits
-        )
-        launches[fault].spec.device = "cpu"
-        running[fault] = launcher.start(launches[fault])
-    found = {}
-    while len(found) < len(running):
-        for fault, trial in running.items():
-            if fault not in found and (end := trial.poll()) is not None:
-                outcome, reason = classify(end.facts(launches[fault].spec))
-                found[fault] = (outcome, reason, end.evidence)
-        time.sleep(0.05)
-    return found
+def studies(tmp_path_factory):
+    """Studies that have run, with all the hangs between them; and fault -> (study, trial of `show --json`)."""
+    running = []
+    for number, faults in enumerate(STUDIES):
+        cwd = tmp_path_factory.mktemp(f"hangs{number}")
+        is_ranks = "waits for a rank" in faults
+        program, starter = ("ranks.py", TORCHRUN) if is_ranks else ("faulty.py", ())
+        running.append(start(cwd, program, {"env.FAULT": [*faults, "healthy"]}, *OVERRIDES, starter=starter))
+    for study in running:
+        study.finish()
+    trials = {}
+    for study in running:
+        for trial in study.summary()["trials"][1:]:
+            trials.setdefault(trial["knobs"]["env.FAULT"], (study, trial))
+    return running, trials
 
 
 @pytest.mark.parametrize("fault", HANGS)
-def test_a_hang_is_a_timeout_that_says_where(ended, fault):
-    outcome, reason, evidence = ended[fault]
-    assert outcome is Outcome.timeout
-    assert re.search(HANGS[fault][2], reason), reason
-    assert evidence["hang"]["kind"] == HANGS[fault][1]
+def test_a_hang_is_a_timeout_that_says_where(studies, fault):
+    study, trial = studies[1][fault]
+    kind, reason = HANGS[fault]
+    assert trial["outcome"] == "timeout", trial["reason"]
+    assert re.search(reason, trial["reason"]), trial["reason"]
+    assert study.record(trial["number"])["evidence"]["hang"]["kind"] == kind
 
 
-@pytest.mark.parametrize("fault", HANGS)
-def test_a_hang_leaves_no_process(ended, fault):
-    pids = [process["pid"] for process in ended[fault][2]["hang"]["processes"]]
-    assert pids
-    assert not any(is_alive(pid) for pid in pids)
+def test_healthy_trials_of_the_same_study_are_measured_and_it_reaches_its_verdict(studies):
+    for study in studies[0]:
+        summary = study.summary()
+        assert summary["status"] == "complete"
+        assert summary["speedup"]["verdict"] in ("same", "ambiguous")
+        outcomes = {trial["knobs"].get("env.FAULT"): trial["outcome"] for trial in summary["trials"]}
+        assert (outcomes[""], outcomes["healthy"]) == ("ok", "ok")
+
+
+def test_no_process_is_left(studies):
+    for study in studies[0]:
+        assert study.left_running() == []
