@@ -12,12 +12,12 @@ TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone",
 # What hangs -> the kind of hang, what the reason says. A list for each study: they run side by side.
 STUDIES = [
     {
-        "hangs before import": ("user code", r"^start: .*phase: spawn\) within 15 s; user code at faulty\.py:\d+ in <mod"),
+        "hangs before import": ("user code", r"^start: .*phase: spawn\) within 30 s; user code at faulty\.py:\d+ in <mod"),
         "hangs in collate": ("loader", r"^step: .*within 4 s; in the loader at faulty\.py:\d+ in collate"),
         "is stopped": ("stopped", r"^step: .*within 4 s; process \d+ of the program is stopped \(by SIGSTOP"),
     },
     {
-        "never steps": ("user code", r"^start: .*phase: first_batch\) within 15 s; user code at faulty\.py:\d+ in train"),
+        "never steps": ("user code", r"^start: .*phase: first_batch\) within 30 s; user code at faulty\.py:\d+ in train"),
         "hangs in a worker": ("loader", r"^step: .*waiting .*, whose worker process \d+ is at faulty\.py:\d+ in collate"),
         "hangs in a step": ("user code", r"^step: .*within 4 s; user code at faulty\.py:\d+ in hang"),
     },
@@ -29,7 +29,7 @@ STUDIES = [
     },
 ]
 HANGS = {fault: told for study in STUDIES for fault, told in study.items()}
-OVERRIDES = ("study.budget.minutes=null", "measure.start_s=15", "measure.step_s=4")
+OVERRIDES = ("study.budget.minutes=null", "measure.start_s=30", "measure.step_s=4")
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,13 @@ def studies(tmp_path_factory):
         is_ranks = "waits for a rank" in faults
         program, starter = ("ranks.py", TORCHRUN) if is_ranks else ("faulty.py", ())
         running.append(start(cwd, program, {"env.FAULT": [*faults, "healthy"]}, *OVERRIDES, starter=starter))
-    for study in running:
-        study.finish()
+    try:
+        for study in running:
+            study.finish()
+    finally:
+        for study in running:
+            study.process.terminate()
+            study.process.wait()
     trials = {}
     for study in running:
         for trial in study.summary()["trials"][1:]:

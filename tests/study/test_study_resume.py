@@ -257,6 +257,16 @@ def test_another_torch_is_refused_by_the_first_trial_which_does_not_count(bench,
     assert study.launcher.is_closed
 
 
+def test_a_damaged_record_is_named_and_the_study_goes_on_without_its_trial(bench, tmp_path):
+    study = bench(Surface(gains=FAST), *QUICK)
+    folder = killed(study, tmp_path)
+    (folder.trial_path(2) / "trial.json").write_text("{")
+    with pytest.raises(BadInput, match=r"trials/0002/trial\.json: .*Move that trial's folder away"):
+        resume(study, folder)
+    folder.trial_path(2).rename(tmp_path / "away")
+    assert resume(study, folder)["status"] == "complete"
+
+
 @pytest.fixture
 def script(tmp_path):
     file = tmp_path / "train.py"
