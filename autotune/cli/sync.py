@@ -144,6 +144,8 @@ def _give_way() -> None:
 
 
 def _done(folder: StudyFolder, state: Synced) -> str:
+    if state.uri == store.NONE:
+        return f"{folder.name}: nothing is tracked, since tracker.uri is 'none'. To track it all the same: --uri URI."
     return f"{folder.name}: {state.written} trials written, {state.present} were there, in {state.uri}"
 
 

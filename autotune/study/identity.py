@@ -105,12 +105,15 @@ def executable(command: CommandTemplate) -> str | None:
 def script(command: CommandTemplate) -> str | None:
     """Returns the script that the command names, or its module in the working directory, as "train.py (SHA-256 3f2a...)".
 
-    None when it cannot be told or read. What the script imports is not looked at.
+    "train.py (not in /home/me)" when it is not there; None when it cannot be told or read. What the script imports is not
+    looked at.
     """
     program = program_of(command.parts)
     name = program.script or f"{(program.module or '').replace('.', os.sep)}.py"
     path = Path(command.cwd, name)
     try:
+        if not path.exists() and program.script and program.by != "system":
+            return f"{name} (not in {command.cwd})"
         if not path.is_file() or path.stat().st_size > MAX_SCRIPT_BYTES:
             return None
         return f"{name} (SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()[:12]})"

@@ -278,7 +278,9 @@ def script_study(bench, script, surface=None):
     return bench(surface or Surface(gains=FAST), *QUICK, command=("python", str(script)))
 
 
-@pytest.mark.parametrize(("edited", "now"), [("lr = 0.2", r"is '.*train\.py \(SHA-256 [0-9a-f]{12}\)'"), (None, "is None")])
+@pytest.mark.parametrize(
+    ("edited", "now"), [("lr = 0.2", r"is '.*train\.py \(SHA-256 [0-9a-f]{12}\)'"), (None, r"is '.*train\.py \(not in /")]
+)
 def test_an_edited_script_is_refused_and_named(bench, tmp_path, script, edited, now):
     study = script_study(bench, script)
     folder = killed(study, tmp_path)
