@@ -80,17 +80,20 @@ class StudyFolder:
             BadInput: another tuner works on it.
             FolderLost: the folder cannot be written.
         """
-        try:
-            with Claim(self.path) as self._claim:
+        with contextlib.ExitStack() as held:
+            try:
+                self._claim = held.enter_context(Claim(self.path))
+            except Owned as owned:
+                raise BadInput(
+                    f"STUDY: another autotune works on it, got {self.name!r} ({owned}). Wait for its end, or end it with "
+                    "Ctrl-C."
+                ) from None
+            except OSError as error:
+                raise self.lost(error) from error
+            try:
                 yield self._claim.problem
-        except Owned as owned:
-            raise BadInput(
-                f"STUDY: another autotune works on it, got {self.name!r} ({owned}). Wait for its end, or end it with Ctrl-C."
-            ) from None
-        except OSError as error:
-            raise self.lost(error) from error
-        finally:
-            self._claim = None
+            finally:
+                self._claim = None
 
     @property
     def is_owned(self) -> bool:
@@ -118,8 +121,9 @@ class StudyFolder:
 
     def write_request(self, request: TrialRequest) -> None:
         """Makes a trial's folder and writes what the trial is to measure."""
+        self._check_place()
         try:
-            self.trial_path(request.number).mkdir(exist_ok=True, mode=0o700)
+            self.trial_path(request.number).mkdir(exist_ok=True, mode=0o700, parents=True)
         except OSError as error:
             raise self.lost(error) from error
         self._write(self.trial_path(request.number) / "asked.json", as_json(request.as_json()))
@@ -207,6 +211,9 @@ class StudyFolder:
         kept = "What was measured before is kept"
         if error.errno in FULL:
             return FolderLost(f"{self.path}: the disk is full ({why}). {kept}. Free some space, then: {again}")
+        if error.errno in GONE and error.filename and self._claim is not None and not self._claim.is_lost:
+            place = Path(error.filename).parent  # of the file that was to be written
+            return FolderLost(f"{place}: gone ({why}), deleted or moved while the study ran. {kept}. To go on: {again}")
         if error.errno in GONE:
             return FolderLost(
                 f"{self.path}: the study's folder is gone ({why}), deleted or moved while the study ran. Nothing is written "

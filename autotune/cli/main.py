@@ -38,13 +38,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(["interrupted"])
         return INTERRUPTED
     except BrokenPipeError:  # `autotune show | head`: not an error of anybody
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_nowhere()
         return 0
     except Exception as error:
+        from autotune.run_dir import FULL
+
+        if isinstance(error, OSError) and error.errno in FULL:
+            _write_nowhere()
+            _say([f"what was to be printed or written: no room for it ({error.strerror}). Free some space and try again."])
+            return AutotuneError.exit_code
         if debug:
             raise
         _say([_fault(error)])
         return AutotuneError.exit_code
+
+
+def _write_nowhere() -> None:
+    """Lets what is still in the buffer of standard output go nowhere, instead of failing once more at the process's end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -34,7 +36,8 @@ class Quiet(View):
 
     def notice(self, message: str) -> None:
         """One line worth reading."""
-        print(f"autotune: {message}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(f"autotune: {message}", file=sys.stderr, flush=True)
 
 
 class PlainLines(View):
@@ -57,7 +60,8 @@ class PlainLines(View):
     def resumed(self, trials: Sequence[TrialRecord], spent_s: float) -> None:
         """What there is already."""
         counts = Counter(trial.outcome.value for trial in trials)
-        _say(f"resumed  {len(trials)} trials are there, {counts_text(counts)}; {seconds_text(spent_s)} are used")
+        there = "1 trial is" if len(trials) == 1 else f"{len(trials)} trials are"
+        _say(f"resumed  {there} there, {counts_text(counts)}; {seconds_text(spent_s)} are used")
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
         """What is tried now and why."""
@@ -93,9 +97,19 @@ class PlainLines(View):
 def budget_text(study: StudyRecord) -> str:
     """Returns the budget of a study: "8 min", "30 trials", "8 min or 30 trials", "none"."""
     parts = [seconds_text(study.budget_s)] if study.budget_s is not None else []
-    parts += [f"{study.budget_trials} trials"] if study.budget_trials is not None else []
+    parts += (
+        [f"{study.budget_trials} trial{'' if study.budget_trials == 1 else 's'}"] if study.budget_trials is not None else []
+    )
     return " or ".join(parts) or "none"
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)  # a log that is followed must not lag
+    try:
+        print(line, flush=True)  # a log that is followed must not lag
+    except OSError as error:  # whoever read it has gone, or its disk is full: no reason to end a study
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        Quiet().notice(
+            f"standard output cannot be written ({error.strerror}): the study goes on without it. `autotune show` tells how."
+        )

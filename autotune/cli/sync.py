@@ -45,7 +45,8 @@ class TrackingProcess:
         given = {SECRETS_VARIABLE: json.dumps(secrets.typed)}
         if uri is not None and not is_masked(uri):
             given[store.URI_VARIABLE] = uri
-        with (folder.path / TRACKING_LOG).open("ab") as log:
+        path = folder.path / TRACKING_LOG
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             self._process = subprocess.Popen(
                 argv,
                 env={**own_environment(), **given},  # not an argument: everybody on the machine can read those
@@ -143,6 +144,8 @@ def _give_way() -> None:
 
 
 def _done(folder: StudyFolder, state: Synced) -> str:
+    if state.uri == store.NONE:
+        return f"{folder.name}: nothing is tracked, since tracker.uri is 'none'. To track it all the same: --uri URI."
     return f"{folder.name}: {state.written} trials written, {state.present} were there, in {state.uri}"
 
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -98,8 +99,13 @@ def _port(host: str, asked: int | None) -> tuple[int, socket.socket]:
 def _bring_up_to_date(runs: Path) -> None:
     if not any(studies(runs)) and not store.store_file(runs).exists():
         raise BadInput(f"--runs-dir: nothing to show, there is no study in {str(runs)!r}. Make one with `autotune run`.")
+    here = store.embedded_uri(runs)
+    elsewhere = [folder.name for folder in studies(runs) if store.study_uri(folder) not in (None, here)]
+    if elsewhere:
+        how = f"To show one here too: autotune sync STUDY --runs-dir {shlex.quote(str(runs))} --uri {shlex.quote(here)}"
+        print(f"autotune: not shown, tracked elsewhere or nowhere: {', '.join(elsewhere)}. {how}", file=sys.stderr)
     # in a process that ends: MLflow stays in memory once imported, and this one only waits from now on
-    argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", store.embedded_uri(runs)]
+    argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", here]
     child = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own_environment(), preexec_fn=_die_with_parent
     )
@@ -124,6 +130,7 @@ def _server(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> It
         env=environment,
         start_new_session=True,  # ended as one group; Ctrl-C comes to us alone
         preexec_fn=_die_with_parent,
+        umask=0o077 if uri == store.embedded_uri(runs) else -1,  # it may be the one that makes the store
     )
     try:
         yield server

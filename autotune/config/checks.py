@@ -27,6 +27,7 @@ from autotune.config.schema import (
 )
 from autotune.errors import BadInput
 from autotune.knobs.values import shown
+from autotune.machine.gpus import has_gpu_driver
 from autotune.masking import without_credentials
 from autotune.run_dir import check_name
 
@@ -106,6 +107,8 @@ def _limit(config: StudyConfig) -> list[str]:
 
 def _device(device: DeviceOptions, num_gpus: int) -> list[str]:
     visible = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
+    if device.kind == "cuda" and not num_gpus and not has_gpu_driver():
+        return ["device.kind: no GPU is here, and no driver of one, got 'cuda'. Give device.kind=cpu, or leave it out."]
     there = len(visible) or num_gpus
     if device.kind == "cpu" or not num_gpus or device.index < there:
         return []

@@ -130,7 +130,7 @@ def parse(text: str) -> Override:
     if not KEY.fullmatch(key):
         raise BadInput(f"{shown(text)}: no key before the '=', or one with letters that no key has. Give KEY=VALUE.")
     if not equals and not key.startswith("~"):
-        raise BadInput(f"{shown(text)}: not KEY=VALUE, there is no '='. Give KEY=VALUE.")
+        raise BadInput(f"{shown(text)}: not KEY=VALUE, there is no '='. Give KEY=VALUE; a command to tune goes behind --.")
     if len(text) > MAX_TEXT:
         raise BadInput(f"{key}: too long, {len(text)} characters, got {shown(value)}. Allowed: {MAX_TEXT}. Put it into a file.")
     try:

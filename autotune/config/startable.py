@@ -46,6 +46,8 @@ def _first_word(name: str, cwd: Path) -> str | None:
         return (
             f"COMMAND: no such program, got {shown(name)}. Write `env {shlex.quote(name)} python train.py`: no shell reads it."
         )
+    if " " in name and shutil.which(name.split()[0]):
+        return f"COMMAND: no such program, got {shown(name)}. Leave out the quotes: each word is an argument of its own."
     return f"COMMAND: no such program, got {shown(name)}. Give a program on PATH, or a path to one."
 
 

@@ -221,7 +221,7 @@ def write_json(path: str, document: Any) -> None:
     plain = dataclasses.asdict(document) if dataclasses.is_dataclass(document) and not isinstance(document, type) else document
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             json.dump(plain, file)
             file.flush()
             os.fsync(file.fileno())

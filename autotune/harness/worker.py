@@ -53,7 +53,7 @@ def _counted(fetch: Callable[..., Any], slots: mmap.mmap, offset: int) -> Callab
 
 def create(path: str, num_workers: int) -> None:
     """Makes the file for the workers of one loader, or room for more of them in it."""
-    with open(path, "ab") as file:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
         if file.tell() < SLOT.size * num_workers:
             file.truncate(SLOT.size * num_workers)
 

@@ -100,10 +100,10 @@ class Looked:
 
     @property
     def waits_for_peers(self) -> bool:
-        """Whether it is where ranks wait for each other: in a collective, or in the backward pass."""
+        """Whether it is where ranks wait for each other: in a collective, or in the backward pass; not in an import there."""
         above = []
         for frame in self.frames:
-            if frame.is_user:
+            if frame.is_user or frame.file.startswith(_IMPORT):
                 break
             above.append(frame)
         return any(_COLLECTIVE.search(frame.file) or frame.function == _BACKWARD for frame in above)

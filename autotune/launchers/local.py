@@ -295,7 +295,7 @@ def _prepare(launch: Launch) -> None:
     for name in (protocol.PROGRESS_FILE, protocol.STOP_FILE, protocol.STDOUT_FILE, protocol.STDERR_FILE):
         (launch.folder / name).unlink(missing_ok=True)
     for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
-        (launch.folder / name).touch()
+        (launch.folder / name).touch(mode=0o600)
     shutil.rmtree(launch.folder / "scratch", ignore_errors=True)
     (launch.folder / "scratch").mkdir(mode=0o700)
     protocol.write_json(str(launch.folder / protocol.SPEC_FILE), launch.spec)

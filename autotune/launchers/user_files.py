@@ -17,6 +17,7 @@ import signal
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".h5", ".npz", ".msgpack")
 MAX_KEPT = 64  # files under a lease: each takes a descriptor
@@ -111,7 +112,8 @@ class Kept:
         try:
             if shutil.disk_usage(self._copy.parent).free < 2 * self._status.st_size:
                 return False
-            self._write(self._copy)
+            with self._original() as source:
+                _write(source, self._copy)
         except OSError:
             self._copy.unlink(missing_ok=True)
             return False
@@ -129,10 +131,8 @@ class Kept:
         # Written over in place: the copy has it. Replaced or removed: the open descriptor still holds the old file.
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         try:
-            if self._copy.exists():
-                shutil.copyfile(self._copy, temporary)
-            else:
-                self._write(temporary)
+            with self._copy.open("rb") if self._copy.exists() else self._original() as source:
+                _write(source, temporary)
             os.chmod(temporary, stat.S_IMODE(self._status.st_mode))
             with contextlib.suppress(PermissionError):
                 os.chown(temporary, self._status.st_uid, self._status.st_gid)
@@ -141,10 +141,16 @@ class Kept:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _write(self, path: Path) -> None:
-        with open(os.dup(self._file), "rb") as source, path.open("wb") as target:
-            source.seek(0)
-            shutil.copyfileobj(source, target, 1 << 20)
+    def _original(self) -> IO[bytes]:
+        file = open(os.dup(self._file), "rb")  # noqa: SIM115 (the caller closes it)
+        file.seek(0)
+        return file
+
+
+def _write(source: IO[bytes], path: Path) -> None:
+    """Copies to a file that nobody else can read until it has the permissions of the one it stands for."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as target:
+        shutil.copyfileobj(source, target, 1 << 20)
 
 
 def _candidates(argv: Iterable[str], cwd: Path) -> Iterator[Path]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+# What the drivers of NVIDIA (also on Jetson boards), of AMD and of WSL make. NVML may be missing beside each of them.
+DRIVER_FILES = ("nvidiactl", "nvhost-gpu", "nvmap", "kfd", "dxg")
 
 
 def gpus() -> list[dict[str, Any]]:
@@ -26,6 +30,11 @@ def gpus() -> list[dict[str, Any]]:
         return []
     finally:
         pynvml.nvmlShutdown()
+
+
+def has_gpu_driver(devices: Path = Path("/dev")) -> bool:
+    """Whether the system has a driver that PyTorch could have a CUDA device from; without one it certainly has none."""
+    return any((devices / name).exists() for name in DRIVER_FILES)
 
 
 def _gpu(handle: Any, driver: str | None) -> dict[str, Any]:

@@ -50,7 +50,8 @@ def read_earlier(folder: StudyFolder) -> Earlier:
     try:
         about, records = folder.read_study(), folder.read_trials()
     except (OSError, ValueError) as error:
-        raise BadInput(f"{folder.path}: cannot be continued, got {error}. Start a new study with `autotune run`.") from error
+        advice = "Move that trial's folder away and go on without the trial, or start a new study with `autotune run`."
+        raise BadInput(f"{folder.path}: cannot be continued, got {error}. {advice}") from error
     cut_off = [_cut_off(request, folder.trial_path(request.number)) for request in folder.read_cut_off() if request.number]
     measured_s = sum(record.seconds for record in records)
     earlier = Earlier(about=about, records=sorted([*records, *cut_off], key=lambda record: record.number), cut_off=cut_off)

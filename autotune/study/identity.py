@@ -7,12 +7,14 @@ import json
 import os
 import platform
 import shutil
+from pathlib import Path
 from typing import Any
 
 import optuna
 
 import autotune
 from autotune.config.command import CommandTemplate
+from autotune.config.program import program_of
 from autotune.harness.protocol import RankResult
 from autotune.machine import comparable
 from autotune.records import StudyRecord
@@ -22,6 +24,8 @@ from autotune.study.plan import Plan
 
 PROGRAM_FACTS = ("torch", "device_name")  # of `comparable`, told by the program; the others by the host
 SPACE = "space."
+SCRIPT = "program.script"
+MAX_SCRIPT_BYTES = 1 << 20  # what is larger is no script
 
 
 def about(
@@ -81,6 +85,7 @@ def identity(plan: Plan, space: ResolvedSpace | None, first: RankResult | None) 
         **{f"program.{name}": facts[name] for name in PROGRAM_FACTS},
         "program.command": plan.secrets.words(plan.command.parts),
         "program.executable": executable(plan.command),
+        SCRIPT: script(plan.command),
         "objective": plan.config.objective,
         "device.kind": device.kind,
         "device.index": device.index,
@@ -97,10 +102,30 @@ def executable(command: CommandTemplate) -> str | None:
     return os.path.abspath(os.path.join(command.cwd, word)) if os.sep in word else shutil.which(word)
 
 
+def script(command: CommandTemplate) -> str | None:
+    """Returns the script that the command names, or its module in the working directory, as "train.py (SHA-256 3f2a...)".
+
+    "train.py (not in /home/me)" when it is not there; None when it cannot be told or read. What the script imports is not
+    looked at.
+    """
+    program = program_of(command.parts)
+    name = program.script or f"{(program.module or '').replace('.', os.sep)}.py"
+    path = Path(command.cwd, name)
+    try:
+        if not path.exists() and program.script and program.by != "system":
+            return f"{name} (not in {command.cwd})"
+        if not path.is_file() or path.stat().st_size > MAX_SCRIPT_BYTES:
+            return None
+        return f"{name} (SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()[:12]})"
+    except (OSError, ValueError):  # unreadable; a name too long for a path
+        return None
+
+
 def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Returns what differs between two identities, a phrase each: "program.torch: was '2.14.1', is '2.15.0'".
 
-    What only the baseline can tell, the space as it is searched and the program's own facts, is compared when both know it.
+    What only the baseline can tell, the space as it is searched and the program's own facts, is compared when both know it;
+    the script when it was known, which it was not always.
 
     Args:
         was: as recorded.
@@ -109,4 +134,6 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
     told = [f"program.{name}" for name in PROGRAM_FACTS]
     is_told = all(any(parts.get(name) for name in told) for parts in (was, now))
     names = [name for name in sorted({*was, *now}) if is_told or not (name.startswith(SPACE) or name in told)]
+    if not was.get(SCRIPT):
+        names = [name for name in names if name != SCRIPT]
     return [f"{name}: was {was.get(name)!r}, is {now.get(name)!r}" for name in names if was.get(name) != now.get(name)]

@@ -14,7 +14,7 @@ from autotune.harness.protocol import RankResult
 from autotune.machine import circumstances
 from autotune.monitors.sealing import seal_leftovers
 from autotune.records import StudyRecord, Summary, TrialRecord
-from autotune.run_dir import StudyFolder
+from autotune.run_dir import FULL, StudyFolder
 from autotune.space import ResolvedSpace, resolve
 from autotune.study.budget import Budget, Costs
 from autotune.study.earlier import Earlier, read_earlier
@@ -237,6 +237,8 @@ class _Study:
                 self._folder.check()
             except FolderLost as lost:
                 return lost
+            if isinstance(fault, OSError) and fault.errno in FULL:  # somebody has made room meanwhile
+                return self._folder.lost(fault)
         return fault
 
     def _abandon(self, fault: BaseException, tracking: Tracking | None) -> None:

@@ -12,6 +12,7 @@ from autotune.records import Kind, Knobs, KnobValue, StudyRecord, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
 from autotune.study.budget import Budget, Costs
+from autotune.study.identity import SCRIPT, script
 from autotune.study.interrupts import Interrupts
 from autotune.study.plan import Listener, Plan
 from autotune.study.quarantine import Quarantine
@@ -141,6 +142,10 @@ class Session:
     def _run(self, request: Request) -> Finished:
         if self.interrupts.is_requested:
             raise Ending
+        was = self.about.identity.get(SCRIPT)
+        if was and was != script(self.plan.command):
+            name = was.partition(" (")[0]
+            raise Ending(f"{name} was edited or removed while the study ran; bring it back as it was before you go on")
         try:
             finished = self.runner.run(request)
         except StoppedNow as stopped:

@@ -79,6 +79,8 @@ def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
                     left.unlink()
                 temporary = file.with_name(f".mlflow.{os.getpid()}.db")
                 make(f"sqlite:///{temporary}")
+                temporary.chmod(0o600)  # as are the studies it mirrors; SQLite's own files beside it follow
+                artifacts_path(runs).mkdir(mode=0o700, exist_ok=True)
                 with temporary.open("rb") as made:
                     os.fsync(made.fileno())
                 temporary.replace(file)
@@ -96,7 +98,7 @@ def only_writer(folder: StudyFolder, *, wait_s: float = 0.0) -> Iterator[bool]:
         wait_s: how long to wait for another that is at work.
     """
     try:
-        file = (folder.path / LOCK_FILE).open("w")
+        file = open(os.open(folder.path / LOCK_FILE, os.O_WRONLY | os.O_CREAT, 0o600), "w")  # noqa: SIM115 (closed below)
     except OSError:  # a read-only copy of somebody's study: nobody else writes there either
         yield True
         return

@@ -101,6 +101,17 @@ def test_closed_pipe_is_no_error(cli):
     assert ended.stderr == ""
 
 
+def test_output_to_a_full_disk_is_one_line_and_no_fault(cli):
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "autotune", "list"], cwd=cli.cwd, env=cli.environment, stdout=full, stderr=subprocess.PIPE
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.decode().splitlines() == [
+        "autotune: what was to be printed or written: no room for it (No space left on device). Free some space and try again."
+    ]
+
+
 def test_configuration_is_printed_as_yaml(cli):
     ended = cli("run", "model=resnet18", "loader.num_workers=2", "--cfg")
     assert ended.returncode == 0, ended.stderr

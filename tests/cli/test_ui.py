@@ -53,6 +53,7 @@ def ui(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("ui")
     make_study(folder / "runs")
+    make_study(folder / "runs", name="elsewhere").write_config("tracker: {uri: 'http://127.0.0.1:9'}")
     shown = Ui(Cli(folder))
     yield shown
     if shown.process.poll() is None:
@@ -113,6 +114,16 @@ def test_study_page_shows_the_verdict(ui, page):
 
 def test_every_trial_is_there(ui):
     assert len(ui.runs()) == 9
+
+
+def test_studies_that_are_not_shown_are_named(ui):
+    (line,) = [line for line in ui.lines if "not shown" in line]
+    assert "tracked elsewhere or nowhere: elsewhere. To show one here too: autotune sync STUDY" in line
+
+
+def test_the_store_is_for_its_owner_only(ui):
+    file = Path(psutil.Process(ui.process.pid).cwd(), "runs", "mlflow.db")
+    assert file.stat().st_mode & 0o077 == 0
 
 
 def test_nothing_runs_but_one_server(ui):

@@ -360,6 +360,18 @@ def test_paths_behind_a_key_know_the_home_folder(make, tmp_path: Path, monkeypat
     assert config.data.root == f"{tmp_path}/photos"
 
 
+@pytest.mark.parametrize("has_driver", [False, True])
+def test_a_machine_that_has_no_gpu_is_told_at_once(monkeypatch: pytest.MonkeyPatch, has_driver: bool) -> None:
+    monkeypatch.setattr("autotune.config.checks.has_gpu_driver", lambda: has_driver)  # NVML may be missing beside a driver
+    facts = {"num_cores": 4, "gpus": []}
+    words = ["model=resnet18", "device.kind=cuda"]
+    if has_driver:
+        assert compose(words, command=None, facts=facts).config.device.kind == "cuda"
+    else:
+        with pytest.raises(BadInput, match=r"^device\.kind: no GPU is here.* got 'cuda'\. Give device\.kind=cpu"):
+            compose(words, command=None, facts=facts)
+
+
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {"num_cores": 4, "gpus": [{"name": "Fake"}, {"name": "Fake"}]}
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

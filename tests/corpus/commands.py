@@ -9,7 +9,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["nosuch-program", "train.py"], "COMMAND: no such program"),
     (["./nosuch"], "COMMAND: no such program, got './nosuch'"),
     (["/nosuch/python", "train.py"], "COMMAND: no such program, got '/nosuch/python'"),
-    (["python train.py"], "COMMAND: no such program, got 'python train.py'"),
+    (["python train.py"], "COMMAND: no such program, got 'python train.py'. Leave out the quotes"),
     (["LR=1", "python", "train.py"], "Write `env LR=1 python train.py`"),
     (["train.py"], "Write `python train.py`."),
     (["./train.py"], "Write `python ./train.py`."),

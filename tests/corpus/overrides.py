@@ -242,7 +242,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("env.A=choice()", "env.A: an empty domain"),
     ("env.A=interval(0,1)", "env.A: an interval needs a knob of whole numbers"),
     # what is no override at all
-    ("foo", "'foo': not KEY=VALUE, there is no '='"),
+    ("foo", "'foo': not KEY=VALUE, there is no '='. Give KEY=VALUE; a command to tune goes behind --."),
     ("loader.num_workers", "'loader.num_workers': not KEY=VALUE, there is no '='"),
     ("", "no key before the '='"),
     (" ", "no key before the '='"),

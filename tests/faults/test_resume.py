@@ -138,10 +138,13 @@ def test_study_is_not_resumed_with_fewer_cores(study):
 
 
 def test_program_on_another_torch_is_refused_and_its_trial_does_not_count(study):
+    installed = study.cwd / "installed"
+    installed.write_text("2.14.1")
+    study.edit(PROGRAM.replace('"2.14.1"', "open('installed').read()"))
     tuner = study.start(*BUDGET)
     study.wait_for_trial(2, tuner)
     kill(tuner)
-    study.edit(PROGRAM.replace("2.14.1", "2.15.0"))
+    installed.write_text("2.15.0")
     ended = study.say("resume", "s")
     assert (ended.returncode, "torch was '2.14.1', is '2.15.0'" in ended.stderr) == (2, True)
     assert all(trial.outcome is not Outcome.ok for trial in study.folder.read_trials()[3:])

@@ -117,6 +117,12 @@ def test_no_secret_is_in_any_file_or_on_the_screen(user, summary):
     assert user.leaks() == []
 
 
+def test_no_file_of_a_study_is_for_others_to_read(user, summary):
+    written = [path for path in (user.runs / "s").rglob("*") if path.is_file() and "scratch" not in path.parts]
+    assert len(written) > 10
+    assert [str(path) for path in written if path.stat().st_mode & 0o077] == []
+
+
 def test_the_program_got_them_all_the_same(user, summary):
     path = user.runs / "s" / "trials" / f"{trial_that(summary, 'ok')['number']:04d}"
     log = (path / "stdout.log").read_text()
@@ -169,6 +175,7 @@ def test_credentials_of_the_tracker_are_asked_for_again_and_a_sync_leaks_nothing
     assert mirror.problems(StudyFolder(user.runs / "s")) == []
     assert {run.data.params["env.MY_TOKEN"] for run in mirror.trials} == {"***"}
     assert user.leaks() == []
+    assert [path.name for path in user.runs.glob("ml*") if path.stat().st_mode & 0o077] == []
 
 
 def test_what_a_killed_tuner_left_is_masked_too(tmp_path, hanging):

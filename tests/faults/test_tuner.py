@@ -106,6 +106,20 @@ def test_closed_terminal_interrupts_the_study_and_leaves_no_process(study):
     assert [trial["outcome"] for trial in summary["trials"]] == ["ok", "interrupted"]
 
 
+@pytest.mark.parametrize("out", ["| head -1", "> /dev/full"])
+def test_output_that_nobody_takes_ends_no_study(tmp_path, out):
+    study = StubStudy(tmp_path, "progress('init'); progress('steady', 3); time.sleep(0.1); answer()", "study.budget.trials=1")
+    try:
+        study.argv = ["bash", "-o", "pipefail", "-c", f'"$@" {out}', "bash", *study.argv]
+        study.start()
+        code, output = study.wait()
+        assert code == 0, output
+        assert output.count("the study goes on without it") == 1
+        assert study.summary()["status"] == "complete"
+    finally:
+        study.end()
+
+
 def test_nohup_outlives_the_terminal(tmp_path):
     study = StubStudy(tmp_path, "progress('init'); progress('steady', 3); time.sleep(0.3); answer()", "study.budget.trials=1")
     try:

@@ -95,7 +95,13 @@ def run(cwd: Path, *words: str) -> subprocess.CompletedProcess:
 
 
 def start(
-    cwd: Path, program: str, space: dict, *overrides: str, arguments: tuple[str, ...] = (), within: tuple[str, ...] = ()
+    cwd: Path,
+    program: str,
+    space: dict,
+    *overrides: str,
+    arguments: tuple[str, ...] = (),
+    within: tuple[str, ...] = (),
+    starter: tuple[str, ...] = (),
 ) -> Study:
     """Starts a study.
 
@@ -106,10 +112,11 @@ def start(
         overrides: beside QUICK.
         arguments: of the program.
         within: command that autotune is run by.
+        starter: words between the interpreter and the program.
     """
     shutil.copy(PROGRAMS / program, cwd)
     (cwd / "space.yaml").write_text(json.dumps(space))
-    words = ["run", *QUICK, "search_space=space.yaml", *overrides, "--", sys.executable, program, *arguments]
+    words = ["run", *QUICK, "search_space=space.yaml", *overrides, "--", sys.executable, *starter, program, *arguments]
     environment = {**own_environment(), "NO_COLOR": "1", "COLUMNS": "120", "TERM": "dumb"}
     environment.pop("FAULT", None)
     with (cwd / "said").open("w") as out:

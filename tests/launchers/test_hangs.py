@@ -45,6 +45,11 @@ IMPORTING = f"""
   File "{TORCH}/_dynamo/convert_frame.py", line 28 in <module>
   File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed
 {MAIN}"""
+IMPORTING_THERE = f"""
+  File "/v/lib/python3.11/site-packages/sympy/matrices/eigen.py", line 15 in <module>
+  File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed
+  File "{TORCH}/nn/parallel/distributed.py", line 1447 in __init__
+{MAIN}"""
 AGENT = f"""
   File "{TORCH}/distributed/elastic/agent/server/api.py", line 900 in _invoke_run
 {MAIN}"""
@@ -80,6 +85,11 @@ IN_BACKWARD = "(inside _engine_run_backward, graph.py:829)"
             [found(AGENT), found(BARRIER, 0, 2), found(MAIN, 1, 2)],
             "collective",
             f"rank 0 waits for the other ranks at {AT} {IN_BARRIER}, while rank 1 is at {AT}",
+        ),
+        (
+            [found(IMPORTING_THERE, 0, 2), found(IMPORTING_THERE, 1, 2)],
+            "user code",
+            f"user code at {AT} (in an import)",
         ),
         (
             [found(BACKWARD, 0, 2), found(LOADER_WAIT, 1, 2)],

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.machine.gpus import gpus
+from autotune.machine.gpus import gpus, has_gpu_driver
 
 
 class NVMLError(Exception):
@@ -56,3 +56,11 @@ def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch, broken
 def test_without_the_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert gpus() == []
+
+
+@pytest.mark.parametrize("name", ["nvidiactl", "kfd", "dxg"])
+def test_a_driver_shows_in_the_devices(tmp_path, name):
+    (tmp_path / "nvme0").touch()
+    assert not has_gpu_driver(tmp_path)
+    (tmp_path / name).touch()
+    assert has_gpu_driver(tmp_path)

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from autotune.errors import BadInput, FolderLost
 from autotune.owner import OWNER_FILE, owner_of
+from autotune.records import Kind, Outcome, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder, call, create, find, studies, write_text
 from autotune.testing.studies import make_study
 
@@ -112,6 +114,18 @@ def test_a_folder_that_was_deleted_is_not_made_again(tmp_path):
     assert not folder.path.exists()
 
 
+def test_a_trial_s_folder_that_was_deleted_is_named_and_not_taken_for_the_study_s(tmp_path):
+    folder = create(tmp_path / "runs", "s")
+    with folder.claimed():
+        folder.write_request(TrialRequest(number=1, kind=Kind.search, knobs={}, changed={}))
+        shutil.rmtree(folder.trial_path(1))
+        with pytest.raises(FolderLost, match=r"trials/0001: gone .* To go on: autotune resume s"):
+            folder.write_trial(TrialRecord(number=1, kind=Kind.search, knobs={}, changed={}, outcome=Outcome.ok))
+        shutil.rmtree(folder.path / "trials")
+        folder.write_request(TrialRequest(number=2, kind=Kind.search, knobs={}, changed={}))
+        assert (folder.trial_path(2) / "asked.json").exists()
+
+
 def test_another_folder_in_its_place_is_not_written_to(tmp_path):
     folder = create(tmp_path / "runs", "s")
     with folder.claimed():
@@ -137,6 +151,13 @@ def test_a_study_belongs_to_one_process_until_that_is_gone_however_it_ends(tmp_p
     assert owner_of(folder.path) is None
     with folder.claimed() as problem:
         assert problem == ""
+
+
+def test_a_fault_of_something_else_is_not_taken_for_the_folder_s(tmp_path):
+    folder = create(tmp_path, "s")
+    with pytest.raises(BrokenPipeError), folder.claimed():
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+    assert not folder.is_owned
 
 
 def test_a_child_process_does_not_keep_a_study_after_its_owner(tmp_path):

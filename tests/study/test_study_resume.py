@@ -257,6 +257,64 @@ def test_another_torch_is_refused_by_the_first_trial_which_does_not_count(bench,
     assert study.launcher.is_closed
 
 
+def test_a_damaged_record_is_named_and_the_study_goes_on_without_its_trial(bench, tmp_path):
+    study = bench(Surface(gains=FAST), *QUICK)
+    folder = killed(study, tmp_path)
+    (folder.trial_path(2) / "trial.json").write_text("{")
+    with pytest.raises(BadInput, match=r"trials/0002/trial\.json: .*Move that trial's folder away"):
+        resume(study, folder)
+    folder.trial_path(2).rename(tmp_path / "away")
+    assert resume(study, folder)["status"] == "complete"
+
+
+@pytest.fixture
+def script(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("lr = 0.1")
+    return file
+
+
+def script_study(bench, script, surface=None):
+    return bench(surface or Surface(gains=FAST), *QUICK, command=("python", str(script)))
+
+
+@pytest.mark.parametrize(
+    ("edited", "now"), [("lr = 0.2", r"is '.*train\.py \(SHA-256 [0-9a-f]{12}\)'"), (None, r"is '.*train\.py \(not in /")]
+)
+def test_an_edited_script_is_refused_and_named(bench, tmp_path, script, edited, now):
+    study = script_study(bench, script)
+    folder = killed(study, tmp_path)
+    script.write_text(edited) if edited else script.unlink()
+    with pytest.raises(BadInput, match=rf"program\.script: was '.*train\.py \(SHA-256 [0-9a-f]{{12}}\)', {now}"):
+        resume_study(study.plan, folder, study.listener)
+    script.write_text("lr = 0.1")
+    assert resume(study, folder)["status"] == "complete"
+
+
+def test_a_study_of_a_version_that_did_not_note_the_script_goes_on(bench, tmp_path, script):
+    study = script_study(bench, script)
+    folder = killed(study, tmp_path)
+    about = json.loads(folder.study_file.read_text())
+    del about["identity"]["program.script"]
+    folder.study_file.write_text(json.dumps(about))
+    assert resume(study, folder)["status"] == "complete"
+
+
+def test_a_script_edited_while_the_study_runs_ends_it_before_another_program_is_measured(bench, script):
+    def failures(trial, knobs):
+        if trial == 2:
+            script.write_text("lr = 0.2")
+
+    study = script_study(bench, script, Surface(gains=FAST, failures=failures))
+    summary = study.run()
+    assert summary["status"] == "interrupted"
+    assert "train.py was edited or removed while the study ran" in summary["reason"]
+    assert len(study.trials) == 3
+    script.write_text("lr = 0.1")
+    study.surface.failures = lambda trial, knobs: None
+    assert resume(study, study.folder)["status"] == "complete"
+
+
 def test_another_space_is_refused_and_named(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path)
