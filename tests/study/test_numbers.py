@@ -3,7 +3,6 @@ import pytest
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, KnobReport, RankResult, Window
 from autotune.study.numbers import interval, knob_reports, metrics, numbers, throughput_per_s, why_no_interval
 
-
 BLOCKS = (98.0, 102.0, 99.0, 101.0, 100.0) * 8
 
 
