@@ -251,7 +251,7 @@ class Finals:
         turns = Turns(chosen, self._session.baseline, measure=self._measure_reported, order=self._random, pairs=pairs)
         for _ in range(len(pairs), LOOKS[looks - 1] + MAX_LOST_ROUNDS):
             is_settled = len(pairs) in LOOKS[:looks] and self.decision.verdict != "ambiguous"
-            if is_settled or len(pairs) == LOOKS[looks - 1] or not self._has_time_for_pair(chosen, len(pairs)):
+            if is_settled or len(pairs) >= LOOKS[looks - 1] or not self._has_time_for_pair(chosen, len(pairs)):
                 break
             self._round += 1
             num_lost += turns.round() is None
@@ -264,12 +264,15 @@ class Finals:
     def _looks(self, chosen: TrialRecord, num_pairs: int) -> int:
         """Returns how often the verdict will be looked at, by the time there is: settled before the rounds are seen."""
         affordable = num_pairs + self._session.budget.left_s / max(self._pair_s(chosen), 1e-9)
-        return 2 if affordable >= LOOKS[0] + MIN_PAIRS else 1
+        return 2 if num_pairs > LOOKS[0] or affordable >= LOOKS[0] + MIN_PAIRS else 1
 
     def _judged(self, chosen: TrialRecord, pairs: list[Pair], *, looks: int, num_lost: int) -> Decision:
         finals = [record for record in self._session.records if record.kind is Kind.final and record.repeats == 0]
         repeats = [record.score for record in finals if record.score]  # of the choosing rounds too
-        return judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats)
+        decision = judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats)
+        if decision.verdict == "ambiguous" and not decision.is_better:
+            decision.reason += "; the baseline is kept, it needs no changes"
+        return decision
 
     def _pairs_before(self, chosen: TrialRecord) -> tuple[list[Pair], int]:
         """Returns what an earlier run of the study has reported: rates of finalist and baseline by round, and rounds lost.
