@@ -134,7 +134,8 @@ class TrialRecord:
         reason: one line on why it ended like that; "" for a plain ok.
         evidence: log tail, exit status, exception: {"exit_code", "signal", "error", "log_tail", ...}.
         value: objective, samples (or `unit`) per second over all ranks; None without a measurement.
-        ci: 95 % interval of `value` from block means; None when it could not be had.
+        ci: 95 % interval of `value` from block means, within one process; None when it could not be had.
+        why_no_ci: why not; "" when there is one, and without a value.
         unit: "samples" or "steps".
         tier: highest tier among the changed knobs.
         started_at: seconds since the epoch.
@@ -161,6 +162,7 @@ class TrialRecord:
     evidence: dict[str, Any] = field(default_factory=dict)
     value: float | None = None
     ci: tuple[float, float] | None = None
+    why_no_ci: str = ""
     unit: str = "samples"
     started_at: float = 0.0
     seconds: float = 0.0
@@ -264,8 +266,8 @@ _NUMBER = (int, float)
 _TRIAL_SHAPE: Mapping[str, tuple[type, ...]] = {
     "number": (int,), "knobs": (dict,), "changed": (dict,), "evidence": (dict,), "phases_s": (dict,), "metrics": (dict,),
     "knob_reports": (dict,), "value": (*_NUMBER, type(None)), "ci": (list, type(None)), "why": (str,), "origin": (str,),
-    "reason": (str,), "unit": (str,), "started_at": _NUMBER, "seconds": _NUMBER, "round": (int, type(None)),
-    "repeats": (int, type(None)),
+    "why_no_ci": (str,), "reason": (str,), "unit": (str,), "started_at": _NUMBER, "seconds": _NUMBER,
+    "round": (int, type(None)), "repeats": (int, type(None)),
 }  # fmt: skip
 _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "name": (str,), "title": (str,), "command": (list,), "cwd": (str,), "base": (str,), "sequence": (int,),
@@ -332,12 +334,13 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 # {"schema", "study", "title", "status": "complete|running|interrupted|failed", "reason", "objective", "unit", "machine": {...},
 #  "baseline": {"trial", "value", "ci": [lo, hi] | null, "knobs"},
 #  "best": {"trial", "value", "ci", "overrides": {knob: value}, "knobs"} | null,
-#  "best_by_tier": {tier: {"trial", "value", "ci", "overrides"}},
+#  "best_by_tier": {tier: {"trial", "value", "ci", "overrides", "measured_in": "finals|search"}}; a null "ci" of these
+#  three comes with "why_no_ci"; "search" means one measurement, picked as the best of many, which overstates,
 #  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; ratio null: not compared,
 #  "attribution": [{"knob", "from", "to", "ratio", "ci"}], "diagnosis": [{"finding", "evidence", "advice"}],
 #  "counts": {outcome: n}, "seconds": {"total", "measuring", "starting", "compiling", "lost"},
 #  "fingerprint", "versions", "started_at", "budget_s", "budget_trials", "pinned", "command",
 #  "files": {"left": [{"name", "bytes", "trial"}], "restored": [{"path", "trials"}]},
-#  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "seconds", "phases_s",
-#              "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "round", "repeats"}]}
+#  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci",
+#              "seconds", "phases_s", "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "round", "repeats"}]}
 Summary = dict[str, Any]

@@ -1,26 +1,36 @@
 """Intervals and verdicts: what may be said of numbers that were measured. Pure functions over numpy and scipy.
 
-Sources: batch means, Law & Kelton, Simulation Modeling and Analysis, 9.5.3; paired comparison on the log scale, because what
-is compared are ratios and the noise of machines is multiplicative; equivalence margins as in bioequivalence testing.
+Sources: batch means and their correlation, Law & Kelton, Simulation Modeling and Analysis, 4.4 and 9.5.3; paired comparison
+on the log scale, because what is compared are ratios and the noise of machines is multiplicative; equivalence margins as in
+bioequivalence testing; several looks at a growing sample, Pocock, Biometrika 64 (1977). tests/stats simulates their promises.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 import numpy as np
 from scipy import stats as distributions
 
-MIN_BLOCKS = 5  # no interval is claimed from fewer
+MIN_BLOCKS = 32  # fewer do not tell dependent blocks from independent ones; the shortest window, 2 s, has 33 to 40
+MIN_EFFECTIVE_BLOCKS = 6.0  # so many independent ones the dependent ones must be worth
+MAX_CORRELATION = 0.95
 MIN_PAIRS = 2  # a paired interval needs a spread
 FASTER_FRAC = 0.005  # "faster" when the whole interval lies above this
+LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # of each of so many looks, so that all of them together hold 95 %: Pocock's table
 MARGIN_FRAC = 0.01  # "same" when the whole interval lies within this, or within the machine's own spread if that is wider
 
 Interval = tuple[float, float]
 Judgement = Literal["faster", "same", "ambiguous"]
+
+
+@cache
+def _t_quantile(degrees: int, confidence: float) -> float:
+    return float(distributions.t.ppf(0.5 + confidence / 2, degrees))
 
 
 def half_width(values: Sequence[float], confidence: float = 0.95) -> float | None:
@@ -28,29 +38,67 @@ def half_width(values: Sequence[float], confidence: float = 0.95) -> float | Non
     if len(values) < 2:
         return None
     array = np.asarray(values, dtype=float)
-    quantile = float(distributions.t.ppf(0.5 + confidence / 2, len(array) - 1))
-    return quantile * float(array.std(ddof=1)) / math.sqrt(len(array))
+    return _t_quantile(len(array) - 1, confidence) * float(array.std(ddof=1)) / math.sqrt(len(array))
 
 
-def block_interval(block_rates_per_s: Sequence[float], confidence: float = 0.95) -> Interval | None:
-    """Returns the interval of the mean rate from block means.
+def block_half_width_frac(
+    rates_per_s: Sequence[float], seconds: Sequence[float] | None = None, confidence: float = 0.95
+) -> tuple[float | None, str]:
+    """Returns the half-width of a window's rate, relative to it, and "", or None and why none can be claimed.
 
-    Blocks, not steps: successive steps depend on each other, and the interval from single steps covers 59 % where it
-    promises 95 %.
+    The same as the harness's `interval.mean_half_width_frac`, which says why it is done so; a test holds the two together.
 
     Args:
-        block_rates_per_s: rate of each block of the steady window, in order.
-        confidence: probability that the interval holds the true mean.
-
-    Returns:
-        Low and high end, per second; None from fewer than MIN_BLOCKS blocks.
+        rates_per_s: rate of each block of the steady window, in order.
+        seconds: length of each; None takes them for equally long.
+        confidence: probability that the interval holds the true rate.
     """
-    if len(block_rates_per_s) < MIN_BLOCKS:
+    n = len(rates_per_s)
+    if n < MIN_BLOCKS:
+        return None, f"{n} blocks of steps, {MIN_BLOCKS} are needed"
+    lengths = np.asarray(seconds, dtype=float) if seconds else np.ones(n)
+    samples = np.asarray(rates_per_s, dtype=float) * lengths
+    if samples.mean() <= 0 or lengths.mean() <= 0:
+        return None, "no samples"
+    errors = samples / samples.mean() - lengths / lengths.mean()
+    squares = float(errors @ errors)
+    if squares <= n * 1e-24:  # equal up to rounding
+        return 0.0, ""
+    correlation = _lag1_correlation(errors, squares)
+    growth = (1 + correlation) / (1 - correlation)  # of the mean's variance
+    effective = n / growth
+    if effective < MIN_EFFECTIVE_BLOCKS:
+        return (
+            None,
+            f"{n} blocks of steps that depend on each other: worth {effective:.0f}, {MIN_EFFECTIVE_BLOCKS:.0f} are needed",
+        )
+    return _t_quantile(int(min(n, effective)) - 1, confidence) * math.sqrt(squares * growth / (n * (n - 1))), ""
+
+
+def _lag1_correlation(errors: np.ndarray[Any, np.dtype[np.float64]], squares: float) -> float:
+    n = len(errors)
+    ends = (errors[0] ** 2 + errors[-1] ** 2) / 2
+    unbiased = (n * (float(errors[:-1] @ errors[1:]) + float(ends)) / squares + 1) / (n - 3)
+    if unbiased < 0:
+        unbiased = max(-MAX_CORRELATION, min(0.0, unbiased + 0.5 / math.sqrt(n)))
+    return min(unbiased, MAX_CORRELATION)
+
+
+def block_interval(
+    rates_per_s: Sequence[float], confidence: float = 0.95, *, seconds: Sequence[float] | None = None
+) -> Interval | None:
+    """Returns the interval of the mean rate from block means, per second; None where none can be claimed.
+
+    Args:
+        rates_per_s: rate of each block of the steady window, in order.
+        confidence: probability that the interval holds the true rate.
+        seconds: length of each block; None takes them for equally long.
+    """
+    half, _ = block_half_width_frac(rates_per_s, seconds, confidence)
+    if half is None:
         return None
-    half = half_width(block_rates_per_s, confidence)
-    assert half is not None
-    mean = float(np.mean(block_rates_per_s))
-    return (mean - half, mean + half)
+    mean = float(np.average(rates_per_s, weights=seconds))
+    return (mean * (1 - half), mean * (1 + half))
 
 
 def log_mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, Interval | None]:
@@ -101,22 +149,54 @@ def spread_frac(repeats: Sequence[float]) -> float:
     """Returns this machine's own A/A spread: how far two measurements of one thing typically lie apart.
 
     The standard deviation, not the half-width of an interval: with two repeats a half-width would be twelve times as wide
-    and call anything the same.
+    and call anything the same. From the differences of neighbours (von Neumann), so that a machine that slowly warms up or
+    slows down, which the pairs of a comparison make up for, does not pass for one that cannot measure.
 
     Args:
-        repeats: rates of fresh processes of the same configuration, per second.
+        repeats: rates of fresh processes of the same configuration, per second, in the order they were measured.
 
     Returns:
         Relative standard deviation on the log scale; 0 from fewer than three repeats.
     """
     if len(repeats) < 3:
         return 0.0
-    return float(np.std(np.log(np.asarray(repeats, dtype=float)), ddof=1))
+    steps = np.diff(np.log(np.asarray(repeats, dtype=float)))
+    return float(np.sqrt(np.mean(steps**2) / 2))
 
 
 def margin_frac(baseline_repeats: Sequence[float]) -> float:
-    """Returns the equivalence margin: 1 %, or the machine's own spread when that is wider."""
+    """Returns the equivalence margin: 1 %, or the machine's own spread when that is wider.
+
+    Args:
+        baseline_repeats: as in `spread_frac`.
+    """
     return max(MARGIN_FRAC, spread_frac(baseline_repeats))
+
+
+def round_means(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Returns entrant -> mean rate over its rounds, each round seen against what the same entrants did in the others.
+
+    Additive model on the log scale, entrant + round, fitted by least squares: who missed a round in which the machine was
+    slow is not the better for it.
+
+    Args:
+        rounds: entrant -> rate, per second; positive. A round of one entrant tells nothing of it beside others.
+    """
+    entrants = sorted({entrant for measured in rounds for entrant in measured})
+    cells = [(entrants.index(e), r, math.log(rate)) for r, measured in enumerate(rounds) for e, rate in measured.items()]
+    if not cells:
+        return {}
+    design = np.zeros((len(cells), len(entrants) + len(rounds)))
+    for row, (entrant, round_index, _) in enumerate(cells):
+        design[row, entrant] = design[row, len(entrants) + round_index] = 1.0
+    fit = np.linalg.lstsq(design, np.array([log for _, _, log in cells]), rcond=None)[0]
+    level = float(fit[len(entrants) :].mean())
+    return {entrant: math.exp(float(fit[i]) + level) for i, entrant in enumerate(entrants)}
+
+
+def is_slower(ratio: Ratio) -> bool:
+    """Returns whether the candidate was shown to be slower: by as much as "faster" has to be faster."""
+    return ratio.ci is not None and ratio.ci[1] < 1 / (1 + FASTER_FRAC)
 
 
 def verdict(ratio: Ratio, margin: float = MARGIN_FRAC) -> Judgement:

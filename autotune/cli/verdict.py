@@ -111,11 +111,15 @@ def _sides(summary: Summary) -> Table | None:
         if side and side.get("value") is not None:
             cells = (
                 rate_text(side["value"], unit),
-                interval_text(side.get("ci")) or "no interval",
+                interval_text(side.get("ci")) or _no_interval_text(side),
                 f"trial {side.get('trial')}",
             )
             made.add_row(name, Text(cells[0], style="name"), Text(cells[1]), Text(cells[2], style="quiet"))
     return made if made.row_count else None
+
+
+def _no_interval_text(side: dict[str, Any]) -> str:
+    return f"no interval: {side['why_no_ci']}" if side.get("why_no_ci") else "no interval"
 
 
 def _changes(summary: Summary) -> RenderableType | None:
@@ -151,7 +155,8 @@ def _tiers(summary: Summary) -> RenderableType | None:
                 speedup.get("ratio") if side.get("trial") == best.get("trial") else None
             )  # the finals' ratio is the better one
             ratio = ratio or (side["value"] / base if base else None)
-            what = Text(changes_phrase(side.get("overrides") or {}), style="quiet")
+            once = "  (measured once: overstates)" if side.get("measured_in") == "search" and side.get("overrides") else ""
+            what = Text(changes_phrase(side.get("overrides") or {}) + once, style="quiet")
             made.add_row(f"  {tier.value}", rate_text(side["value"], unit), ratio_text(ratio), what)
     return Group(Text("best by tier"), made) if made.row_count else None
 

@@ -64,7 +64,12 @@ def _search_ratio(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
     value, baseline = ((trials.get(number) or {}).get("value") for number in (entry["trial"], summary["baseline"]["trial"]))
     ratio = value / baseline if value and baseline else None
     verdict = "same" if not entry["overrides"] else "ambiguous"
-    return {"ratio": ratio, "ci": None, "verdict": verdict, "reason": "from the search, not measured again in the finals"}
+    return {
+        "ratio": ratio,
+        "ci": None,
+        "verdict": verdict,
+        "reason": "one measurement of the search's, picked as its best, which overstates",
+    }
 
 
 def _headline(summary: Summary, entry: dict[str, Any], speedup: dict[str, Any] | None) -> list[str]:

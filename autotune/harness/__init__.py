@@ -11,6 +11,7 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
     modules.py                which modules train; the class swap that carries autocast and counting
     optimizers.py             what a step is
     meter.py                  when warm-up ends and measuring stops (pure)
+    interval.py               how far the window's rate may lie from the truth (pure)
     process.py                facts and memory of the process
     apply/                    how each family of knobs is set and read back
 """

@@ -2,8 +2,8 @@
 
 Fed one finished step at a time. Rates come from samples over wall time across whole multiples of the loader's worker
 count, never from the median step: loader-bound steps come in bursts of one per worker, and their median stays wrong for
-ever (measured: 11 ms read where 25 ms is true). Intervals come from block means, because steps are autocorrelated: the
-naive interval of steps covered 59 %, that of block means 91 % (measured).
+ever (measured: 11 ms read where 25 ms is true). What ends a window is the spread of its blocks; what is claimed of it
+afterwards is an interval that allows for blocks that depend on each other, or none (interval.py).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from typing import List, Optional
 
+from .interval import MIN_BLOCKS, mean_half_width_frac, spread_frac
 from .protocol import MeasureRules, Window
 
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
-MERGED_BLOCKS = 20  # an interval is taken from at most twice this many blocks: fewer, longer ones are less correlated
 
 
 class Blocks:
@@ -23,6 +23,7 @@ class Blocks:
     def __init__(self, width: int, min_s: float) -> None:
         self.width, self.min_s = max(1, width), min_s
         self.rates_per_s: List[float] = []  # of each closed block
+        self.block_s: List[float] = []  # its length
         self.step_s: List[List[float]] = []  # steps of the last two closed blocks
         self._open: List[float] = []
         self._open_s = self._open_samples = 0.0
@@ -36,6 +37,7 @@ class Blocks:
         if len(self._open) % self.width or self._open_s < self.min_s:
             return False
         self.rates_per_s.append(self._open_samples / self._open_s)
+        self.block_s.append(self._open_s)
         self.step_s = [*self.step_s[-1:], self._open]
         self.num_steps += len(self._open)
         self.seconds += self._open_s
@@ -160,7 +162,7 @@ class Meter:
     def _stop_slow(self) -> None:
         rules = self.rules
         full = self._window_steps % self.width == 0
-        if self._window_steps >= rules.slow_min_steps and full and _within(self.half_width_frac, rules.half_width_frac):
+        if self._window_steps >= rules.slow_min_steps and full and _within(self._spread_frac, rules.half_width_frac):
             self._end("interval narrow enough")
         elif self._window_s >= rules.slow_max_s and self._window_steps >= min(rules.slow_min_steps, 3):
             self._end(f"time cap for slow steps of {rules.slow_max_s:g} s")
@@ -169,10 +171,10 @@ class Meter:
         rules = self.rules
         if len(self._window) < rules.min_blocks or self._window_steps < rules.min_steps or self._window_s < rules.min_s:
             return
-        width = self.half_width_frac
+        width = self._spread_frac
         if width is None:
             return
-        if width <= rules.half_width_frac:
+        if width <= rules.half_width_frac and not self._is_dependent():
             self._end("interval narrow enough")
         elif len(self._window) >= 2 * max(self._checked_at, rules.min_blocks):
             if width > 0.9 * self._checked_width:
@@ -184,9 +186,14 @@ class Meter:
         self.reason = self.reason or reason
 
     @property
-    def half_width_frac(self) -> Optional[float]:
-        """95 % half-width of the rate from block means, relative to it; None from fewer than five blocks."""
-        return half_width_frac(self._window.rates_per_s, min_blocks=self.rules.min_blocks)
+    def _spread_frac(self) -> Optional[float]:
+        return spread_frac(self._window.rates_per_s, min_blocks=self.rules.min_blocks)
+
+    def _is_dependent(self) -> bool:
+        # A longer window tells more of blocks that depend on each other too much for an interval. With few blocks nobody
+        # knows whether they do, and slow steps would cost too much to find out.
+        blocks = self._window
+        return len(blocks) >= MIN_BLOCKS and mean_half_width_frac(blocks.rates_per_s, blocks.block_s)[0] is None
 
     @property
     def rate_per_s(self) -> Optional[float]:
@@ -207,38 +214,11 @@ class Meter:
             samples=samples,
             rate_per_s=samples / seconds,
             block_rates_per_s=self._window.rates_per_s,
-            half_width_frac=self.half_width_frac,
+            half_width_frac=mean_half_width_frac(self._window.rates_per_s, self._window.block_s)[0],
             is_steady=self.is_steady,
             reason=self.reason,
+            block_s=self._window.block_s,
         )
-
-
-def half_width_frac(rates: List[float], *, min_blocks: int = 5) -> Optional[float]:
-    """Returns the 95 % half-width of the mean of block rates relative to it (Student's t over merged blocks).
-
-    Args:
-        rates: rate of each block, in order.
-        min_blocks: no interval is claimed from fewer.
-    """
-    if len(rates) < min_blocks:
-        return None
-    size = max(1, len(rates) // MERGED_BLOCKS)
-    means = [sum(rates[i : i + size]) / size for i in range(0, len(rates) - size + 1, size)]
-    mean = sum(means) / len(means)
-    variance = sum((m - mean) ** 2 for m in means) / (len(means) - 1)
-    return student_t(len(means) - 1) * math.sqrt(variance / len(means)) / mean if mean > 0 else None
-
-
-def student_t(degrees: int) -> float:
-    """Returns the 97.5 % quantile of Student's t (Abramowitz & Stegun 26.7.5; within 0.3 % from 4 degrees up)."""
-    z = 1.959964
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return float(z + sum(term / degrees ** (power + 1) for power, term in enumerate(terms)))
 
 
 def _within(value: Optional[float], limit: float) -> bool:

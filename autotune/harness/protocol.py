@@ -66,7 +66,7 @@ class MeasureRules:
     min_steps: int = 20
     min_s: float = 2.0
     max_s: float = 30.0
-    half_width_frac: float = 0.03  # stop when the 95 % interval is this narrow, relative to the mean
+    half_width_frac: float = 0.03  # stop when the blocks' spread makes a 95 % half-width this narrow, relative to the mean
 
 
 @dataclasses.dataclass
@@ -123,11 +123,12 @@ class Window:
         samples: work units consumed.
         rate_per_s: samples per second as consumed.
         block_rates_per_s: the same per block of whole multiples of the worker count.
-        half_width_frac: 95 % half-width from block means relative to the mean; None under five blocks, or when slow steps
-            make one block a step and there are fewer than five.
+        half_width_frac: 95 % half-width of the rate relative to it; None where the blocks are too few for one, or depend on
+            each other too much.
         is_steady: False when warm-up hit its cap or memory was still moving.
         reason: why it stopped, or why it is not steady.
         clock_gap_frac: |sum of device event gaps - wall time| / wall time; None on the CPU.
+        block_s: seconds of each block; empty in results of earlier versions.
     """
 
     steps: int
@@ -139,6 +140,7 @@ class Window:
     is_steady: bool
     reason: str
     clock_gap_frac: Optional[float] = None
+    block_s: List[float] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass

@@ -1,7 +1,9 @@
 """The finals: the best few and the baseline measured again, in fresh processes, taking turns.
 
 Who picks the best of many noisy numbers and quotes the same numbers overstates. So the first rounds choose one, and only later
-rounds, which had no part in the choice, are reported.
+rounds, which had no part in the choice, are reported. Who looks at the rounds again and again and stops when they please him
+claims too much as well: the verdict is looked at once, or twice where time allows, which is settled before the first look and
+paid for with a wider interval. tests/stats/test_finals_hold.py measures what is left of either mistake.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from autotune.study.turns import Pair, Turns
 MAX_FINALISTS = 3
 CONTENDER_FRAC = 0.85  # of the best value: below that, noise alone does not explain the difference
 MIN_GAIN_FRAC = 0.97  # of the baseline's value: a finalist must at least come near it
-MIN_PAIRS, MAX_PAIRS = 3, 8
+MIN_PAIRS = 3
+LOOKS = (8, 16)  # rounds after which the verdict is looked at; what is ambiguous then goes on to the next
 DEAR_FACTOR = 5.0  # times the other's compile phase: the difference is a compilation
 DEAR_GAIN_FRAC = 0.03  # what a compilation must gain in the search to be worth its cost in every round of the finals
 MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is out
 WANTED_TRIALS = 14  # the reserved time is shared by so many: five pairs, a choosing round of four
 CHOOSING_ROUNDS = 2
+ONE_ROUND_FRAC = 0.15  # what a single round must gain to be handed over: three times what two noisy runs, 3.5 % each, differ by
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # why a final is run: what it counts for
 
 
@@ -38,6 +42,7 @@ class Decision:
         verdict: "faster", "same" or "ambiguous".
         reason: why the verdict is not plain, "" when it is.
         margin: equivalence margin used.
+        num_lost: reporting rounds that are left out because one of the two failed in them.
         values: trial number -> rates of its reporting rounds, per second, the baseline (0) and the finalist.
     """
 
@@ -46,26 +51,27 @@ class Decision:
     verdict: stats.Judgement = "ambiguous"
     reason: str = ""
     margin: float = stats.MARGIN_FRAC
+    num_lost: int = 0
     values: dict[int, list[float]] = field(default_factory=dict)
 
     @property
     def is_slower(self) -> bool:
         """Whether the finalist was shown to be slower than the baseline."""
-        return self.ratio is not None and self.ratio.ci is not None and self.ratio.ci[1] < 1
+        return self.ratio is not None and stats.is_slower(self.ratio)
 
     @property
     def is_better(self) -> bool:
         """Whether the finalist is handed over as the best, rather than the baseline.
 
-        Shown faster; or ambiguous on the right side: faster by more than the margin, and not shown to be able to be slower.
-        Everything else goes to the configuration with fewer changes, which is the baseline.
+        Shown faster; or ambiguous on the right side: by more than the margin, with an interval that holds no loss, or by a
+        lot where there was time for one round only. Everything else goes to the configuration with fewer changes, which is
+        the baseline.
         """
-        if self.finalist is None or self.ratio is None:
+        if self.finalist is None or self.ratio is None or self.verdict == "same":
             return False
-        if self.verdict == "faster":
-            return True
-        is_likely = self.ratio.ratio > 1 + self.margin
-        return self.verdict == "ambiguous" and is_likely and (self.ratio.ci is None or self.ratio.ci[0] >= 1 - self.margin)
+        if self.ratio.ci is None:
+            return self.ratio.ratio > 1 + max(self.margin, ONE_ROUND_FRAC)
+        return self.verdict == "faster" or (self.ratio.ci[0] >= 1 and self.ratio.ratio > 1 + self.margin)
 
 
 def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
@@ -100,10 +106,13 @@ def choose(values: dict[int, list[float]], candidates: list[TrialRecord], margin
     """Returns the candidate to report: the fastest, or among those within the margin of it the one with fewest changes.
 
     Args:
-        values: trial number -> rates of the choosing rounds; a candidate without any counts with its search value.
+        values: trial number -> rates of the choosing rounds. Who has none is not chosen before one that has: its search
+            value, which brought it here, overstates. Without any rounds all count with their search values.
         candidates: best first by the search.
         margin: equivalence margin.
     """
+    measured = [candidate for candidate in candidates if values.get(candidate.number)]
+    candidates = measured or candidates
     rates = {c.number: stats.log_mean_interval(values.get(c.number) or [c.score or 1.0])[0] for c in candidates}
     top = max(rates.values())
     alike = [candidate for candidate in candidates if rates[candidate.number] >= top / (1 + margin)]
@@ -213,12 +222,9 @@ class Finals:
             self._random.shuffle(order)
             for entrant in order:
                 rounds[index][entrant.number] = self._measure(entrant, CHOOSING)
-        values: dict[int, list[float]] = {}
-        for measured in rounds:
-            for number, record in measured.items():
-                values.setdefault(number, []).extend([record.score] if record.score is not None else [])
+        rates = stats.round_means([{n: r.score for n, r in measured.items() if r.score} for measured in rounds])
         able = [c for c in candidates if not self._lost.get(c.number)] or candidates
-        return choose(values, able)
+        return choose({number: [rate] for number, rate in rates.items()}, able)
 
     def _that_can_be_paid(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
         """Returns the first so many entrants that a round can hold without taking time from the reporting pairs."""
@@ -236,34 +242,48 @@ class Finals:
         return [*entrants, baseline] if needed_s <= self._session.budget.left_s else entrants
 
     def _report(self, chosen: TrialRecord) -> bool:
-        """Runs reporting pairs and judges after each; returns whether `chosen` held out."""
-        baseline = self._session.baseline
-        pairs = self._pairs_before(chosen)
+        """Runs reporting pairs up to the last look that is needed; returns whether `chosen` held out."""
+        pairs, num_lost = self._pairs_before(chosen)
+        looks = self._looks(chosen, len(pairs))
         self.decision = Decision(finalist=chosen, reason="no time was left to measure it again beside the baseline")
         if pairs:
-            self.decision = judge(chosen, pairs)
-        turns = Turns(chosen, baseline, measure=self._measure_reported, order=self._random, pairs=pairs)
-        for _ in range(len(pairs), MAX_PAIRS + MAX_LOST_ROUNDS):
-            if len(pairs) == MAX_PAIRS or not self._has_time_for_pair(chosen, len(pairs)):
+            self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
+        turns = Turns(chosen, self._session.baseline, measure=self._measure_reported, order=self._random, pairs=pairs)
+        for _ in range(len(pairs), LOOKS[looks - 1] + MAX_LOST_ROUNDS):
+            is_settled = len(pairs) in LOOKS[:looks] and self.decision.verdict != "ambiguous"
+            if is_settled or len(pairs) >= LOOKS[looks - 1] or not self._has_time_for_pair(chosen, len(pairs)):
                 break
             self._round += 1
-            if turns.round():
-                self.decision = judge(chosen, pairs)
+            num_lost += turns.round() is None
+            if pairs:  # for whoever ends the study now; the rounds go on whatever it says
+                self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
             if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
                 return False
         return bool(pairs) or not self._lost.get(chosen.number)
 
-    def _pairs_before(self, chosen: TrialRecord) -> list[Pair]:
-        """Returns the rates of the rounds that an earlier run of the study has reported, of the finalist and the baseline.
+    def _looks(self, chosen: TrialRecord, num_pairs: int) -> int:
+        """Returns how often the verdict will be looked at, by the time there is: settled before the rounds are seen."""
+        affordable = num_pairs + self._session.budget.left_s / max(self._pair_s(chosen), 1e-9)
+        return 2 if num_pairs > LOOKS[0] or affordable >= LOOKS[0] + MIN_PAIRS else 1
+
+    def _judged(self, chosen: TrialRecord, pairs: list[Pair], *, looks: int, num_lost: int) -> Decision:
+        finals = [record for record in self._session.records if record.kind is Kind.final and record.repeats == 0]
+        repeats = [record.score for record in finals if record.score]  # of the choosing rounds too
+        decision = judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats)
+        if decision.verdict == "ambiguous" and not decision.is_better:
+            decision.reason += "; the baseline is kept, it needs no changes"
+        return decision
+
+    def _pairs_before(self, chosen: TrialRecord) -> tuple[list[Pair], int]:
+        """Returns what an earlier run of the study has reported: rates of finalist and baseline by round, and rounds lost.
 
         A round that was cut off half-way does not count: the two are to be measured right after each other.
         """
-        pairs = []
-        for measured in by_round(self._earlier, REPORTED):
-            own, other = (measured[number].score if number in measured else None for number in (chosen.number, 0))
-            if own is not None and other is not None:
-                pairs.append((own, other))
-        return pairs
+        both = {chosen.number, 0}
+        rounds = [measured for measured in by_round(self._earlier, REPORTED) if both <= set(measured)]
+        scores = [(measured[chosen.number].score, measured[0].score) for measured in rounds]
+        pairs = [(own, other) for own, other in scores if own is not None and other is not None]
+        return pairs, len(rounds) - len(pairs)
 
     def _can_be_confirmed(self, candidate: TrialRecord) -> bool:
         """Whether enough pairs of it fit: a configuration that takes a minute to compile may be too dear to prove."""
@@ -318,23 +338,37 @@ def _without_finalist(records: list[TrialRecord]) -> Decision:
     return Decision(verdict="same", reason="no configuration that trained came near the baseline")
 
 
-def judge(chosen: TrialRecord, pairs: list[Pair]) -> Decision:
+def judge(
+    chosen: TrialRecord, pairs: list[Pair], *, looks: int = 1, num_lost: int = 0, repeats: list[float] | None = None
+) -> Decision:
     """Returns what the reporting rounds say.
 
     Args:
         chosen: the finalist.
         pairs: its rate and the baseline's, per round.
+        looks: how often the rounds are judged while they grow; the interval holds at all of them together.
+        num_lost: rounds left out because one of the two failed.
+        repeats: more measurements of the baseline, in order, for the machine's own spread; None takes those of the pairs.
     """
     own, other = [a for a, _ in pairs], [b for _, b in pairs]
-    ratio, margin = stats.paired_ratio(own, other), stats.margin_frac(other)
+    ratio, margin = stats.paired_ratio(own, other, stats.LOOK_CONFIDENCE[looks]), stats.margin_frac(repeats or other)
     verdict = stats.verdict(ratio, margin)
-    reason = ""
+    reasons = []
     if ratio.ci is None:
-        reason = "one round only: no interval"
-    elif ratio.ci[1] < 1:
-        verdict, reason = "same", _slower(chosen, ratio)
+        reasons.append("one round only: no interval")
+    elif stats.is_slower(ratio):
+        verdict = "same"
+        reasons.append(_slower(chosen, ratio))
     elif verdict == "ambiguous":
-        reason = f"{len(pairs)} rounds do not tell; the interval reaches from {ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}"
+        reasons.append(f"{len(pairs)} rounds do not tell; the interval reaches from {ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}")
+    if num_lost:
+        reasons.append(f"{num_lost} more round{'s' if num_lost > 1 else ''}, in which one of the two failed, left out")
     return Decision(
-        finalist=chosen, ratio=ratio, verdict=verdict, reason=reason, margin=margin, values={0: other, chosen.number: own}
+        finalist=chosen,
+        ratio=ratio,
+        verdict=verdict,
+        reason="; ".join(reasons),
+        margin=margin,
+        num_lost=num_lost,
+        values={0: other, chosen.number: own},
     )

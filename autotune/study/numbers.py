@@ -26,6 +26,7 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
     return {
         "value": throughput_per_s(results),
         "ci": interval(results),
+        "why_no_ci": why_no_interval(results),
         "unit": first.unit,
         "phases_s": dict(first.phases_s),
         "peak_memory_bytes": _peak_bytes(results),
@@ -42,21 +43,27 @@ def throughput_per_s(results: Sequence[RankResult]) -> float | None:
 
 
 def interval(results: Sequence[RankResult]) -> stats.Interval | None:
-    """Returns the 95 % interval of the rate over all ranks, from block means.
+    """Returns the 95 % interval of the rate over all ranks, from block means; None where none can be claimed.
 
     Ranks wait for each other at every step, so their errors are not independent: half-widths add.
     """
-    low = high = 0.0
-    for result in results:
-        blocks = result.window.block_rates_per_s if result.window else []
-        found = stats.block_interval(blocks)
-        if found is None or not result.throughput_per_s:
-            return None
-        # The rate may have been capped by what the loader sustains: the relative width is what the blocks tell.
-        centre = (found[0] + found[1]) / 2
-        low += result.throughput_per_s * found[0] / centre
-        high += result.throughput_per_s * found[1] / centre
-    return (low, high)
+    rate = throughput_per_s(results)
+    halves = [(result.throughput_per_s, _half_width_frac(result)[0]) for result in results]
+    if not rate or any(value is None or frac is None for value, frac in halves):
+        return None
+    # The rate may have been capped by what the loader sustains: the relative width is what the blocks tell.
+    half = sum(value * frac for value, frac in halves if value is not None and frac is not None)
+    return (rate - half, rate + half)
+
+
+def why_no_interval(results: Sequence[RankResult]) -> str:
+    """Returns why `interval` claims none, the first rank's reason that has one; "" when it does."""
+    return next((reason for result in results if (reason := _half_width_frac(result)[1])), "")
+
+
+def _half_width_frac(result: RankResult) -> tuple[float | None, str]:
+    window = result.window
+    return stats.block_half_width_frac(window.block_rates_per_s, window.block_s) if window else (None, "no window was reached")
 
 
 def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:

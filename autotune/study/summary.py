@@ -13,7 +13,7 @@ from autotune.study.diagnosis import diagnose
 from autotune.study.finals import Decision
 
 _TRIAL_FIELDS = (
-    "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "seconds", "phases_s",
+    "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci", "seconds", "phases_s",
     "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "round", "repeats",
 )  # fmt: skip
 
@@ -112,6 +112,8 @@ def _entry(record: TrialRecord, standing: Standing, *, knobs: bool = False, over
     rates = standing.decision.values.get(record.number) if standing.decision else None
     value, ci = stats.log_mean_interval(rates) if rates else (record.value, record.ci)
     entry: dict[str, Any] = {"trial": record.number, "value": value, "ci": ci, "measured_in": "finals" if rates else "search"}
+    if ci is None:
+        entry["why_no_ci"] = "one round only" if rates else record.why_no_ci
     if overrides:
         entry["overrides"] = record.changed
     if knobs:

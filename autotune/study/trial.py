@@ -239,7 +239,7 @@ def _record(request: Request, spec: Spec, ended: Ended, watch: MachineWatch) -> 
         **numbers(ended.results),
     )
     if not outcome.has_value or record.value is None:
-        record.value = record.ci = None
+        record.value, record.ci, record.why_no_ci = None, None, ""
     return record
 
 

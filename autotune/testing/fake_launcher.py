@@ -12,7 +12,7 @@ from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
 from autotune.records import Knobs
 from autotune.study.plan import Clock
 
-NUM_BLOCKS = 8
+NUM_BLOCKS = 40  # of the window: as many as two seconds hold
 
 DEFAULTS: Knobs = {
     "loader.batch_size": 32,

@@ -8,7 +8,8 @@ from itertools import islice
 import pytest
 from scipy import stats
 
-from autotune.harness.meter import DONE, MERGED_BLOCKS, STEADY, WARMUP, Blocks, Meter, half_width_frac, student_t
+from autotune.harness.interval import MERGED_BLOCKS, MIN_BLOCKS, mean_half_width_frac, spread_frac, student_t
+from autotune.harness.meter import DONE, STEADY, WARMUP, Blocks, Meter
 from autotune.harness.protocol import MeasureRules
 from tests.harness.conftest import REPOSITORY
 
@@ -40,7 +41,7 @@ def test_slow_steps_need_two_to_warm_up_and_six_to_measure() -> None:
     assert feed_until(meter, 1.0, DONE) == 6
     window = meter.window()
     assert window is not None
-    assert (window.steps, window.rate_per_s, window.half_width_frac, window.is_steady) == (6, 8.0, 0.0, True)
+    assert (window.steps, window.rate_per_s, window.half_width_frac, window.is_steady) == (6, 8.0, None, True)
 
 
 def test_slow_steps_that_never_agree_stop_at_their_own_cap() -> None:
@@ -134,26 +135,58 @@ def test_measuring_stops_at_its_cap_or_when_the_interval_no_longer_shrinks() -> 
     assert window.reason.startswith(("time cap", "interval no longer shrinks"))
 
 
+def test_a_window_whose_blocks_depend_on_each_other_goes_on() -> None:
+    waves = (0.01 * (1 + 0.02 * (number // 100 % 2)) for number in range(10**6))  # a second slow, a second fast
+    meter = Meter(MeasureRules())
+    for step_s in waves:
+        if meter.feed(step_s, 8) == DONE:
+            break
+    window = meter.window()
+    assert window is not None
+    assert window.seconds > 3
+    assert len(window.block_s) == len(window.block_rates_per_s)
+
+
 def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     chance = random.Random(1)
     hits = 0
     for _ in range(400):
-        rates = [100 * chance.lognormvariate(0, 0.05) for _ in range(12)]
-        width = half_width_frac(rates)
+        rates = [100 * chance.lognormvariate(0, 0.05) for _ in range(MIN_BLOCKS)]
+        width, _ = mean_half_width_frac(rates, [1.0] * len(rates))
         assert width is not None
         mean = sum(rates) / len(rates)
         hits += abs(mean - 100 * 1.00125) <= width * mean
     assert 0.92 <= hits / 400 <= 0.98
 
 
-def test_no_interval_from_fewer_than_five_blocks() -> None:
-    assert half_width_frac([1.0, 1.0, 1.0, 1.0]) is None
-    assert half_width_frac([2.0] * 5) == 0.0
+def test_no_interval_from_few_blocks_or_from_blocks_that_say_little() -> None:
+    assert mean_half_width_frac([1.0] * (MIN_BLOCKS - 1), [1.0] * (MIN_BLOCKS - 1)) == (
+        None,
+        "31 blocks of steps, 32 are needed",
+    )
+    assert mean_half_width_frac([2.0] * MIN_BLOCKS, [1.0] * MIN_BLOCKS) == (0.0, "")
+    width, reason = mean_half_width_frac([90.0] * 50 + [110.0] * 50, [1.0] * 100)  # one slow wave
+    assert width is None
+    assert "depend on each other" in reason
+
+
+def test_a_pause_weighs_as_many_seconds_as_it_takes() -> None:
+    rates, seconds = [100.0, 50.0] * 20, [1.0, 9.0] * 20
+    width, _ = mean_half_width_frac(rates, seconds)
+    equal, _ = mean_half_width_frac(rates, [1.0] * 40)
+    assert width is not None
+    assert equal is not None
+    assert width != pytest.approx(equal, rel=0.1)
+
+
+def test_spread_needs_five_blocks() -> None:
+    assert spread_frac([1.0, 1.0, 1.0, 1.0]) is None
+    assert spread_frac([2.0] * 5) == 0.0
 
 
 def test_many_blocks_are_merged_so_that_neighbours_do_not_count_twice() -> None:
     rates = [90.0] * 50 + [110.0] * 50  # one slow wave: a hundred blocks are not a hundred opinions
-    merged, naive = half_width_frac(rates), half_width_frac(rates[::3][:MERGED_BLOCKS])
+    merged, naive = spread_frac(rates), spread_frac(rates[::3][:MERGED_BLOCKS])
     assert merged is not None
     assert naive is not None
     assert merged > 2 * stats.t.ppf(0.975, 99) * 10 / 10 / 100

@@ -2,7 +2,7 @@ import pytest
 
 from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.stats import Ratio
-from autotune.study.finals import Decision, _without_finalist, choose, finalists
+from autotune.study.finals import Decision, _without_finalist, choose, finalists, judge
 from autotune.testing.fake_launcher import Failure, Surface
 
 
@@ -42,6 +42,11 @@ def test_among_alike_the_one_with_fewest_changes_is_chosen():
     assert choose({}, [many, few]) is few
 
 
+def test_a_search_value_does_not_win_against_rounds():
+    lucky, measured = trial(1, 230.0, A="1"), trial(2, 220.0, A="2")
+    assert choose({2: [200.0]}, [lucky, measured]) is measured
+
+
 def test_lower_tier_is_chosen_among_equally_many_changes():
     exact, training = trial(1, 200.0, A="1"), trial(2, 200.5, A="2")
     training.tier = Tier.training
@@ -53,15 +58,30 @@ def test_lower_tier_is_chosen_among_equally_many_changes():
     [
         (1.5, (1.4, 1.6), "faster", True),
         (1.0, (0.995, 1.005), "same", False),
-        (1.1, (0.995, 1.2), "ambiguous", True),
+        (1.1, (1.001, 1.2), "ambiguous", True),
+        (1.008, (1.001, 1.015), "ambiguous", False),
+        (1.1, (0.995, 1.2), "ambiguous", False),
         (1.1, (0.9, 1.4), "ambiguous", False),
         (1.3, None, "ambiguous", True),
+        (1.1, None, "ambiguous", False),
         (0.9, (0.85, 0.95), "ambiguous", False),
     ],
 )
-def test_what_is_handed_over_was_shown_faster_or_at_least_not_shown_slower(ratio, ci, verdict, is_better):
+def test_what_is_handed_over_was_shown_to_be_no_slower(ratio, ci, verdict, is_better):
     found = Ratio(ratio=ratio, ci=ci, num_rounds=3)
     assert Decision(finalist=BASELINE, ratio=found, verdict=verdict).is_better is is_better
+
+
+def test_rounds_that_were_lost_are_told():
+    found = judge(trial(1, 150.0), [(150.0, 100.0)] * 3 + [(151.0, 100.0)], num_lost=2)
+    assert (found.verdict, found.num_lost) == ("faster", 2)
+    assert found.reason == "2 more rounds, in which one of the two failed, left out"
+
+
+def test_two_looks_are_paid_for_with_a_wider_interval():
+    pairs = [(101.0, 100.0), (102.0, 100.0), (103.0, 100.0)]
+    once, twice = (judge(trial(1, 150.0), pairs, looks=looks).ratio.ci for looks in (1, 2))
+    assert twice[0] < once[0] < once[1] < twice[1]
 
 
 CLOSE = {("layout.channels_last", True): 1.9, ("optimizer.implementation", "fused"): 1.02, ("threads.intra", 4): 1.03}

@@ -1,10 +1,12 @@
 import pytest
 
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, KnobReport, RankResult, Window
-from autotune.study.numbers import interval, knob_reports, metrics, numbers, throughput_per_s
+from autotune.study.numbers import interval, knob_reports, metrics, numbers, throughput_per_s, why_no_interval
+
+BLOCKS = (98.0, 102.0, 99.0, 101.0, 100.0) * 8
 
 
-def rank(number=0, rate=100.0, blocks=(98.0, 99.0, 100.0, 101.0, 102.0), **more):
+def rank(number=0, rate=100.0, blocks=BLOCKS, **more):
     window = Window(steps=50, seconds=5.0, samples=500.0, rate_per_s=100.0, block_rates_per_s=list(blocks),
                     half_width_frac=0.02, is_steady=True, reason="")  # fmt: skip
     return RankResult(trial=0, nonce="n", rank=number, world_size=2, pid=1, status="measured", unit="samples",
@@ -31,7 +33,10 @@ def test_interval_follows_the_rate_where_the_loader_capped_it():
 
 
 def test_no_interval_from_too_few_blocks():
-    assert interval([rank(blocks=(99.0, 100.0, 101.0, 100.0))]) is None
+    few = [rank(), rank(blocks=(99.0, 100.0, 101.0, 100.0))]
+    assert interval(few) is None
+    assert why_no_interval(few) == "4 blocks of steps, 32 are needed"
+    assert why_no_interval([rank()]) == ""
 
 
 def test_memory_is_the_largest_over_ranks_and_rates_are_sums():
