@@ -15,6 +15,10 @@ from .protocol import MeasureRules, Window
 
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
 MERGED_BLOCKS = 20  # an interval is taken from at most twice this many blocks: fewer, longer ones are less correlated
+TREND_CHUNKS = 10  # a trend is looked for in so many equal parts of the window: longer ones are less correlated
+# F statistic of the slope from which it is no chance: simulated, a steady window is called moving in fewer than 2 of 100 cases
+# with independent, autocorrelated (AR(1), 0.7) and bursty steps, and a second window has to agree.
+TREND_F = 30.0
 
 
 class Blocks:
@@ -62,6 +66,9 @@ class Meter:
         self.warmup_steps = 0
         self.is_steady = True
         self.reason = ""
+        self.is_draining = False  # steps take more from a queue than goes in: set by who feeds
+        self._drain_s = 0.0
+        self._has_moved = False  # a window with a trend in it has been left behind
         self._warm = Blocks(self.width, rules.block_min_s)
         self._warm_s = 0.0
         self._has_closed = False
@@ -99,7 +106,10 @@ class Meter:
             self._quiet_s += step_s
             self._has_closed = self._warm.add(step_s, samples)
         if self._is_warm():
-            self.phase = STEADY
+            if self.is_draining and self._drain_s < self.rules.drain_max_s:
+                self._drain_s += step_s
+            else:
+                self.phase = STEADY
         elif self._warm_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # never quiet: measured all the same
             self.phase, self.is_steady = STEADY, False
             self.reason = f"no steady state within {self.rules.warmup_max_s:g} s"
@@ -134,10 +144,12 @@ class Meter:
         Args:
             steps_s: seconds of each.
             samples: work units of each.
-            is_quiet: nothing was compiled and no memory segment was taken in any.
+            is_quiet: nothing was compiled in any. If something was, the window begins anew, as long as warm-up may last.
         """
         if not is_quiet:
-            self.is_steady, self.reason = False, "a graph was compiled or memory was taken inside the window"
+            self._begin_anew(sum(steps_s), len(steps_s), "graphs are still compiled")
+            if self.phase == WARMUP:
+                return
         min_s, num_before = self.rules.block_min_s, len(self._window)
         for step_s, step_samples in zip(steps_s, samples):  # noqa: B905 (Python 3.9)
             self._window_s += step_s
@@ -148,6 +160,20 @@ class Meter:
                 num_before = len(self._window)
                 if self.phase != STEADY:
                     return
+
+    def _begin_anew(self, more_s: float, more_steps: int, otherwise: str) -> None:
+        # What was measured so far is of a state that is over: back to warm-up, unless that has taken too long already.
+        if self._warm_s + self._window_s + more_s >= self.rules.warmup_max_s:
+            self.is_steady, self.reason = False, f"{otherwise} after {self._warm_s + self._window_s + more_s:.0f} s"
+            return
+        self.phase = WARMUP
+        self._warm_s += self._window_s + more_s
+        self.warmup_steps += self._window_steps + more_steps
+        self._quiet_steps, self._quiet_s, self._has_closed = 0, 0.0, False
+        self._warm, self._window = (Blocks(self.width, self.rules.block_min_s) for _ in range(2))
+        self._window_s = self._window_samples = 0.0
+        self._window_steps = 0
+        self._checked_at, self._checked_width = 0, math.inf
 
     def _decide(self, *, is_closed: bool) -> None:
         if self._is_slow():
@@ -180,6 +206,15 @@ class Meter:
             self._checked_at, self._checked_width = len(self._window), width
 
     def _end(self, reason: str) -> None:
+        moved = 0.0 if self.is_draining else trend_frac(self._window.rates_per_s)  # a queue that empties is another matter
+        if abs(moved) > self.rules.trend_frac:
+            keeps = f"the step time keeps {'growing' if moved > 0 else 'falling'}: {moved:+.0%} over the window"
+            if not self._has_moved:
+                self._has_moved = True
+                self._begin_anew(0.0, 0, keeps)  # it may have been the last of a warm-up
+                if self.phase == WARMUP:
+                    return
+            self.is_steady, self.reason = False, keeps
         self.phase = DONE
         self.reason = self.reason or reason
 
@@ -227,6 +262,27 @@ def half_width_frac(rates: List[float], *, min_blocks: int = 5) -> Optional[floa
     mean = sum(means) / len(means)
     variance = sum((m - mean) ** 2 for m in means) / (len(means) - 1)
     return student_t(len(means) - 1) * math.sqrt(variance / len(means)) / mean if mean > 0 else None
+
+
+def trend_frac(rates: List[float]) -> float:
+    """Returns how much longer steps are at the end of a row of blocks than at its start; 0.0 when that may be chance.
+
+    The slope of the step time's logarithm over up to TREND_CHUNKS equal parts, by least squares, tested by F.
+
+    Args:
+        rates: rate of each block, in order.
+    """
+    size = max(1, len(rates) // TREND_CHUNKS)
+    y = [-math.log(sum(rates[i : i + size]) / size) for i in range(0, len(rates) - size + 1, size) if sum(rates[i : i + size]) > 0]
+    n = len(y)
+    if n < 5:
+        return 0.0
+    mid, mean = (n - 1) / 2, sum(y) / n
+    slope = sum((i - mid) * v for i, v in enumerate(y)) / sum((i - mid) ** 2 for i in range(n))
+    total = sum((v - mean) ** 2 for v in y)
+    explained = slope**2 * sum((i - mid) ** 2 for i in range(n))
+    is_chance = explained * (n - 2) < TREND_F * max(total - explained, 0.0)
+    return 0.0 if is_chance else math.expm1(slope * n)
 
 
 def student_t(degrees: int) -> float:
