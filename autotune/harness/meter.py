@@ -67,7 +67,7 @@ class Meter:
         self.is_steady = True
         self.reason = ""
         self.is_draining = False  # steps take more from a queue than goes in: set by who feeds
-        self._drain_s = 0.0
+        self._held_s: Optional[float] = None  # since it was warm but for that
         self._has_moved = False  # a window with a trend in it has been left behind
         self._warm = Blocks(self.width, rules.block_min_s)
         self._warm_s = 0.0
@@ -98,6 +98,8 @@ class Meter:
     def _feed_warmup(self, step_s: float, samples: float, is_quiet: bool) -> None:
         self.warmup_steps += 1
         self._warm_s += step_s
+        if self._held_s is not None:
+            self._held_s += step_s
         if not is_quiet:
             self._quiet_steps, self._quiet_s = 0, 0.0
             self._warm = Blocks(self.width, self.rules.block_min_s)
@@ -106,9 +108,8 @@ class Meter:
             self._quiet_s += step_s
             self._has_closed = self._warm.add(step_s, samples)
         if self._is_warm():
-            if self.is_draining and self._drain_s < self.rules.drain_max_s:
-                self._drain_s += step_s
-            else:
+            self._held_s = self._held_s or 0.0
+            if not self.is_draining or self._held_s >= self.rules.drain_max_s:
                 self.phase = STEADY
         elif self._warm_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # never quiet: measured all the same
             self.phase, self.is_steady = STEADY, False
@@ -273,7 +274,11 @@ def trend_frac(rates: List[float]) -> float:
         rates: rate of each block, in order.
     """
     size = max(1, len(rates) // TREND_CHUNKS)
-    y = [-math.log(sum(rates[i : i + size]) / size) for i in range(0, len(rates) - size + 1, size) if sum(rates[i : i + size]) > 0]
+    y = [
+        -math.log(sum(rates[i : i + size]) / size)
+        for i in range(0, len(rates) - size + 1, size)
+        if sum(rates[i : i + size]) > 0
+    ]
     n = len(y)
     if n < 5:
         return 0.0

@@ -35,6 +35,8 @@ STACK_SIGNAL: Optional[int] = int(signal.SIGRTMAX) - 3 if hasattr(signal, "SIGRT
 # Phases of a trial, in order. Each is entered once; "steady" may not be reached.
 PHASES = ("spawn", "import", "init", "first_batch", "compile", "warmup", "steady", "exit")
 
+SEPARATE, SHARED = "separate", "shared"  # whether a loader's workers have cores of their own
+
 # What a rank says of each knob it was given.
 APPLIED, NOT_APPLICABLE, OVERRIDDEN = "applied", "not applicable", "overridden by the program"
 
@@ -57,7 +59,9 @@ class MeasureRules:
     warmup_mean_frac: float = 0.03  # last two blocks' means agree within this
     warmup_quartile_frac: float = 0.05  # and their quartiles within this
     warmup_quiet_steps: int = 3  # steps without a newly compiled graph
-    drain_max_s: float = 5.0  # waited for a queue that was filled before; one that takes longer to drain changes the rate little
+    drain_max_s: float = (
+        5.0  # waited for a queue filled before; one that takes longer to drain changes the rate little
+    )
     trend_frac: float = 0.05  # a window whose step time changes by more than this from end to end, steadily, is not steady
     slow_step_s: float = 0.25  # steps longer than this use the slow-step rule
     slow_warmup_steps: int = 2
@@ -158,8 +162,8 @@ class RankResult:
         window: None when no window was reached.
         throughput_per_s: the trial's number for this rank: the consumed rate, less what came from a queue filled before.
         regime: "separate" or "shared": whether the loader's workers have cores of their own; "" without workers.
-        device_rate_per_s: D, what the device would do with a free loader; None when unknown, and where loader and step share the
-            cores: what is seen there is slower.
+        device_rate_per_s: D, what the device would do with a free loader; None when unknown, and in the "shared" regime, where
+            what is seen is slower.
         loader_rate_per_s: L, what the loader can sustain; None without a loader.
         memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}, unknown = None;
             retries of the allocator since the window opened.

@@ -10,7 +10,6 @@ from .apply import loader as apply_loader
 from .apply import module as apply_module
 from .apply import optimizer as apply_optimizer
 from .apply import process as apply_process
-from .supply import SHARED
 
 
 def bare(session: Any, status: str) -> protocol.RankResult:
@@ -115,7 +114,7 @@ def _add_supply(found: protocol.RankResult, session: Any, rate_per_s: float) -> 
     found.regime = regime or ""
     capacity = found.loader_rate_per_s = supply.capacity_per_s()
     found.throughput_per_s = supply.lasting_per_s(rate_per_s, capacity, regime)
-    if regime == SHARED:
+    if regime == protocol.SHARED:
         found.device_rate_per_s = None  # the workers slow the step down: what it would do without them cannot be seen here
 
 

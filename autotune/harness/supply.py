@@ -20,8 +20,8 @@ from typing import Any, List, NamedTuple, Optional
 
 from . import worker
 from .cores import num_cores
+from .protocol import SEPARATE, SHARED
 
-SEPARATE, SHARED = "separate", "shared"
 FALL_FRAC = 0.02  # a queue that loses less than this share of what was taken is level: the error it can make is as small
 LOOK_BACK_S = 1.0  # over which the warm-up judges whether the queue falls
 SHARED_FRAC = 1.05  # cores asked for over cores there, from which step and workers are in each other's way

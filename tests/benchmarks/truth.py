@@ -2,10 +2,10 @@
 
     python -m tests.benchmarks.truth [--only KIND ...] [--quick] [--rounds 1] [--json FILE]
 
-For each kind of `truth_program.py`: short, long, short, ... in turn, each in fresh processes. Short is a search trial: launcher,
-harness, default rules. Long is the program alone, without a line of autotune in it, by its own stopwatch and for at least ten
-times the short trial's window. Beside the prediction stands what the naive way makes of the same trial's raw steps (three steps
-of warm-up, then the mean of twenty).
+For each kind of `truth_program.py`: short, long, short, ... in turn, each in fresh processes. Short is a search trial: the
+launcher, the harness, the default rules. Long is the program alone, without a line of autotune in it, by its own stopwatch and
+for at least ten times the short trial's window. Beside the prediction stands what the naive way makes of the same trial's raw
+steps (three steps of warm-up, then the mean of twenty).
 
 D is compared as well where it is claimed: with the same program fed from a batch at hand.
 """
@@ -118,7 +118,7 @@ class Comparison:
             _errors(self.errors("naive_per_s")),
             "" if self.device_error is None else f"{self.device_error:+.1%}",
             last.regime,
-            f"{last.window_s:.1f} / {self.longs[-1]['seconds']:.0f}",
+            f"{last.window_s:.1f}, {self.longs[-1]['seconds']:.0f}",
             f"{last.seconds:.0f}",
             "; ".join(self.misses()) or (last.reason if self.kind in UNPREDICTABLE else "reached"),
         ]
@@ -186,13 +186,15 @@ def _errors(errors: Sequence[float]) -> str:
     return f"{statistics.fmean(errors):+.1%} ({min(errors):+.1%} to {max(errors):+.1%})"
 
 
-HEADER = ("program", "predicted/s", "achieved/s", "error", "naive error", "D error", "regime", "window / long s", "trial s", "goal")
+HEADER = (
+    "program", "predicted/s", "achieved/s", "error", "naive error", "D error", "regime", "window, long s", "trial s", "goal",
+)  # fmt: skip
 
 
 def report(found: Sequence[Comparison], num_rounds: int) -> str:
     """Returns the table with the machine and how it was measured."""
     lines = [table(HEADER, [comparison.row() for comparison in found])]
-    lines.append(f"n         {num_rounds + 1} short trials and {num_rounds} long runs each, in turn; mean (smallest to largest)")
+    lines.append(f"n         {num_rounds + 1} short trials and {num_rounds} long runs each, in turn; mean (least to most)")
     lines.append(f"date      {time.strftime('%Y-%m-%d')}")
     return "\n".join([*lines, *machine_lines()])
 

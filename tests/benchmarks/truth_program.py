@@ -127,6 +127,8 @@ class Loop:
 
     def __init__(self, kind: Kind, *, is_free: bool) -> None:
         torch.manual_seed(0)
+        if not kind.matmul:
+            torch.set_num_threads(1)  # what sleeps needs no threads that wait for work at full speed
         self.kind = kind
         width = kind.matmul or WIDTH
         layers = [layer for _ in range(kind.layers) for layer in (nn.Linear(width, width), nn.ReLU())]
