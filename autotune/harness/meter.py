@@ -12,13 +12,10 @@ import math
 from typing import List, Optional
 
 from .protocol import MeasureRules, Window
+from .trend import trend_frac
 
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
 MERGED_BLOCKS = 20  # an interval is taken from at most twice this many blocks: fewer, longer ones are less correlated
-TREND_CHUNKS = 10  # a trend is looked for in so many equal parts of the window: longer ones are less correlated
-# F statistic of the slope from which it is no chance: simulated, a steady window is called moving in fewer than 2 of 100 cases
-# with independent, autocorrelated (AR(1), 0.7) and bursty steps, and a second window has to agree.
-TREND_F = 30.0
 
 
 class Blocks:
@@ -263,31 +260,6 @@ def half_width_frac(rates: List[float], *, min_blocks: int = 5) -> Optional[floa
     mean = sum(means) / len(means)
     variance = sum((m - mean) ** 2 for m in means) / (len(means) - 1)
     return student_t(len(means) - 1) * math.sqrt(variance / len(means)) / mean if mean > 0 else None
-
-
-def trend_frac(rates: List[float]) -> float:
-    """Returns how much longer steps are at the end of a row of blocks than at its start; 0.0 when that may be chance.
-
-    The slope of the step time's logarithm over up to TREND_CHUNKS equal parts, by least squares, tested by F.
-
-    Args:
-        rates: rate of each block, in order.
-    """
-    size = max(1, len(rates) // TREND_CHUNKS)
-    y = [
-        -math.log(sum(rates[i : i + size]) / size)
-        for i in range(0, len(rates) - size + 1, size)
-        if sum(rates[i : i + size]) > 0
-    ]
-    n = len(y)
-    if n < 5:
-        return 0.0
-    mid, mean = (n - 1) / 2, sum(y) / n
-    slope = sum((i - mid) * v for i, v in enumerate(y)) / sum((i - mid) ** 2 for i in range(n))
-    total = sum((v - mean) ** 2 for v in y)
-    explained = slope**2 * sum((i - mid) ** 2 for i in range(n))
-    is_chance = explained * (n - 2) < TREND_F * max(total - explained, 0.0)
-    return 0.0 if is_chance else math.expm1(slope * n)
 
 
 def student_t(degrees: int) -> float:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from autotune.harness.meter import DONE, Meter, trend_frac
+from autotune.harness.meter import DONE, Meter
 from autotune.harness.protocol import MeasureRules
+from autotune.harness.trend import trend_frac
 
 Steps = Iterator[float]
 
