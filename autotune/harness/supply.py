@@ -24,6 +24,7 @@ from .protocol import SEPARATE, SHARED
 
 FALL_FRAC = 0.02  # a queue that loses less than this share of what was taken is level: the error it can make is as small
 LOOK_BACK_S = 1.0  # over which the warm-up judges whether the queue falls
+GLANCE_S = 0.1  # between two readings, but for the window's ends: ranks of a group look at every step
 SHARED_FRAC = 1.05  # cores asked for over cores there, from which step and workers are in each other's way
 
 
@@ -61,6 +62,14 @@ class Supply:
         self._between: Optional[Reading] = None  # since
         self._opened: Optional[Reading] = None
         self._closed: Optional[Reading] = None
+        self._seen: Optional[Reading] = None
+        self._next_glance_s = 0.0
+
+    def _glance(self) -> Optional[Reading]:
+        now_s = time.monotonic()
+        if now_s >= self._next_glance_s:
+            self._next_glance_s, self._seen = now_s + GLANCE_S, self.read()
+        return self._seen
 
     def read(self) -> Optional[Reading]:
         """Returns where step and workers stand; None without a loader that has workers which count."""
@@ -76,7 +85,7 @@ class Supply:
 
     def drains_within(self, most_s: float) -> bool:
         """Returns whether the queue is falling and will be empty in so many seconds; called at each look of the warm-up."""
-        now = self.read()
+        now = self._glance()
         if now is None:
             return False
         if self._before is None:
@@ -106,7 +115,7 @@ class Supply:
         """Batches that the queue lost in the window, per batch taken; below 0 when it was filled."""
         if self._opened is None:
             return 0.0
-        end = self._closed or self.read()
+        end = self._closed or self._glance()
         if end is None or end.taken <= self._opened.taken:
             return 0.0
         return (self._opened.stock - end.stock) / (end.taken - self._opened.taken)

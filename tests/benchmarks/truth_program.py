@@ -71,7 +71,7 @@ KINDS = {
     "accumulation": Kind(workers=2, prefetch=8, batch_s=0.014, step_s=0.005, accumulate=4),
     "iterable": Kind(workers=2, prefetch=4, batch_s=0.030, step_s=0.010, is_iterable=True),
     "slow": Kind(workers=2, batch_s=2.4, step_s=1.05),
-    "growing": Kind(matmul=256, layers=4, growth=0.004),
+    "growing": Kind(step_s=0.015, growth=0.002),
 }
 
 
@@ -181,7 +181,7 @@ class Loop:
 
     def _device(self) -> None:
         if self.kind.step_s:
-            time.sleep(self.kind.step_s * (1 + self._num_shapes() / 4))
+            time.sleep(self.kind.step_s * (1 + self._num_shapes() / 4 + self.kind.growth * self.num_steps))
 
 
 def main() -> None:
