@@ -65,7 +65,11 @@ def _counted(fetch: Callable[..., Any], slots: mmap.mmap, offset: int) -> Callab
         nonlocal batches, busy_s, delay_s
         began_s, began_delay_s = time.monotonic(), delay_of_s()
         SLOT.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, began_s)
-        batch = fetch(self, index)
+        try:
+            batch = fetch(self, index)
+        except BaseException:  # a stream's end, or the data set's own trouble: no batch, and none in hand
+            SLOT.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, 0.0)
+            raise
         batches += 1.0
         busy_s += time.monotonic() - began_s
         delay_s += delay_of_s() - began_delay_s

@@ -35,8 +35,8 @@ from tests.benchmarks.truth_program import KINDS
 PROGRAM = Path(__file__).with_name("truth_program.py")
 GOAL_FRAC, BURSTY_GOAL_FRAC, DEVICE_GOAL_FRAC = 0.03, 0.06, 0.05
 LONGER = 10  # times the short trial's window
-LEAST_LONG_S = 25.0
-SKIP_S = 12.0  # of a long run, until every queue has drained that drains at all
+LEAST_LONG_S = 20.0
+SKIP_S = 8.0  # of a long run, until its queues have drained
 DEVICE_S = 5.0  # of the program with a free loader
 NAIVE_WARMUP, NAIVE_STEPS = 3, 20
 UNPREDICTABLE = ("growing",)  # to be flagged, not guessed

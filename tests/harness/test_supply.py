@@ -127,6 +127,8 @@ def test_a_worker_counts_what_it_does_and_the_next_epoch_s_goes_on(tmp_path: Pat
         worker.WorkerInit(path, None)(1)
         for number in range(3):
             fetcher.fetch([number])
+        with pytest.raises(IndexError):
+            fetcher.fetch([100])  # the data set's own trouble is no batch
     idle, counters = worker.read(path)
     assert idle == Counters(0.0, 0.0, 0.0, 0.0, 0.0)
     assert counters.batches == 6
