@@ -65,6 +65,7 @@ class Meter:
         self.reason = ""
         self.is_draining = False  # steps take more from a queue than goes in: set by who feeds
         self._held_s: Optional[float] = None  # since it was warm but for that
+        self._left: Optional[Window] = None  # the one left behind when the window began anew
         self._has_moved = False  # a window with a trend in it has been left behind
         self._warm = Blocks(self.width, rules.block_min_s)
         self._warm_s = 0.0
@@ -147,6 +148,8 @@ class Meter:
         if not is_quiet:
             self._begin_anew(sum(steps_s), len(steps_s), "graphs are still compiled")
             if self.phase == WARMUP:
+                if self._left is not None:
+                    self._left.is_steady, self._left.reason = False, "a graph was compiled inside the window"
                 return
         min_s, num_before = self.rules.block_min_s, len(self._window)
         for step_s, step_samples in zip(steps_s, samples):  # noqa: B905 (Python 3.9)
@@ -164,6 +167,7 @@ class Meter:
         if self._warm_s + self._window_s + more_s >= self.rules.warmup_max_s:
             self.is_steady, self.reason = False, f"{otherwise} after {self._warm_s + self._window_s + more_s:.0f} s"
             return
+        self._left = self.window() or self._left
         self.phase = WARMUP
         self._warm_s += self._window_s + more_s
         self.warmup_steps += self._window_steps + more_steps
@@ -228,9 +232,12 @@ class Meter:
         return rates[-1] if rates else None
 
     def window(self) -> Optional[Window]:
-        """Returns the window as measured so far, whole blocks of it as soon as there is one; None when it was not reached."""
+        """Returns the window as measured so far, whole blocks of it as soon as there is one; None when it was not reached.
+
+        Of one that began anew and got no further, what there was before: a rank, or a program, may end just then.
+        """
         if not self._window_steps:
-            return None
+            return self._left
         steps, seconds, samples = self._window_steps, self._window_s, self._window_samples
         if len(self._window):
             steps, seconds, samples = self._window.num_steps, self._window.seconds, self._window.samples

@@ -83,6 +83,9 @@ def test_compiling_inside_the_window_begins_it_anew() -> None:
     feed_until(meter, 0.01, STEADY)
     feed(meter, 0.01, 50)
     assert meter.feed(3.0, 8, is_quiet=False) == WARMUP
+    left = meter.window()  # what there is if the program ends now
+    assert left is not None
+    assert (left.steps, left.is_steady, left.reason) == (50, False, "a graph was compiled inside the window")
     assert feed_until(meter, 0.02, STEADY) == pytest.approx(50, abs=1)  # a second of work again
     feed_until(meter, 0.02, DONE)
     window = meter.window()
