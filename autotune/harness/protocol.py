@@ -32,7 +32,7 @@ STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
 # real-time one, which nobody means anything by; None where the system has none.
 STACK_SIGNAL: Optional[int] = int(signal.SIGRTMAX) - 3 if hasattr(signal, "SIGRTMAX") else None
 
-# Phases of a trial, in order. Each is entered once; "steady" may not be reached.
+# Phases of a trial, in order. "steady" may not be reached; when the window begins anew, those from "compile" on come again.
 PHASES = ("spawn", "import", "init", "first_batch", "compile", "warmup", "steady", "exit")
 
 SEPARATE, SHARED = "separate", "shared"  # whether a loader's workers have cores of their own
@@ -129,7 +129,7 @@ class Window:
         block_rates_per_s: the same per block of whole multiples of the worker count.
         half_width_frac: 95 % half-width from block means relative to the mean; None under five blocks, or when slow steps
             make one block a step and there are fewer than five.
-        is_steady: False when warm-up hit its cap or memory was still moving.
+        is_steady: False when warm-up hit its cap, graphs were still compiled or the step time kept changing.
         reason: why it stopped, or why it is not steady.
         clock_gap_frac: |sum of device event gaps - wall time| / wall time; None on the CPU.
     """
