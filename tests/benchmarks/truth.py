@@ -36,7 +36,7 @@ PROGRAM = Path(__file__).with_name("truth_program.py")
 GOAL_FRAC, BURSTY_GOAL_FRAC, DEVICE_GOAL_FRAC = 0.03, 0.06, 0.05
 LONGER = 10  # times the short trial's window
 LEAST_LONG_S = 20.0
-SKIP_S = 8.0  # of a long run, until its queues have drained
+SKIP_S, SKIP_STEPS = 8.0, 20  # of a long run, whichever is longer: until its queues have drained
 DEVICE_S = 5.0  # of the program with a free loader
 NAIVE_WARMUP, NAIVE_STEPS = 3, 20
 UNPREDICTABLE = ("growing",)  # to be flagged, not guessed
@@ -157,7 +157,7 @@ def short_trial(bench: Bench) -> Short:
     )
 
 
-def long_run(kind: str, seconds: float, *words: str, skip_s: float = SKIP_S) -> dict[str, float]:
+def long_run(kind: str, seconds: float, *words: str, skip_s: float) -> dict[str, float]:
     """Returns what the program's own stopwatch says over a long stretch."""
     command = [sys.executable, str(PROGRAM), "--kind", kind, "--skip-s", str(skip_s), "--seconds", str(seconds), *words]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -173,7 +173,7 @@ def compare(kind: str, *, num_rounds: int) -> Comparison:
         found.shorts.append(short_trial(bench))
         for _ in range(num_rounds):
             seconds = max(LEAST_LONG_S, LONGER * found.shorts[-1].window_s)
-            found.longs.append(long_run(kind, seconds))
+            found.longs.append(long_run(kind, seconds, skip_s=max(SKIP_S, SKIP_STEPS * KINDS[kind].step_s)))
             found.shorts.append(short_trial(bench))
         if KINDS[kind].workers and any(short.device_rate_per_s for short in found.shorts):
             found.free_per_s = long_run(kind, DEVICE_S, "--free-loader", skip_s=1.0)["rate_per_s"]
