@@ -12,7 +12,7 @@ import math
 from typing import List, Optional
 
 from .protocol import MeasureRules, Window
-from .trend import trend_frac
+from .trend import keeps_changing, trend
 
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
 MERGED_BLOCKS = 20  # an interval is taken from at most twice this many blocks: fewer, longer ones are less correlated
@@ -66,7 +66,7 @@ class Meter:
         self.is_draining = False  # steps take more from a queue than goes in: set by who feeds
         self._held_s: Optional[float] = None  # since it was warm but for that
         self._left: Optional[Window] = None  # the one left behind when the window began anew
-        self._has_moved = False  # a window with a trend in it has been left behind
+        self._moving: List[float] = []  # block rates of a window in which the step time seemed to change
         self._warm = Blocks(self.width, rules.block_min_s)
         self._warm_s = 0.0
         self._has_closed = False
@@ -208,17 +208,25 @@ class Meter:
             self._checked_at, self._checked_width = len(self._window), width
 
     def _end(self, reason: str) -> None:
-        moved = 0.0 if self.is_draining else trend_frac(self._window.rates_per_s)  # a queue that empties is another matter
-        if abs(moved) > self.rules.trend_frac:
-            keeps = f"the step time keeps {'growing' if moved > 0 else 'falling'}: {moved:+.0%} over the window"
-            if not self._has_moved:
-                self._has_moved = True
-                self._begin_anew(0.0, 0, keeps)  # it may have been the last of a warm-up
-                if self.phase == WARMUP:
-                    return
-            self.is_steady, self.reason = False, keeps
+        if not self.is_draining and self._still_moves():  # a queue that empties is another matter
+            return
         self.phase = DONE
         self.reason = self.reason or reason
+
+    def _still_moves(self) -> bool:
+        """Returns whether another window was begun, because in this one the step time changed from end to end."""
+        last = trend(self._window.rates_per_s)
+        if not self._moving:
+            if last.is_suspect:
+                self._moving = self._window.rates_per_s
+                self._begin_anew(0.0, 0, "the step time still changes")
+            return self.phase == WARMUP
+        whole = trend([*self._moving, *self._warm.rates_per_s, *self._window.rates_per_s])
+        if keeps_changing(whole, last, self.rules.trend_frac):
+            self.is_steady = False
+            self.reason = f"the step time keeps {'growing' if last.moved_frac > 0 else 'falling'}: {whole.moved_frac:+.0%}"
+            self.reason += " from one window to the end of the next"
+        return False
 
     @property
     def half_width_frac(self) -> Optional[float]:

@@ -113,7 +113,7 @@ def _add_supply(found: protocol.RankResult, session: Any, rate_per_s: float) -> 
     regime = supply.regime(torch.get_num_threads() if session.device == "cpu" else None)
     found.regime = regime or ""
     capacity = found.loader_rate_per_s = supply.capacity_per_s()
-    found.throughput_per_s = supply.lasting_per_s(rate_per_s, capacity, regime)
+    found.throughput_per_s = supply.lasting_per_s(rate_per_s, capacity)
     if regime == protocol.SHARED:
         found.device_rate_per_s = None  # the workers slow the step down: what it would do without them cannot be seen here
 

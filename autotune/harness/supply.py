@@ -1,15 +1,12 @@
 """What the loader can supply: whether a queue is being emptied, whether loader and step share the cores, what can last.
 
 While the first step compiles, the workers fill their queues; until those are empty again the steps take more than the
-workers make, and what a window consumes cannot last. Three figures tell, all counted, none guessed: batches taken by the
-steps (K), batches made by the workers (P) and the processor seconds of both.
+workers make, and what a window consumes cannot last. Counted, not guessed: batches taken by the steps (K a second), batches
+made by the workers (P a second), and what the workers can make with nobody in their way (L).
 
-- The queue does not fall: K lasts.
-- It falls, and the workers have cores of their own ("separate"): they make what they make whatever the steps do, and
-  min(K, L) lasts, L being batches per busy second.
-- It falls, and step and workers share the cores ("shared"): once it is empty the steps wait, and the workers get the cores
-  meanwhile. The work done per second stays: K steps and P batches now are r of both then, so r (d + l) = K d + P l, with d and
-  l the processor seconds of a step's batch and of making one.
+As long as the queue is level, K lasts. When it falls, each step lacks 1 - P/K of a batch; once the queue is empty it waits for
+that, at L, since then the workers have the cores to themselves. So a step takes 1/K + (1 - P/K)/L. Where the workers have cores
+of their own ("separate"), P is L and this is min(K, L); where they share them with the step ("shared"), P is less.
 """
 
 from __future__ import annotations
@@ -166,25 +163,16 @@ class Supply:
         most = _cores_of_a_rank() * batches / cpu_s if cpu_s > 0 else float("inf")
         return min(sum(rates), most) * per_batch
 
-    def lasting_per_s(self, rate_per_s: float, capacity_per_s: Optional[float], regime: Optional[str]) -> float:
+    def lasting_per_s(self, rate_per_s: float, capacity_per_s: Optional[float]) -> float:
         """Returns the samples per second that can last.
 
         Args:
             rate_per_s: samples per second that the window consumed (K).
             capacity_per_s: L.
-            regime: `regime()`.
         """
-        begin, end = self._opened, self._closed
-        if begin is None or end is None or regime is None:
+        if not self.is_falling or not capacity_per_s:
             return rate_per_s
-        if regime == SHARED:
-            own_s, theirs_s = end.cpu_s - begin.cpu_s, _worker_cpu_s(begin, end)
-            made_frac = 1 - self.fall_frac
-            if made_frac <= 0 or theirs_s <= 0:
-                return rate_per_s
-            each_s = theirs_s / made_frac  # had they made as many as were taken
-            return rate_per_s * (own_s + theirs_s) / (own_s + each_s)
-        return min(rate_per_s, capacity_per_s) if capacity_per_s and self.is_falling else rate_per_s
+        return 1 / (1 / rate_per_s + self.fall_frac / capacity_per_s)
 
 
 def _of(reading: Optional[Reading], index: int) -> worker.Counters:

@@ -59,7 +59,7 @@ def window(queue: Queue, monkeypatch: pytest.MonkeyPatch, *, begin_s: float = 1.
 def test_a_level_queue_s_consumed_rate_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     found, rate = window(Queue(workers=2, make_per_s=50, take_per_s=50, full=8), monkeypatch)
     assert found.fall_frac == pytest.approx(0.0)
-    assert found.lasting_per_s(rate, found.capacity_per_s(), SEPARATE) == rate == pytest.approx(50 * BATCH)
+    assert found.lasting_per_s(rate, found.capacity_per_s()) == rate == pytest.approx(50 * BATCH)
 
 
 def test_while_a_queue_falls_workers_with_cores_of_their_own_say_what_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,16 +67,17 @@ def test_while_a_queue_falls_workers_with_cores_of_their_own_say_what_lasts(monk
     assert found.is_falling
     assert rate == pytest.approx(100 * BATCH)
     assert found.regime(1) == SEPARATE
-    assert found.lasting_per_s(rate, found.capacity_per_s(), SEPARATE) == pytest.approx(40 * BATCH)
+    assert found.lasting_per_s(rate, found.capacity_per_s()) == pytest.approx(40 * BATCH)
 
 
-def test_where_they_share_the_cores_the_work_done_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Two cores: a step takes 20 ms of them, a batch 30: 40 a second last. While the queue falls, 70 are taken and 20 made.
-    queue = Queue(workers=2, make_per_s=20, take_per_s=70, full=1000, step_cpu_s=0.02, batch_cpu_s=0.03)
+def test_where_they_share_the_cores_steps_wait_for_what_they_lack_at_the_loader_s_own_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Two cores, three threads: a step of 30 ms of them takes 22.5 ms, and the worker, 20 ms a batch, makes 33.3 a second.
+    queue = Queue(workers=1, make_per_s=100 / 3, take_per_s=1 / 0.0225, full=1000, step_cpu_s=0.03, batch_cpu_s=0.02)
     found, rate = window(queue, monkeypatch)
     assert found.regime(2) == SHARED
-    assert found.lasting_per_s(rate, found.capacity_per_s(), SHARED) == pytest.approx(40 * BATCH)
-    assert found.capacity_per_s() == pytest.approx(20 * BATCH)
+    assert found.lasting_per_s(rate, 50.0 * BATCH) == pytest.approx(BATCH / 0.0275)  # then waits 5 ms for a quarter of a batch
 
 
 def test_capacity_is_no_more_than_all_cores_can_make(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +112,7 @@ def test_without_workers_nothing_is_corrected() -> None:
     found.open_window()
     found.close_window()
     assert found.regime(2) is None
-    assert found.lasting_per_s(123.0, found.capacity_per_s(), None) == 123.0
+    assert found.lasting_per_s(123.0, found.capacity_per_s()) == 123.0
     assert found.capacity_per_s() == 40.0
     assert Supply(SimpleNamespace(training=None)).capacity_per_s() is None
 

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.harness.meter import DONE, Meter
 from autotune.harness.protocol import MeasureRules
-from autotune.harness.trend import trend_frac
+from autotune.harness.trend import trend
 
 Steps = Iterator[float]
 
@@ -77,7 +77,7 @@ def test_what_settles_late_is_measured_once_it_has_settled() -> None:
 
 def test_the_trend_is_that_of_the_step_time() -> None:
     doubling = [100.0 * 2 ** (-number / 20) for number in range(20)]
-    assert trend_frac(doubling) == pytest.approx(1.0)
-    assert trend_frac(doubling[::-1]) == pytest.approx(-0.5)
-    assert trend_frac([100.0] * 20) == 0.0
-    assert trend_frac(doubling[:4]) == 0.0
+    assert trend(doubling).moved_frac == pytest.approx(1.0)
+    assert trend(doubling[::-1]).moved_frac == pytest.approx(-0.5)
+    assert not trend([100.0] * 20).is_suspect
+    assert not trend(doubling[:4]).is_suspect
