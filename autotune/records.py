@@ -144,6 +144,7 @@ class TrialRecord:
         peak_memory_bytes: largest over ranks.
         device_rate, loader_rate: D and L, per second over all ranks; None when unknown.
         data_wait_frac: share of the window rank 0 waited for input.
+        regime: "shared" when loader workers and steps share the CPU's cores, "separate" when not, "" without workers.
         metrics: further numbers for the tracker, name -> value (NVML power, energy, utilisation, step times).
         knob_reports: knob key -> {"status", "reason", "observed"} (rank 0, the worst rank for statuses).
     """
@@ -171,6 +172,7 @@ class TrialRecord:
     device_rate: float | None = None
     loader_rate: float | None = None
     data_wait_frac: float | None = None
+    regime: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     knob_reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     schema: int = SCHEMA
@@ -266,7 +268,7 @@ _NUMBER = (int, float)
 _TRIAL_SHAPE: Mapping[str, tuple[type, ...]] = {
     "number": (int,), "knobs": (dict,), "changed": (dict,), "evidence": (dict,), "phases_s": (dict,), "metrics": (dict,),
     "knob_reports": (dict,), "value": (*_NUMBER, type(None)), "ci": (list, type(None)), "why": (str,), "origin": (str,),
-    "why_no_ci": (str,), "reason": (str,), "unit": (str,), "started_at": _NUMBER, "seconds": _NUMBER,
+    "why_no_ci": (str,), "reason": (str,), "unit": (str,), "regime": (str,), "started_at": _NUMBER, "seconds": _NUMBER,
     "round": (int, type(None)), "repeats": (int, type(None)),
 }  # fmt: skip
 _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
@@ -342,5 +344,6 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "fingerprint", "versions", "started_at", "budget_s", "budget_trials", "pinned", "command",
 #  "files": {"left": [{"name", "bytes", "trial"}], "restored": [{"path", "trials"}]},
 #  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci",
-#              "seconds", "phases_s", "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "round", "repeats"}]}
+#              "seconds", "phases_s", "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "regime", "round",
+#              "repeats"}]}
 Summary = dict[str, Any]

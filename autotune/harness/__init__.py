@@ -7,11 +7,13 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
     inject/sitecustomize.py   gets in, and chains to the sitecustomize it shadows
     boot.py                   waits for `import torch`
     session.py                one per process: what was asked, what was seen, where it ends
-    loaders.py, worker.py     which DataLoader trains; input wait; what its workers can sustain
+    loaders.py                which DataLoader trains; input wait
+    supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step
     modules.py                which modules train; the class swap that carries autocast and counting
     optimizers.py             what a step is
     meter.py                  when warm-up ends and measuring stops (pure)
     interval.py               how far the window's rate may lie from the truth (pure)
+    trend.py                  whether the step time keeps changing (pure)
     process.py                facts and memory of the process
     apply/                    how each family of knobs is set and read back
 """

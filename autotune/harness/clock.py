@@ -133,11 +133,11 @@ class CudaClock:
             yield Finished(self._end_s, step_s, busy_s, samples, wait_s, is_foreign, is_quiet)
 
     def open_window(self) -> None:
-        """Waits for the device and opens the window there."""
+        """Waits for the device and opens the window there; again when the window begins anew."""
         self._cuda.synchronize()
         for _ in self.finished():  # queued before the window
             pass
-        self._opened_s = time.monotonic()
+        self._opened_s, self._gaps_s = time.monotonic(), 0.0
         self.window_is_open = True
 
     def close_window(self) -> None:

@@ -1,4 +1,4 @@
-"""Which DataLoader trains, how long the program waits for it, and what its workers can sustain.
+"""Which DataLoader trains, and how long the program waits for it.
 
 The training loader is not known at construction, where its knobs must be set. The baseline finds it: the loader whose
 batches come with the optimizer's steps, named by construction site and ordinal, together with the loader it was made from
@@ -48,7 +48,6 @@ class Loader:
         self.num_steps_fed = 0
         self.num_steps_running = 0  # without a step between that it did not feed
         self.fed_step = -1
-        self.counted_from: List[Tuple[float, float]] = []
         self.total_samples = self.total_wait_s = self.total_batches = 0.0
 
     def is_rebuilt_as(self, other: "Loader") -> bool:
@@ -320,33 +319,6 @@ class LoaderWatch:
     def num_workers(self) -> int:
         """Workers of the training loader; 0 without one."""
         return self.training.num_workers if self.training else 0
-
-    def open_window(self) -> None:
-        """Notes where the producers stand as the window opens."""
-        if self.training is not None:
-            self.training.counted_from = worker.read(self.training.counters_file)
-
-    def capacity_per_s(self) -> Optional[float]:
-        """Returns L: the samples per second that the training loader can sustain; None without a loader or counts.
-
-        With workers, the sum over workers of batches per busy second; without, the samples per second spent in __next__.
-        """
-        loader = self.training
-        if loader is None or not loader.total_batches:
-            return None
-        per_batch = loader.total_samples / loader.total_batches
-        if not loader.counters_file:
-            return loader.total_samples / loader.total_wait_s if loader.total_wait_s > 0 else None
-        now = worker.read(loader.counters_file)
-        rates = []
-        for index, (batches, busy_s) in enumerate(now):
-            before = loader.counted_from[index] if index < len(loader.counted_from) else (0.0, 0.0)
-            recent, recent_s = batches - before[0], busy_s - before[1]
-            if recent >= 3:  # the window alone, free of the first batch's cold start
-                batches, busy_s = recent, recent_s
-            if busy_s > 0:
-                rates.append(batches / busy_s)
-        return sum(rates) * per_batch if rates else None
 
     def target(self) -> Optional[List[Dict[str, Any]]]:
         """Returns the construction sites of the training loader and of those it was made from, in construction order."""

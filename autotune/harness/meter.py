@@ -13,6 +13,7 @@ from typing import List, Optional
 
 from .interval import MIN_BLOCKS, mean_half_width_frac, spread_frac
 from .protocol import MeasureRules, Window
+from .trend import keeps_changing, trend
 
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
 
@@ -64,6 +65,10 @@ class Meter:
         self.warmup_steps = 0
         self.is_steady = True
         self.reason = ""
+        self.is_draining = False  # steps take more from a queue than goes in: set by who feeds
+        self._held_s: Optional[float] = None  # since it was warm but for that
+        self._left: Optional[Window] = None  # the one left behind when the window began anew
+        self._moving: List[float] = []  # block rates of a window in which the step time seemed to change
         self._warm = Blocks(self.width, rules.block_min_s)
         self._warm_s = 0.0
         self._has_closed = False
@@ -93,6 +98,8 @@ class Meter:
     def _feed_warmup(self, step_s: float, samples: float, is_quiet: bool) -> None:
         self.warmup_steps += 1
         self._warm_s += step_s
+        if self._held_s is not None:
+            self._held_s += step_s
         if not is_quiet:
             self._quiet_steps, self._quiet_s = 0, 0.0
             self._warm = Blocks(self.width, self.rules.block_min_s)
@@ -101,7 +108,9 @@ class Meter:
             self._quiet_s += step_s
             self._has_closed = self._warm.add(step_s, samples)
         if self._is_warm():
-            self.phase = STEADY
+            self._held_s = self._held_s or 0.0
+            if not self.is_draining or self._held_s >= self.rules.drain_max_s:
+                self.phase = STEADY
         elif self._warm_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # never quiet: measured all the same
             self.phase, self.is_steady = STEADY, False
             self.reason = f"no steady state within {self.rules.warmup_max_s:g} s"
@@ -136,10 +145,14 @@ class Meter:
         Args:
             steps_s: seconds of each.
             samples: work units of each.
-            is_quiet: nothing was compiled and no memory segment was taken in any.
+            is_quiet: nothing was compiled in any. If something was, the window begins anew, as long as warm-up may last.
         """
         if not is_quiet:
-            self.is_steady, self.reason = False, "a graph was compiled or memory was taken inside the window"
+            self._begin_anew(sum(steps_s), len(steps_s), "graphs are still compiled")
+            if self.phase == WARMUP:
+                if self._left is not None:
+                    self._left.is_steady, self._left.reason = False, "a graph was compiled inside the window"
+                return
         min_s, num_before = self.rules.block_min_s, len(self._window)
         for step_s, step_samples in zip(steps_s, samples):  # noqa: B905 (Python 3.9)
             self._window_s += step_s
@@ -150,6 +163,21 @@ class Meter:
                 num_before = len(self._window)
                 if self.phase != STEADY:
                     return
+
+    def _begin_anew(self, more_s: float, more_steps: int, otherwise: str) -> None:
+        # What was measured so far is of a state that is over: back to warm-up, unless that has taken too long already.
+        if self._warm_s + self._window_s + more_s >= self.rules.warmup_max_s:
+            self.is_steady, self.reason = False, f"{otherwise} after {self._warm_s + self._window_s + more_s:.0f} s"
+            return
+        self._left = self.window() or self._left
+        self.phase = WARMUP
+        self._warm_s += self._window_s + more_s
+        self.warmup_steps += self._window_steps + more_steps
+        self._quiet_steps, self._quiet_s, self._has_closed = 0, 0.0, False
+        self._warm, self._window = (Blocks(self.width, self.rules.block_min_s) for _ in range(2))
+        self._window_s = self._window_samples = 0.0
+        self._window_steps = 0
+        self._checked_at, self._checked_width = 0, math.inf
 
     def _decide(self, *, is_closed: bool) -> None:
         if self._is_slow():
@@ -182,8 +210,25 @@ class Meter:
             self._checked_at, self._checked_width = len(self._window), width
 
     def _end(self, reason: str) -> None:
+        if not self.is_draining and self._still_moves():  # a queue that empties is another matter
+            return
         self.phase = DONE
         self.reason = self.reason or reason
+
+    def _still_moves(self) -> bool:
+        """Returns whether another window was begun, because in this one the step time changed from end to end."""
+        last = trend(self._window.rates_per_s)
+        if not self._moving:
+            if last.is_suspect:
+                self._moving = self._window.rates_per_s
+                self._begin_anew(0.0, 0, "the step time still changes")
+            return self.phase == WARMUP
+        whole = trend([*self._moving, *self._warm.rates_per_s, *self._window.rates_per_s])
+        if keeps_changing(whole, last, self.rules.trend_frac):
+            self.is_steady = False
+            self.reason = f"the step time keeps {'growing' if last.moved_frac > 0 else 'falling'}: {whole.moved_frac:+.0%}"
+            self.reason += " from one window to the end of the next"
+        return False
 
     @property
     def _spread_frac(self) -> Optional[float]:
@@ -202,9 +247,12 @@ class Meter:
         return rates[-1] if rates else None
 
     def window(self) -> Optional[Window]:
-        """Returns the window as measured so far, whole blocks of it as soon as there is one; None when it was not reached."""
+        """Returns the window as measured so far, whole blocks of it as soon as there is one; None when it was not reached.
+
+        Of one that began anew and got no further, what there was before: a rank, or a program, may end just then.
+        """
         if not self._window_steps:
-            return None
+            return self._left
         steps, seconds, samples = self._window_steps, self._window_s, self._window_samples
         if len(self._window):
             steps, seconds, samples = self._window.num_steps, self._window.seconds, self._window.samples

@@ -9,7 +9,7 @@ document carries `schema`. History of the schema: 1, the first.
                                              "spawn", when the first Python process starts, whether it imports torch or not
     result.rank<R>.json   harness -> tuner   RankResult, written under a temporary name and renamed: there or not, never half
     stop.json             rank 0 -> ranks    {"step": n}: every rank writes its result and leaves after its n-th step
-    loader<K>.bin         loader workers     (batches, busy seconds) of each worker of the K-th DataLoader, two float64 each
+    loader<K>.bin         loader workers     counters of each worker of the K-th DataLoader, see worker.py
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
 # real-time one, which nobody means anything by; None where the system has none.
 STACK_SIGNAL: Optional[int] = int(signal.SIGRTMAX) - 3 if hasattr(signal, "SIGRTMAX") else None
 
-# Phases of a trial, in order. Each is entered once; "steady" may not be reached.
+# Phases of a trial, in order. "steady" may not be reached; when the window begins anew, those from "compile" on come again.
 PHASES = ("spawn", "import", "init", "first_batch", "compile", "warmup", "steady", "exit")
+
+SEPARATE, SHARED = "separate", "shared"  # whether a loader's workers have cores of their own
 
 # What a rank says of each knob it was given.
 APPLIED, NOT_APPLICABLE, OVERRIDDEN = "applied", "not applicable", "overridden by the program"
@@ -57,6 +59,8 @@ class MeasureRules:
     warmup_mean_frac: float = 0.03  # last two blocks' means agree within this
     warmup_quartile_frac: float = 0.05  # and their quartiles within this
     warmup_quiet_steps: int = 3  # steps without a newly compiled graph
+    drain_max_s: float = 5.0  # waited for a queue filled before; one that takes longer to drain changes the rate little
+    trend_frac: float = 0.05  # a window whose step time changes by more than this from end to end, steadily, is not steady
     slow_step_s: float = 0.25  # steps longer than this use the slow-step rule
     slow_warmup_steps: int = 2
     slow_min_steps: int = 6
@@ -125,7 +129,7 @@ class Window:
         block_rates_per_s: the same per block of whole multiples of the worker count.
         half_width_frac: 95 % half-width of the rate relative to it; None where the blocks are too few for one, or depend on
             each other too much.
-        is_steady: False when warm-up hit its cap or memory was still moving.
+        is_steady: False when warm-up hit its cap, graphs were still compiled or the step time kept changing.
         reason: why it stopped, or why it is not steady.
         clock_gap_frac: |sum of device event gaps - wall time| / wall time; None on the CPU.
         block_s: seconds of each block; empty in results of earlier versions.
@@ -156,8 +160,10 @@ class RankResult:
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}; `end_s` on the
             monotonic clock from the first step's end, `wait_s` host seconds inside the loader's __next__.
         window: None when no window was reached.
-        throughput_per_s: the trial's number for this rank: consumed rate, capped by what the loader can sustain.
-        device_rate_per_s: D, what the device would do with a free loader; None when unknown.
+        throughput_per_s: the trial's number for this rank: the consumed rate, less what came from a queue filled before.
+        regime: "separate" or "shared": whether the loader's workers have cores of their own; "" without workers.
+        device_rate_per_s: D, what the device would do with a free loader; None when unknown, and in the "shared" regime, where
+            what is seen is slower.
         loader_rate_per_s: L, what the loader can sustain; None without a loader.
         memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}, unknown = None;
             retries of the allocator since the window opened.
@@ -188,6 +194,7 @@ class RankResult:
     device_rate_per_s: Optional[float] = None
     loader_rate_per_s: Optional[float] = None
     data_wait_frac: Optional[float] = None
+    regime: str = ""
     memory: Dict[str, Any] = dataclasses.field(default_factory=dict)
     loss: Optional[Dict[str, Any]] = None
     scaling: Optional[Dict[str, Any]] = None

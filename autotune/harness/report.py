@@ -100,11 +100,22 @@ def _add_rates(found: protocol.RankResult, session: Any) -> None:
     found.data_wait_frac = min(1.0, session.window_wait_s / session.window_s)
     if session.window_busy_s > 0:
         found.device_rate_per_s = session.window_samples / session.window_busy_s
-    capacity = session.loaders.capacity_per_s() if session.loaders.unit_source == "loader" else None
-    found.loader_rate_per_s = capacity
-    rate = window.rate_per_s
-    # A queue filled before the window makes the consumed rate too good; the producers' own rate bounds it.
-    found.throughput_per_s = min(rate, capacity) if capacity and session.loaders.num_workers() else rate
+    found.throughput_per_s = window.rate_per_s
+    if session.loaders.unit_source == "loader":
+        _add_supply(found, session, window.rate_per_s)
+
+
+def _add_supply(found: protocol.RankResult, session: Any, rate_per_s: float) -> None:
+    import torch
+
+    supply = session.supply
+    supply.close_window()
+    regime = supply.regime(torch.get_num_threads() if session.device == "cpu" else None)
+    found.regime = regime or ""
+    capacity = found.loader_rate_per_s = supply.capacity_per_s()
+    found.throughput_per_s = supply.lasting_per_s(rate_per_s, capacity)
+    if regime == protocol.SHARED:
+        found.device_rate_per_s = None  # the workers slow the step down: what it would do without them cannot be seen here
 
 
 def _observed(session: Any, settings: Optional[Dict[str, Any]]) -> Dict[str, Any]:

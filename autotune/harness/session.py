@@ -66,13 +66,14 @@ class Session:
 
     def torch_is_there(self) -> None:
         """Called once torch has been executed: applies what is applied early and watches for training."""
-        from . import loaders, modules, optimizers, process
+        from . import loaders, modules, optimizers, process, supply
 
         process.limit_memory(self.spec)
         apply_process.apply(self.spec.knobs)
         self.losses: Any = None if self._is_applying else process.LossWatch()
         self.memory = process.MemoryWatch()
         self.loaders = loaders.LoaderWatch(self)
+        self.supply = supply.Supply(self.loaders)
         self.modules = modules.ModuleWatch(self)
         self.optimizers = optimizers.OptimizerWatch(self)
         atexit.register(self._at_exit)
@@ -230,11 +231,12 @@ class Session:
     def _is_quiet(self) -> bool:
         segments, retries = self.memory.movement()
         if self.phase == "steady":
-            segments = 0  # one more segment disturbs nothing there; retries, which free and take them all again, do
+            segments = 0  # one more segment disturbs nothing there
+            retries = 0  # thrashing is told by their number in the result: no reason to begin the window anew
         seen = (self.modules.num_graphs(), segments, retries, self.phase == "steady")
         last, self._last_seen = self._last_seen, seen
         if last is not None and last[3] != seen[3]:
-            return bool(last[0] == seen[0] and last[2] == seen[2])
+            return bool(last[0] == seen[0])
         return last is None or bool(last == seen)
 
     def _feed(self, steps: List[Finished]) -> None:
@@ -245,24 +247,38 @@ class Session:
         self.steps["samples"] += [step.samples for step in steps]
         self.steps["wait_s"] += [step.wait_s for step in steps]
         steps = [step for step in steps if not step.is_foreign]  # with an evaluation in it, say: not training time
+        if meter.phase == WARMUP:
+            meter.is_draining = self.supply.drains_within(self.spec.rules.drain_max_s)
         while meter.phase == WARMUP and steps:
             step = steps.pop(0)
             if meter.feed(step.step_s, step.samples, is_quiet=step.is_quiet) == STEADY:
-                self.clock.open_window()
-                self.loaders.open_window()
-                self.optimizers.open_window()
-                self.memory.open_window()
-                self.enter("steady")
+                self._open_window()
             elif step.is_quiet:
                 self.enter("warmup")
         if meter.phase == STEADY and steps:
-            self.window_wait_s += sum([step.wait_s for step in steps])
-            self.window_busy_s += sum([step.busy_s for step in steps])
-            self.window_s += sum([step.step_s for step in steps])
-            self.window_samples += sum([step.samples for step in steps])
-            is_quiet = all([step.is_quiet for step in steps])
-            meter.feed_window([step.step_s for step in steps], [step.samples for step in steps], is_quiet=is_quiet)
+            self._feed_window(meter, steps)
         self._is_full = meter.phase == DONE
+
+    def _open_window(self) -> None:
+        self.window_wait_s = self.window_busy_s = self.window_s = self.window_samples = 0.0
+        self.clock.open_window()
+        self.supply.open_window()
+        self.optimizers.open_window()
+        self.memory.open_window()
+        self.enter("steady")
+
+    def _feed_window(self, meter: Meter, steps: List[Finished]) -> None:
+        self.window_wait_s += sum([step.wait_s for step in steps])
+        self.window_busy_s += sum([step.busy_s for step in steps])
+        self.window_s += sum([step.step_s for step in steps])
+        self.window_samples += sum([step.samples for step in steps])
+        is_quiet = all([step.is_quiet for step in steps])
+        meter.is_draining = self.supply.is_falling
+        meter.feed_window([step.step_s for step in steps], [step.samples for step in steps], is_quiet=is_quiet)
+        if meter.phase == DONE:
+            self.supply.close_window()
+        elif meter.phase == WARMUP:  # something was compiled: from the start
+            self.enter("compile" if self.modules.is_compiled() else "warmup")
 
     def _must_leave(self) -> bool:
         if self.spec.mode == "inspect":

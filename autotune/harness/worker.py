@@ -1,9 +1,9 @@
-"""What runs inside a DataLoader worker: counts batches and busy seconds into a file that the training process reads.
+"""What runs inside a DataLoader worker: counts batches and seconds into a file that the training process reads.
 
 A short trial cannot see a loader's sustainable rate from outside: while the first step compiles, the workers fill
 workers x prefetch batches, and those look free. The producer side can be measured: a worker's capacity is batches per
-busy second. Slots are two float64 in a memory-mapped file of the trial's folder, which works for fork, forkserver and
-spawn alike and takes no /dev/shm.
+busy second. Counters lie in a memory-mapped file of the trial's folder, which works for fork, forkserver and spawn alike
+and takes no /dev/shm.
 """
 
 from __future__ import annotations
@@ -12,9 +12,28 @@ import mmap
 import os
 import struct
 import time
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional
 
-SLOT = struct.Struct("dd")  # batches fetched, seconds spent fetching them
+SLOT = struct.Struct("5d")
+OWN_DELAYS = "/proc/thread-self/schedstat"  # nanoseconds on a core, nanoseconds waited for one, turns
+
+
+class Counters(NamedTuple):
+    """What one worker has done so far.
+
+    Attributes:
+        batches: fetched.
+        busy_s: wall seconds of fetching them.
+        cpu_s: processor seconds of the worker, whatever it did with them.
+        delay_s: of the busy seconds, those in which it could have run and had no core; 0 where the kernel does not say.
+        began_s: when the batch in hand was begun, on the monotonic clock; 0 when there is none.
+    """
+
+    batches: float
+    busy_s: float
+    cpu_s: float
+    delay_s: float
+    began_s: float
 
 
 class WorkerInit:
@@ -38,17 +57,36 @@ class WorkerInit:
 
 
 def _counted(fetch: Callable[..., Any], slots: mmap.mmap, offset: int) -> Callable[..., Any]:
-    state = list(SLOT.unpack_from(slots, offset))  # an earlier epoch's worker of this number has counted, too
+    earlier = Counters(*SLOT.unpack_from(slots, offset))  # an earlier epoch's worker of this number has counted, too
+    batches, busy_s, delay_s = earlier.batches, earlier.busy_s, earlier.delay_s
+    cpu_before_s, delay_of_s = earlier.cpu_s - time.process_time(), _delays()
 
     def counted_fetch(self: Any, index: Any) -> Any:
-        began_s = time.monotonic()
-        batch = fetch(self, index)
-        state[0] += 1.0
-        state[1] += time.monotonic() - began_s
-        SLOT.pack_into(slots, offset, state[0], state[1])
+        nonlocal batches, busy_s, delay_s
+        began_s, began_delay_s = time.monotonic(), delay_of_s()
+        SLOT.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, began_s)
+        try:
+            batch = fetch(self, index)
+        except BaseException:  # a stream's end, or the data set's own trouble: no batch, and none in hand
+            SLOT.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, 0.0)
+            raise
+        batches += 1.0
+        busy_s += time.monotonic() - began_s
+        delay_s += delay_of_s() - began_delay_s
+        SLOT.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, 0.0)
         return batch
 
     return counted_fetch
+
+
+def _delays() -> Callable[[], float]:
+    """Returns what tells how long this thread has waited for a core so far, in seconds (a read costs a microsecond)."""
+    try:
+        descriptor = os.open(OWN_DELAYS, os.O_RDONLY | os.O_CLOEXEC)
+        os.pread(descriptor, 64, 0).split()[1]
+    except (OSError, IndexError):
+        return lambda: 0.0
+    return lambda: int(os.pread(descriptor, 64, 0).split()[1]) / 1e9
 
 
 def create(path: str, num_workers: int) -> None:
@@ -58,14 +96,14 @@ def create(path: str, num_workers: int) -> None:
             file.truncate(SLOT.size * num_workers)
 
 
-def read(path: str) -> List[Tuple[float, float]]:
-    """Returns (batches, busy seconds) of each worker so far; empty when the file is gone."""
+def read(path: str) -> List[Counters]:
+    """Returns the counters of each worker so far; empty when the file is gone."""
     try:
         with open(path, "rb") as file:
             raw = file.read()
     except OSError:
         return []
-    return [SLOT.unpack_from(raw, offset) for offset in range(0, len(raw) - SLOT.size + 1, SLOT.size)]
+    return [Counters(*SLOT.unpack_from(raw, offset)) for offset in range(0, len(raw) - SLOT.size + 1, SLOT.size)]
 
 
 def _map(path: str) -> mmap.mmap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autotune.harness.protocol import SHARED
 from autotune.records import TrialRecord
 from autotune.wording import number_text
 
@@ -17,22 +18,23 @@ def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]
         record: the winner, or the baseline when nothing was better.
         device: "cuda" or "cpu", where the program trains; None unknown.
     """
-    gain_frac = free_loader_gain_frac(record)
-    if gain_frac is None or record.data_wait_frac is None:
+    if not record.value or record.data_wait_frac is None:
         return []
-    evidence = _evidence(record)
-    if device == "cpu" and record.knobs.get("loader.num_workers"):
+    if _shares_cores(record, device):
         # Measured: one worker on two cores slowed the step from 58 to 42 samples/s and hardly ever let it wait, where a free
         # loader would have given 36 % more. Waiting does not tell there; without workers it does.
         return [
             _finding(
                 "shared cores",
-                evidence,
+                _evidence(record),
                 "Loader workers and the step share the CPU's cores: how long the step waits for input does not tell what a "
                 "faster loader would give. data=synthetic does, for a recipe.",
             )
         ]
-    bound = f"with an infinitely fast loader at most +{gain_frac:.0%}"
+    gain_frac = free_loader_gain_frac(record)
+    if gain_frac is None:
+        return []
+    bound, evidence = f"with an infinitely fast loader at most +{gain_frac:.0%}", _evidence(record)
     if record.data_wait_frac >= HIGH_WAIT_FRAC:
         return [_finding("input-bound", evidence, f"Speed up the input pipeline: {bound}.")]
     if record.data_wait_frac >= MODERATE_WAIT_FRAC:
@@ -47,13 +49,21 @@ def free_loader_gain_frac(record: TrialRecord) -> float | None:
     return max(0.0, record.device_rate / record.value - 1)
 
 
+def _shares_cores(record: TrialRecord, device: str | None) -> bool:
+    if record.regime:
+        return record.regime == SHARED
+    return device == "cpu" and bool(record.knobs.get("loader.num_workers"))  # a record from before it was measured
+
+
 def _evidence(record: TrialRecord) -> str:
-    rate, device_rate = number_text(record.value, digits=4), number_text(record.device_rate, digits=4)
-    parts = [f"trial {record.number}: {rate} {record.unit}/s, device alone {device_rate}"]
+    parts = [f"trial {record.number}: {number_text(record.value, digits=4)} {record.unit}/s"]
+    if record.device_rate:
+        parts.append(f"device alone {number_text(record.device_rate, digits=4)}")
     if record.loader_rate:
         parts.append(f"loader {number_text(record.loader_rate, digits=4)}")
-    wait = f"waits for input {record.data_wait_frac:.0%} of the time" if record.data_wait_frac is not None else ""
-    return ", ".join([*parts, wait] if wait else parts)
+    if record.data_wait_frac is not None:
+        parts.append(f"waits for input {record.data_wait_frac:.0%} of the time")
+    return ", ".join(parts)
 
 
 def _finding(finding: str, evidence: str, advice: str) -> Finding:

@@ -33,6 +33,7 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
         "device_rate": _sum_known(result.device_rate_per_s for result in results),
         "loader_rate": _sum_known(result.loader_rate_per_s for result in results),
         "data_wait_frac": first.data_wait_frac,
+        "regime": first.regime,
         "knob_reports": knob_reports(results),
     }
 

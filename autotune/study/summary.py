@@ -14,7 +14,7 @@ from autotune.study.finals import Decision
 
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci", "seconds", "phases_s",
-    "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "round", "repeats",
+    "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "regime", "round", "repeats",
 )  # fmt: skip
 
 

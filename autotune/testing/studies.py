@@ -149,7 +149,7 @@ def summary_of(name: str, trials: list[TrialRecord], *, status: str) -> Summary:
     best = {"trial": 5, "value": 40.6, "ci": [40.1, 41.1], "overrides": best_changes, "knobs": BASELINE | best_changes}
     numerics = {"trial": 1, "value": 38.4, "ci": [37.8, 39.0], "overrides": _ROWS[1][1]}
     fields = ("number", "reason", "why", "knobs", "changed", "value", "ci", "seconds", "phases_s", "peak_memory_bytes")
-    more = ("device_rate", "loader_rate", "data_wait_frac", "round", "repeats")
+    more = ("device_rate", "loader_rate", "data_wait_frac", "regime", "round", "repeats")
     return {
         "schema": 1,
         "study": name,

@@ -1,7 +1,9 @@
 """Which loader trains, what its knobs do, and what its workers can sustain."""
 
 import dataclasses
+import os
 import re
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -9,7 +11,7 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from autotune.harness.apply.loader import applicability
-from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, SEPARATE, SHARED
 from tests.harness.conftest import RULES, Trial, baseline_then
 
 KNOBS = {"loader.batch_size": 6, "loader.num_workers": 1}
@@ -86,6 +88,18 @@ def test_full_queues_do_not_make_a_slow_loader_look_fast(trial: Trial, kind: str
     assert found.throughput_per_s <= truth_per_s * 1.1
     if kind == "slow":  # the other one waits at the end of each short epoch
         assert found.throughput_per_s == pytest.approx(truth_per_s, rel=0.1)
+
+
+def test_workers_that_compute_share_the_cores_and_those_that_wait_do_not(trial: Trial) -> None:
+    one_core = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable]
+    busy = trial("loaders.py", "busy", argv=one_core).result()
+    assert busy.regime == SHARED
+    assert busy.device_rate_per_s is None  # what is seen of the step is slower than it would be alone
+    assert busy.throughput_per_s == pytest.approx(8 / 0.01, rel=0.5)  # one core makes 100 batches a second, less the steps'
+    waiting = trial("loaders.py", "slow", argv=one_core).result()
+    assert waiting.regime == SEPARATE
+    assert waiting.device_rate_per_s is not None
+    assert trial("loaders.py", "plain", argv=one_core).result().regime == ""
 
 
 @pytest.mark.parametrize(("num_workers", "is_free"), [(0, False), (1, False), (2, True)])

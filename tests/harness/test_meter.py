@@ -79,15 +79,43 @@ def test_a_program_that_compiles_for_ever_is_measured_all_the_same_but_not_stead
     assert meter.is_steady is False
 
 
-def test_compiling_inside_the_window_is_not_steady() -> None:
+def test_compiling_inside_the_window_begins_it_anew() -> None:
     meter = Meter(MeasureRules())
     feed_until(meter, 0.01, STEADY)
-    meter.feed(0.01, 8, is_quiet=False)
-    feed_until(meter, 0.01, DONE)
+    feed(meter, 0.01, 50)
+    assert meter.feed(3.0, 8, is_quiet=False) == WARMUP
+    left = meter.window()  # what there is if the program ends now
+    assert left is not None
+    assert (left.steps, left.is_steady, left.reason) == (50, False, "a graph was compiled inside the window")
+    assert feed_until(meter, 0.02, STEADY) == pytest.approx(50, abs=1)  # a second of work again
+    feed_until(meter, 0.02, DONE)
+    window = meter.window()
+    assert window is not None
+    assert (window.is_steady, window.rate_per_s) == (True, pytest.approx(400.0))  # nothing of the steps before
+
+
+def test_a_program_that_compiles_in_every_window_is_not_steady() -> None:
+    meter = Meter(MeasureRules(warmup_max_s=20.0))
+    steps = 0
+    while meter.phase != DONE:
+        steps += 1
+        meter.feed(0.01, 8, is_quiet=steps % 150 > 0)
     window = meter.window()
     assert window is not None
     assert window.is_steady is False
-    assert "compiled" in window.reason
+    assert window.reason.startswith("graphs are still compiled after 2")
+    assert steps * 0.01 < 20 + 10
+
+
+def test_a_queue_that_empties_is_waited_for_so_long_and_no_longer() -> None:
+    meter = Meter(MeasureRules(drain_max_s=3.0))
+    meter.is_draining = True
+    assert feed(meter, 0.01, 200) == WARMUP
+    meter.is_draining = False
+    assert feed_until(meter, 0.01, STEADY) <= 5  # the end of a block
+    endless = Meter(MeasureRules(drain_max_s=3.0))
+    endless.is_draining = True
+    assert feed_until(endless, 0.01, STEADY) == pytest.approx(400, abs=6)
 
 
 def test_bursts_of_a_loader_are_measured_by_whole_multiples_of_its_workers() -> None:

@@ -1,11 +1,12 @@
 """How a trial begins and ends, seen from real programs."""
 
+import dataclasses
 import json
 
 import pytest
 
 from autotune.harness import protocol
-from tests.harness.conftest import Trial
+from tests.harness.conftest import RULES, Trial
 
 
 def test_a_measured_trial_ends_the_program_and_tells_everything(trial: Trial) -> None:
@@ -24,6 +25,15 @@ def test_a_measured_trial_ends_the_program_and_tells_everything(trial: Trial) ->
     lines = [json.loads(line) for line in (run.folder / protocol.PROGRESS_FILE).read_text().splitlines()]
     assert [line["phase"] for line in lines[:2]] == ["spawn", "import"]
     assert lines[-1]["phase"] == "exit"
+
+
+def test_a_graph_compiled_in_the_window_begins_it_anew(trial: Trial) -> None:
+    found = trial("recompiling.py", rules=dataclasses.replace(RULES, warmup_max_s=20.0, min_s=1.0, max_s=2.0)).result()
+    assert found.compiled["graphs"] == 2
+    assert found.window is not None
+    assert found.window.is_steady, found.window.reason
+    assert found.window.samples == 2 * found.window.steps  # the new shape's alone
+    assert found.steps["warmup"] + found.window.steps <= len(found.steps["end_s"]) + 1
 
 
 def test_the_program_s_own_exception_is_the_result(trial: Trial) -> None:

@@ -35,6 +35,16 @@ def test_waiting_tells_nothing_where_workers_and_step_share_the_cores():
     assert diagnose(shared(num_workers=2), device="cuda")[0]["finding"] == "input-bound"
 
 
+def test_the_regime_that_was_measured_goes_before_what_the_knobs_suggest():
+    record = shared(num_workers=2)
+    record.regime = "separate"
+    assert diagnose(record, device="cpu")[0]["finding"] == "input-bound"
+    record.regime, record.device_rate = "shared", None
+    (found,) = diagnose(record, device="cuda")
+    assert (found["finding"], "device alone" in found["evidence"]) == ("shared cores", False)
+    assert "at most" not in found["advice"]
+
+
 def shared(*, num_workers):
     record = trial()
     record.knobs = {"loader.num_workers": num_workers}

@@ -17,6 +17,13 @@ def slow_collate(items):
     return torch.stack([x for (x,) in items])
 
 
+def busy_collate(items):
+    until_s = time.process_time() + 0.01
+    while time.process_time() < until_s:
+        pass
+    return torch.stack([x for (x,) in items])
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         if KIND == "iterable_asks":
@@ -52,6 +59,8 @@ def main():
     data = TensorDataset(torch.zeros(int(OPTIONS.get("samples", "240")), 4))
     if KIND == "slow":
         loader = build(TensorDataset(torch.zeros(100_000, 4)), batch_size=8, num_workers=2, collate_fn=slow_collate)
+    elif KIND == "busy":
+        loader = build(TensorDataset(torch.zeros(100_000, 4)), batch_size=8, num_workers=2, collate_fn=busy_collate)
     elif KIND == "slow_epochs":
         loader = build(
             TensorDataset(torch.zeros(96, 4)),

@@ -1,0 +1,192 @@
+"""What the loader can supply: whether a queue is being emptied, whether loader and step share the cores, what can last.
+
+While the first step compiles, the workers fill their queues; until those are empty again the steps take more than the
+workers make, and what a window consumes cannot last. Counted, not guessed: batches taken by the steps (K a second), batches
+made by the workers (P a second), and what the workers can make with nobody in their way (L).
+
+As long as the queue is level, K lasts. When it falls, each step lacks 1 - P/K of a batch; once the queue is empty it waits for
+that, at L, since then the workers have the cores to themselves. So a step takes 1/K + (1 - P/K)/L. Where the workers have cores
+of their own ("separate"), P is L and this is min(K, L); where they share them with the step ("shared"), P is less.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, List, NamedTuple, Optional
+
+from . import worker
+from .cores import num_cores
+from .protocol import SEPARATE, SHARED
+
+FALL_FRAC = 0.02  # a queue that loses less than this share of what was taken is level: the error it can make is as small
+LOOK_BACK_S = 1.0  # over which the warm-up judges whether the queue falls
+GLANCE_S = 0.1  # between two readings, but for the window's ends: ranks of a group look at every step
+SHARED_FRAC = 1.05  # cores asked for over cores there, from which step and workers are in each other's way
+
+
+class Reading(NamedTuple):
+    """Where step and workers stand at one moment; batches and seconds since the trial's start."""
+
+    now_s: float
+    taken: float
+    cpu_s: float  # of this process
+    workers: List[worker.Counters]
+
+    @property
+    def made(self) -> float:
+        """Batches made so far, the parts done of those in hand included: a window of a few slow batches needs the parts."""
+        return sum(each.batches + _part_done(each, self.now_s) for each in self.workers)
+
+    @property
+    def stock(self) -> float:
+        """Batches made and not yet taken, in hand or queued (of epochs cut short, some never are: differences count)."""
+        return self.made - self.taken
+
+
+def _part_done(counters: worker.Counters, now_s: float) -> float:
+    if not counters.began_s or not counters.batches or not counters.busy_s:
+        return 0.0
+    return min(1.0, (now_s - counters.began_s) * counters.batches / counters.busy_s)
+
+
+class Supply:
+    """Follows the training loader of this process."""
+
+    def __init__(self, loaders: Any) -> None:
+        self._loaders = loaders
+        self._before: Optional[Reading] = None  # LOOK_BACK_S ago or more
+        self._between: Optional[Reading] = None  # since
+        self._opened: Optional[Reading] = None
+        self._closed: Optional[Reading] = None
+        self._seen: Optional[Reading] = None
+        self._next_glance_s = 0.0
+
+    def _glance(self) -> Optional[Reading]:
+        now_s = time.monotonic()
+        if now_s >= self._next_glance_s:
+            self._next_glance_s, self._seen = now_s + GLANCE_S, self.read()
+        return self._seen
+
+    def read(self) -> Optional[Reading]:
+        """Returns where step and workers stand; None without a loader that has workers which count."""
+        training = self._loaders.training
+        if training is None or not training.num_workers or not training.counters_file:
+            return None
+        workers = worker.read(training.counters_file)
+        if not any(each.batches for each in workers):
+            return None
+        return Reading(time.monotonic(), training.total_batches, time.process_time(), workers)
+
+    # --- warm-up ---
+
+    def drains_within(self, most_s: float) -> bool:
+        """Returns whether the queue is falling and will be empty in so many seconds; called at each look of the warm-up."""
+        now = self._glance()
+        if now is None:
+            return False
+        if self._before is None:
+            self._before = self._between = now
+        before = self._before
+        if self._between is not None and now.now_s - self._between.now_s >= LOOK_BACK_S:
+            self._before, self._between = self._between, now
+        fall, seconds = before.stock - now.stock, now.now_s - before.now_s
+        left = now.stock - len(now.workers)  # with one for each worker, delivered in turn, the queue is as good as empty
+        if left <= 0 or fall <= max(FALL_FRAC * (now.taken - before.taken), 1):
+            return False
+        return left * seconds / fall <= most_s
+
+    # --- window ---
+
+    def open_window(self) -> None:
+        """Notes where step and workers stand as the window opens."""
+        self._opened, self._closed = self.read(), None
+
+    def close_window(self) -> None:
+        """Notes where they stand as it closes."""
+        if self._closed is None:
+            self._closed = self.read()
+
+    @property
+    def fall_frac(self) -> float:
+        """Batches that the queue lost in the window, per batch taken; below 0 when it was filled."""
+        if self._opened is None:
+            return 0.0
+        end = self._closed or self._glance()
+        if end is None or end.taken <= self._opened.taken:
+            return 0.0
+        return (self._opened.stock - end.stock) / (end.taken - self._opened.taken)
+
+    @property
+    def is_falling(self) -> bool:
+        """Whether the window consumed more than was made in it."""
+        return self.fall_frac > FALL_FRAC
+
+    def regime(self, num_threads: Optional[int]) -> Optional[str]:
+        """Returns SEPARATE or SHARED; None without workers.
+
+        Args:
+            num_threads: of a step that computes on the CPU; None when a device does and the process only drives it.
+        """
+        begin, end = self._opened, self._closed
+        if begin is None or end is None or end.now_s <= begin.now_s:
+            return None
+        seconds = end.now_s - begin.now_s
+        own = num_threads if num_threads is not None else min(1.0, (end.cpu_s - begin.cpu_s) / seconds)
+        asked = own + _worker_cpu_s(begin, end) / seconds
+        return SHARED if asked > SHARED_FRAC * _cores_of_a_rank() else SEPARATE
+
+    def capacity_per_s(self) -> Optional[float]:
+        """Returns L, the samples per second that the loader can sustain alone; None without a loader or counts.
+
+        With workers, the sum over workers of batches per busy second (without those in which it had no core), and no more
+        than all cores can make; without, the samples per second spent in __next__.
+        """
+        training = self._loaders.training
+        if training is None or not training.total_batches:
+            return None
+        per_batch = float(training.total_samples / training.total_batches)
+        end = self._closed or self.read()
+        if end is None:
+            return training.total_samples / training.total_wait_s if training.total_wait_s > 0 else None
+        rates, batches, cpu_s = [], 0.0, 0.0
+        for index, now in enumerate(end.workers):
+            made, busy_s = now.batches, now.busy_s - now.delay_s
+            before = _of(self._opened, index)
+            batches, cpu_s = batches + made - before.batches, cpu_s + now.cpu_s - before.cpu_s
+            if made - before.batches >= 3:  # the window alone, free of the first batch's cold start
+                made, busy_s = made - before.batches, busy_s - (before.busy_s - before.delay_s)
+            if busy_s > 0:
+                rates.append(made / busy_s)
+        if not rates:
+            return None
+        most = _cores_of_a_rank() * batches / cpu_s if cpu_s > 0 else float("inf")
+        return min(sum(rates), most) * per_batch
+
+    def lasting_per_s(self, rate_per_s: float, capacity_per_s: Optional[float]) -> float:
+        """Returns the samples per second that can last.
+
+        Args:
+            rate_per_s: samples per second that the window consumed (K).
+            capacity_per_s: L.
+        """
+        if not self.is_falling or not capacity_per_s:
+            return rate_per_s
+        return 1 / (1 / rate_per_s + self.fall_frac / capacity_per_s)
+
+
+def _of(reading: Optional[Reading], index: int) -> worker.Counters:
+    known = reading is not None and index < len(reading.workers)
+    return reading.workers[index] if reading is not None and known else worker.Counters(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _worker_cpu_s(begin: Reading, end: Reading) -> float:
+    return sum(now.cpu_s - _of(begin, index).cpu_s for index, now in enumerate(end.workers))
+
+
+def _cores_of_a_rank() -> float:
+    try:
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    except ValueError:
+        ranks = 1
+    return num_cores() / max(1, ranks)

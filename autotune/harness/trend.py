@@ -1,0 +1,63 @@
+"""Whether a step time keeps changing (a sequence that grows, a machine that slows down). Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import List, NamedTuple
+
+CHUNKS = 10  # a trend is looked for in so many equal parts: longer ones are less correlated
+# One window raises a suspicion, a second one settles it together with the first and what lay between. Simulated with
+# independent, autocorrelated (AR(1), 0.7) and bursty steps of 0.02 to 1.2 s: of 4,800 steady programs none was flagged, 4 %
+# paid for a second window (a fifth of those with autocorrelated steps of a second, where a window is six of them).
+SUSPECT_FRAC, SUSPECT_F = 0.03, 8.0
+CERTAIN_F = 30.0
+
+
+class Trend(NamedTuple):
+    """How the step time changes over a row of blocks.
+
+    Attributes:
+        moved_frac: step time at the end over that at the start, minus 1.
+        f: F statistic of the slope: how little it looks like chance.
+    """
+
+    moved_frac: float
+    f: float
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether another window is worth its time."""
+        return abs(self.moved_frac) > SUSPECT_FRAC and self.f > SUSPECT_F
+
+
+def trend(rates: List[float]) -> Trend:
+    """Returns the slope of the step time's logarithm over up to CHUNKS equal parts, by least squares.
+
+    Args:
+        rates: rate of each block, in order; fewer than five have no trend.
+    """
+    size = max(1, len(rates) // CHUNKS)
+    chunks = [sum(rates[i : i + size]) / size for i in range(0, len(rates) - size + 1, size)]
+    y = [-math.log(rate) for rate in chunks if rate > 0]
+    n = len(y)
+    if n < 5:
+        return Trend(0.0, 0.0)
+    mid, mean = (n - 1) / 2, sum(y) / n
+    spread = sum((i - mid) ** 2 for i in range(n))
+    slope = sum((i - mid) * v for i, v in enumerate(y)) / spread
+    explained = slope**2 * spread
+    rest = sum((v - mean) ** 2 for v in y) - explained
+    f = explained * (n - 2) / rest if rest > 1e-12 else math.inf
+    return Trend(math.expm1(slope * n), f if explained > 1e-12 else 0.0)
+
+
+def keeps_changing(whole: Trend, last: Trend, least_frac: float) -> bool:
+    """Returns whether the step time has changed by more than `least_frac` for certain, and still did so at the end.
+
+    Args:
+        whole: of everything seen since the first suspicion.
+        last: of the last window alone: what settled late is steady now.
+        least_frac: change over the whole that matters.
+    """
+    is_still = last.moved_frac * whole.moved_frac > 0 and abs(last.moved_frac) > least_frac / 2
+    return abs(whole.moved_frac) > least_frac and whole.f > CERTAIN_F and is_still

@@ -1,0 +1,228 @@
+"""Compares what a short trial predicts with what a long run achieves, for programs that short trials tend to get wrong.
+
+    python -m tests.benchmarks.truth [--only KIND ...] [--quick] [--rounds 1] [--json FILE]
+
+For each kind of `truth_program.py`: short, long, short, ... in turn, each in fresh processes. Short is a search trial: the
+launcher, the harness, the default rules. Long is the program alone, without a line of autotune in it, by its own stopwatch and
+for at least ten times the short trial's window. Beside the prediction stands what the naive way makes of the same trial's raw
+steps (three steps of warm-up, then the mean of twenty).
+
+D is compared as well where it is claimed: with the same program fed from a batch at hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autotune.config.compose import compose
+from autotune.harness.protocol import MeasureRules, RankResult
+from autotune.launchers.local import LocalLauncher
+from tests.benchmarks.reporting import machine_lines, table
+from tests.benchmarks.trials import Bench, Measured
+from tests.benchmarks.truth_program import KINDS
+
+PROGRAM = Path(__file__).with_name("truth_program.py")
+GOAL_FRAC, BURSTY_GOAL_FRAC, DEVICE_GOAL_FRAC = 0.03, 0.06, 0.05
+LONGER = 10  # times the short trial's window
+LEAST_LONG_S = 20.0
+SKIP_S, SKIP_STEPS = 8.0, 20  # of a long run, whichever is longer: until its queues have drained
+DEVICE_S = 5.0  # of the program with a free loader
+NAIVE_WARMUP, NAIVE_STEPS = 3, 20
+UNPREDICTABLE = ("growing",)  # to be flagged, not guessed
+QUICK = ("loader-1", "loader-4", "shared-1", "device", "recompiles", "growing")
+
+
+@dataclass(kw_only=True)
+class Short:
+    """One short trial: what it predicts, and what the naive way reads from the same steps."""
+
+    rate_per_s: float | None
+    naive_per_s: float | None
+    device_rate_per_s: float | None
+    loader_rate_per_s: float | None
+    window_s: float
+    outcome: str
+    reason: str
+    regime: str
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """A kind's short trials and long runs, in the order they were made: short, long, short, ..."""
+
+    kind: str
+    shorts: list[Short] = field(default_factory=list)
+    longs: list[dict[str, float]] = field(default_factory=list)
+    free_per_s: float | None = None  # the same program with a free loader
+
+    @property
+    def goal_frac(self) -> float:
+        """Returns the error that is allowed."""
+        return BURSTY_GOAL_FRAC if KINDS[self.kind].cv else GOAL_FRAC
+
+    @property
+    def truth_per_s(self) -> float:
+        """Returns what the long runs achieved, on average."""
+        return statistics.fmean(long["rate_per_s"] for long in self.longs)
+
+    def errors(self, name: str = "rate_per_s") -> list[float]:
+        """Returns each short trial's figure over the long runs beside it in time, minus 1."""
+        found = []
+        for index, short in enumerate(self.shorts):
+            beside = [long["rate_per_s"] for long in self.longs[max(0, index - 1) : index + 1]]
+            value = getattr(short, name)
+            if value and beside:
+                found.append(value / statistics.fmean(beside) - 1)
+        return found
+
+    @property
+    def device_error(self) -> float | None:
+        """Returns D over the rate with a free loader, minus 1; None where D is not claimed or cannot be compared."""
+        claimed = [short.device_rate_per_s for short in self.shorts if short.device_rate_per_s]
+        return statistics.fmean(claimed) / self.free_per_s - 1 if claimed and self.free_per_s else None
+
+    def misses(self) -> list[str]:
+        """Returns which goals are missed."""
+        flagged = all(short.outcome == "unsteady" for short in self.shorts)
+        if self.kind in UNPREDICTABLE:
+            return [] if flagged else ["not flagged"]
+        found = [short.reason or short.outcome for short in self.shorts if short.outcome != "ok"]
+        errors = self.errors()
+        if not errors or abs(statistics.fmean(errors)) > self.goal_frac:
+            found.append("prediction")
+        if self.device_error is not None and abs(self.device_error) > DEVICE_GOAL_FRAC:
+            found.append("D")
+        return found
+
+    def row(self) -> list[str]:
+        """Returns the kind's line of the table."""
+        last = self.shorts[-1]
+        predicted = statistics.fmean(short.rate_per_s or math.nan for short in self.shorts)
+        return [
+            self.kind,
+            f"{predicted:.1f}",
+            f"{self.truth_per_s:.1f}",
+            _errors(self.errors()),
+            _errors(self.errors("naive_per_s")),
+            "" if self.device_error is None else f"{self.device_error:+.1%}",
+            last.regime,
+            f"{last.window_s:.1f}, {self.longs[-1]['seconds']:.0f}",
+            f"{last.seconds:.0f}",
+            "; ".join(self.misses()) or (last.reason if self.kind in UNPREDICTABLE else "reached"),
+        ]
+
+
+def naive_per_s(result: RankResult) -> float | None:
+    """Returns what "3 warm-up + 20 steps" makes of a trial's raw steps; None when there are too few.
+
+    The first step's end is the origin of `end_s`, which holds the steps after it.
+    """
+    ends, samples = result.steps.get("end_s", []), result.steps.get("samples", [])
+    first, last = NAIVE_WARMUP - 2, NAIVE_WARMUP - 2 + NAIVE_STEPS
+    if len(ends) <= last:
+        first, last = min(NAIVE_WARMUP - 2, len(ends) - 2), len(ends) - 1  # slow steps: those there are
+    if first < 0 or last <= first:
+        return None
+    return float(sum(samples[first + 1 : last + 1]) / (ends[last] - ends[first]))
+
+
+def short_trial(bench: Bench) -> Short:
+    """Returns what a search trial makes of the program."""
+    measured: Measured = bench.measure({}, MeasureRules())
+    result = measured.result
+    if result is None or result.window is None:
+        raise SystemExit(f"{bench.command.argv({})}: {measured.outcome}: {measured.reason}, see {bench.last_folder}")
+    return Short(
+        rate_per_s=measured.rate_per_s,
+        naive_per_s=naive_per_s(result),
+        device_rate_per_s=result.device_rate_per_s,
+        loader_rate_per_s=result.loader_rate_per_s,
+        window_s=result.window.seconds,
+        outcome=str(measured.outcome),
+        reason=measured.reason,
+        regime=result.regime,
+        seconds=measured.seconds,
+    )
+
+
+def long_run(kind: str, seconds: float, *words: str, skip_s: float) -> dict[str, float]:
+    """Returns what the program's own stopwatch says over a long stretch."""
+    command = [sys.executable, str(PROGRAM), "--kind", kind, "--skip-s", str(skip_s), "--seconds", str(seconds), *words]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return dict(json.loads(done.stdout))
+
+
+def compare(kind: str, *, num_rounds: int) -> Comparison:
+    """Returns short trials and long runs of a kind, made in turn."""
+    found = Comparison(kind=kind)
+    with tempfile.TemporaryDirectory(prefix="truth-") as place:
+        command = [sys.executable, str(PROGRAM), "--kind", kind]
+        bench = Bench(compose([], command=command).command, LocalLauncher(), Path(place))
+        found.shorts.append(short_trial(bench))
+        for _ in range(num_rounds):
+            seconds = max(LEAST_LONG_S, LONGER * found.shorts[-1].window_s)
+            found.longs.append(long_run(kind, seconds, skip_s=max(SKIP_S, SKIP_STEPS * KINDS[kind].step_s)))
+            found.shorts.append(short_trial(bench))
+        if KINDS[kind].workers and any(short.device_rate_per_s for short in found.shorts):
+            found.free_per_s = long_run(kind, DEVICE_S, "--free-loader", skip_s=1.0)["rate_per_s"]
+    return found
+
+
+def _errors(errors: Sequence[float]) -> str:
+    if not errors:
+        return "none"
+    return f"{statistics.fmean(errors):+.1%} ({min(errors):+.1%} to {max(errors):+.1%})"
+
+
+HEADER = (
+    "program", "predicted/s", "achieved/s", "error", "naive error", "D error", "regime", "window, long s", "trial s", "goal",
+)  # fmt: skip
+
+
+def report(found: Sequence[Comparison], num_rounds: int) -> str:
+    """Returns the table with the machine and how it was measured."""
+    lines = [table(HEADER, [comparison.row() for comparison in found])]
+    lines.append(f"n         {num_rounds + 1} short trials and {num_rounds} long runs each, in turn; mean (least to most)")
+    lines.append(f"date      {time.strftime('%Y-%m-%d')}")
+    return "\n".join([*lines, *machine_lines()])
+
+
+def main() -> int:
+    """Measures and prints; returns 1 when a goal is missed."""
+    parser = argparse.ArgumentParser(description="what short trials predict against what long runs achieve")
+    parser.add_argument("--only", nargs="+", choices=KINDS, metavar="KIND", help=f"one or more of {', '.join(KINDS)}")
+    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
+    parser.add_argument("--rounds", type=int, default=1, help="long runs of each kind; one short trial more")
+    parser.add_argument("--json", type=Path, help="where everything measured is written")
+    options = parser.parse_args()
+    found: list[Comparison] = []
+    for kind in options.only or (QUICK if options.quick else KINDS):
+        found.append(compare(kind, num_rounds=options.rounds))
+        print("  ".join(found[-1].row()), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps([_document(comparison) for comparison in found], indent=1))
+    print("\n" + report(found, options.rounds))
+    missed = {comparison.kind: misses for comparison in found if (misses := comparison.misses())}
+    goal = f"error at most {GOAL_FRAC:.0%}, bursty {BURSTY_GOAL_FRAC:.0%}, D {DEVICE_GOAL_FRAC:.0%}; growing flagged"
+    print(f"goal      {goal}: {'reached' if not missed else 'MISSED by ' + ', '.join(missed)}")
+    return 1 if missed else 0
+
+
+def _document(comparison: Comparison) -> dict[str, Any]:
+    return {**asdict(comparison), "misses": comparison.misses()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

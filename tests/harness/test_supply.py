@@ -1,0 +1,159 @@
+"""What can last, from counters that a queue of known truth would leave behind; no torch, no clock of its own."""
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.utils.data._utils import fetch
+
+from autotune.harness import supply, worker
+from autotune.harness.cores import num_cores
+from autotune.harness.protocol import SEPARATE, SHARED
+from autotune.harness.supply import Reading, Supply
+from autotune.harness.worker import Counters
+from autotune.machine import cores as tuner_cores
+
+BATCH = 8
+
+
+class Queue:
+    """Workers that make, and steps that take, at rates that are known; `at` returns what would be read then."""
+
+    def __init__(self, *, workers: int, make_per_s: float, take_per_s: float, full: float, **cpu: float) -> None:
+        self.workers, self.make_per_s, self.take_per_s, self.full = workers, make_per_s, take_per_s, full
+        self.step_cpu_s, self.batch_cpu_s = cpu.get("step_cpu_s", 0.0), cpu.get("batch_cpu_s", 0.0)
+
+    def at(self, now_s: float) -> Reading:
+        made = self.full + self.make_per_s * now_s
+        taken = self.take_per_s * now_s
+        if taken > made:
+            taken = made
+        each = made / self.workers
+        counters = Counters(each, each * self.workers / self.make_per_s, each * self.batch_cpu_s, 0.0, 0.0)
+        return Reading(now_s, taken, taken * self.step_cpu_s, [counters] * self.workers)
+
+
+def followed(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> tuple[Supply, SimpleNamespace]:
+    """Returns a Supply that reads the queue at `clock.now_s`."""
+    training = SimpleNamespace(num_workers=queue.workers, counters_file="x", total_samples=BATCH, total_batches=1)
+    found, clock = Supply(SimpleNamespace(training=training)), SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(Supply, "read", lambda self: queue.at(clock.now_s))
+    monkeypatch.setattr(supply, "GLANCE_S", 0.0)
+    monkeypatch.setattr(supply, "num_cores", lambda: 2)
+    return found, clock
+
+
+def window(queue: Queue, monkeypatch: pytest.MonkeyPatch, *, begin_s: float = 1.0, end_s: float = 3.0) -> tuple[Supply, float]:
+    """Returns a Supply with a window measured, and the samples per second consumed in it."""
+    found, clock = followed(queue, monkeypatch)
+    clock.now_s = begin_s
+    found.open_window()
+    clock.now_s = end_s
+    found.close_window()
+    return found, BATCH * (queue.at(end_s).taken - queue.at(begin_s).taken) / (end_s - begin_s)
+
+
+def test_a_level_queue_s_consumed_rate_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, rate = window(Queue(workers=2, make_per_s=50, take_per_s=50, full=8), monkeypatch)
+    assert found.fall_frac == pytest.approx(0.0)
+    assert found.lasting_per_s(rate, found.capacity_per_s()) == rate == pytest.approx(50 * BATCH)
+
+
+def test_while_a_queue_falls_workers_with_cores_of_their_own_say_what_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, rate = window(Queue(workers=2, make_per_s=40, take_per_s=100, full=1000), monkeypatch)
+    assert found.is_falling
+    assert rate == pytest.approx(100 * BATCH)
+    assert found.regime(1) == SEPARATE
+    assert found.lasting_per_s(rate, found.capacity_per_s()) == pytest.approx(40 * BATCH)
+
+
+def test_where_they_share_the_cores_steps_wait_for_what_they_lack_at_the_loader_s_own_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Two cores, three threads: a step of 30 ms of them takes 22.5 ms, and the worker, 20 ms a batch, makes 33.3 a second.
+    queue = Queue(workers=1, make_per_s=100 / 3, take_per_s=1 / 0.0225, full=1000, step_cpu_s=0.03, batch_cpu_s=0.02)
+    found, rate = window(queue, monkeypatch)
+    assert found.regime(2) == SHARED
+    assert found.lasting_per_s(rate, 50.0 * BATCH) == pytest.approx(BATCH / 0.0275)  # then waits 5 ms for a quarter of a batch
+
+
+def test_capacity_is_no_more_than_all_cores_can_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(workers=8, make_per_s=1000, take_per_s=50, full=8, batch_cpu_s=0.01)
+    found, _ = window(queue, monkeypatch)
+    assert found.capacity_per_s() == pytest.approx(2 / 0.01 * BATCH)
+
+
+def test_sleeping_workers_share_nothing_however_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(workers=8, make_per_s=100, take_per_s=100, full=8, step_cpu_s=0.02, batch_cpu_s=0.0002)
+    found, _ = window(queue, monkeypatch)
+    assert found.regime(2) == SEPARATE
+    assert found.regime(None) == SEPARATE
+
+
+@pytest.mark.parametrize(
+    ("full", "take_per_s", "is_waited_for"),
+    [(100, 60, True), (1000, 60, False), (100, 40.5, False), (1, 60, False)],  # empty in 5 s, in 50, never in effect, empty now
+)
+def test_a_falling_queue_is_waited_for_when_it_will_soon_be_empty(
+    full: float, take_per_s: float, is_waited_for: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, clock = followed(Queue(workers=2, make_per_s=40, take_per_s=take_per_s, full=full), monkeypatch)
+    assert not found.drains_within(5.0)
+    clock.now_s = 1.0
+    assert found.drains_within(5.0) is is_waited_for
+
+
+def test_without_workers_nothing_is_corrected() -> None:
+    training = SimpleNamespace(num_workers=0, counters_file="", total_samples=80.0, total_batches=10, total_wait_s=2.0)
+    found = Supply(SimpleNamespace(training=training))
+    found.open_window()
+    found.close_window()
+    assert found.regime(2) is None
+    assert found.lasting_per_s(123.0, found.capacity_per_s()) == 123.0
+    assert found.capacity_per_s() == 40.0
+    assert Supply(SimpleNamespace(training=None)).capacity_per_s() is None
+
+
+def test_a_worker_counts_what_it_does_and_the_next_epoch_s_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "loader0.bin")
+    worker.create(path, 2)
+    fetcher: Any = fetch._MapDatasetFetcher(list(range(100)), True, lambda items: time.sleep(0.02), False)
+    own, iterable = fetch._MapDatasetFetcher.fetch, fetch._IterableDatasetFetcher.fetch
+    for _ in range(2):  # an epoch each: torch starts a new process, whose fetchers are as torch made them
+        monkeypatch.setattr(fetch._MapDatasetFetcher, "fetch", own)
+        monkeypatch.setattr(fetch._IterableDatasetFetcher, "fetch", iterable)
+        worker.WorkerInit(path, None)(1)
+        for number in range(3):
+            fetcher.fetch([number])
+        with pytest.raises(IndexError):
+            fetcher.fetch([100])  # the data set's own trouble is no batch
+    idle, counters = worker.read(path)
+    assert idle == Counters(0.0, 0.0, 0.0, 0.0, 0.0)
+    assert counters.batches == 6
+    assert counters.busy_s >= 6 * 0.02
+    assert 0 <= counters.cpu_s < counters.busy_s
+    assert 0 <= counters.delay_s < counters.busy_s
+    assert counters.began_s == 0.0
+
+
+def test_a_batch_in_hand_counts_by_the_part_that_is_done() -> None:
+    assert Reading(10.0, 0, 0, [Counters(4.0, 8.0, 0.0, 0.0, 9.0)]).made == 4.5
+    assert Reading(10.0, 0, 0, [Counters(4.0, 8.0, 0.0, 0.0, 1.0)]).made == 5.0  # late: one at most
+    assert Reading(10.0, 0, 0, [Counters(0.0, 0.0, 0.0, 0.0, 9.0)]).made == 0.0
+
+
+def test_cores_are_counted_as_the_tuner_counts_them(tmp_path: Path) -> None:
+    assert num_cores() == tuner_cores.num_cores()
+    (tmp_path / "cpu.max").write_text("150000 100000")
+    own = tmp_path / "own"
+    own.write_text("0::/a/b")
+    assert num_cores(str(tmp_path), str(own)) == min(2, len(os.sched_getaffinity(0)))
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "cpu.max").write_text("50000 100000")
+    assert num_cores(str(tmp_path), str(own)) == 1
+    (tmp_path / "cpu.max").write_text("max 100000")
+    (tmp_path / "a" / "b" / "cpu.max").unlink()
+    assert num_cores(str(tmp_path), str(own)) == len(os.sched_getaffinity(0))

@@ -1,0 +1,83 @@
+"""A window whose step time keeps changing is told from one that is only noisy: by simulation, seeds fixed."""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from autotune.harness.meter import DONE, Meter
+from autotune.harness.protocol import MeasureRules
+from autotune.harness.trend import trend
+
+Steps = Iterator[float]
+
+
+def independent(step_s: float, cv: float, chance: random.Random) -> Steps:
+    while True:
+        yield step_s * math.exp(cv * chance.gauss(0, 1))
+
+
+def autocorrelated(step_s: float, cv: float, chance: random.Random) -> Steps:
+    state = chance.gauss(0, 1)  # at stationarity
+    while True:
+        yield step_s * math.exp(cv * state)
+        state = 0.7 * state + math.sqrt(1 - 0.7**2) * chance.gauss(0, 1)
+
+
+def bursty(step_s: float, cv: float, chance: random.Random) -> Steps:
+    while True:  # four workers: three batches are there, one is waited for
+        yield from (0.1 * step_s, 0.1 * step_s, 0.1 * step_s, chance.gammavariate(1 / cv**2, 3.7 * step_s * cv**2))
+
+
+def measured(steps: Steps, width: int = 1) -> Meter:
+    meter = Meter(MeasureRules(), width)
+    while meter.phase != DONE:
+        meter.feed(next(steps), 8)
+    return meter
+
+
+def is_flagged(meter: Meter) -> bool:
+    return not meter.is_steady and meter.reason.startswith("the step time keeps")
+
+
+@pytest.mark.parametrize("kind", [independent, autocorrelated, bursty])
+@pytest.mark.parametrize(("step_s", "cv"), [(0.02, 0.1), (0.06, 0.3), (1.2, 0.6)])
+def test_steady_programs_are_hardly_ever_called_moving(
+    kind: Callable[[float, float, random.Random], Steps], step_s: float, cv: float
+) -> None:
+    chance = random.Random(4)
+    flagged = [is_flagged(measured(kind(step_s, cv, chance), 4 if kind is bursty else 1)) for _ in range(100)]
+    assert sum(flagged) <= 2
+
+
+@pytest.mark.parametrize("step_s", [0.005, 0.05, 0.6])
+def test_a_growing_step_time_is_flagged_with_how_much(step_s: float) -> None:
+    chance = random.Random(2)
+    growth = 1 + 0.08 * step_s  # 8 % a second
+    meter = measured(step_s * growth**number * math.exp(0.03 * chance.gauss(0, 1)) for number in range(10**6))
+    assert is_flagged(meter)
+    assert "keeps growing: +" in meter.reason
+
+
+def test_what_settles_late_is_measured_once_it_has_settled() -> None:
+    def settling() -> Steps:
+        seconds = 0.0
+        while True:
+            step_s = 0.01 * (1 + 0.5 * math.exp(-seconds / 1.5))
+            seconds += step_s
+            yield step_s
+
+    meter = measured(settling())
+    window = meter.window()
+    assert window is not None
+    assert window.is_steady
+    assert window.rate_per_s == pytest.approx(800.0, rel=0.03)
+
+
+def test_the_trend_is_that_of_the_step_time() -> None:
+    doubling = [100.0 * 2 ** (-number / 20) for number in range(20)]
+    assert trend(doubling).moved_frac == pytest.approx(1.0)
+    assert trend(doubling[::-1]).moved_frac == pytest.approx(-0.5)
+    assert not trend([100.0] * 20).is_suspect
+    assert not trend(doubling[:4]).is_suspect
