@@ -21,6 +21,14 @@ SCHEMA = 1
 KnobValue = bool | int | float | str
 Knobs = dict[str, KnobValue]
 
+THROUGHPUT, TIME, ENERGY, COST = "throughput", "time_for_samples", "energy_per_sample", "cost_per_epoch"
+OBJECTIVES = (THROUGHPUT, TIME, ENERGY, COST)
+
+
+def objective_names(objective: str | list[str]) -> tuple[str, ...]:
+    """Returns the objectives of a study, the deciding one first."""
+    return (objective,) if isinstance(objective, str) else tuple(objective)
+
 
 class Outcome(enum.StrEnum):
     """How a trial ended. Every trial has exactly one."""
@@ -38,6 +46,7 @@ class Outcome(enum.StrEnum):
     invalid = "invalid"
     disturbed = "disturbed"
     interrupted = "interrupted"
+    infeasible = "infeasible"  # measured, and found to break one of `constraints.*`
 
     @property
     def may_win(self) -> bool:
@@ -47,7 +56,7 @@ class Outcome(enum.StrEnum):
     @property
     def has_value(self) -> bool:
         """Whether a trial that ended like this carries a usable number."""
-        return self in (Outcome.ok, Outcome.raced, Outcome.unsteady)
+        return self in (Outcome.ok, Outcome.raced, Outcome.unsteady, Outcome.infeasible)
 
     @property
     def is_memory(self) -> bool:
@@ -133,7 +142,7 @@ class TrialRecord:
         outcome: how it ended.
         reason: one line on why it ended like that; "" for a plain ok.
         evidence: log tail, exit status, exception: {"exit_code", "signal", "error", "log_tail", ...}.
-        value: objective, samples (or `unit`) per second over all ranks; None without a measurement.
+        value: throughput, samples (or `unit`) per second over all ranks; None without a measurement.
         ci: 95 % interval of `value` from block means; None when it could not be had.
         unit: "samples" or "steps".
         tier: highest tier among the changed knobs.
@@ -145,6 +154,10 @@ class TrialRecord:
         data_wait_frac: share of the window rank 0 waited for input.
         metrics: further numbers for the tracker, name -> value (NVML power, energy, utilisation, step times).
         knob_reports: knob key -> {"status", "reason", "observed"} (rank 0, the worst rank for statuses).
+        objectives: objective -> value in its own unit (see study/objective.py), as the study asks for them; unknown is absent.
+        scores: objective -> the same turned so that more is better, the deciding objective first; None unknown. Empty in
+            records that know throughput alone.
+        violations: key of a constraint -> share by which the trial is beyond it, above 0.
     """
 
     number: int
@@ -171,12 +184,17 @@ class TrialRecord:
     data_wait_frac: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     knob_reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    objectives: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float | None] = field(default_factory=dict)
+    violations: dict[str, float] = field(default_factory=dict)
     schema: int = SCHEMA
 
     @property
     def score(self) -> float | None:
-        """What the study maximises, in whatever unit: the value, as long as that is the one objective; None without one."""
-        return self.value
+        """What the study maximises, in whatever unit; a ratio of two above 1 means better. None without a measurement."""
+        if self.value is None:
+            return None
+        return next(iter(self.scores.values())) if self.scores else self.value
 
     def as_json(self) -> dict[str, Any]:
         """Returns the record as plain JSON values."""
@@ -209,7 +227,9 @@ class StudyRecord:
         placeholders: knobs that travel through the command line -> value in the baseline.
         is_recipe: whether a built-in recipe is tuned.
         cwd: working directory of the program.
-        objective: "throughput".
+        objective: what is maximised: a name out of OBJECTIVES, or several, the deciding one first.
+        terms: what the objective and the constraints are reckoned with: {"samples", "epoch_samples", "price_per_hour",
+            "constraints": {key: limit}}; what was not given is absent.
         fingerprint: hash over `identity`: results are compared within one only.
         identity: what makes results comparable, by name: machine, program, objective, space (see study/identity.py).
         asked: knob key -> domain as written by `Domain.as_json` or {"auto": true}, as the user asked for it.
@@ -231,7 +251,8 @@ class StudyRecord:
     sequence: int = 0
     placeholders: Knobs = field(default_factory=dict)
     is_recipe: bool = False
-    objective: str = "throughput"
+    objective: str | list[str] = "throughput"
+    terms: dict[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     identity: dict[str, Any] = field(default_factory=dict)
     asked: dict[str, Any] = field(default_factory=dict)
@@ -265,13 +286,13 @@ _TRIAL_SHAPE: Mapping[str, tuple[type, ...]] = {
     "number": (int,), "knobs": (dict,), "changed": (dict,), "evidence": (dict,), "phases_s": (dict,), "metrics": (dict,),
     "knob_reports": (dict,), "value": (*_NUMBER, type(None)), "ci": (list, type(None)), "why": (str,), "origin": (str,),
     "reason": (str,), "unit": (str,), "started_at": _NUMBER, "seconds": _NUMBER, "round": (int, type(None)),
-    "repeats": (int, type(None)),
+    "repeats": (int, type(None)), "objectives": (dict,), "scores": (dict,), "violations": (dict,),
 }  # fmt: skip
 _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "name": (str,), "title": (str,), "command": (list,), "cwd": (str,), "base": (str,), "sequence": (int,),
     "placeholders": (dict,), "is_recipe": (bool,), "identity": (dict,), "asked": (dict,), "space": (dict,), "pinned": (dict,),
     "machine": (dict,), "versions": (dict,), "started_at": _NUMBER, "budget_s": (*_NUMBER, type(None)),
-    "budget_trials": (int, type(None)), "spent_s": _NUMBER,
+    "budget_trials": (int, type(None)), "spent_s": _NUMBER, "objective": (str, list), "terms": (dict,),
 }  # fmt: skip
 _SUMMARY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "study": (str,), "status": (str,), "machine": (dict,), "baseline": (dict,), "best": (dict, type(None)),

@@ -13,6 +13,7 @@ from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
 from autotune.study.budget import Budget, Costs
 from autotune.study.interrupts import Interrupts
+from autotune.study.objective import cold_compile_s
 from autotune.study.plan import Listener, Plan
 from autotune.study.quarantine import Quarantine
 from autotune.study.trial import Finished, Request, StoppedNow, TrialRunner
@@ -141,6 +142,7 @@ class Session:
     def _run(self, request: Request) -> Finished:
         if self.interrupts.is_requested:
             raise Ending
+        request.cold_compile_s = cold_compile_s(self.records, request.knobs)
         try:
             finished = self.runner.run(request)
         except StoppedNow as stopped:
