@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.cli import verdict
-from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
+from autotune.records import THROUGHPUT, Kind, Knobs, StudyRecord, Summary, TrialRecord
 from autotune.study import Listener
 from autotune.wording import (
     bytes_text,
@@ -17,6 +17,7 @@ from autotune.wording import (
     interval_text,
     machine_text,
     number_text,
+    objective_text,
     rate_text,
     seconds_text,
 )
@@ -66,6 +67,7 @@ class PlainLines(View):
     def trial_ended(self, trial: TrialRecord) -> None:
         """How it ended."""
         numbers = [
+            *(objective_text(name, value) for name, value in trial.objectives.items() if name != THROUGHPUT),
             f"{rate_text(trial.value, trial.unit)} {interval_text(trial.ci)}".strip(),
             f"D {number_text(trial.device_rate)}",
             f"L {number_text(trial.loader_rate)}",

@@ -42,7 +42,7 @@ def break_even(
     is_compiled = first.knobs.get(COMPILE_KEY, COMPILE_OFF) != COMPILE_OFF
     return {
         "samples": samples,
-        "steps": samples / float(batch) if samples and is_counted and batch else None,  # type: ignore[arg-type]
+        "steps": samples / float(batch) if samples and is_counted and batch else None,
         "seconds": base_s + samples / base_rate if samples else None,
         "dearer_s": dearer_s,
         "compile_s": cold_compile_s(records, first.knobs) if is_compiled else None,

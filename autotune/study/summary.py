@@ -59,7 +59,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "terms": about.terms,
         "unit": baseline.unit if baseline else "samples",
         "machine": about.machine,
-        "baseline": _entry(baseline, records, standing, knobs=True) if baseline else _no_baseline(records),
+        "baseline": _baseline(baseline, records, standing) if baseline else _no_baseline(records),
         "best": _entry(best, records, standing, knobs=True, overrides=True) if best else None,
         "best_by_tier": _by_tier(records, baseline, best, standing),
         "speedup": _speedup(baseline, best, standing),
@@ -124,12 +124,14 @@ def _entry(
     record: TrialRecord, records: list[TrialRecord], standing: Standing, *, knobs: bool = False, overrides: bool = False
 ) -> dict[str, Any]:
     """Returns trial, values and intervals: from the finals' reporting rounds where there are any, else from the search."""
-    finals = _reported(record, records, standing)
+    rates, finals = _scores(record, standing), _reported(record, records, standing)
     entry: dict[str, Any] = {
         "trial": record.number,
         **means(finals or [record]),
-        "measured_in": "finals" if finals else "search",
+        "measured_in": "finals" if rates else "search",
     }
+    if rates and record.score == record.value:
+        entry["value"], entry["ci"] = stats.log_mean_interval(rates)
     if overrides:
         entry["overrides"] = record.changed
     if knobs:
@@ -139,8 +141,12 @@ def _entry(
 
 def _reported(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:
     """Returns the finals whose scores the decision reports of a configuration."""
-    scores = standing.decision.values.get(record.number, []) if standing.decision else []
+    scores = _scores(record, standing)
     return [final for final in records if final.repeats == record.number and final.score in scores]
+
+
+def _scores(record: TrialRecord, standing: Standing) -> list[float]:
+    return standing.decision.values.get(record.number, []) if standing.decision else []
 
 
 def _break_even(
@@ -155,6 +161,12 @@ def _break_even(
 def _front(records: list[TrialRecord], about: StudyRecord, standing: Standing) -> list[dict[str, Any]]:
     names = objective_names(about.objective)
     return [_entry(record, records, standing, overrides=True) for record in front(records, names)] if len(names) > 1 else []
+
+
+def _baseline(baseline: TrialRecord, records: list[TrialRecord], standing: Standing) -> dict[str, Any]:
+    """Returns the baseline's entry; one that breaks a constraint says so: it may not win."""
+    entry = _entry(baseline, records, standing, knobs=True)
+    return {**entry, "is_barred": True, "reason": baseline.reason} if _is_barred(baseline) else entry
 
 
 def _no_baseline(records: list[TrialRecord]) -> dict[str, Any]:
