@@ -8,8 +8,8 @@ from typing import Any
 
 from autotune.errors import BadInput
 from autotune.masking import is_masked
-from autotune.records import Knobs, Summary, Tier
-from autotune.wording import BETTER, gain_words, objective_of, one_line, score_of, side_texts
+from autotune.records import THROUGHPUT, Knobs, Summary, Tier
+from autotune.wording import BETTER, gain_words, number_text, objective_of, one_line, score_of, side_texts
 
 DIGITS = 5  # of a measured value; its interval is seldom narrower than the third
 MAX_LINE = 160
@@ -73,7 +73,7 @@ def _headline(summary: Summary, entry: dict[str, Any], speedup: dict[str, Any] |
         lines.append("Nothing measured was better than the program as it was run: there is nothing to change.")
     if speedup and speedup.get("ratio"):
         lines.append(_gain_line(summary, speedup))
-    lines.append(" -> ".join(side_texts(summary, side)[0] for side in (summary["baseline"], entry)))
+    lines.append(" -> ".join(_measured(summary, side) for side in (summary["baseline"], entry)))
     lines.append(f"Measured on {describe_machine(summary['machine'])}, {_day(summary['started_at'])}.")
     return [one_line(line, MAX_LINE) for line in lines]  # they become comments, which a line's end would end
 
@@ -85,6 +85,12 @@ def _gain_line(summary: Summary, speedup: dict[str, Any]) -> str:
     words = BETTER[objective_of(summary)] if speedup["verdict"] == "faster" else speedup["verdict"]
     of = gain_words(summary, "") or "the baseline"
     return f"{speedup['ratio']:.3f} x {of}{interval}: {words}{reason}"
+
+
+def _measured(summary: Summary, side: dict[str, Any]) -> str:
+    if objective_of(summary) != THROUGHPUT:
+        return side_texts(summary, side)[0]
+    return f"{number_text(side['value'], digits=4)} {summary['unit']}/s" if side.get("value") else "unknown"
 
 
 def _day(started_at: float) -> str:

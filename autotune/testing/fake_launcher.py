@@ -221,7 +221,6 @@ class _FakeRunning(Running):
             self._finish("stopped", self._launcher.clock.monotonic() - self._begun)
 
     def _due_s(self) -> float:
-        surface = self._launcher.surface
         if self._failure and not self._failure.is_unsteady:
             return self._start_s
         return self._start_s + self._compile_s + self._window_s

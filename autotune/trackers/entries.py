@@ -63,8 +63,8 @@ def experiment_tags() -> dict[str, str]:
         "searchFilter": "tags.kind != 'study'",
     }
     return {
-        "mlflow.note.content": "One parent run a study, one child run a trial. Params are knobs; throughput_per_s or the study's "
-        "own objective decides.",
+        "mlflow.note.content": "One parent run a study, one child run a trial. Params are knobs; throughput_per_s decides, "
+        "or the study's own objective.",
         "mlflow.experimentKind": "custom_model_development",
         f"mlflow.sharedViewState.{VIEW}": json.dumps(view),
     }
