@@ -23,12 +23,13 @@ from autotune import stats
 from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput
 from autotune.harness.protocol import RankResult
-from autotune.knobs.values import shown
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Kind, Knobs, Outcome, TrialRecord, objective_names
 from autotune.study.budget import START_PHASES
+from autotune.wording import number_text
 
 COMPILE_KEY, COMPILE_OFF = "compile.mode", "off"
 HOUR_S = 3600.0
+HEADROOM, POWER, STEP = "constraints.memory_headroom_frac", "constraints.max_power_w", "constraints.max_step_p95_s"
 RATE_ALONE = frozenset({THROUGHPUT, COST})  # objectives that the throughput alone decides: such a trial may be raced
 
 
@@ -56,7 +57,8 @@ class Goal:
     def of(cls, config: StudyConfig) -> Goal:
         """Returns the goal as configured; what only the baseline can tell is still unknown."""
         names, samples = objective_names(config.objective), config.study.samples
-        limits = {f"constraints.{name}": limit for name, limit in dataclasses.asdict(config.constraints).items()}
+        keep = config.constraints
+        limits = {HEADROOM: keep.memory_headroom_frac, POWER: keep.max_power_w, STEP: keep.max_step_p95_s}
         return cls(
             names=names,
             samples=samples if TIME in names else None,
@@ -153,7 +155,7 @@ class Goal:
         said = []
         for key, limit in self.limits.items():
             used = self._used(key, record, results)
-            allowed = 1 - limit if key.endswith("memory_headroom_frac") else limit
+            allowed = 1 - limit if key == HEADROOM else limit
             if used is None:
                 said.append(f"{key} could not be checked")
             elif used > allowed:
@@ -166,9 +168,9 @@ class Goal:
 
     def _used(self, key: str, record: TrialRecord, results: Sequence[RankResult] | None) -> float | None:
         """Returns what a trial takes of what a constraint bounds; None unknown."""
-        if key.endswith("max_power_w"):
+        if key == POWER:
             return record.metrics.get("gpu.power_w")
-        if key.endswith("max_step_p95_s"):
+        if key == STEP:
             return record.metrics.get("step_p95_s")
         # What an allocator has reserved is taken from others, in use or not.
         reserved = [int(result.memory.get("peak_reserved_bytes") or 0) for result in results or ()]
@@ -237,7 +239,7 @@ def _joules_per_sample(record: TrialRecord, num_ranks: int) -> float | None:
 
 
 def _broken(key: str, used: float, limit: float) -> str:
-    if key.endswith("memory_headroom_frac"):
+    if key == HEADROOM:
         return f"{key}: leaves {max(0.0, 1 - used):.1%} of the memory free, wanted {limit:.1%}"
-    unit = "W" if key.endswith("_w") else "s"
-    return f"{key}: {shown(float(f'{used:.4g}'))} {unit}, allowed {limit:g} {unit}"
+    unit = "W" if key == POWER else "s"
+    return f"{key}: {number_text(used)} {unit}, allowed {limit:g} {unit}"
