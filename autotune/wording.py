@@ -186,7 +186,7 @@ def gain_text(summary: Summary, ratio: float | None, interval: Sequence[float] |
 def gain_words(summary: Summary, ratio: str) -> str:
     """Returns a ratio in words with what it is of: "1.31x less energy per sample"; of the throughput goes without saying."""
     samples = (summary.get("terms") or {}).get("samples")
-    what = GAINS[objective_of(summary)].format(samples=f"{samples:,}" if samples else "N")
+    what = GAINS[objective_of(summary)].format(samples=f"{samples:,.0f}" if samples else "N")
     return f"{ratio} {what}".strip()
 
 

@@ -36,7 +36,7 @@ MINUTES_A_YEAR, SECONDS_A_MONTH, MANY = 525_600, 2_592_000, 10**9
 RANGES: dict[str, tuple[float | None, float]] = {
     "study.seed": (0, 2**32 - 1),  # what NumPy takes
     "study.samples": (1, 10**15),
-    "constraints.memory_headroom_frac": (None, 0.99),
+    "constraints.memory_free_frac": (None, 0.99),
     "constraints.max_power_w": (None, 100_000),
     "constraints.max_step_p95_s": (None, SECONDS_A_MONTH),
     "machine.price_per_hour": (None, MANY),

@@ -33,7 +33,7 @@ def problems_of_objective(config: StudyConfig, gpus: Gpus | None) -> list[str]:
         problems += _cost(config, names)
     if config.study.samples is not None and not {TIME, COST} & set(names):
         problems.append(
-            f"study.samples: means nothing with objective={shown_objective(config.objective)}, got {config.study.samples}. "
+            f"study.samples: means nothing with objective={shown_objective(config.objective)}, got {config.study.samples:g}. "
             f"Leave it out, or give objective={TIME}."
         )
     if config.machine.price_per_hour is not None and COST not in names:

@@ -74,7 +74,7 @@ class StudyOptions:
 
     name: str | None = None
     seed: int = 0
-    samples: int | None = None
+    samples: float | None = None
     budget: Budget = field(default_factory=Budget)
 
 
@@ -143,12 +143,12 @@ class ConstraintOptions:
     """What a configuration must keep to win; null for no constraint.
 
     Attributes:
-        memory_headroom_frac: share of the device's memory (of the host's on a CPU, of device.memory_limit) to stay free.
+        memory_free_frac: share of the device's memory (of the host's on a CPU, of device.memory_limit) to stay free.
         max_power_w: mean power of a GPU while it trains, watts, at most.
         max_step_p95_s: 95th percentile of the step times, seconds, at most.
     """
 
-    memory_headroom_frac: float | None = None
+    memory_free_frac: float | None = None
     max_power_w: float | None = None
     max_step_p95_s: float | None = None
 

@@ -29,7 +29,7 @@ from autotune.wording import number_text
 
 COMPILE_KEY, COMPILE_OFF = "compile.mode", "off"
 HOUR_S = 3600.0
-HEADROOM, POWER, STEP = "constraints.memory_headroom_frac", "constraints.max_power_w", "constraints.max_step_p95_s"
+HEADROOM, POWER, STEP = "constraints.memory_free_frac", "constraints.max_power_w", "constraints.max_step_p95_s"
 RATE_ALONE = frozenset({THROUGHPUT, COST})  # objectives that the throughput alone decides: such a trial may be raced
 
 
@@ -47,8 +47,8 @@ class Goal:
     """
 
     names: tuple[str, ...] = (THROUGHPUT,)
-    samples: int | None = None
-    epoch_samples: int | None = None
+    samples: float | None = None
+    epoch_samples: float | None = None
     price_per_hour: float | None = None
     limits: dict[str, float] = dataclasses.field(default_factory=dict)
     capacity_bytes: int | None = None
@@ -58,7 +58,7 @@ class Goal:
         """Returns the goal as configured; what only the baseline can tell is still unknown."""
         names, samples = objective_names(config.objective), config.study.samples
         keep = config.constraints
-        limits = {HEADROOM: keep.memory_headroom_frac, POWER: keep.max_power_w, STEP: keep.max_step_p95_s}
+        limits = {HEADROOM: keep.memory_free_frac, POWER: keep.max_power_w, STEP: keep.max_step_p95_s}
         return cls(
             names=names,
             samples=samples if TIME in names else None,

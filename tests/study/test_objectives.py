@@ -110,8 +110,8 @@ def test_a_large_space_with_two_objectives_is_searched_and_proven(bench):
         ("constraints.max_power_w=350", "constraints.max_power_w: 400 W, allowed 350 W"),
         ("constraints.max_step_p95_s=0.3", "constraints.max_step_p95_s: 0.500 s, allowed 0.3 s"),
         (
-            "constraints.memory_headroom_frac=0.5",
-            "constraints.memory_headroom_frac: leaves 36.0% of the memory free, wanted 50.0%",
+            "constraints.memory_free_frac=0.5",
+            "constraints.memory_free_frac: leaves 36.0% of the memory free, wanted 50.0%",
         ),
     ],
 )
