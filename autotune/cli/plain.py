@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.cli import verdict
-from autotune.records import THROUGHPUT, Kind, Knobs, StudyRecord, Summary, TrialRecord
+from autotune.records import THROUGHPUT, TIME, Kind, Knobs, StudyRecord, Summary, TrialRecord
 from autotune.study import Listener
 from autotune.wording import (
+    HEADS,
     bytes_text,
     changes_phrase,
     counts_text,
@@ -67,7 +68,7 @@ class PlainLines(View):
     def trial_ended(self, trial: TrialRecord) -> None:
         """How it ended."""
         numbers = [
-            *(objective_text(name, value) for name, value in trial.objectives.items() if name != THROUGHPUT),
+            *(_objective(name, value) for name, value in trial.objectives.items() if name != THROUGHPUT),
             f"{rate_text(trial.value, trial.unit)} {interval_text(trial.ci)}".strip(),
             f"D {number_text(trial.device_rate)}",
             f"L {number_text(trial.loader_rate)}",
@@ -90,6 +91,10 @@ class PlainLines(View):
         """The verdict."""
         for line in verdict.lines(summary, self._path):
             _say(line)
+
+
+def _objective(name: str, value: float) -> str:
+    return f"{HEADS[name]} {objective_text(name, value)}" if name == TIME else objective_text(name, value)
 
 
 def budget_text(study: StudyRecord) -> str:

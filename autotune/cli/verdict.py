@@ -235,7 +235,7 @@ def lines(summary: Summary, path: Path) -> list[str]:
     for name in ("baseline", "best"):
         side: dict[str, Any] = summary.get(name) or {}
         if side.get("value") is not None:
-            said.append(f"{name}  {' '.join(side_texts(summary, side))} trial {side.get('trial')}")
+            said.append(" ".join([f"{name} ", *filter(None, side_texts(summary, side)), f"trial {side.get('trial')}"]))
     before = (summary.get("baseline") or {}).get("knobs") or {}
     for key, value in sorted(((summary.get("best") or {}).get("overrides") or {}).items()):
         said.append(f"changed  {key}: {value_text(before.get(key))} -> {value_text(value)}")
