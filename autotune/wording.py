@@ -154,6 +154,15 @@ def objective_interval_text(name: str, interval: Sequence[float] | None) -> str:
     return f"[{seconds_text(max(0.0, interval[0]))}, {seconds_text(interval[1])}]"
 
 
+def aims_text(objective: str | list[str], terms: dict[str, Any]) -> str:
+    """Returns what a study is after: "time_for_samples of 1,000,000 samples, constraints.max_power_w=500"."""
+    names = " and ".join(objective_names(objective))
+    samples, price = terms.get("samples"), terms.get("price_per_hour")
+    parts = [names, f"of {samples:,.0f} samples" if samples else "", f"at {price:g} an hour" if price else ""]
+    limits = [f"{key}={limit:g}" for key, limit in (terms.get("constraints") or {}).items()]
+    return ", ".join([" ".join(part for part in parts if part), *limits])
+
+
 def objective_of(summary: Summary) -> str:
     """Returns the objective that decides a study."""
     return objective_names(summary.get("objective") or THROUGHPUT)[0]

@@ -15,11 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli import trials, verdict
-from autotune.cli.plain import View, budget_text
+from autotune.cli.plain import View, budget_text, has_aims
 from autotune.cli.terminal import outcome_style
 from autotune.harness.protocol import Progress
 from autotune.records import THROUGHPUT, Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
 from autotune.wording import (
+    aims_text,
     changes_phrase,
     clock_text,
     machine_text,
@@ -205,7 +206,8 @@ def _header(study: StudyRecord) -> Group:
     facts = Text(
         f"{machine_text(study.machine)}  ·  budget {budget_text(study)}", style="quiet", no_wrap=True, overflow="ellipsis"
     )
-    return Group(name, facts, Text())
+    aims = [Text(f"objective {aims_text(study.objective, study.terms)}", style="quiet")] if has_aims(study) else []
+    return Group(name, facts, *aims, Text())
 
 
 def _elapsed_text(seconds: float) -> str:

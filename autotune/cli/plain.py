@@ -12,6 +12,7 @@ from autotune.records import THROUGHPUT, TIME, Kind, Knobs, StudyRecord, Summary
 from autotune.study import Listener
 from autotune.wording import (
     HEADS,
+    aims_text,
     bytes_text,
     changes_phrase,
     counts_text,
@@ -52,6 +53,8 @@ class PlainLines(View):
             _say(f"study  {study.name}: {study.title}")
             _say(f"machine  {machine_text(study.machine)}")
             _say(f"budget  {budget_text(study)}")
+            if has_aims(study):
+                _say(f"objective  {aims_text(study.objective, study.terms)}")
         elif study.space:
             _say(f"searching  {', '.join(sorted(study.space))}")
         self._is_announced = True
@@ -91,6 +94,11 @@ class PlainLines(View):
         """The verdict."""
         for line in verdict.lines(summary, self._path):
             _say(line)
+
+
+def has_aims(study: StudyRecord) -> bool:
+    """Returns whether a study is after something else than throughput alone."""
+    return study.objective != THROUGHPUT or bool(study.terms)
 
 
 def _objective(name: str, value: float) -> str:

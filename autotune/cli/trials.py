@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.terminal import outcome_style
-from autotune.records import THROUGHPUT, Kind, Summary, objective_names
+from autotune.records import THROUGHPUT, TIME, Kind, Summary, objective_names
 from autotune.wording import (
     HEADS,
     bytes_text,
     changes_phrase,
+    clock_text,
     compact_text,
     number_text,
     objective_text,
@@ -41,7 +42,7 @@ def table(width: int, *, about: Summary, header: bool = True) -> Table:
     made.add_column("outcome", width=11, no_wrap=True)
     made.add_column(f"{unit}/s", width=9, justify="right", no_wrap=True)
     for name in _others(about):
-        made.add_column(HEADS[name], width=max(len(HEADS[name]), 8), justify="right", no_wrap=True)
+        made.add_column(HEADS[name], width=9, justify="right", no_wrap=True)
     if width >= WIDE:
         made.add_column("ratio", width=6, justify="right", no_wrap=True)
     made.add_column("D", width=6, justify="right", no_wrap=True, style="quiet")
@@ -81,9 +82,13 @@ def add(
     into.add_row(*cells)
 
 
-def legend(*, unit: str) -> Text:
+def legend(about: Summary) -> Text:
     """Returns the line that explains the columns' letters."""
-    return Text(f"D: the device with a free loader, L: what the loader sustains ({unit}/s)", style="quiet")
+    unit, samples = str(about.get("unit") or "samples"), (about.get("terms") or {}).get("samples")
+    words = f"D: the device with a free loader, L: what the loader sustains ({unit}/s)"
+    if TIME in _others(about) and samples:
+        words += f", {HEADS[TIME]}: from launch to the end of {samples:,.0f} samples (h:min:s)"
+    return Text(words, style="quiet")
 
 
 def rows(trials: Sequence[dict[str, Any]], *, width: int, summary: dict[str, Any]) -> Group:
@@ -112,6 +117,8 @@ def _others(about: Summary) -> list[str]:
 
 
 def _cell_text(name: str, value: float | None) -> str:
+    if name == TIME and value is not None:
+        return clock_text(value)
     return objective_text(name, value).removesuffix(HEADS[name]).strip()  # the unit is the column's head
 
 
