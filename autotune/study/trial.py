@@ -101,6 +101,11 @@ class TrialRunner:
         if (record.outcome in CHANCE or sticky_fault(record)) and _may_be_repeated(request, record):
             finished = self._attempt(request, earlier=record)
         self._check_program(finished)
+        if request.kind is Kind.baseline and finished.results:
+            self.goal.learn(finished.results, capacity_bytes=memory_seen_bytes(self._plan, finished.results[0]))
+        self.goal.judge(
+            finished.record, finished.results, cold_compile_s=request.cold_compile_s
+        )  # once nothing changes any more
         return self._keep(finished)
 
     def close(self) -> None:
@@ -123,9 +128,6 @@ class TrialRunner:
             running.stop("autotune failed")
             raise
         record = _record(request, launch.spec, ended, self._watch)
-        if request.kind is Kind.baseline and ended.results:
-            self.goal.learn(ended.results, capacity_bytes=memory_seen_bytes(self._plan, ended.results[0]))
-        self.goal.judge(record, ended.results, cold_compile_s=request.cold_compile_s)
         record.started_at = earlier.started_at if earlier else started_at
         if held:
             record.evidence["device_held"] = held
