@@ -351,14 +351,20 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 
 # Summary is the document of `autotune show --json`, kept as a plain dict because it is an interface:
 # {"schema", "study", "title", "status": "complete|running|interrupted|failed", "reason", "objective", "unit", "machine": {...},
-#  "baseline": {"trial", "value", "ci": [lo, hi] | null, "knobs"},
-#  "best": {"trial", "value", "ci", "overrides": {knob: value}, "knobs"} | null,
+#  "terms": {"samples", "epoch_samples", "price_per_hour", "constraints"},   as in StudyRecord; "objective" a name or a list
+#  "baseline": {"trial", "value", "ci": [lo, hi] | null, "objectives": {name: value}, "objectives_ci", "knobs",
+#               "is_barred": true (breaks a constraint, "reason" says which; else absent)},
+#  "best": {"trial", "value", "ci", "objectives", "objectives_ci", "overrides": {knob: value}, "knobs"} | null,
 #  "best_by_tier": {tier: {"trial", "value", "ci", "overrides"}},
 #  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; ratio null: not compared,
+#    of scores, in whatever objective; "faster" means better
+#  "break_even": {"samples", "steps", "seconds", "dearer_s", "compile_s"} | null, as study/paying.py has it,
+#  "front": [as "best", without knobs], the Pareto front of several objectives,
 #  "attribution": [{"knob", "from", "to", "ratio", "ci"}], "diagnosis": [{"finding", "evidence", "advice"}],
 #  "counts": {outcome: n}, "seconds": {"total", "measuring", "starting", "compiling", "lost"},
 #  "fingerprint", "versions", "started_at", "budget_s", "budget_trials", "pinned", "command",
 #  "files": {"left": [{"name", "bytes", "trial"}], "restored": [{"path", "trials"}]},
 #  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "seconds", "phases_s",
-#              "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "round", "repeats"}]}
+#              "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "round", "repeats", "score", "objectives": {name: value},
+#              "violations": {key: share}}]}
 Summary = dict[str, Any]

@@ -11,6 +11,7 @@ from typing import Any
 from autotune.masking import without_credentials
 from autotune.records import COST, ENERGY, TIME, Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord, objective_names
 from autotune.wording import (
+    aims_text,
     break_even_text,
     changes_phrase,
     command_text,
@@ -128,6 +129,7 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
         "outcome": str(summary.get("status", "running")),
         "reason": str(summary.get("reason") or ""),
         "verdict": str(speedup.get("verdict") or ""),
+        "objective": aims_text(study.objective, study.terms),
         "fingerprint": study.fingerprint,
         "mlflow.note.content": study_note(study, summary),
         **_source(study),

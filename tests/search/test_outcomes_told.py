@@ -103,3 +103,29 @@ def test_tpe_avoids_what_ran_out_of_memory(tmp_path):
         outcome = Outcome.ok if fits else Outcome.device_oom
         tell(study, trial, record(outcome, float(batch) if fits else None), worst=[8.0])
     assert too_big <= 10, "of 20; blind search would take 5 and a search that likes large batches without memory nearly all"
+
+
+def test_what_breaks_a_constraint_is_told_with_its_value_and_how_far_it_is_beyond():
+    found = told(record(Outcome.infeasible, 50.0, violations={"constraints.max_power_w": 0.2}), worst=[9.0])
+    assert (found.values, found.constraints) == ([50.0], {"constraints.max_power_w": 0.2})
+
+
+def test_several_objectives_are_told_a_score_each(tmp_path):
+    study = begin_study(tmp_path / "journal", "s", make_sampler("tpe", seed=0, distributions=SPACE), num_objectives=2)
+    scores = {"throughput": 50.0, "energy_per_sample": 2.0}
+    tell(study, study.ask(SPACE), record(Outcome.ok, 50.0, scores=scores), worst=[9.0, 1.0])
+    tell(study, study.ask(SPACE), record(Outcome.crash), worst=[9.0, 1.0])
+    add_known(study, record(Outcome.ok, 60.0, scores={**scores, "throughput": 60.0}), SPACE, worst=[9.0, 1.0])
+    assert [trial.values for trial in study.trials] == [[50.0, 2.0], [9.0, 1.0], [60.0, 2.0]]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+def test_every_sampler_proposes_for_several_objectives(sampler, tmp_path):
+    study = begin_study(tmp_path / "journal", "s", make_sampler(sampler, seed=0, distributions=SPACE), num_objectives=2)
+    for _ in range(12):
+        trial = study.ask(SPACE)
+        batch = trial.params["loader.batch_size"]
+        broken = {"constraints.max_power_w": 0.5} if batch > 64 else {}
+        scores = {"throughput": float(batch), "energy_per_sample": 1 / batch}
+        tell(study, trial, record(Outcome.ok, float(batch), scores=scores, violations=broken), worst=[1.0, 0.0])
+    assert study.best_trials
