@@ -365,6 +365,6 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "fingerprint", "versions", "started_at", "budget_s", "budget_trials", "pinned", "command",
 #  "files": {"left": [{"name", "bytes", "trial"}], "restored": [{"path", "trials"}]},
 #  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "seconds", "phases_s",
-#              "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "round", "repeats", "score", "objectives": {name: value},
-#              "violations": {key: share}}]}
+#              "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "round", "repeats", "score",
+#              "objectives": {name: value}, "violations": {key: share}}]}
 Summary = dict[str, Any]
