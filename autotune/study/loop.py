@@ -19,6 +19,7 @@ from autotune.space import ResolvedSpace, resolve
 from autotune.study.budget import Budget, Costs
 from autotune.study.earlier import Earlier, read_earlier
 from autotune.study.finals import Decision, Finals
+from autotune.study.front import confirm_front
 from autotune.study.identity import about, differences
 from autotune.study.interrupts import Interrupts
 from autotune.study.plan import Listener, Plan, Tracking
@@ -137,6 +138,8 @@ class _Study:
             ended_because = Search(self._session).run()
             self._finals = Finals(self._session)
             self._decision = self._finals.run()
+            if len(self._session.runner.goal.names) > 1:
+                confirm_front(self._session, set(self._decision.values))
         except (Ending, KeyboardInterrupt) as ending:
             return "interrupted", str(ending) or "stopped by the user", None
         except NothingWorked as failure:

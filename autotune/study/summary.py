@@ -11,7 +11,7 @@ from autotune.records import SCHEMA, Outcome, StudyRecord, Summary, Tier, TrialR
 from autotune.study.budget import START_PHASES
 from autotune.study.diagnosis import diagnose
 from autotune.study.finals import Decision
-from autotune.study.front import front
+from autotune.study.front import front, measured_again
 from autotune.study.objective import means
 from autotune.study.paying import break_even
 
@@ -128,7 +128,7 @@ def _entry(
     entry: dict[str, Any] = {
         "trial": record.number,
         **means(finals or [record]),
-        "measured_in": "finals" if rates else "search",
+        "measured_in": "finals" if rates or finals else "search",
     }
     if rates and record.score == record.value:
         entry["value"], entry["ci"] = stats.log_mean_interval(rates)
@@ -140,9 +140,10 @@ def _entry(
 
 
 def _reported(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:
-    """Returns the finals whose scores the decision reports of a configuration."""
+    """Returns the finals whose scores the decision reports of a configuration, or those it had as a point of the front."""
     scores = _scores(record, standing)
-    return [final for final in records if final.repeats == record.number and final.score in scores]
+    found = [final for final in records if final.repeats == record.number and final.score in scores]
+    return found or measured_again(record, records)
 
 
 def _scores(record: TrialRecord, standing: Standing) -> list[float]:

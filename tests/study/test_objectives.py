@@ -5,7 +5,7 @@ import pytest
 from autotune.errors import BadInput
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import resume_study
-from autotune.study.front import front
+from autotune.study.front import FRONT, front
 from autotune.study.objective import Goal, cold_compile_s, fixed_s
 from autotune.study.paying import break_even
 from autotune.testing.fake_launcher import FakeLauncher, Surface
@@ -90,6 +90,11 @@ def test_several_objectives_end_in_a_pareto_front(bench, only_modes):
     assert summary["best"]["overrides"] == {"env.MODE": "fast"}, "the first objective decides"
     assert summary["objective"] == ["throughput", "energy_per_sample"]
     assert points["frugal"]["energy_per_sample"] < points["fast"]["energy_per_sample"]
+    assert [point["measured_in"] for point in summary["front"]] == ["finals", "finals"], "there was time to measure it again"
+    again = [trial for trial in study.trials if trial.why == FRONT]
+    assert [trial.changed["env.MODE"] for trial in again] == ["frugal"] * 3
+    (frugal,) = [point for point in summary["front"] if point["overrides"] == {"env.MODE": "frugal"}]
+    assert frugal["objectives_ci"]["energy_per_sample"]
 
 
 def test_a_large_space_with_two_objectives_is_searched_and_proven(bench):
@@ -246,6 +251,13 @@ def test_only_objectives_of_the_rate_alone_may_be_raced():
     assert Goal(names=("cost_per_epoch",)).follows_rate
     assert not Goal(names=("time_for_samples",)).follows_rate
     assert not Goal(names=("throughput", "energy_per_sample")).follows_rate
+
+
+def test_points_of_the_front_wait_for_another_time_when_there_is_none(bench, only_modes):
+    study = bench(surface(), *only_modes, "objective=[throughput,energy_per_sample]", machine=GPU, minutes=5)
+    summary = study.run()
+    assert summary["status"] == "complete"
+    assert study.clock.now_s - 1000 <= 5 * 60 * 1.1
 
 
 def test_the_front_leaves_out_what_is_worse_at_everything_or_the_same_within_noise():
