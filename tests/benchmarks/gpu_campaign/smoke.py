@@ -85,7 +85,7 @@ def study_reaches_its_verdict(place: Path) -> str:
 
 
 def energy_is_counted(place: Path) -> str:
-    """Checks that a study of energy reads joules, and that a constraint of power is read and broken when nothing can keep it."""
+    """Checks that a study of energy reads joules, and that a limit of power which nothing keeps is read and broken."""
     overrides = ["model=resnet18", "data=fake_cifar", "objective=[energy_per_sample,throughput]", f"runs_dir={place}"]
     _command("-m", "autotune", "run", *overrides, "study.name=energy", f"study.budget.minutes={STUDY_MINUTES}")
     summary = StudyFolder(place / "energy").read_summary()
