@@ -122,9 +122,10 @@ class Goal:
                 f"Give objective={THROUGHPUT}, which counts its optimizer steps."
             )
         elif COST in self.names and self.epoch_samples is None:
+            do = f"Leave {COST} out." if TIME in self.names else "Give study.samples=N, the samples of an epoch."
             problems.append(
                 f"study.samples: objective={COST} needs the length of an epoch, and the program's loader does not tell it, got "
-                "nothing. Give study.samples=N, the samples of an epoch."
+                f"nothing. {do}"
             )
         elif unknown := [name for name in self.names if name not in record.objectives]:
             problems.append(f"objective: could not be measured in the baseline, got {unknown[0]}. Give another objective.")
@@ -143,13 +144,15 @@ class Goal:
             return None if self.samples is None else fixed_s(record, cold_compile_s) + self.samples / rate
         if name == ENERGY:
             return _joules_per_sample(record, num_ranks)
-        known = self.epoch_samples is not None and self.price_per_hour is not None
-        return self.price_per_hour * self.epoch_samples / rate / HOUR_S if known else None  # type: ignore[operator]
+        if self.epoch_samples is None or self.price_per_hour is None:
+            return None
+        return self.price_per_hour * self.epoch_samples / rate / HOUR_S
 
     def _score(self, name: str, value: float | None) -> float | None:
         if not value or name == THROUGHPUT:
             return value
-        return {TIME: self.samples, ENERGY: 1, COST: self.epoch_samples}[name] / value  # type: ignore[operator]
+        samples = {TIME: self.samples, COST: self.epoch_samples}.get(name)
+        return (samples or 1) / value
 
     def _constrain(self, record: TrialRecord, results: Sequence[RankResult]) -> None:
         said = []
