@@ -21,6 +21,14 @@ SCHEMA = 1
 KnobValue = bool | int | float | str
 Knobs = dict[str, KnobValue]
 
+THROUGHPUT, TIME, ENERGY, COST = "throughput", "time_for_samples", "energy_per_sample", "cost_per_epoch"
+OBJECTIVES = (THROUGHPUT, TIME, ENERGY, COST)
+
+
+def objective_names(objective: str | list[str]) -> tuple[str, ...]:
+    """Returns the objectives of a study, the deciding one first."""
+    return (objective,) if isinstance(objective, str) else tuple(objective)
+
 
 class Outcome(enum.StrEnum):
     """How a trial ended. Every trial has exactly one."""
@@ -38,6 +46,7 @@ class Outcome(enum.StrEnum):
     invalid = "invalid"
     disturbed = "disturbed"
     interrupted = "interrupted"
+    infeasible = "infeasible"  # measured, and found to break one of `constraints.*`
 
     @property
     def may_win(self) -> bool:
@@ -47,7 +56,7 @@ class Outcome(enum.StrEnum):
     @property
     def has_value(self) -> bool:
         """Whether a trial that ended like this carries a usable number."""
-        return self in (Outcome.ok, Outcome.raced, Outcome.unsteady)
+        return self in (Outcome.ok, Outcome.raced, Outcome.unsteady, Outcome.infeasible)
 
     @property
     def is_memory(self) -> bool:
@@ -133,7 +142,7 @@ class TrialRecord:
         outcome: how it ended.
         reason: one line on why it ended like that; "" for a plain ok.
         evidence: log tail, exit status, exception: {"exit_code", "signal", "error", "log_tail", ...}.
-        value: objective, samples (or `unit`) per second over all ranks; None without a measurement.
+        value: throughput, samples (or `unit`) per second over all ranks; None without a measurement.
         ci: 95 % interval of `value` from block means, within one process; None when it could not be had.
         why_no_ci: why not; "" when there is one, and without a value.
         unit: "samples" or "steps".
@@ -147,6 +156,10 @@ class TrialRecord:
         regime: "shared" when loader workers and steps share the CPU's cores, "separate" when not, "" without workers.
         metrics: further numbers for the tracker, name -> value (NVML power, energy, utilisation, step times).
         knob_reports: knob key -> {"status", "reason", "observed"} (rank 0, the worst rank for statuses).
+        objectives: objective -> value in its own unit (see study/objective.py), as the study asks for them; unknown is absent.
+        scores: objective -> the same turned so that more is better, the deciding objective first; None unknown. Empty in
+            records that know throughput alone.
+        violations: key of a constraint -> share by which the trial is beyond it, above 0.
     """
 
     number: int
@@ -175,12 +188,17 @@ class TrialRecord:
     regime: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     knob_reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    objectives: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float | None] = field(default_factory=dict)
+    violations: dict[str, float] = field(default_factory=dict)
     schema: int = SCHEMA
 
     @property
     def score(self) -> float | None:
-        """What the study maximises, in whatever unit: the value, as long as that is the one objective; None without one."""
-        return self.value
+        """What the study maximises, in whatever unit; a ratio of two above 1 means better. None without a measurement."""
+        if self.value is None:
+            return None
+        return next(iter(self.scores.values())) if self.scores else self.value
 
     def as_json(self) -> dict[str, Any]:
         """Returns the record as plain JSON values."""
@@ -213,7 +231,9 @@ class StudyRecord:
         placeholders: knobs that travel through the command line -> value in the baseline.
         is_recipe: whether a built-in recipe is tuned.
         cwd: working directory of the program.
-        objective: "throughput".
+        objective: what is maximised: a name out of OBJECTIVES, or several, the deciding one first.
+        terms: what the objective and the constraints are reckoned with: {"samples", "epoch_samples", "price_per_hour",
+            "constraints": {key: limit}}; what was not given is absent.
         fingerprint: hash over `identity`: results are compared within one only.
         identity: what makes results comparable, by name: machine, program, objective, space (see study/identity.py).
         asked: knob key -> domain as written by `Domain.as_json` or {"auto": true}, as the user asked for it.
@@ -235,7 +255,8 @@ class StudyRecord:
     sequence: int = 0
     placeholders: Knobs = field(default_factory=dict)
     is_recipe: bool = False
-    objective: str = "throughput"
+    objective: str | list[str] = "throughput"
+    terms: dict[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     identity: dict[str, Any] = field(default_factory=dict)
     asked: dict[str, Any] = field(default_factory=dict)
@@ -269,13 +290,13 @@ _TRIAL_SHAPE: Mapping[str, tuple[type, ...]] = {
     "number": (int,), "knobs": (dict,), "changed": (dict,), "evidence": (dict,), "phases_s": (dict,), "metrics": (dict,),
     "knob_reports": (dict,), "value": (*_NUMBER, type(None)), "ci": (list, type(None)), "why": (str,), "origin": (str,),
     "why_no_ci": (str,), "reason": (str,), "unit": (str,), "regime": (str,), "started_at": _NUMBER, "seconds": _NUMBER,
-    "round": (int, type(None)), "repeats": (int, type(None)),
+    "round": (int, type(None)), "repeats": (int, type(None)), "objectives": (dict,), "scores": (dict,), "violations": (dict,),
 }  # fmt: skip
 _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "name": (str,), "title": (str,), "command": (list,), "cwd": (str,), "base": (str,), "sequence": (int,),
     "placeholders": (dict,), "is_recipe": (bool,), "identity": (dict,), "asked": (dict,), "space": (dict,), "pinned": (dict,),
     "machine": (dict,), "versions": (dict,), "started_at": _NUMBER, "budget_s": (*_NUMBER, type(None)),
-    "budget_trials": (int, type(None)), "spent_s": _NUMBER,
+    "budget_trials": (int, type(None)), "spent_s": _NUMBER, "objective": (str, list), "terms": (dict,),
 }  # fmt: skip
 _SUMMARY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "study": (str,), "status": (str,), "machine": (dict,), "baseline": (dict,), "best": (dict, type(None)),
@@ -334,16 +355,21 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 
 # Summary is the document of `autotune show --json`, kept as a plain dict because it is an interface:
 # {"schema", "study", "title", "status": "complete|running|interrupted|failed", "reason", "objective", "unit", "machine": {...},
-#  "baseline": {"trial", "value", "ci": [lo, hi] | null, "knobs"},
-#  "best": {"trial", "value", "ci", "overrides": {knob: value}, "knobs"} | null,
+#  "terms": {"samples", "epoch_samples", "price_per_hour", "constraints"},   as in StudyRecord; "objective" a name or a list
+#  "baseline": {"trial", "value", "ci": [lo, hi] | null, "objectives": {name: value}, "objectives_ci", "knobs",
+#               "is_barred": true (breaks a constraint, "reason" says which; else absent)},
+#  "best": {"trial", "value", "ci", "objectives", "objectives_ci", "overrides": {knob: value}, "knobs"} | null,
 #  "best_by_tier": {tier: {"trial", "value", "ci", "overrides", "measured_in": "finals|search"}}; a null "ci" of these
 #  three comes with "why_no_ci"; "search" means one measurement, picked as the best of many, which overstates,
 #  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; ratio null: not compared,
+#    of scores, in whatever objective; "faster" means better
+#  "break_even": {"samples", "steps", "seconds", "dearer_s", "compile_s"} | null, as study/paying.py has it,
+#  "front": [as "best", without knobs], the Pareto front of several objectives,
 #  "attribution": [{"knob", "from", "to", "ratio", "ci"}], "diagnosis": [{"finding", "evidence", "advice"}],
 #  "counts": {outcome: n}, "seconds": {"total", "measuring", "starting", "compiling", "lost"},
 #  "fingerprint", "versions", "started_at", "budget_s", "budget_trials", "pinned", "command",
 #  "files": {"left": [{"name", "bytes", "trial"}], "restored": [{"path", "trials"}]},
 #  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci",
 #              "seconds", "phases_s", "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "regime", "round",
-#              "repeats"}]}
+#              "repeats", "score", "objectives": {name: value}, "violations": {key: share}}]}
 Summary = dict[str, Any]

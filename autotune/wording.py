@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.records import Knobs, KnobValue
+from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Knobs, KnobValue, Summary, objective_names
 
 DASH = "-"  # what stands in for a number that could not be had
 
@@ -24,6 +24,16 @@ PHRASES: dict[str, str] = {
     "optimizer.implementation": "{} optimizer",
 }
 OFF_PHRASES = {"precision.amp": "fp32", "compile.mode": "eager"}
+
+# Objective -> what a verdict of "faster" is called, what the ratio is of, and the head of its column.
+BETTER = {THROUGHPUT: "faster", TIME: "faster", ENERGY: "better", COST: "cheaper"}
+GAINS = {
+    THROUGHPUT: "",
+    TIME: "less time for {samples} samples",
+    ENERGY: "less energy per sample",
+    COST: "lower cost per epoch",
+}
+HEADS = {TIME: "T(N)", ENERGY: "J/sample", COST: "per epoch"}
 
 
 def value_text(value: KnobValue | None) -> str:
@@ -128,9 +138,96 @@ def ratio_interval_text(interval: Sequence[float] | None) -> str:
     return "" if interval is None else f"[{max(0.0, interval[0]):.2f}, {interval[1]:.2f}]"
 
 
+def objective_text(name: str, value: float | None, unit: str = "samples") -> str:
+    """Returns an objective's value with its unit: "56.8 samples/s", "12 min 30 s", "0.310 J/sample", "4.20 per epoch"."""
+    if value is None:
+        return DASH
+    if name == THROUGHPUT:
+        return rate_text(value, unit)
+    return seconds_text(value) if name == TIME else f"{number_text(value)} {HEADS[name]}"
+
+
+def objective_interval_text(name: str, interval: Sequence[float] | None) -> str:
+    """Returns the interval of an objective's value: "[0.305, 0.315]", "[12 min 20 s, 12 min 40 s]"; "" without one."""
+    if name != TIME or interval is None:
+        return interval_text(interval)
+    return f"[{seconds_text(max(0.0, interval[0]))}, {seconds_text(interval[1])}]"
+
+
+def aims_text(objective: str | list[str], terms: dict[str, Any]) -> str:
+    """Returns what a study is after: "time_for_samples of 1,000,000 samples, constraints.max_power_w=500"."""
+    names = " and ".join(objective_names(objective))
+    samples, price = terms.get("samples"), terms.get("price_per_hour")
+    parts = [names, f"of {samples:,.0f} samples" if samples else "", f"at {price:g} an hour" if price else ""]
+    limits = [f"{key}={limit:g}" for key, limit in (terms.get("constraints") or {}).items()]
+    return ", ".join([" ".join(part for part in parts if part), *limits])
+
+
+def objective_of(summary: Summary) -> str:
+    """Returns the objective that decides a study."""
+    return objective_names(summary.get("objective") or THROUGHPUT)[0]
+
+
+def side_texts(summary: Summary, side: dict[str, Any]) -> tuple[str, str]:
+    """Returns a baseline's or best's numbers as (value, interval): of the deciding objective, and the rate behind it."""
+    name, unit = objective_of(summary), str(summary.get("unit") or "samples")
+    rate, interval = rate_text(side.get("value"), unit), interval_text(side.get("ci"))
+    value = (side.get("objectives") or {}).get(name)
+    if name == THROUGHPUT or value is None:
+        return rate, interval
+    return f"{objective_text(name, value, unit)} at {rate}", objective_interval_text(
+        name, (side.get("objectives_ci") or {}).get(name)
+    )
+
+
+def score_of(summary: Summary, side: dict[str, Any]) -> float | None:
+    """Returns the score of an entry or a trial, up to a factor that is the study's own; None unknown. Ratios are right."""
+    name = objective_of(summary)
+    value = side.get("value") if name == THROUGHPUT else (side.get("objectives") or {}).get(name)
+    return value if name == THROUGHPUT or not value else 1 / float(value)
+
+
+def gain_text(summary: Summary, ratio: float | None, interval: Sequence[float] | None = None) -> str:
+    """Returns a ratio and what it is of: "2.41x [2.36, 2.46]", "1.31x [1.28, 1.34] less energy per sample"."""
+    return gain_words(summary, f"{ratio_text(ratio)} {ratio_interval_text(interval)}".strip())
+
+
+def gain_words(summary: Summary, ratio: str) -> str:
+    """Returns a ratio in words with what it is of: "1.31x less energy per sample"; of the throughput goes without saying."""
+    samples = (summary.get("terms") or {}).get("samples")
+    what = GAINS[objective_of(summary)].format(samples=f"{samples:,.0f}" if samples else "N")
+    return f"{ratio} {what}".strip()
+
+
+def verdict_text(summary: Summary) -> str:
+    """Returns verdict and ratio of a study that compared something: "faster: 2.41x [2.36, 2.46]"."""
+    speedup = summary["speedup"]
+    verdict = str(speedup.get("verdict") or "")
+    if (summary.get("baseline") or {}).get("is_barred") and (summary.get("best") or {}).get("overrides"):
+        verdict = "within the constraints"  # the program as it is run today is not, whatever the ratio
+    words = BETTER[objective_of(summary)] if verdict == "faster" else verdict
+    return f"{words}: {gain_text(summary, speedup['ratio'], speedup.get('ci'))}"
+
+
+def break_even_text(summary: Summary) -> str:
+    """Returns after how much training the winner's dearer start has paid, in a sentence; "" when it starts no dearer."""
+    found = summary.get("break_even")
+    if not found:
+        return ""
+    what = "compilation" if found.get("compile_s") else "the dearer start"
+    cost = f"{seconds_text(found['dearer_s'])} more before it trains"
+    cost += ", nothing compiled before" if found.get("compile_s") else ""
+    if found.get("samples") is None:
+        return f"{what} never pays: {cost}, and no faster then"
+    unit, amount = (
+        ("steps", found["steps"]) if found.get("steps") else (str(summary.get("unit") or "samples"), found["samples"])
+    )
+    return f"{what} pays after {amount:,.0f} {unit} ({seconds_text(found['seconds'])}): {cost}"
+
+
 def counts_text(counts: dict[str, int]) -> str:
     """Returns outcome counts, the good first: "14 ok, 2 device_oom, 1 timeout"."""
-    good = ("ok", "raced", "unsteady")
+    good = ("ok", "raced", "unsteady", "infeasible")
     names = [name for name in good if counts.get(name)] + sorted(n for n in counts if n not in good and counts[n])
     return ", ".join(f"{counts[name]} {name}" for name in names) or "none"
 

@@ -15,17 +15,21 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli import trials, verdict
-from autotune.cli.plain import View, budget_text
+from autotune.cli.plain import View, budget_text, has_aims
 from autotune.cli.terminal import outcome_style
 from autotune.harness.protocol import Progress
-from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
+from autotune.records import THROUGHPUT, Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
 from autotune.wording import (
+    aims_text,
     changes_phrase,
     clock_text,
     machine_text,
     number_text,
+    objective_of,
+    objective_text,
     rate_text,
     ratio_text,
+    score_of,
 )
 
 REFRESHES_PER_S = 4
@@ -67,7 +71,7 @@ class LiveView(View):
         """Prints the header and starts the live part."""
         if self._study is None:
             self._console.print(_header(study))
-            self._console.print(trials.table(self._console.width))
+            self._console.print(trials.table(self._console.width, about={"objective": study.objective}))
             self._live.start()
         self._study = study
 
@@ -89,12 +93,12 @@ class LiveView(View):
         self._counts[trial.outcome.value] = self._counts.get(trial.outcome.value, 0) + 1
         if trial.kind is Kind.baseline:
             self._baseline = trial
-        if trial.outcome.may_win and trial.kind is not Kind.final and _value(trial) > _value(self._best):
+        if trial.outcome.may_win and trial.kind is not Kind.final and _score(trial) > _score(self._best):
             self._best = trial
         width = self._console.width
-        baseline = self._baseline.value if self._baseline else None
+        baseline = score_of(self._about, vars(self._baseline)) if self._baseline else None
         best = self._best.number if self._best and self._best is not self._baseline else None
-        self._console.print(trials.row(vars(trial), width=width, baseline=baseline, best=best))
+        self._console.print(trials.row(vars(trial), width=width, about=self._about, baseline=baseline, best=best))
         self._now = None
 
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
@@ -134,8 +138,13 @@ class LiveView(View):
             return Text("measuring the baseline first", style="quiet")
         if self._best is self._baseline:
             return Text(f"the baseline, {rate_text(self._baseline.value, self._baseline.unit)}")
-        ratio = _value(self._best) / max(_value(self._baseline), 1e-12)
-        rates = f"  {rate_text(self._best.value, self._best.unit)} against {number_text(self._baseline.value)}  "
+        ratio = _score(self._best) / max(_score(self._baseline), 1e-12)
+        name, unit = objective_of(self._about), self._best.unit
+        if name == THROUGHPUT:
+            rates = f"  {rate_text(self._best.value, unit)} against {number_text(self._baseline.value)}  "
+        else:
+            own, base = (objective_text(name, side.objectives.get(name)) for side in (self._best, self._baseline))
+            rates = f"  {own} against {base}  "
         return Text.assemble((ratio_text(ratio), "win"), rates, (changes_phrase(self._best.changed), "default"))
 
     def _now_line(self) -> Text:
@@ -158,6 +167,10 @@ class LiveView(View):
             words += [f"step {self._progress.step}"] if self._progress.step else []
             words += [rate_text(self._progress.rate_per_s, self._unit)] if self._progress.rate_per_s else []
         return ", ".join([*words, _elapsed_text(self._clock() - self._now_since)])
+
+    @property
+    def _about(self) -> Summary:
+        return {"objective": self._study.objective if self._study else THROUGHPUT, "unit": self._unit}
 
     @property
     def _unit(self) -> str:
@@ -193,7 +206,8 @@ def _header(study: StudyRecord) -> Group:
     facts = Text(
         f"{machine_text(study.machine)}  ·  budget {budget_text(study)}", style="quiet", no_wrap=True, overflow="ellipsis"
     )
-    return Group(name, facts, Text())
+    aims = [Text(f"objective {aims_text(study.objective, study.terms)}", style="quiet")] if has_aims(study) else []
+    return Group(name, facts, *aims, Text())
 
 
 def _elapsed_text(seconds: float) -> str:
@@ -204,5 +218,5 @@ def _place(outcome: str) -> tuple[bool, str]:
     return (not Outcome(outcome).has_value, outcome)
 
 
-def _value(trial: TrialRecord | None) -> float:
-    return trial.value if trial is not None and trial.value is not None else 0.0
+def _score(trial: TrialRecord | None) -> float:
+    return trial.score if trial is not None and trial.score is not None else 0.0

@@ -10,15 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.cli import verdict
-from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
+from autotune.records import THROUGHPUT, TIME, Kind, Knobs, StudyRecord, Summary, TrialRecord
 from autotune.study import Listener
 from autotune.wording import (
+    HEADS,
+    aims_text,
     bytes_text,
     changes_phrase,
     counts_text,
     interval_text,
     machine_text,
     number_text,
+    objective_text,
     rate_text,
     seconds_text,
 )
@@ -53,6 +56,8 @@ class PlainLines(View):
             _say(f"study  {study.name}: {study.title}")
             _say(f"machine  {machine_text(study.machine)}")
             _say(f"budget  {budget_text(study)}")
+            if has_aims(study):
+                _say(f"objective  {aims_text(study.objective, study.terms)}")
         elif study.space:
             _say(f"searching  {', '.join(sorted(study.space))}")
         self._is_announced = True
@@ -70,6 +75,7 @@ class PlainLines(View):
     def trial_ended(self, trial: TrialRecord) -> None:
         """How it ended."""
         numbers = [
+            *(_objective(name, value) for name, value in trial.objectives.items() if name != THROUGHPUT),
             f"{rate_text(trial.value, trial.unit)} {interval_text(trial.ci)}".strip(),
             f"D {number_text(trial.device_rate)}",
             f"L {number_text(trial.loader_rate)}",
@@ -92,6 +98,15 @@ class PlainLines(View):
         """The verdict."""
         for line in verdict.lines(summary, self._path):
             _say(line)
+
+
+def has_aims(study: StudyRecord) -> bool:
+    """Returns whether a study is after something else than throughput alone."""
+    return study.objective != THROUGHPUT or bool(study.terms)
+
+
+def _objective(name: str, value: float) -> str:
+    return f"{HEADS[name]} {objective_text(name, value)}" if name == TIME else objective_text(name, value)
 
 
 def budget_text(study: StudyRecord) -> str:

@@ -70,7 +70,6 @@ def print_study(folder: StudyFolder, *, as_json: bool) -> int:
         print_json(summary)
         return 0
     out = console()
-    unit = str(summary.get("unit") or "samples")
     out.print(
         Text.assemble((str(summary["study"]), "name"), f"  {summary.get('title', '')}"), overflow="ellipsis", no_wrap=True
     )
@@ -78,7 +77,7 @@ def print_study(folder: StudyFolder, *, as_json: bool) -> int:
     out.print()
     out.print(trials.rows(summary.get("trials") or [], width=out.width, summary=summary))
     out.print()
-    out.print(trials.legend(unit=unit))
+    out.print(trials.legend(summary))
     out.print()
     out.print(verdict.panel(summary, folder.path))
     return 0

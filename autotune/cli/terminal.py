@@ -30,6 +30,7 @@ OUTCOME_STYLES = {
     Outcome.ok: "good",
     Outcome.raced: "quiet",
     Outcome.unsteady: "warn",
+    Outcome.infeasible: "warn",
     Outcome.disturbed: "warn",
     Outcome.interrupted: "warn",
     Outcome.invalid: "quiet",

@@ -10,20 +10,39 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.terminal import outcome_style
-from autotune.records import Kind
-from autotune.wording import bytes_text, changes_phrase, compact_text, number_text, ratio_text
+from autotune.records import THROUGHPUT, TIME, Kind, Summary, objective_names
+from autotune.wording import (
+    HEADS,
+    bytes_text,
+    changes_phrase,
+    clock_text,
+    compact_text,
+    number_text,
+    objective_text,
+    ratio_text,
+    score_of,
+)
 
 WIDE = 96  # from this many columns on there is room for the ratio
 QUIET_OUTCOMES = ("ok", "raced")  # a number says enough
 INDENT = 7  # where the outcome's column begins
 
 
-def table(width: int, *, header: bool = True, unit: str = "samples") -> Table:
-    """Returns an empty table of trials for a terminal of `width` columns; what a trial changes gets the room that is left."""
+def table(width: int, *, about: Summary, header: bool = True) -> Table:
+    """Returns an empty table of trials for a terminal of `width` columns; what a trial changes gets the room that is left.
+
+    Args:
+        width: columns of the terminal.
+        about: the summary, or as much of it as is known: objective and unit.
+        header: whether to show the columns' heads.
+    """
+    unit = str(about.get("unit") or "samples")
     made = Table(box=None, show_header=header, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False, width=width)
     made.add_column("trial", width=5, no_wrap=True)
     made.add_column("outcome", width=11, no_wrap=True)
     made.add_column(f"{unit}/s", width=9, justify="right", no_wrap=True)
+    for name in _others(about):
+        made.add_column(HEADS[name], width=9, justify="right", no_wrap=True)
     if width >= WIDE:
         made.add_column("ratio", width=6, justify="right", no_wrap=True)
     made.add_column("D", width=6, justify="right", no_wrap=True, style="quiet")
@@ -33,22 +52,27 @@ def table(width: int, *, header: bool = True, unit: str = "samples") -> Table:
     return made
 
 
-def add(into: Table, trial: dict[str, Any], *, width: int, baseline: float | None, best: int | None = None) -> None:
+def add(
+    into: Table, trial: dict[str, Any], *, width: int, about: Summary, baseline: float | None, best: int | None = None
+) -> None:
     """Adds a trial, given as the record's or the summary's plain values.
 
     Args:
         into: made by `table` for the same width.
         trial: one of `Summary["trials"]`.
         width: columns of the terminal.
-        baseline: the baseline's rate, for the ratio.
+        about: as for `table`.
+        baseline: the baseline's score, for the ratio.
         best: number of the trial to set off.
     """
-    value, is_best = trial.get("value"), trial["number"] == best
-    ratio = value / baseline if value and baseline else None
+    value, score, is_best = trial.get("value"), score_of(about, trial), trial["number"] == best
+    ratio = score / baseline if score and baseline else None
+    values = trial.get("objectives") or {}
     cells: list[Text | str] = [
         Text(f"{trial['number']:04d}", style="name" if is_best else "quiet"),
         Text(str(trial["outcome"]), style=outcome_style(str(trial["outcome"]))),
         Text(number_text(value), style="name" if is_best else "number"),
+        *(_cell_text(name, values.get(name)) for name in _others(about)),
         *([Text(ratio_text(ratio), style="name" if is_best else "number")] if width >= WIDE else []),
         compact_text(trial.get("device_rate")),
         compact_text(trial.get("loader_rate")),
@@ -58,27 +82,44 @@ def add(into: Table, trial: dict[str, Any], *, width: int, baseline: float | Non
     into.add_row(*cells)
 
 
-def legend(*, unit: str) -> Text:
+def legend(about: Summary) -> Text:
     """Returns the line that explains the columns' letters."""
-    return Text(f"D: the device with a free loader, L: what the loader sustains ({unit}/s)", style="quiet")
+    unit, samples = str(about.get("unit") or "samples"), (about.get("terms") or {}).get("samples")
+    words = f"D: the device with a free loader, L: what the loader sustains ({unit}/s)"
+    if TIME in _others(about) and samples:
+        words += f", {HEADS[TIME]}: from launch to the end of {samples:,.0f} samples (h:min:s)"
+    return Text(words, style="quiet")
 
 
 def rows(trials: Sequence[dict[str, Any]], *, width: int, summary: dict[str, Any]) -> Group:
     """Returns the whole table of a study, header and one `row` a trial."""
-    best, baseline = (summary.get("best") or {}).get("trial"), (summary.get("baseline") or {}).get("value")
-    header = table(width, unit=str(summary.get("unit") or "samples"))
-    return Group(header, *(row(trial, width=width, baseline=baseline, best=best) for trial in trials))
+    best, baseline = (summary.get("best") or {}).get("trial"), score_of(summary, summary.get("baseline") or {})
+    shown = (row(trial, width=width, about=summary, baseline=baseline, best=best) for trial in trials)
+    return Group(table(width, about=summary), *shown)
 
 
-def row(trial: dict[str, Any], *, width: int, baseline: float | None, best: int | None = None) -> RenderableType:
+def row(
+    trial: dict[str, Any], *, width: int, about: Summary, baseline: float | None, best: int | None = None
+) -> RenderableType:
     """Returns one trial as a row that lines up with `table`; what went wrong stands below it, indented."""
-    made = table(width, header=False)
-    add(made, trial, width=width, baseline=baseline, best=best)
+    made = table(width, about=about, header=False)
+    add(made, trial, width=width, about=about, baseline=baseline, best=best)
     reason = str(trial.get("reason") or "")
     if not reason or str(trial["outcome"]) in QUIET_OUTCOMES:
         return made
     below = Text(f"{' ' * INDENT}{reason}", style="quiet", no_wrap=True, overflow="ellipsis")
     return Group(made, below)
+
+
+def _others(about: Summary) -> list[str]:
+    """Returns the objectives beside the rate, which has a column anyway."""
+    return [name for name in objective_names(about.get("objective") or THROUGHPUT) if name != THROUGHPUT]
+
+
+def _cell_text(name: str, value: float | None) -> str:
+    if name == TIME and value is not None:
+        return clock_text(value)
+    return objective_text(name, value).removesuffix(HEADS[name]).strip()  # the unit is the column's head
 
 
 def _what(trial: dict[str, Any], *, is_best: bool) -> Text:

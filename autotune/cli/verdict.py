@@ -12,24 +12,27 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
-from autotune.records import Summary, Tier
+from autotune.records import THROUGHPUT, Summary, Tier, objective_names
 from autotune.run_dir import StudyFolder, call
 from autotune.wording import (
+    break_even_text,
     bytes_text,
     changes_phrase,
     counts_text,
-    interval_text,
+    objective_text,
     own_command_text,
-    rate_text,
     ratio_interval_text,
     ratio_text,
+    score_of,
     seconds_text,
+    side_texts,
     value_text,
+    verdict_text,
 )
 
 MAX_FILES = 5  # named of those the trials left
 ADVICE = {
-    "same": "The program already runs about as fast as it can with these knobs.",
+    "same": "The program already runs about as well as it can with these knobs.",
     "ambiguous": "The measurements do not tell them apart: give more time, study.budget.minutes=30.",
 }
 
@@ -42,7 +45,7 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
         path: the study's folder.
         is_said: whether why the study failed is said elsewhere, as the error that ends `autotune run`.
     """
-    parts = [_sides(summary), _changes(summary), _tiers(summary), _diagnosis(summary), _rest(summary, path)]
+    parts = [_sides(summary), _changes(summary), _tiers(summary), _front(summary), _diagnosis(summary), _rest(summary, path)]
     blocks: list[RenderableType] = [_headline(summary, is_said=is_said)]
     blocks += [Padding(part, (1, 0, 0, 0)) for part in parts if part is not None]
     style = BORDER_STYLES.get(str((summary.get("speedup") or {}).get("verdict")), "quiet")
@@ -66,7 +69,7 @@ def headline(summary: Summary, *, is_said: bool = False) -> str:
         words = "same" if speedup.get("verdict") == "same" else "no verdict"
         words = f"{words}: {speedup.get('reason') or reason}"
     else:
-        words = f"{speedup.get('verdict')}: {ratio_text(speedup['ratio'])} {ratio_interval_text(speedup.get('ci'))}".strip()
+        words = verdict_text(summary)
     return words if status == "complete" else f"{words} ({status})"
 
 
@@ -93,9 +96,17 @@ def _headline(summary: Summary, *, is_said: bool) -> Text:
     verdict = str(speedup.get("verdict") or "")
     text = Text(headline(summary, is_said=is_said), style=VERDICT_STYLES.get(verdict, "name"))
     reason = str(speedup.get("reason") or "") or ADVICE.get(verdict, "")
-    if reason:
-        text.append(f"\n{reason}", style="not bold not dim default")
+    for line in (reason, *objective_lines(summary)):
+        if line:
+            text.append(f"\n{line}", style="not bold not dim default")
     return text
+
+
+def objective_lines(summary: Summary) -> list[str]:
+    """Returns what is to be known beside the ratio: a baseline that breaks a constraint, when a dearer start pays."""
+    baseline = summary.get("baseline") or {}
+    barred = f"The program as it is run today may not win: {baseline.get('reason')}" if baseline.get("is_barred") else ""
+    return [line for line in (barred, break_even_text(summary)) if line]
 
 
 def _grid(*, indent: int = 0) -> Table:
@@ -105,15 +116,12 @@ def _grid(*, indent: int = 0) -> Table:
 
 
 def _sides(summary: Summary) -> Table | None:
-    unit, made = str(summary.get("unit") or "samples"), _grid()
+    made = _grid()
     for name in ("baseline", "best"):
         side = summary.get(name)
         if side and side.get("value") is not None:
-            cells = (
-                rate_text(side["value"], unit),
-                interval_text(side.get("ci")) or _no_interval_text(side),
-                f"trial {side.get('trial')}",
-            )
+            value, interval = side_texts(summary, side)
+            cells = (value, interval or _no_interval_text(side), f"trial {side.get('trial')}")
             made.add_row(name, Text(cells[0], style="name"), Text(cells[1]), Text(cells[2], style="quiet"))
     return made if made.row_count else None
 
@@ -141,9 +149,9 @@ def _changes(summary: Summary) -> RenderableType | None:
 
 
 def _tiers(summary: Summary) -> RenderableType | None:
-    tiers, unit = summary.get("best_by_tier") or {}, str(summary.get("unit") or "samples")
+    tiers = summary.get("best_by_tier") or {}
     speedup, best = summary.get("speedup") or {}, summary.get("best") or {}
-    base, made = (summary.get("baseline") or {}).get("value"), Table.grid(padding=(0, 2, 0, 0))
+    base, made = score_of(summary, summary.get("baseline") or {}), Table.grid(padding=(0, 2, 0, 0))
     seen: set[Any] = set()
     for tier in Tier:
         side = tiers.get(tier.value)
@@ -154,11 +162,24 @@ def _tiers(summary: Summary) -> RenderableType | None:
             ratio = (
                 speedup.get("ratio") if side.get("trial") == best.get("trial") else None
             )  # the finals' ratio is the better one
-            ratio = ratio or (side["value"] / base if base else None)
+            own = score_of(summary, side)
+            ratio = ratio or (own / base if own and base else None)
             once = "  (measured once: overstates)" if side.get("measured_in") == "search" and side.get("overrides") else ""
             what = Text(changes_phrase(side.get("overrides") or {}) + once, style="quiet")
-            made.add_row(f"  {tier.value}", rate_text(side["value"], unit), ratio_text(ratio), what)
+            made.add_row(f"  {tier.value}", side_texts(summary, side)[0], ratio_text(ratio), what)
     return Group(Text("best by tier"), made) if made.row_count else None
+
+
+def _front(summary: Summary) -> RenderableType | None:
+    """Returns the Pareto front of a study with several objectives: a row a configuration, a column an objective."""
+    if not (points := summary.get("front")):
+        return None
+    names, unit, made = objective_names(summary["objective"]), str(summary.get("unit") or "samples"), _grid()
+    for point in points:
+        values = [objective_text(name, point["objectives"].get(name), unit) for name in names]
+        what = changes_phrase(point.get("overrides") or {})
+        made.add_row(f"  trial {point['trial']}", *values, Text(point["measured_in"], style="quiet"), Text(what, style="quiet"))
+    return Group(Text("Pareto front  (nothing tried is better at everything)"), made)
 
 
 def _diagnosis(summary: Summary) -> Group | None:
@@ -182,6 +203,18 @@ def _rest(summary: Summary, path: Path) -> Table:
     return made
 
 
+def front_lines(summary: Summary) -> list[str]:
+    """Returns the Pareto front as plain lines; none with one objective."""
+    names, unit = objective_names(summary.get("objective") or THROUGHPUT), str(summary.get("unit") or "samples")
+    said = []
+    for point in summary.get("front") or []:
+        values = ", ".join(objective_text(name, point["objectives"].get(name), unit) for name in names)
+        said.append(
+            f"trial {point['trial']}: {values}  {changes_phrase(point.get('overrides') or {})} ({point['measured_in']})"
+        )
+    return said
+
+
 def file_lines(summary: Summary) -> list[tuple[str, str]]:
     """Returns what the trials did to files of the user's, as (label, text)."""
     files = summary.get("files") or {}
@@ -199,18 +232,19 @@ def file_lines(summary: Summary) -> list[tuple[str, str]]:
 
 def lines(summary: Summary, path: Path) -> list[str]:
     """Returns the verdict as plain lines, for output that is not a terminal; why a study failed is the error that follows."""
-    unit = str(summary.get("unit") or "samples")
     said = [f"verdict  {headline(summary, is_said=True)}"]
     if reason := (summary.get("speedup") or {}).get("reason"):
         said.append(f"reason  {reason}")
+    said += [f"note  {line}" for line in objective_lines(summary)]
     said += [f"finding  {found['finding']}: {found['advice']}" for found in summary.get("diagnosis") or []]
     for name in ("baseline", "best"):
         side: dict[str, Any] = summary.get(name) or {}
         if side.get("value") is not None:
-            said.append(f"{name}  {rate_text(side['value'], unit)} {interval_text(side.get('ci'))} trial {side.get('trial')}")
+            said.append(" ".join([f"{name} ", *filter(None, side_texts(summary, side)), f"trial {side.get('trial')}"]))
     before = (summary.get("baseline") or {}).get("knobs") or {}
     for key, value in sorted(((summary.get("best") or {}).get("overrides") or {}).items()):
         said.append(f"changed  {key}: {value_text(before.get(key))} -> {value_text(value)}")
+    said += [f"front  {line}" for line in front_lines(summary)]
     said.append(f"outcomes  {counts_text(summary.get('counts') or {})}")
     said.append(f"files  {path}")
     said += [f"{name}  {text}" for name, text in file_lines(summary)]

@@ -9,15 +9,16 @@ import os
 import re
 import shutil
 import urllib.parse
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.config.keys import no_such
+from autotune.config.objective import problems_of_objective
 from autotune.config.recipe import problems_of_recipe
 from autotune.config.schema import (
     DATA,
     DEVICES,
     LAUNCHERS,
-    OBJECTIVES,
     OPTIMIZERS,
     SAMPLERS,
     SOURCES,
@@ -35,6 +36,11 @@ MINUTES_A_YEAR, SECONDS_A_MONTH, MANY = 525_600, 2_592_000, 10**9
 # Key -> smallest and largest value; None as the smallest: anything above 0.
 RANGES: dict[str, tuple[float | None, float]] = {
     "study.seed": (0, 2**32 - 1),  # what NumPy takes
+    "study.samples": (1, 10**15),
+    "constraints.memory_free_frac": (None, 0.99),
+    "constraints.max_power_w": (None, 100_000),
+    "constraints.max_step_p95_s": (None, SECONDS_A_MONTH),
+    "machine.price_per_hour": (None, MANY),
     "study.budget.minutes": (None, MINUTES_A_YEAR),
     "study.budget.trials": (1, MANY),
     "model.num_classes": (1, MANY),
@@ -57,15 +63,16 @@ PLUGINS = "mlflow.tracking_store"  # MLflow's own group of entry points
 PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def problems_of(config: StudyConfig, num_gpus: int = 0) -> list[str]:
+def problems_of(config: StudyConfig, gpus: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
     """Returns every problem of a composed configuration.
 
     Args:
         config: the configuration.
-        num_gpus: GPUs that this host is known to have; 0 when none are known.
+        gpus: those of this host, as `machine.host_facts()` names them; None when it was not asked.
     """
     problems = [*_names(config), *_study(config), *_numbers(config), *_recipe(config), *_measure(config.measure)]
-    return [*problems, *_limit(config), *_device(config.device, num_gpus), *tracking_problems(config.tracker.uri)]
+    problems += [*problems_of_objective(config, gpus), *_limit(config), *_device(config.device, len(gpus or ()))]
+    return [*problems, *tracking_problems(config.tracker.uri)]
 
 
 def memory_limit_bytes(limit: str | float | int | None, capacity_bytes: int | None) -> int | None:
@@ -118,7 +125,6 @@ def _device(device: DeviceOptions, num_gpus: int) -> list[str]:
 def _names(config: StudyConfig) -> list[str]:
     tables = [
         ("search.sampler", config.search.sampler, SAMPLERS, "sampler"),
-        ("objective", config.objective, OBJECTIVES, "objective"),
         ("launcher", config.launcher, LAUNCHERS, "launcher"),
         ("device.kind", config.device.kind, DEVICES, "device"),
         ("model.source", config.model.source, SOURCES, "source of models"),

@@ -103,7 +103,7 @@ def compose(
     config = found.collect(lambda: typed(raw))
     if config is None:
         raise found.error()
-    found.add(problems_of(config, len(facts.get("gpus") or [])))
+    found.add(problems_of(config, facts.get("gpus") or []))
     pinned = found.collect(lambda: _pins(config, given, here))
     space = found.collect(lambda: _space(config, given, pinned or {}, here))
     template = found.collect(lambda: _command(config, command, overrides, here))

@@ -149,9 +149,8 @@ def _domain(override: Override, circumstances: Circumstances) -> Domain:
     if is_knob(key):
         return domain_of(knob(key), override, circumstances)
     if key in CONFIG_GROUPS or key in LEAVES:
-        raise BadInput(
-            f"{key}: only knobs can be tuned, got {shown(override.input_line)}. Give one value. See `autotune knobs`."
-        )
+        give = "Several are a list: objective=[A,B]." if key == "objective" else "Give one value."
+        raise BadInput(f"{key}: only knobs can be tuned, got {shown(override.input_line)}. {give} See `autotune knobs`.")
     raise BadInput(unknown_key(key, (override.input_line or "").partition("=")[2]))
 
 

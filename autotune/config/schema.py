@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.harness.protocol import MeasureRules
 from autotune.knobs.catalogue import CATALOGUE
-from autotune.records import Tier
+from autotune.records import THROUGHPUT, Tier
 
 SAMPLERS = ("tpe", "random", "grid")
-OBJECTIVES = ("throughput",)
 LAUNCHERS = ("local",)
 DEVICES = ("auto", "cuda", "cpu")
 SOURCES = ("torchvision",)
@@ -68,11 +67,14 @@ class StudyOptions:
     Attributes:
         name: the study's name and folder; null derives it from the model or the command.
         seed: seed of the sampler, of the finals' order and of a recipe's program.
+        samples: length of the real training, in samples, for objective=time_for_samples; for cost_per_epoch alone the length
+            of an epoch, where the program's loader does not tell.
         budget: when the study ends.
     """
 
     name: str | None = None
     seed: int = 0
+    samples: float | None = None
     budget: Budget = field(default_factory=Budget)
 
 
@@ -134,6 +136,32 @@ class SearchOptions:
     """
 
     sampler: str = "tpe"
+
+
+@dataclass(kw_only=True, slots=True)
+class ConstraintOptions:
+    """What a configuration must keep to win; null for no constraint.
+
+    Attributes:
+        memory_free_frac: share of the device's memory (of the host's on a CPU, of device.memory_limit) to stay free.
+        max_power_w: mean power of a GPU while it trains, watts, at most.
+        max_step_p95_s: 95th percentile of the step times, seconds, at most.
+    """
+
+    memory_free_frac: float | None = None
+    max_power_w: float | None = None
+    max_step_p95_s: float | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class MachineOptions:
+    """What is to be known of the machine and cannot be seen.
+
+    Attributes:
+        price_per_hour: what an hour on it costs, in any currency, for objective=cost_per_epoch.
+    """
+
+    price_per_hour: float | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -223,7 +251,9 @@ class StudyConfig:
         search_space: name of a file in search_spaces/, or a path.
         tiers: highest tier that may be searched: exact, numerics or training.
         search: how configurations are proposed.
-        objective: what is maximised: throughput.
+        objective: throughput, time_for_samples, energy_per_sample or cost_per_epoch; or several, [A,B], the first decides.
+        constraints: what a configuration must keep to win.
+        machine: what cannot be seen of it.
         device: what trials run on.
         launch: how processes are started.
         launcher: where trials run: local.
@@ -249,7 +279,9 @@ class StudyConfig:
     search_space: str = "default"
     tiers: Tier = Tier.training
     search: SearchOptions = field(default_factory=SearchOptions)
-    objective: str = "throughput"
+    objective: Any = THROUGHPUT  # text or a list of texts, which OmegaConf has no type for
+    constraints: ConstraintOptions = field(default_factory=ConstraintOptions)
+    machine: MachineOptions = field(default_factory=MachineOptions)
     device: DeviceOptions = field(default_factory=DeviceOptions)
     launch: LaunchOptions = field(default_factory=LaunchOptions)
     launcher: str = "local"

@@ -8,8 +8,8 @@ from typing import Any
 
 from autotune.errors import BadInput
 from autotune.masking import is_masked
-from autotune.records import Knobs, Summary, Tier
-from autotune.wording import number_text, one_line
+from autotune.records import THROUGHPUT, Knobs, Summary, Tier
+from autotune.wording import BETTER, gain_words, number_text, objective_of, one_line, score_of, side_texts
 
 DIGITS = 5  # of a measured value; its interval is seldom narrower than the third
 MAX_LINE = 160
@@ -61,7 +61,7 @@ def describe_machine(machine: dict[str, Any]) -> str:
 def _search_ratio(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
     """Returns the speedup of a configuration that was not the finals' choice: search value over search value."""
     trials = {trial["number"]: trial for trial in summary["trials"]}
-    value, baseline = ((trials.get(number) or {}).get("value") for number in (entry["trial"], summary["baseline"]["trial"]))
+    value, baseline = (score_of(summary, trials.get(number) or {}) for number in (entry["trial"], summary["baseline"]["trial"]))
     ratio = value / baseline if value and baseline else None
     verdict = "same" if not entry["overrides"] else "ambiguous"
     return {
@@ -77,20 +77,25 @@ def _headline(summary: Summary, entry: dict[str, Any], speedup: dict[str, Any] |
     if not entry["overrides"]:
         lines.append("Nothing measured was better than the program as it was run: there is nothing to change.")
     if speedup and speedup.get("ratio"):
-        lines.append(_speed_line(speedup))
-    lines.append(f"{_rate(summary['baseline'], summary['unit'])} -> {_rate(entry, summary['unit'])}")
+        lines.append(_gain_line(summary, speedup))
+    lines.append(" -> ".join(_measured(summary, side) for side in (summary["baseline"], entry)))
     lines.append(f"Measured on {describe_machine(summary['machine'])}, {_day(summary['started_at'])}.")
     return [one_line(line, MAX_LINE) for line in lines]  # they become comments, which a line's end would end
 
 
-def _speed_line(speedup: dict[str, Any]) -> str:
+def _gain_line(summary: Summary, speedup: dict[str, Any]) -> str:
+    """Returns ratio, interval and verdict in the objective's words: "1.310 x less energy per sample, 95 % interval ..."."""
     interval = f", 95 % interval {speedup['ci'][0]:.3f} to {speedup['ci'][1]:.3f}" if speedup.get("ci") else ", no interval"
     reason = f" ({speedup['reason']})" if speedup.get("reason") else ""
-    return f"{speedup['ratio']:.3f} x the baseline{interval}: {speedup['verdict']}{reason}"
+    words = BETTER[objective_of(summary)] if speedup["verdict"] == "faster" else speedup["verdict"]
+    of = gain_words(summary, "") or "the baseline"
+    return f"{speedup['ratio']:.3f} x {of}{interval}: {words}{reason}"
 
 
-def _rate(entry: dict[str, Any], unit: str) -> str:
-    return f"{number_text(entry['value'], digits=4)} {unit}/s" if entry.get("value") else "unknown"
+def _measured(summary: Summary, side: dict[str, Any]) -> str:
+    if objective_of(summary) != THROUGHPUT:
+        return side_texts(summary, side)[0]
+    return f"{number_text(side['value'], digits=4)} {summary['unit']}/s" if side.get("value") else "unknown"
 
 
 def _day(started_at: float) -> str:
@@ -106,6 +111,7 @@ def _provenance(summary: Summary, entry: dict[str, Any], speedup: dict[str, Any]
         "machine": describe_machine(summary["machine"]),
         "fingerprint": summary["fingerprint"],
         "objective": summary["objective"],
+        "terms": summary.get("terms") or {},
         "unit": summary["unit"],
         "tier": str(tier or "training"),
         "trial": entry["trial"],

@@ -147,6 +147,7 @@ def _add_detected(found: protocol.RankResult, session: Any) -> None:
         kind = type(training.dataset)
         name = f"{kind.__module__}.{kind.__qualname__}"
         loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, **training.settings}
+        loader["num_samples"] = _length(training.dataset)
     first = watch.roots[0].observed if watch.roots else {}
     found.detected = {
         "num_steps": session.num_steps,
@@ -165,6 +166,14 @@ def _add_detected(found: protocol.RankResult, session: Any) -> None:
         "unit": session.loaders.unit,
         "unit_source": session.loaders.unit_source,
     }
+
+
+def _length(dataset: Any) -> Optional[int]:
+    """Returns the samples of an epoch; None where the data set does not know, or fails when it is asked."""
+    try:
+        return len(dataset)
+    except Exception:
+        return None
 
 
 def _compiled(session: Any) -> Dict[str, Any]:

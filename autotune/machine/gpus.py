@@ -10,9 +10,9 @@ DRIVER_FILES = ("nvidiactl", "nvhost-gpu", "nvmap", "kfd", "dxg")
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Returns {"name", "uuid", "memory_bytes", "driver"} of every GPU; [] without NVML, a driver or permission.
+    """Returns {"name", "uuid", "memory_bytes", "driver", "has_energy_counter", "has_power_reading"} of every GPU.
 
-    What a device does not report is None.
+    What a device does not report is None; [] without NVML, a driver or permission.
     """
     try:
         import pynvml
@@ -45,7 +45,22 @@ def _gpu(handle: Any, driver: str | None) -> dict[str, Any]:
     except pynvml.NVMLError:
         memory_bytes = None
     name, uuid = _text(pynvml.nvmlDeviceGetName, handle), _text(pynvml.nvmlDeviceGetUUID, handle)
-    return {"name": name, "uuid": uuid, "memory_bytes": memory_bytes, "driver": driver}
+    has_energy, has_power = (
+        _answers(name, handle) for name in ("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPowerUsage")
+    )
+    facts = {"name": name, "uuid": uuid, "memory_bytes": memory_bytes, "driver": driver}
+    return {**facts, "has_energy_counter": has_energy, "has_power_reading": has_power}
+
+
+def _answers(name: str, handle: Any) -> bool:
+    """Returns whether a device answers one of NVML's questions; an older library does not know them all."""
+    import pynvml
+
+    try:
+        getattr(pynvml, name)(handle)
+    except (pynvml.NVMLError, AttributeError):
+        return False
+    return True
 
 
 def _text(ask: Any, *args: Any) -> str | None:

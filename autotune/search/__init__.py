@@ -1,6 +1,6 @@
 """Searching with Optuna: which sampler proposes, how outcomes are told to it, where its journal lies."""
 
 from autotune.search.samplers import SAMPLERS, make_sampler
-from autotune.search.study import add_known, begin_study, tell
+from autotune.search.study import add_known, begin_study, scores_of, tell
 
-__all__ = ["SAMPLERS", "add_known", "begin_study", "make_sampler", "tell"]
+__all__ = ["SAMPLERS", "add_known", "begin_study", "make_sampler", "scores_of", "tell"]

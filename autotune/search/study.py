@@ -4,11 +4,12 @@ The trials' records are the truth and the journal is made from them: a search th
 finished trial, so that none is missing, none is there twice and none seems to run for ever, wherever the last one was killed.
 
 Facts of Optuna 5 that decide this: samplers ignore FAIL, so a configuration that failed is proposed again and again; told as
-COMPLETE with the worst value seen and a violated constraint it is avoided.
+COMPLETE with the worst score seen and a violated constraint it is avoided.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,31 +33,38 @@ class Told:
 
     Attributes:
         state: COMPLETE, or FAIL for what may be proposed again.
-        value: rate per second; None for FAIL.
+        values: a score for each objective; None for FAIL.
         constraints: name -> violation, above 0 = violated.
     """
 
     state: TrialState
-    value: float | None = None
+    values: list[float] | None = None
     constraints: dict[str, float] = field(default_factory=dict)
 
 
-def told(record: TrialRecord, *, worst: float, memory_capacity_bytes: int | None = None) -> Told:
+def told(record: TrialRecord, *, worst: Sequence[float], memory_capacity_bytes: int | None = None) -> Told:
     """Returns what Optuna is told of a finished trial.
 
     Args:
         record: the trial.
-        worst: lowest value any trial of the study has had, per second.
+        worst: lowest score any trial of the study has had, for each objective.
         memory_capacity_bytes: memory of the device (or the process's limit); None unknown.
     """
-    if record.outcome.has_value and record.score is not None:
-        return Told(state=TrialState.COMPLETE, value=record.score)
+    values = scores_of(record)
+    if record.outcome.has_value and None not in values:
+        broken = {key: violation for key, violation in record.violations.items() if violation > 0}
+        return Told(state=TrialState.COMPLETE, values=[value for value in values if value is not None], constraints=broken)
     if record.outcome.is_no_answer:
         return Told(state=TrialState.FAIL)
     if record.outcome.is_memory:
         violation = _memory_violation(record.peak_memory_bytes, memory_capacity_bytes)
-        return Told(state=TrialState.COMPLETE, value=worst, constraints={"memory": violation})
-    return Told(state=TrialState.COMPLETE, value=worst, constraints={"works": 1.0})  # as FAIL it would be proposed again
+        return Told(state=TrialState.COMPLETE, values=list(worst), constraints={"memory": violation})
+    return Told(state=TrialState.COMPLETE, values=list(worst), constraints={"works": 1.0})  # as FAIL it would be proposed again
+
+
+def scores_of(record: TrialRecord) -> list[float | None]:
+    """Returns a trial's score for each objective, the deciding one first."""
+    return list(record.scores.values()) or [record.value]
 
 
 def _memory_violation(peak_bytes: int | None, capacity_bytes: int | None) -> float:
@@ -65,20 +73,21 @@ def _memory_violation(peak_bytes: int | None, capacity_bytes: int | None) -> flo
     return max(MIN_MEMORY_VIOLATION, peak_bytes / capacity_bytes - 1)
 
 
-def begin_study(journal: Path, name: str, sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+def begin_study(journal: Path, name: str, sampler: optuna.samplers.BaseSampler, *, num_objectives: int = 1) -> optuna.Study:
     """Returns a new Optuna study kept in a journal file; one that is there already gives way.
 
     Args:
         journal: its file.
         name: its name in there.
         sampler: proposes.
+        num_objectives: how many scores a trial has.
     """
     for file in (journal, *journal.parent.glob(f"{journal.name}.lock*")):  # a killed writer leaves its lock behind
         file.unlink(missing_ok=True)
     journal.touch(mode=0o600)
     storage = JournalStorage(JournalFileBackend(str(journal)))
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would print lines into the live table
-    return optuna.create_study(storage=storage, study_name=name, sampler=sampler, direction="maximize")
+    return optuna.create_study(storage=storage, study_name=name, sampler=sampler, directions=["maximize"] * num_objectives)
 
 
 def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **limits: Any) -> None:
@@ -94,7 +103,7 @@ def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **
     trial.set_user_attr(NUMBER_ATTRIBUTE, record.number)
     for name, violation in answer.constraints.items():
         trial.set_constraint(name, violation)
-    study.tell(trial, answer.value, state=answer.state)
+    study.tell(trial, answer.values, state=answer.state)
 
 
 def add_known(study: optuna.Study, record: TrialRecord, distributions: Distributions, **limits: Any) -> None:
@@ -111,7 +120,7 @@ def add_known(study: optuna.Study, record: TrialRecord, distributions: Distribut
     study.add_trial(
         optuna.trial.create_trial(
             state=answer.state,
-            value=answer.value,
+            values=answer.values,
             params=params,
             distributions={key: distributions[key] for key in params},
             user_attrs={NUMBER_ATTRIBUTE: record.number},

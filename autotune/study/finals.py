@@ -85,7 +85,9 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
     distinct = {configuration_key(record.changed): record for record in able if record.changed}
     worthy = [record for record in distinct.values() if not _is_superfluous(record, able)]
     ranked = sorted(worthy, key=lambda record: -(record.score or 0.0))
-    floor = max(CONTENDER_FRAC * (ranked[0].score or 0.0), MIN_GAIN_FRAC * (baseline.score or 0.0)) if ranked else 0.0
+    # A baseline that breaks a constraint is no measure of what may win.
+    least = 0.0 if baseline.outcome is Outcome.infeasible else MIN_GAIN_FRAC * (baseline.score or 0.0)
+    floor = max(CONTENDER_FRAC * (ranked[0].score or 0.0), least) if ranked else 0.0
     return [record for record in ranked if (record.score or 0.0) >= floor][:MAX_FINALISTS]
 
 
@@ -304,8 +306,9 @@ class Finals:
         return record
 
     def _note_loss(self, record: TrialRecord) -> None:
-        if record.score is None and record.outcome is not Outcome.interrupted:
-            number = record.repeats or 0
+        number = record.repeats or 0
+        is_barred = bool(number) and record.outcome is Outcome.infeasible
+        if is_barred or (record.score is None and record.outcome is not Outcome.interrupted):
             self._lost[number] = self._lost.get(number, 0) + 1
 
     def _pair_s(self, entrant: TrialRecord) -> float:
@@ -326,7 +329,7 @@ class Finals:
 def _slower(chosen: TrialRecord, ratio: stats.Ratio) -> str:
     assert ratio.ci is not None
     interval = f"{ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}"
-    return f"the finalist, trial {chosen.number}, was slower when measured again: {ratio.ratio:.3f} x ({interval})"
+    return f"the finalist, trial {chosen.number}, was worse when measured again: {ratio.ratio:.3f} x ({interval})"
 
 
 def _without_finalist(records: list[TrialRecord]) -> Decision:

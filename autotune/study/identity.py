@@ -20,6 +20,7 @@ from autotune.machine import comparable
 from autotune.records import StudyRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
+from autotune.study.objective import Goal
 from autotune.study.plan import Plan
 
 PROGRAM_FACTS = ("torch", "device_name")  # of `comparable`, told by the program; the others by the host
@@ -62,6 +63,7 @@ def about(
         is_recipe=plan.command.is_recipe,
         cwd=plan.command.cwd,
         objective=plan.config.objective,
+        terms=_terms(plan, first),
         fingerprint=hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16],
         identity=parts,
         asked=asked,
@@ -87,6 +89,9 @@ def identity(plan: Plan, space: ResolvedSpace | None, first: RankResult | None) 
         "program.executable": executable(plan.command),
         SCRIPT: script(plan.command),
         "objective": plan.config.objective,
+        "study.samples": plan.config.study.samples,
+        "machine.price_per_hour": plan.config.machine.price_per_hour,
+        **{key: limit for key, limit in Goal.of(plan.config).limits.items()},
         "device.kind": device.kind,
         "device.index": device.index,
         "device.memory_limit": device.memory_limit,
@@ -94,6 +99,13 @@ def identity(plan: Plan, space: ResolvedSpace | None, first: RankResult | None) 
         **{f"{SPACE}{key}": domain.as_json() for key, domain in (space.domains if space else {}).items()},
     }
     return dict(json.loads(json.dumps(parts, default=str)))
+
+
+def _terms(plan: Plan, first: RankResult | None) -> dict[str, Any]:
+    goal = Goal.of(plan.config)
+    if first:
+        goal.learn([first], capacity_bytes=None)
+    return goal.terms
 
 
 def executable(command: CommandTemplate) -> str | None:

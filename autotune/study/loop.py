@@ -19,13 +19,14 @@ from autotune.space import ResolvedSpace, resolve
 from autotune.study.budget import Budget, Costs
 from autotune.study.earlier import Earlier, read_earlier
 from autotune.study.finals import Decision, Finals
+from autotune.study.front import confirm_front
 from autotune.study.identity import about, differences
 from autotune.study.interrupts import Interrupts
 from autotune.study.plan import Listener, Plan, Tracking
 from autotune.study.proposals import Search
 from autotune.study.quarantine import quarantine
 from autotune.study.session import Ending, Session
-from autotune.study.settings import capacity_bytes, memory_cap_bytes
+from autotune.study.settings import memory_seen_bytes
 from autotune.study.summary import Standing, summarise
 from autotune.study.trial import TrialRunner
 from autotune.trackers.sync import incomplete
@@ -137,6 +138,8 @@ class _Study:
             ended_because = Search(self._session).run()
             self._finals = Finals(self._session)
             self._decision = self._finals.run()
+            if len(self._session.runner.goal.names) > 1:
+                confirm_front(self._session, set(self._decision.values))
         except (Ending, KeyboardInterrupt) as ending:
             return "interrupted", str(ending) or "stopped by the user", None
         except NothingWorked as failure:
@@ -189,7 +192,9 @@ class _Study:
         session.costs = Costs(frozenset(key for _, key, _ in session.space.costly()))
         for searched in session.searched:
             session.costs.learn(searched)
-        session.memory_capacity_bytes = _capacity_bytes(self._plan, first)
+        session.memory_capacity_bytes = memory_seen_bytes(self._plan, first)
+        session.runner.goal.learn([first], capacity_bytes=session.memory_capacity_bytes)
+        session.runner.goal.check_baseline(record)
         session.about = about(self._plan, self._folder, session.about, space=session.space, first=first)
         self._check_identity(session.about.identity)
         record.knobs = session.space.baseline  # what the program does by itself is known only now
@@ -289,12 +294,6 @@ def _about_at_first(plan: Plan, folder: StudyFolder, earlier: Earlier | None) ->
 def _resolved(plan: Plan, first: RankResult) -> ResolvedSpace:
     here = circumstances(plan.machine, first, is_recipe=plan.command.is_recipe)
     return resolve(plan.space, here, passed=plan.command.placeholders)
-
-
-def _capacity_bytes(plan: Plan, first: RankResult) -> int | None:
-    limit = memory_cap_bytes(plan.config.device, plan.machine)
-    known = first.memory.get("capacity_bytes") or first.facts.get("device_memory_bytes")
-    return limit or (int(known) if known else capacity_bytes(plan.machine))
 
 
 def _why_nothing(record: TrialRecord, folder: StudyFolder) -> str:

@@ -6,12 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import optuna
 
 from autotune.errors import NothingWorked
 from autotune.records import Knobs, KnobValue, Outcome, Tier, TrialRecord
-from autotune.search import add_known, begin_study, make_sampler, tell
+from autotune.search import add_known, begin_study, make_sampler, scores_of, tell
 from autotune.search.samplers import CompleteGrid
 from autotune.study.earlier import CUT_OFF_CAUSE
 from autotune.study.session import ConfigurationKey, Ending, Session, configuration_key
@@ -75,7 +76,9 @@ class Search:
         num_known = len(session.records) - 1  # a sampler that begins with the same seed again would propose the same again
         self._random = make_sampler("random", seed=config.study.seed + num_known + 1, distributions=free)
         sampler = make_sampler(self._sampler_name, seed=config.study.seed + num_known, distributions=free)
-        self._study = begin_study(session.folder.journal_file, session.folder.name, sampler)
+        self._names = session.runner.goal.names
+        journal, name = session.folder.journal_file, session.folder.name
+        self._study = begin_study(journal, name, sampler, num_objectives=len(self._names))
         self._known: dict[ConfigurationKey, TrialRecord] = {}
         self._chances: Counter[ConfigurationKey] = Counter()
         self._num_singles = 0
@@ -282,9 +285,10 @@ class Search:
     def _teach(self, record: TrialRecord) -> None:
         add_known(self._study, record, self._distributions, **self._limits())
 
-    def _limits(self) -> dict[str, float | int | None]:
-        values = [record.score for record in self._session.searched if record.score is not None]
-        return {"worst": min(values), "memory_capacity_bytes": self._session.memory_capacity_bytes}
+    def _limits(self) -> dict[str, Any]:
+        known = [[s for s in scores_of(record) if s is not None] for record in self._session.searched]
+        worst = [min(column) for column in zip(*(s for s in known if len(s) == len(self._names)), strict=True)]
+        return {"worst": worst, "memory_capacity_bytes": self._session.memory_capacity_bytes}
 
     def _is_known(self, knobs: Knobs) -> bool:
         return configuration_key(self._space.changed(knobs)) in self._known
@@ -301,8 +305,10 @@ class Search:
 
     @property
     def _incumbent(self) -> TrialRecord:
-        able = [record for record in self._session.searched if record.outcome.may_win]
-        return max(able, key=lambda record: record.score or 0.0, default=self._session.baseline)
+        """The best so far; with several objectives the best at one of them, each in its turn."""
+        turn = self._num_searched % len(self._names)
+        able = [record for record in self._session.searched if record.outcome.may_win and record.score is not None]
+        return max(able, key=lambda record: scores_of(record)[turn] or 0.0, default=self._session.baseline)
 
     @property
     def _num_searched(self) -> int:

@@ -14,6 +14,7 @@ from autotune.space import ResolvedSpace
 from autotune.study.budget import Budget, Costs
 from autotune.study.identity import SCRIPT, script
 from autotune.study.interrupts import Interrupts
+from autotune.study.objective import cold_compile_s
 from autotune.study.plan import Listener, Plan
 from autotune.study.quarantine import Quarantine
 from autotune.study.trial import Finished, Request, StoppedNow, TrialRunner
@@ -146,6 +147,7 @@ class Session:
         if was and was != script(self.plan.command):
             name = was.partition(" (")[0]
             raise Ending(f"{name} was edited or removed while the study ran; bring it back as it was before you go on")
+        request.cold_compile_s = cold_compile_s(self.records, request.knobs)
         try:
             finished = self.runner.run(request)
         except StoppedNow as stopped:

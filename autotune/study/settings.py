@@ -8,7 +8,9 @@ from typing import Any
 
 from autotune.config.checks import memory_limit_bytes
 from autotune.config.schema import DeviceOptions, MeasureOptions
+from autotune.harness.protocol import RankResult
 from autotune.launchers.base import Deadlines
+from autotune.study.plan import Plan
 
 UNBOUNDED_S = 86_400.0  # the phases' own limits end a trial that is stuck long before
 
@@ -46,6 +48,12 @@ def compile_cache(study: Path) -> dict[str, str]:
 def memory_cap_bytes(device: DeviceOptions, machine: dict[str, Any]) -> int | None:
     """Returns the cap of one process in bytes, a fraction being one of the memory there is; None for none."""
     return memory_limit_bytes(device.memory_limit, capacity_bytes(machine))
+
+
+def memory_seen_bytes(plan: Plan, first: RankResult) -> int | None:
+    """Returns the memory that a trial may fill: the limit, else what the baseline saw of its device, else the host's facts."""
+    known = first.memory.get("capacity_bytes") or first.facts.get("device_memory_bytes")
+    return memory_cap_bytes(plan.config.device, plan.machine) or (int(known) if known else capacity_bytes(plan.machine))
 
 
 def capacity_bytes(machine: dict[str, Any]) -> int:

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune import stats
-from autotune.records import SCHEMA, StudyRecord, Summary, Tier, TrialRecord
+from autotune.records import SCHEMA, Outcome, StudyRecord, Summary, Tier, TrialRecord, objective_names
 from autotune.study.budget import START_PHASES
 from autotune.study.diagnosis import diagnose
 from autotune.study.finals import Decision
+from autotune.study.front import front, measured_again
+from autotune.study.objective import means
+from autotune.study.paying import break_even
 
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci", "seconds", "phases_s",
     "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "regime", "round", "repeats",
+    "score", "objectives", "violations",
 )  # fmt: skip
 
 
@@ -52,12 +56,15 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "status": standing.status,
         "reason": standing.reason,
         "objective": about.objective,
+        "terms": about.terms,
         "unit": baseline.unit if baseline else "samples",
         "machine": about.machine,
-        "baseline": _entry(baseline, standing, knobs=True) if baseline else _no_baseline(records),
-        "best": _entry(best, standing, knobs=True, overrides=True) if best else None,
+        "baseline": _baseline(baseline, records, standing) if baseline else _no_baseline(records),
+        "best": _entry(best, records, standing, knobs=True, overrides=True) if best else None,
         "best_by_tier": _by_tier(records, baseline, best, standing),
         "speedup": _speedup(baseline, best, standing),
+        "break_even": _break_even(records, baseline, best, standing),
+        "front": _front(records, about, standing),
         "attribution": [],
         "diagnosis": diagnose(best, device=about.machine.get("device")) if best else [],
         "counts": dict(Counter(str(record.outcome) for record in records)),
@@ -80,8 +87,14 @@ def _best(records: list[TrialRecord], baseline: TrialRecord | None, standing: St
         return None
     decision = standing.decision
     if decision is not None and (decision.ratio is not None or decision.finalist is None):
-        return decision.finalist if decision.is_better else baseline
+        is_handed_over = decision.is_better or (_is_barred(baseline) and decision.finalist is not None)
+        return decision.finalist if is_handed_over else baseline
     return _leader(records, baseline, Tier.training)
+
+
+def _is_barred(baseline: TrialRecord) -> bool:
+    """Whether the program as it is run today breaks a constraint: then the best that breaks none wins, faster or not."""
+    return baseline.outcome is Outcome.infeasible
 
 
 def _leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> TrialRecord:
@@ -90,7 +103,7 @@ def _leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> Tr
         r for r in records if r.repeats is None and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed
     ]
     top = max(able, key=lambda record: record.score or 0.0, default=baseline)
-    return top if (top.score or 0.0) > (baseline.score or 0.0) * (1 + stats.MARGIN_FRAC) else baseline
+    return top if _is_barred(baseline) or (top.score or 0.0) > (baseline.score or 0.0) * (1 + stats.MARGIN_FRAC) else baseline
 
 
 def _by_tier(
@@ -103,22 +116,60 @@ def _by_tier(
         is_decided = best.changed and best.tier.rank <= tier.rank
         is_nothing_better = standing.decision is not None and not best.changed and tier is Tier.training
         leader = best if is_decided or is_nothing_better else _leader(records, baseline, tier)
-        found[str(tier)] = _entry(leader, standing, overrides=True)
+        found[str(tier)] = _entry(leader, records, standing, overrides=True)
     return found
 
 
-def _entry(record: TrialRecord, standing: Standing, *, knobs: bool = False, overrides: bool = False) -> dict[str, Any]:
-    """Returns trial, value and interval: from the finals' reporting rounds where there are any, else from the search."""
-    rates = standing.decision.values.get(record.number) if standing.decision else None
-    value, ci = stats.log_mean_interval(rates) if rates else (record.value, record.ci)
-    entry: dict[str, Any] = {"trial": record.number, "value": value, "ci": ci, "measured_in": "finals" if rates else "search"}
-    if ci is None:
+def _entry(
+    record: TrialRecord, records: list[TrialRecord], standing: Standing, *, knobs: bool = False, overrides: bool = False
+) -> dict[str, Any]:
+    """Returns trial, values and intervals: from the finals' reporting rounds where there are any, else from the search."""
+    rates, finals = _scores(record, standing), _reported(record, records, standing)
+    entry: dict[str, Any] = {
+        "trial": record.number,
+        **means(finals or [record]),
+        "measured_in": "finals" if rates or finals else "search",
+    }
+    if rates and record.score == record.value:
+        entry["value"], entry["ci"] = stats.log_mean_interval(rates)
+    if entry["ci"] is None:
         entry["why_no_ci"] = "one round only" if rates else record.why_no_ci
     if overrides:
         entry["overrides"] = record.changed
     if knobs:
         entry["knobs"] = record.knobs
     return entry
+
+
+def _reported(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:
+    """Returns the finals whose scores the decision reports of a configuration, or those it had as a point of the front."""
+    scores = _scores(record, standing)
+    found = [final for final in records if final.repeats == record.number and final.score in scores]
+    return found or measured_again(record, records)
+
+
+def _scores(record: TrialRecord, standing: Standing) -> list[float]:
+    return standing.decision.values.get(record.number, []) if standing.decision else []
+
+
+def _break_even(
+    records: list[TrialRecord], baseline: TrialRecord | None, best: TrialRecord | None, standing: Standing
+) -> dict[str, Any] | None:
+    if baseline is None or best is None or not best.changed:
+        return None
+    own, other = (_reported(record, records, standing) or [record] for record in (best, baseline))
+    return break_even(records, own, other)
+
+
+def _front(records: list[TrialRecord], about: StudyRecord, standing: Standing) -> list[dict[str, Any]]:
+    names = objective_names(about.objective)
+    return [_entry(record, records, standing, overrides=True) for record in front(records, names)] if len(names) > 1 else []
+
+
+def _baseline(baseline: TrialRecord, records: list[TrialRecord], standing: Standing) -> dict[str, Any]:
+    """Returns the baseline's entry; one that breaks a constraint says so: it may not win."""
+    entry = _entry(baseline, records, standing, knobs=True)
+    return {**entry, "is_barred": True, "reason": baseline.reason} if _is_barred(baseline) else entry
 
 
 def _no_baseline(records: list[TrialRecord]) -> dict[str, Any]:
@@ -132,7 +183,7 @@ def _speedup(baseline: TrialRecord | None, best: TrialRecord | None, standing: S
     decision = standing.decision
     if decision is None or decision.ratio is None:
         return _unproven(baseline, best, decision)
-    if decision.is_slower:  # the baseline is handed over, and it is as fast as itself
+    if decision.is_slower and not best.changed:  # the baseline is handed over, and it is as fast as itself
         return {"ratio": 1.0, "ci": None, "verdict": decision.verdict, "reason": decision.reason}
     return {
         "ratio": decision.ratio.ratio,
@@ -149,10 +200,12 @@ def _unproven(baseline: TrialRecord, best: TrialRecord, decision: Decision | Non
     if decision is None and not best.changed:
         return None  # the baseline is as fast as itself: that is no verdict
     if decision is not None and decision.finalist is None:  # nothing was worth measuring beside the baseline
-        return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": decision.reason}
+        reason = f"the program as it is run today {baseline.reason}" if _is_barred(baseline) else ""
+        reason = f"no configuration that was tried keeps the constraints; {reason}" if reason else decision.reason
+        return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": reason}
     leader = decision.finalist if decision and decision.finalist else best
     reason = decision.reason if decision else "the finals have not run"
-    ratio = (leader.value or 0.0) / baseline.value if baseline.value else None
+    ratio = (leader.score or 0.0) / baseline.score if baseline.score else None
     return {
         "ratio": ratio,
         "ci": None,

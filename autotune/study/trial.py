@@ -16,9 +16,10 @@ from autotune.monitors.sealing import seal
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
 from autotune.study.numbers import metrics, numbers
+from autotune.study.objective import Goal
 from autotune.study.plan import Listener, Plan
 from autotune.study.quarantine import sticky_fault
-from autotune.study.settings import compile_cache, deadlines, device_environment, memory_cap_bytes
+from autotune.study.settings import compile_cache, deadlines, device_environment, memory_cap_bytes, memory_seen_bytes
 from autotune.study.watch import MachineWatch, configured_device
 
 # Where chance may be the cause a trial gets a second attempt: the same again, once. Never after want of memory.
@@ -36,6 +37,7 @@ class Request:
         target: loaders to change, from the baseline; None in the baseline itself.
         max_s: wall time it may take; None for no bound but the phases' own.
         retry_max_s: a second attempt is made only when the first took no longer than this; None for no bound.
+        cold_compile_s: what compiling such a configuration took in the study when nothing was cached.
     """
 
     number: int
@@ -51,6 +53,7 @@ class Request:
     target: list[dict[str, Any]] | None = None
     max_s: float | None = None
     retry_max_s: float | None = None
+    cold_compile_s: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -74,10 +77,12 @@ class TrialRunner:
 
     Attributes:
         program: what the baseline told of its interpreter, torch and device; {} until it has run.
+        goal: what the study is after; the baseline completes it.
     """
 
     def __init__(self, plan: Plan, folder: StudyFolder, listener: Listener) -> None:
         self.program: dict[str, Any] = {}
+        self.goal = Goal.of(plan.config)
         self._plan, self._folder, self._listener = plan, folder, listener
         self._watch = MachineWatch(plan.device or configured_device(plan.config.device), plan.clock)
 
@@ -96,6 +101,11 @@ class TrialRunner:
         if (record.outcome in CHANCE or sticky_fault(record)) and _may_be_repeated(request, record):
             finished = self._attempt(request, earlier=record)
         self._check_program(finished)
+        if request.kind is Kind.baseline and finished.results:
+            self.goal.learn(finished.results, capacity_bytes=memory_seen_bytes(self._plan, finished.results[0]))
+        self.goal.judge(
+            finished.record, finished.results, cold_compile_s=request.cold_compile_s
+        )  # once nothing changes any more
         return self._keep(finished)
 
     def close(self) -> None:

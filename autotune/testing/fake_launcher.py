@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.harness.protocol import APPLIED, KnobReport, Progress, RankResult, Window, result_file, write_json
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
+from autotune.monitors.nvml import NoDevice
 from autotune.records import Knobs
 from autotune.study.plan import Clock
 
@@ -43,7 +44,11 @@ class Surface:
         max_batch: a larger one runs out of memory.
         start_s: from launch to the window.
         window_s: length of the window at most.
-        compile_s: what compiling adds.
+        compile_s: what compiling adds, the first time; half of it from the study's cache.
+        extra_start_s: (knob key, value) -> what it adds to the start.
+        power_w: power of the device in a configuration; None for a machine without a GPU.
+        step_s: time of a step in a configuration; None for a tenth of a second always.
+        num_samples: length of the data set; None when it does not tell.
         applicability: knobs this program does not allow, with reasons.
         facts: what the program's process sees.
         failures: called with (trial, knobs); returns what to do instead of answering, or None.
@@ -59,6 +64,10 @@ class Surface:
     start_s: float = 4.0
     window_s: float = 8.0
     compile_s: float = 50.0
+    extra_start_s: dict[tuple[str, Any], float] = field(default_factory=dict)
+    power_w: Callable[[Knobs], float] | None = None
+    step_s: Callable[[Knobs], float] | None = None
+    num_samples: int | None = None
     applicability: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(
         default_factory=lambda: {"torch": "2.14.1", "device": "cpu", "isa": ["avx2", "amx_bf16"], "has_compiler": True}
@@ -79,6 +88,10 @@ class Surface:
         for key, value in knobs.items():
             rate *= self.gains.get((key, value), 1.0)
         return rate
+
+    def start_of_s(self, knobs: Knobs) -> float:
+        """Returns the seconds from launch to the window, without compiling."""
+        return self.start_s + sum(self.extra_start_s.get((key, value), 0.0) for key, value in knobs.items())
 
     def loader_rate_per_s(self, knobs: Knobs) -> float:
         """Returns L."""
@@ -126,6 +139,7 @@ class FakeLauncher(Launcher):
         self.num_running = 0
         self.is_closed = False
         self._random = random.Random(seed)
+        self._compiled: set[Any] = set()
 
     def start(self, launch: Launch) -> Running:
         """Starts nothing; the answer is ready when its time has come."""
@@ -144,9 +158,30 @@ class FakeLauncher(Launcher):
         """Returns the configuration a launch amounts to: the program's own values under what was asked."""
         return {**self.surface.observed, **launch.spec.passed, **launch.spec.knobs}
 
+    def compiles_for_s(self, knobs: Knobs) -> float:
+        """Returns what compiling takes now: half as long once this mode was compiled, as from the study's cache."""
+        mode = knobs.get("compile.mode")
+        is_cached = mode in self._compiled
+        self._compiled.add(mode)
+        return self.surface.compile_s * (0.5 if is_cached else 1.0)
+
     def noise(self, frac: float) -> float:
         """Returns a random factor round 1."""
         return self._random.lognormvariate(0.0, frac)
+
+
+class MadeUpDevice(NoDevice):
+    """A GPU that draws what the launcher's surface says of the configuration that runs."""
+
+    def __init__(self, launcher: FakeLauncher) -> None:
+        self._launcher = launcher
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the power of the last launch, as the energy counter would tell it."""
+        surface, launches = self._launcher.surface, self._launcher.launches
+        if not launches or surface.power_w is None:
+            return {}
+        return {"gpu.power_w": surface.power_w(self._launcher.knobs_of(launches[-1]))}
 
 
 class _FakeRunning(Running):
@@ -158,7 +193,8 @@ class _FakeRunning(Running):
         if self._failure is None and int(self._knobs["loader.batch_size"]) > surface.max_batch:
             self._failure = OUT_OF_MEMORY
         is_compiled = self._knobs.get("compile.mode", "off") != "off"
-        self._compile_s = surface.compile_s if is_compiled else 0.0
+        self._compile_s = launcher.compiles_for_s(self._knobs) if is_compiled else 0.0
+        self._start_s = surface.start_of_s(self._knobs)
         self._window_s = min(surface.window_s, launch.spec.rules.max_s)
         self._begun = launcher.clock.monotonic()
         self._ended: Ended | None = None
@@ -185,10 +221,9 @@ class _FakeRunning(Running):
             self._finish("stopped", self._launcher.clock.monotonic() - self._begun)
 
     def _due_s(self) -> float:
-        surface = self._launcher.surface
         if self._failure and not self._failure.is_unsteady:
-            return surface.start_s
-        return surface.start_s + self._compile_s + self._window_s
+            return self._start_s
+        return self._start_s + self._compile_s + self._window_s
 
     def _rate(self) -> float:
         return self._launcher.surface.rate_per_s(self._knobs)
@@ -226,8 +261,9 @@ class _FakeRunning(Running):
         result = RankResult(trial=spec.trial, nonce=spec.nonce, rank=0, world_size=1, pid=1, status="measured", unit="samples")
         result.knobs = {**reports, **(failure.knob_reports if failure else {})}
         result.observed, result.applicability = dict(surface.observed), dict(surface.applicability)
+        result.detected = {"loader": {"num_samples": surface.num_samples}}
         result.facts, result.target = dict(surface.facts), [{"site": "train.py:1", "ordinal": 0}]
-        result.phases_s = {"spawn": 0.1, "import": surface.start_s - 0.1, "compile": self._compile_s, "steady": self._window_s}
+        result.phases_s = {"spawn": 0.1, "import": self._start_s - 0.1, "compile": self._compile_s, "steady": self._window_s}
         result.memory = {"kind": "cpu", "peak_bytes": 10**6 * int(self._knobs["loader.batch_size"]), "capacity_bytes": 10**9}
         if failure and failure.error:
             result.status, result.error = "failed", failure.error
@@ -253,4 +289,5 @@ class _FakeRunning(Running):
         result.device_rate_per_s = surface.device_per_s(self._knobs)
         result.loader_rate_per_s = surface.loader_rate_per_s(self._knobs)
         result.data_wait_frac = max(0.0, 1 - self._rate() / result.device_rate_per_s)
-        result.steps = {"end_s": [0.1 * n for n in range(50)], "samples": [32] * 50, "wait_s": [0.0] * 50, "warmup": 5}
+        step_s = surface.step_s(self._knobs) if surface.step_s else 0.1
+        result.steps = {"end_s": [step_s * n for n in range(50)], "samples": [32] * 50, "wait_s": [0.0] * 50, "warmup": 5}

@@ -9,18 +9,21 @@ import re
 from typing import Any
 
 from autotune.masking import without_credentials
-from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
+from autotune.records import COST, ENERGY, TIME, Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord, objective_names
 from autotune.wording import (
+    aims_text,
+    break_even_text,
     changes_phrase,
     command_text,
     counts_text,
     interval_text,
     machine_text,
+    objective_text,
     rate_text,
-    ratio_interval_text,
-    ratio_text,
     seconds_text,
+    side_texts,
     value_text,
+    verdict_text,
 )
 
 # Limits of MLflow 3 (mlflow/utils/validation.py); a longer value is cut, since a refused batch would lose the whole trial.
@@ -28,8 +31,11 @@ MAX_PARAM_CHARACTERS = 6000
 MAX_TAG_CHARACTERS = 8000
 MAX_KEY_CHARACTERS = 250
 
-STATUSES = {Outcome.ok: "FINISHED", Outcome.raced: "FINISHED", Outcome.unsteady: "FINISHED", Outcome.interrupted: "KILLED"}
+STATUSES = {outcome: "FINISHED" for outcome in Outcome if outcome.has_value} | {Outcome.interrupted: "KILLED"}
 STUDY_STATUSES = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
+
+# Objective -> metric, its unit in the name; throughput is throughput_per_s.
+METRICS = {TIME: "time_for_samples_s", ENERGY: "energy_per_sample_j", COST: "cost_per_epoch"}
 
 STUDY_TAG, TRIAL_TAG, DIGEST_TAG = "autotune.study_id", "autotune.trial", "autotune.digest"
 PARENT_TAG = "mlflow.parentRunId"
@@ -58,7 +64,8 @@ def experiment_tags() -> dict[str, str]:
         "searchFilter": "tags.kind != 'study'",
     }
     return {
-        "mlflow.note.content": "One parent run a study, one child run a trial. Params are knobs, throughput_per_s decides.",
+        "mlflow.note.content": "One parent run a study, one child run a trial. Params are knobs; throughput_per_s decides, "
+        "or the study's own objective.",
         "mlflow.experimentKind": "custom_model_development",
         f"mlflow.sharedViewState.{VIEW}": json.dumps(view),
     }
@@ -103,6 +110,7 @@ def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str) -> dict[str, s
         "tier": trial.tier.value,
         "why": trial.why,
         "changed": changes_phrase(trial.changed),
+        "violations": "; ".join(f"{key} by {beyond:.1%}" for key, beyond in trial.violations.items()),
         "fingerprint": study.fingerprint,
         "repeats": "" if trial.repeats is None else str(trial.repeats),
         "mlflow.note.content": trial_note(trial),
@@ -121,6 +129,7 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
         "outcome": str(summary.get("status", "running")),
         "reason": str(summary.get("reason") or ""),
         "verdict": str(speedup.get("verdict") or ""),
+        "objective": aims_text(study.objective, study.terms),
         "fingerprint": study.fingerprint,
         "mlflow.note.content": study_note(study, summary),
         **_source(study),
@@ -150,6 +159,7 @@ def trial_metrics(trial: TrialRecord) -> dict[str, float]:
         "warmup_s": trial.phases_s.get("warmup"),
         "steady_s": trial.phases_s.get("steady"),
     }
+    numbers |= {METRICS[name]: value for name, value in trial.objectives.items() if name in METRICS}
     return _finite(numbers) | _finite({name: value for name, value in trial.metrics.items() if name not in numbers})
 
 
@@ -166,18 +176,29 @@ def study_metrics(summary: Summary) -> dict[str, float]:
         "speedup_ci_high": high,
         "trials": len(summary.get("trials") or []),
     }
+    for side, found in (("baseline", baseline), ("best", best)):
+        values = found.get("objectives") or {}
+        numbers |= {f"{side}_{METRICS[name]}": value for name, value in values.items() if name in METRICS}
+    paying = summary.get("break_even") or {}
+    numbers |= {f"break_even_{name}": paying.get(name) for name in ("samples", "steps", "seconds")}
     numbers |= {f"seconds_{name}": value for name, value in (summary.get("seconds") or {}).items()}
     return _finite(numbers)
 
 
 def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
-    """Returns (trial number, best rate up to and with it) for trials that may win: the study's progress as a curve."""
+    """Returns (trial number, best score up to and with it) for trials that may win: the study's progress as a curve."""
     curve, best = [], -math.inf
     for trial in trials:
-        if trial.outcome.may_win and trial.value is not None and trial.kind is not Kind.final:
-            best = max(best, trial.value)
+        if trial.outcome.may_win and trial.score is not None and trial.kind is not Kind.final:
+            best = max(best, trial.score)
             curve.append((trial.number, best))
     return curve
+
+
+def curve_name(trials: list[TrialRecord]) -> str:
+    """Returns the name of that curve: scores per joule or unit of currency are no rates."""
+    names = next((list(trial.scores) for trial in trials if trial.scores), [])
+    return "best_so_far" if names and names[0] in (ENERGY, COST) else "best_so_far_per_s"
 
 
 def trial_note(trial: TrialRecord) -> str:
@@ -185,6 +206,7 @@ def trial_note(trial: TrialRecord) -> str:
     lines = [f"**{trial.outcome.value}** {trial.reason}".strip(), ""]
     if trial.value is not None:
         lines += [f"{rate_text(trial.value, trial.unit)} {interval_text(trial.ci)}".strip(), ""]
+    lines += [f"- {name}: {objective_text(name, value)}" for name, value in trial.objectives.items() if name in METRICS]
     if trial.why:
         lines += [f"Why tried: {trial.why}", ""]
     lines += [f"- `{key}` = `{value_text(value)}`" for key, value in sorted(trial.changed.items())]
@@ -193,16 +215,16 @@ def trial_note(trial: TrialRecord) -> str:
 
 def study_note(study: StudyRecord, summary: Summary) -> str:
     """Returns the study's description in Markdown: verdict, numbers, what changed, how to go on."""
-    unit = str(summary.get("unit") or "samples")
-    lines = [f"### {verdict_line(summary)}", "", "| | trial | rate | 95 % interval |", "|---|---|---|---|"]
+    lines = [f"### {verdict_line(summary)}", "", "| | trial | measured | 95 % interval |", "|---|---|---|---|"]
     for name in ("baseline", "best"):
         side = summary.get(name) or {}
         if side:
-            cells = (name, side.get("trial"), rate_text(side.get("value"), unit), interval_text(side.get("ci")))
+            cells = (name, side.get("trial"), *side_texts(summary, side))
             lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     overrides = (summary.get("best") or {}).get("overrides") or {}
     before = (summary.get("baseline") or {}).get("knobs") or {}
     lines += ["", *(f"- `{k}`: {value_text(before.get(k))} → **{value_text(v)}**" for k, v in sorted(overrides.items()))]
+    lines += [*_front_lines(summary), *([f"\n{paying}"] if (paying := break_even_text(summary)) else [])]
     seconds = (summary.get("seconds") or {}).get("total")
     lines += ["", f"Outcomes: {counts_text(summary.get('counts') or {})}. Took {seconds_text(seconds)}.", ""]
     lines += [f"Program: `{command_text(study.command)}`", "", f"Machine: {machine_text(study.machine)}", ""]
@@ -216,7 +238,19 @@ def verdict_line(summary: Summary) -> str:
     if not speedup.get("ratio"):
         status = str(summary.get("status") or "running")
         return f"{status}: {summary['reason']}" if summary.get("reason") else status
-    return f"{speedup.get('verdict', '')}: {ratio_text(speedup['ratio'])} {ratio_interval_text(speedup.get('ci'))}".strip()
+    return verdict_text(summary)
+
+
+def _front_lines(summary: Summary) -> list[str]:
+    """Returns the Pareto front as a table in Markdown; none with one objective."""
+    if not (points := summary.get("front")):
+        return []
+    names = objective_names(summary["objective"])
+    lines = ["", "Pareto front", "", f"| trial | {' | '.join(names)} | changed |", f"|---|{'---|' * len(names)}---|"]
+    for point in points:
+        values = [objective_text(name, point["objectives"].get(name)) for name in names]
+        lines.append(f"| {' | '.join([str(point['trial']), *values, changes_phrase(point.get('overrides') or {})])} |")
+    return lines
 
 
 def _source(study: StudyRecord) -> dict[str, str]:

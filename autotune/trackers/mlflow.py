@@ -267,7 +267,7 @@ class MlflowTracker(Tracker):
         from mlflow.entities import Metric
 
         ends = {trial.number: _milliseconds(trial.started_at + trial.seconds) for trial in trials}
-        points = [Metric("best_so_far_per_s", rate, ends[n], n) for n, rate in entries.best_so_far(trials)]
+        points = [Metric(entries.curve_name(trials), score, ends[n], n) for n, score in entries.best_so_far(trials)]
         if points:
             self._client.log_batch(run_id, metrics=points[-1000:])
 

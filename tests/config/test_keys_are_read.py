@@ -16,7 +16,7 @@ NO_READERS = ("config/schema.py", "config/checks.py", "config/recipe.py", "confi
 # Keys with one value so far, and another one for each, which must be refused.
 ONE_VALUE = {"model.source": "timm", "train.global_batch": "256", "launch.nproc": "2", "launcher": "slurm"}
 CARRIED = {"provenance"}  # what an exported file says of its origin: for people, kept in config.yaml
-ALIASES = {"screening": {"rules"}, "finals": {"rules"}}  # how the harness calls what it is handed
+ALIASES = {"screening": {"rules"}, "finals": {"rules"}, "constraints": {"keep"}}  # how readers call what they are handed
 
 
 def reads() -> set[tuple[str, str]]:

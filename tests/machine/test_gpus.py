@@ -9,6 +9,8 @@ import pytest
 
 from autotune.machine.gpus import gpus, has_gpu_driver
 
+ABLE = {"has_energy_counter": True, "has_power_reading": True}
+
 
 class NVMLError(Exception):
     pass
@@ -25,6 +27,8 @@ def fake_nvml(**changes: object) -> SimpleNamespace:
         "nvmlDeviceGetName": lambda handle: b"NVIDIA H200",  # bytes in older releases
         "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
         "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=141 * 10**9),
+        "nvmlDeviceGetTotalEnergyConsumption": lambda handle: 5_000,
+        "nvmlDeviceGetPowerUsage": lambda handle: 300_000,
     }
     fake = SimpleNamespace(**{**calls, **changes})
     fake.nvmlShutdown = lambda: fake.shutdowns.append(1)
@@ -38,13 +42,22 @@ def refuse(*_: object) -> object:
 def test_every_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = fake_nvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    assert gpus()[1] == {"name": "NVIDIA H200", "uuid": "GPU-1", "memory_bytes": 141 * 10**9, "driver": "580.1"}
+    assert gpus()[1] == {"name": "NVIDIA H200", "uuid": "GPU-1", "memory_bytes": 141 * 10**9, "driver": "580.1", **ABLE}
     assert fake.shutdowns == [1]
 
 
 def test_what_a_device_does_not_report_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlDeviceGetMemoryInfo=refuse, nvmlDeviceGetUUID=refuse))
-    assert gpus()[0] == {"name": "NVIDIA H200", "uuid": None, "memory_bytes": None, "driver": "580.1"}
+    assert gpus()[0] == {"name": "NVIDIA H200", "uuid": None, "memory_bytes": None, "driver": "580.1", **ABLE}
+
+
+@pytest.mark.parametrize(
+    ("question", "fact"),
+    [("nvmlDeviceGetTotalEnergyConsumption", "has_energy_counter"), ("nvmlDeviceGetPowerUsage", "has_power_reading")],
+)
+def test_what_a_device_cannot_count_is_known(monkeypatch: pytest.MonkeyPatch, question: str, fact: str) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**{question: refuse}))
+    assert [gpu[fact] for gpu in gpus()] == [False, False]
 
 
 @pytest.mark.parametrize("broken", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"])

@@ -21,6 +21,7 @@ EXPECTED = {
     Outcome.ok: (TrialState.COMPLETE, 50.0, None),
     Outcome.raced: (TrialState.COMPLETE, 50.0, None),
     Outcome.unsteady: (TrialState.COMPLETE, 50.0, None),
+    Outcome.infeasible: (TrialState.COMPLETE, 50.0, None),
     Outcome.device_oom: (TrialState.COMPLETE, 9.0, "memory"),
     Outcome.host_oom: (TrialState.COMPLETE, 9.0, "memory"),
     Outcome.timeout: (TrialState.COMPLETE, 9.0, "works"),
@@ -43,7 +44,7 @@ def test_outcome_reaches_optuna_as_the_method_says(outcome, tmp_path):
     state, value, constraint = EXPECTED[outcome]
     study = begin_study(tmp_path / "journal", "s", make_sampler("tpe", seed=0, distributions=SPACE))
     trial = study.ask(SPACE)
-    tell(study, trial, record(outcome, 50.0 if outcome.has_value else None), worst=9.0)
+    tell(study, trial, record(outcome, 50.0 if outcome.has_value else None), worst=[9.0])
     (frozen,) = study.trials
     assert (frozen.state, frozen.value) == (state, value)
     assert {name for name, violation in frozen.constraints.items() if violation > 0} == ({constraint} - {None})
@@ -51,16 +52,16 @@ def test_outcome_reaches_optuna_as_the_method_says(outcome, tmp_path):
 
 
 def test_memory_violation_is_the_share_above_the_cap():
-    assert told(record(Outcome.device_oom, peak_memory_bytes=150), worst=1.0, memory_capacity_bytes=100).constraints == {
+    assert told(record(Outcome.device_oom, peak_memory_bytes=150), worst=[1.0], memory_capacity_bytes=100).constraints == {
         "memory": 0.5
     }
-    below = told(record(Outcome.device_oom, peak_memory_bytes=90), worst=1.0, memory_capacity_bytes=100)
+    below = told(record(Outcome.device_oom, peak_memory_bytes=90), worst=[1.0], memory_capacity_bytes=100)
     assert below.constraints["memory"] > 0, "an out-of-memory is a violation even when the last peak seen was below the cap"
 
 
 def test_value_outside_the_search_space_is_left_out_of_what_optuna_knows(tmp_path):
     study = begin_study(tmp_path / "journal", "s", make_sampler("random", seed=0, distributions=SPACE))
-    add_known(study, record(Outcome.ok, 20.0, knobs={"loader.batch_size": 4, "threads.intra": 2}), SPACE, worst=20.0)
+    add_known(study, record(Outcome.ok, 20.0, knobs={"loader.batch_size": 4, "threads.intra": 2}), SPACE, worst=[20.0])
     assert study.trials[0].params == {"precision.amp": "off"}
 
 
@@ -72,7 +73,7 @@ def values_in(journal):
 def test_journal_lies_where_it_was_asked_for_and_only_its_owner_reads_it(tmp_path):
     journal = tmp_path / "optuna.journal"
     study = begin_study(journal, "s", make_sampler("random", seed=0, distributions=SPACE))
-    add_known(study, record(Outcome.ok, 20.0), SPACE, worst=20.0)
+    add_known(study, record(Outcome.ok, 20.0), SPACE, worst=[20.0])
     assert values_in(journal) == [20.0]
     assert journal.stat().st_mode & 0o777 == 0o600
 
@@ -87,7 +88,7 @@ def test_journal_of_a_killed_tuner_gives_way(left, tmp_path):
     else:
         journal.write_text(journal.read_text() + '{"op_code": 5, "wor', encoding="utf-8")
     again = begin_study(journal, "s", make_sampler("random", seed=0, distributions=SPACE))
-    add_known(again, record(Outcome.ok, 20.0), SPACE, worst=20.0)
+    add_known(again, record(Outcome.ok, 20.0), SPACE, worst=[20.0])
     assert values_in(journal) == [20.0]
 
 
@@ -100,5 +101,31 @@ def test_tpe_avoids_what_ran_out_of_memory(tmp_path):
         fits = batch <= 96
         too_big += n >= 20 and not fits
         outcome = Outcome.ok if fits else Outcome.device_oom
-        tell(study, trial, record(outcome, float(batch) if fits else None), worst=8.0)
+        tell(study, trial, record(outcome, float(batch) if fits else None), worst=[8.0])
     assert too_big <= 10, "of 20; blind search would take 5 and a search that likes large batches without memory nearly all"
+
+
+def test_what_breaks_a_constraint_is_told_with_its_value_and_how_far_it_is_beyond():
+    found = told(record(Outcome.infeasible, 50.0, violations={"constraints.max_power_w": 0.2}), worst=[9.0])
+    assert (found.values, found.constraints) == ([50.0], {"constraints.max_power_w": 0.2})
+
+
+def test_several_objectives_are_told_a_score_each(tmp_path):
+    study = begin_study(tmp_path / "journal", "s", make_sampler("tpe", seed=0, distributions=SPACE), num_objectives=2)
+    scores = {"throughput": 50.0, "energy_per_sample": 2.0}
+    tell(study, study.ask(SPACE), record(Outcome.ok, 50.0, scores=scores), worst=[9.0, 1.0])
+    tell(study, study.ask(SPACE), record(Outcome.crash), worst=[9.0, 1.0])
+    add_known(study, record(Outcome.ok, 60.0, scores={**scores, "throughput": 60.0}), SPACE, worst=[9.0, 1.0])
+    assert [trial.values for trial in study.trials] == [[50.0, 2.0], [9.0, 1.0], [60.0, 2.0]]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+def test_every_sampler_proposes_for_several_objectives(sampler, tmp_path):
+    study = begin_study(tmp_path / "journal", "s", make_sampler(sampler, seed=0, distributions=SPACE), num_objectives=2)
+    for _ in range(12):
+        trial = study.ask(SPACE)
+        batch = trial.params["loader.batch_size"]
+        broken = {"constraints.max_power_w": 0.5} if batch > 64 else {}
+        scores = {"throughput": float(batch), "energy_per_sample": 1 / batch}
+        tell(study, trial, record(Outcome.ok, float(batch), scores=scores, violations=broken), worst=[1.0, 0.0])
+    assert study.best_trials

@@ -8,7 +8,7 @@ from autotune.monitors.nvml import NoDevice
 from autotune.run_dir import create
 from autotune.study import Plan, run_study
 from autotune.testing.clock import VirtualClock
-from autotune.testing.fake_launcher import FakeLauncher, Surface
+from autotune.testing.fake_launcher import FakeLauncher, MadeUpDevice, Surface
 from autotune.testing.listener import RecordingListener
 
 MACHINE = {
@@ -20,11 +20,14 @@ MACHINE = {
 class Bench:
     """A study on the fake launcher, ready to run."""
 
-    def __init__(self, folder, surface=None, *overrides, seed=0, minutes=4, command=("python", "-c", "pass"), **plan):
+    def __init__(
+        self, folder, surface=None, *overrides, seed=0, minutes=4, command=("python", "-c", "pass"), machine=MACHINE, **plan
+    ):
         self.clock, self.listener = VirtualClock(), RecordingListener()
         self.surface = surface or Surface()
         self.launcher = FakeLauncher(self.surface, self.clock, seed=seed)
-        composed = compose([f"study.seed={seed}", f"study.budget.minutes={minutes}", *overrides], command=list(command))
+        given = [f"study.seed={seed}", f"study.budget.minutes={minutes}", *overrides]
+        composed = compose(given, command=list(command), facts=machine)
         self.folder = create(folder, "s")
         self.plan = Plan(
             title="a program",
@@ -33,10 +36,10 @@ class Bench:
             space=composed.space,
             command=composed.command,
             launcher=self.launcher,
-            machine=MACHINE,
+            machine=machine,
             clock=self.clock,
             poll_s=0.25,
-            **{"device": NoDevice(), **plan},
+            **{"device": MadeUpDevice(self.launcher) if self.surface.power_w else NoDevice(), **plan},
         )
 
     def run(self):

@@ -88,7 +88,7 @@ def test_a_finalist_shown_slower_leaves_the_baseline_and_says_so():
     summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 150.0)], Standing(status="complete", decision=decision))
     assert summary["best"]["overrides"] == {}
     assert (summary["speedup"]["ratio"], summary["speedup"]["verdict"]) == (1.0, "same")
-    assert "slower when measured again" in summary["speedup"]["reason"]
+    assert "worse when measured again" in summary["speedup"]["reason"]
 
 
 def test_seconds_tell_where_the_time_went():

@@ -74,3 +74,16 @@ def test_note_of_a_running_study_has_no_verdict(tmp_path):
 
 def test_equal_documents_have_equal_digests():
     assert entries.digest({"a": 1, "b": 2}) == entries.digest({"b": 2, "a": 1})
+
+
+def test_an_objective_is_a_metric_with_its_unit():
+    found = entries.trial_metrics(trial(value=9.0, objectives={"energy_per_sample": 0.3, "throughput": 9.0}))
+    assert (found["energy_per_sample_j"], found["throughput_per_s"]) == (0.3, 9.0)
+    assert "throughput" not in found
+
+
+def test_curve_follows_the_score():
+    records = [trial(value=9.0, scores={"energy_per_sample": 2.0}), trial(value=8.0, scores={"energy_per_sample": 3.0})]
+    assert [score for _, score in entries.best_so_far(records)] == [2.0, 3.0]
+    assert entries.curve_name(records) == "best_so_far"
+    assert entries.curve_name([trial(value=9.0)]) == "best_so_far_per_s"

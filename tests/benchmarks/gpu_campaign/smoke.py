@@ -84,6 +84,20 @@ def study_reaches_its_verdict(place: Path) -> str:
     return f"{summary['speedup']}, {summary['best'] and summary['best']['overrides']}, outcomes {summary['counts']}"
 
 
+def energy_is_counted(place: Path) -> str:
+    """Checks that a study of energy reads joules, and that a limit of power which nothing keeps is read and broken."""
+    overrides = ["model=resnet18", "data=fake_cifar", "objective=[energy_per_sample,throughput]", f"runs_dir={place}"]
+    _command("-m", "autotune", "run", *overrides, "study.name=energy", f"study.budget.minutes={STUDY_MINUTES}")
+    summary = StudyFolder(place / "energy").read_summary()
+    values = [trial["objectives"] for trial in summary["trials"] if trial["outcome"] == "ok"]
+    assert all(value.get("energy_per_sample", 0) > 0 for value in values), f"{values}"
+    limits = ["study.budget.trials=2", "constraints.max_power_w=1", "study.name=power", "study.budget.minutes=1"]
+    _command("-m", "autotune", "run", *overrides, *limits)
+    outcomes = StudyFolder(place / "power").read_summary()["counts"]
+    assert "ok" not in outcomes, f"{outcomes}"
+    return f"{summary['baseline']['objectives']} -> {summary['best']['objectives']}; power: {outcomes}"
+
+
 def gpu_tests_pass(_: Path) -> str:
     """Checks that the tests marked `gpu` pass."""
     return re.sub(r"\s+", " ", _command("-m", "pytest", "-m", "gpu").strip().splitlines()[-1])
@@ -117,5 +131,6 @@ CHECKS = [
     Check(name="device events agree with wall time", run=clocks_agree, needs_cuda="CUDA events"),
     Check(name="a batch too large is device_oom", run=oversized_batch_is_named, needs_cuda="the CUDA allocator's own limit"),
     Check(name="the main command reaches its verdict", run=study_reaches_its_verdict),
+    Check(name="energy and power are measured", run=energy_is_counted, needs_cuda="NVML's energy counter and power reading"),
     Check(name="the tests marked gpu pass", run=gpu_tests_pass, needs_cuda="every test with that marker"),
 ]

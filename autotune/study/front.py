@@ -1,0 +1,66 @@
+"""The Pareto front of a study with several objectives: what cannot be had better at one without losing at another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.records import Outcome, TrialRecord
+from autotune.stats import MARGIN_FRAC
+from autotune.study.session import Session
+
+FRONT = "Pareto front"  # why a final is run: a point of the front once more, in a fresh process
+MAX_POINTS, ROUNDS = 3, 3  # so many points are measured again so often, as far as the budget reaches
+
+
+def front(records: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
+    """Returns the first measurements on the front, best at the deciding objective first.
+
+    By one measurement each: what is better by less than the margin at everything is noise and not shown beside the other.
+
+    Args:
+        records: trials, by number; what broke a constraint when it was measured again is left out.
+        names: objectives, the deciding one first.
+    """
+    barred = {record.repeats for record in records if record.outcome is Outcome.infeasible}
+    able = [r for r in records if r.repeats is None and r.outcome.may_win and r.number not in barred]
+    able = [r for r in able if all(r.scores.get(name) for name in names)]
+    found: list[TrialRecord] = []
+    for record in sorted(able, key=lambda r: (-(r.score or 0.0), len(r.changed))):
+        if all(_is_better_somewhere(record, other, names) for other in found):
+            found.append(record)
+    return found
+
+
+def _is_better_somewhere(record: TrialRecord, other: TrialRecord, names: Sequence[str]) -> bool:
+    return any((record.scores[name] or 0.0) > (other.scores[name] or 0.0) * (1 + MARGIN_FRAC) for name in names)
+
+
+def measured_again(point: TrialRecord, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Returns the finals in which a point of the front was measured again."""
+    return [r for r in records if r.why == FRONT and r.repeats == point.number and r.score is not None]
+
+
+def confirm_front(session: Session, reported: set[int]) -> None:
+    """Measures points of the front again while time is left: the luck of the search's one measurement is not in them then.
+
+    Args:
+        session: the study, its finals over.
+        reported: trials that the finals have measured already.
+    """
+    names = session.runner.goal.names
+    found = [point for point in front(session.records, names) if point.changed and point.number not in reported]
+    points = _telling(found, names[1:])
+    for index in range(ROUNDS):
+        for point in points:
+            if len([r for r in session.records if r.why == FRONT and r.repeats == point.number]) > index:
+                continue  # an earlier run of the study has this round
+            if min(point.seconds, session.costs.again_s(point.knobs, point.changed)) > session.budget.left_s:
+                return
+            session.measure_again(point, round_number=index + 1, rules=session.plan.config.measure.finals, why=FRONT)
+
+
+def _telling(points: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
+    """Returns the points to measure again: the best at each objective beside the deciding one, then those farthest from it."""
+    best = [max(points, key=lambda point: point.scores[name] or 0.0) for name in names] if points else []
+    distinct = {point.number: point for point in [*best, *reversed(points)]}
+    return list(distinct.values())[:MAX_POINTS]

@@ -1,0 +1,248 @@
+"""What a study maximises, reckoned from a trial's numbers; which constraints a trial breaks; when a dearer start pays.
+
+Every objective has a value in its own unit and a score, in which more is better, so that a ratio of two scores above 1 means
+better everywhere. For N samples, T(N) = start + compile + N / throughput; what lies between epochs is not measured.
+
+    objective          value                                         score
+    throughput         samples per second                            the same
+    time_for_samples   T(study.samples), seconds                     samples per second of T
+    energy_per_sample  joules per sample, of all devices             samples per joule
+    cost_per_epoch     machine.price_per_hour x hours of an epoch    samples per unit of currency
+
+Compilation counts as it was when nothing was cached, as in the user's first run: the study's own cache makes it cheaper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune import stats
+from autotune.config.schema import StudyConfig
+from autotune.errors import BadInput
+from autotune.harness.protocol import RankResult
+from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Kind, Knobs, Outcome, TrialRecord, objective_names
+from autotune.study.budget import START_PHASES
+from autotune.wording import number_text
+
+COMPILE_KEY, COMPILE_OFF = "compile.mode", "off"
+HOUR_S = 3600.0
+HEADROOM, POWER, STEP = "constraints.memory_free_frac", "constraints.max_power_w", "constraints.max_step_p95_s"
+RATE_ALONE = frozenset({THROUGHPUT, COST})  # objectives that the throughput alone decides: such a trial may be raced
+
+
+@dataclass(kw_only=True)
+class Goal:
+    """What the study is after.
+
+    Attributes:
+        names: objectives, the deciding one first.
+        samples: length of the real training; None not given.
+        epoch_samples: length of an epoch; None unknown.
+        price_per_hour: of the machine; None not given.
+        limits: key of a constraint -> its limit.
+        capacity_bytes: memory that the head-room is a share of; None unknown.
+    """
+
+    names: tuple[str, ...] = (THROUGHPUT,)
+    samples: float | None = None
+    epoch_samples: float | None = None
+    price_per_hour: float | None = None
+    limits: dict[str, float] = dataclasses.field(default_factory=dict)
+    capacity_bytes: int | None = None
+
+    @classmethod
+    def of(cls, config: StudyConfig) -> Goal:
+        """Returns the goal as configured; what only the baseline can tell is still unknown."""
+        names, samples = objective_names(config.objective), config.study.samples
+        keep = config.constraints
+        limits = {HEADROOM: keep.memory_free_frac, POWER: keep.max_power_w, STEP: keep.max_step_p95_s}
+        return cls(
+            names=names,
+            samples=samples if TIME in names else None,
+            epoch_samples=config.train.samples_per_epoch or (None if TIME in names else samples),
+            price_per_hour=config.machine.price_per_hour,
+            limits={key: float(limit) for key, limit in limits.items() if limit is not None},
+        )
+
+    @property
+    def follows_rate(self) -> bool:
+        """Whether the throughput alone decides, so that a trial may be stopped for its rate."""
+        return set(self.names) <= RATE_ALONE
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What it is reckoned with, for study.json; what is not given or not needed is absent."""
+        found = {
+            "samples": self.samples,
+            "epoch_samples": self.epoch_samples if COST in self.names else None,
+            "price_per_hour": self.price_per_hour,
+            "constraints": self.limits,
+        }
+        return {name: value for name, value in found.items() if value}
+
+    def learn(self, results: Sequence[RankResult], *, capacity_bytes: int | None) -> None:
+        """Takes in what the baseline found out about the program.
+
+        Args:
+            results: of its ranks.
+            capacity_bytes: memory of the device.
+        """
+        self.capacity_bytes = capacity_bytes
+        length = (results[0].detected.get("loader") or {}).get("num_samples") if results else None
+        self.epoch_samples = self.epoch_samples or length
+
+    def judge(self, record: TrialRecord, results: Sequence[RankResult], *, cold_compile_s: float = 0.0) -> None:
+        """Writes objectives, scores and violations into a trial's record; one that breaks a constraint may not win.
+
+        Args:
+            record: the trial, its numbers in place.
+            results: of its ranks.
+            cold_compile_s: what compiling such a configuration took when nothing was cached.
+        """
+        if record.value is None:
+            return
+        values = {name: self._value(name, record, len(results), cold_compile_s) for name in self.names}
+        record.objectives = {name: value for name, value in values.items() if value}
+        record.scores = {name: self._score(name, value) for name, value in values.items()}
+        self._constrain(record, results)
+
+    def check_baseline(self, record: TrialRecord) -> None:
+        """Checks that the baseline brought all that the objectives and the constraints are reckoned with.
+
+        Raises:
+            BadInput: something cannot be had from this program on this machine; names it.
+        """
+        problems = []
+        if record.unit != "samples" and {TIME, COST} & set(self.names):
+            problems.append(
+                f"objective: counts samples, and no batch can be seen in this program, got {self.names[0]}. "
+                f"Give objective={THROUGHPUT}, which counts its optimizer steps."
+            )
+        elif COST in self.names and self.epoch_samples is None:
+            do = f"Leave {COST} out." if TIME in self.names else "Give study.samples=N, the samples of an epoch."
+            problems.append(
+                f"study.samples: objective={COST} needs the length of an epoch, and the program's loader does not tell it, got "
+                f"nothing. {do}"
+            )
+        elif unknown := [name for name in self.names if name not in record.objectives]:
+            problems.append(f"objective: could not be measured in the baseline, got {unknown[0]}. Give another objective.")
+        unread = [key for key in self.limits if self._used(key, record, None) is None]
+        problems += [f"{key}: could not be read in the baseline, got {self.limits[key]:g}. Leave it out." for key in unread]
+        if problems:
+            raise BadInput(problems)
+
+    def _value(self, name: str, record: TrialRecord, num_ranks: int, cold_compile_s: float) -> float | None:
+        rate = record.value
+        if not rate:
+            return None
+        if name == THROUGHPUT:
+            return rate
+        if name == TIME:
+            return None if self.samples is None else fixed_s(record, cold_compile_s) + self.samples / rate
+        if name == ENERGY:
+            return _joules_per_sample(record, num_ranks)
+        if self.epoch_samples is None or self.price_per_hour is None:
+            return None
+        return self.price_per_hour * self.epoch_samples / rate / HOUR_S
+
+    def _score(self, name: str, value: float | None) -> float | None:
+        if not value or name == THROUGHPUT:
+            return value
+        samples = {TIME: self.samples, COST: self.epoch_samples}.get(name)
+        return (samples or 1) / value
+
+    def _constrain(self, record: TrialRecord, results: Sequence[RankResult]) -> None:
+        said = []
+        for key, limit in self.limits.items():
+            used = self._used(key, record, results)
+            allowed = 1 - limit if key == HEADROOM else limit
+            if used is None:
+                said.append(f"{key} could not be checked")
+            elif used > allowed:
+                record.violations[key] = used / allowed - 1
+                said.append(_broken(key, used, limit))
+        if said and record.outcome is Outcome.ok:
+            record.outcome = Outcome.infeasible
+        if said:
+            record.reason = "; ".join([record.reason, *said] if record.reason else said)
+
+    def _used(self, key: str, record: TrialRecord, results: Sequence[RankResult] | None) -> float | None:
+        """Returns what a trial takes of what a constraint bounds; None unknown."""
+        if key == POWER:
+            return record.metrics.get("gpu.power_w")
+        if key == STEP:
+            return record.metrics.get("step_p95_s")
+        # What an allocator has reserved is taken from others, in use or not.
+        reserved = [int(result.memory.get("peak_reserved_bytes") or 0) for result in results or ()]
+        peak_bytes = max([*reserved, record.peak_memory_bytes or 0])
+        return peak_bytes / self.capacity_bytes if peak_bytes and self.capacity_bytes else None
+
+
+def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
+    """Returns the seconds a run of this configuration takes before it trains at its rate, nothing compiled before.
+
+    Args:
+        record: one measurement of it.
+        cold_compile_s: what compiling such a configuration took elsewhere in the study; the longer of the two counts.
+    """
+    start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
+    return start_s + max(record.phases_s.get("compile", 0.0), cold_compile_s)
+
+
+def cold_compile_s(records: Iterable[TrialRecord], knobs: Knobs) -> float:
+    """Returns the longest compile phase of the study's search with this way to compile; 0 for none.
+
+    The first trial with a mode compiles everything; what later ones find in the study's cache the user's first run has to do.
+    """
+    mode = knobs.get(COMPILE_KEY, COMPILE_OFF)
+    if mode == COMPILE_OFF:
+        return 0.0
+    alike = [r for r in records if r.kind is not Kind.final and r.outcome.has_value and r.knobs.get(COMPILE_KEY) == mode]
+    return max((record.phases_s.get("compile", 0.0) for record in alike), default=0.0)
+
+
+def means(measured: Sequence[TrialRecord]) -> dict[str, Any]:
+    """Returns what the measurements of one configuration say together, as the summary holds it.
+
+    Args:
+        measured: the search's one, or those the finals report.
+
+    Returns:
+        value, ci: throughput and its interval; objectives, objectives_ci: each objective's value and interval by name. One
+        measurement has an interval for its rate alone.
+    """
+    if len(measured) == 1:
+        (one,) = measured
+        return {"value": one.value, "ci": one.ci, "objectives": dict(one.objectives), "objectives_ci": _own_intervals(one)}
+    value, ci = stats.log_mean_interval([record.value for record in measured if record.value])
+    names = [name for name in measured[0].objectives if all(name in record.objectives for record in measured)]
+    found = {name: stats.log_mean_interval([record.objectives[name] for record in measured]) for name in names}
+    return {
+        "value": value,
+        "ci": ci,
+        "objectives": {name: mean for name, (mean, _) in found.items()},
+        "objectives_ci": {name: interval for name, (_, interval) in found.items()},
+    }
+
+
+def _own_intervals(record: TrialRecord) -> dict[str, stats.Interval | None]:
+    return {name: record.ci if name == THROUGHPUT else None for name in record.objectives}
+
+
+def _joules_per_sample(record: TrialRecord, num_ranks: int) -> float | None:
+    """Returns the energy of a sample over all devices: one is watched, and the other ranks' are taken to draw as much."""
+    per_device_j = record.metrics.get("gpu.energy_per_sample_j")  # per sample of one rank: all draw and train alike
+    if per_device_j is not None:
+        return per_device_j
+    power_w = record.metrics.get("gpu.power_w")
+    return power_w * max(1, num_ranks) / record.value if power_w and record.value else None
+
+
+def _broken(key: str, used: float, limit: float) -> str:
+    if key == HEADROOM:
+        return f"{key}: leaves {max(0.0, 1 - used):.1%} of the memory free, wanted {limit:.1%}"
+    unit = "W" if key == POWER else "s"
+    return f"{key}: {number_text(used)} {unit}, allowed {limit:g} {unit}"
