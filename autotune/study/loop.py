@@ -1,4 +1,4 @@
-"""Runs a study: baseline, search, finals; after every trial the summary is on disk. A study that was ended is gone on with."""
+"""Runs a study: baseline, search, finals with attribution; after every trial the summary is on disk. A study that was ended is gone on with."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from autotune.monitors.sealing import seal_leftovers
 from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace, resolve
+from autotune.study.attribution import Attributor
 from autotune.study.budget import Budget, Costs
 from autotune.study.earlier import Earlier, read_earlier
 from autotune.study.finals import Decision, Finals
@@ -108,6 +109,7 @@ class _Study:
         self._executable: str | None = None  # the program's own interpreter, from the baseline
         self._decision: Decision | None = None
         self._finals: Finals | None = None
+        self._attributor = Attributor(self._session)
 
     def run(self) -> Summary:
         if self._earlier:
@@ -135,7 +137,7 @@ class _Study:
         try:
             self._baseline()
             ended_because = Search(self._session).run()
-            self._finals = Finals(self._session)
+            self._finals = Finals(self._session, self._attributor.run, self._attributor.known_part)
             self._decision = self._finals.run()
         except (Ending, KeyboardInterrupt) as ending:
             return "interrupted", str(ending) or "stopped by the user", None
@@ -212,7 +214,13 @@ class _Study:
         return results[0]
 
     def _write(self, status: str, reason: str = "") -> Summary:
-        standing = Standing(status=status, reason=reason, seconds=self._budget.spent_s, decision=self._decision)
+        standing = Standing(
+            status=status,
+            reason=reason,
+            seconds=self._budget.spent_s,
+            decision=self._decision,
+            attribution=self._attributor.found,
+        )
         # Through JSON, so that the document handed over is the one on disk, tuples and all.
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
         self._folder.write_summary(summary)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from autotune import stats
-from autotune.records import SCHEMA, StudyRecord, Summary, Tier, TrialRecord
+from autotune.records import SCHEMA, Kind, StudyRecord, Summary, Tier, TrialRecord
+from autotune.study.attribution import Attribution
 from autotune.study.budget import START_PHASES
 from autotune.study.diagnosis import diagnose
 from autotune.study.finals import Decision
@@ -27,12 +29,14 @@ class Standing:
         reason: why it ended; "" while it runs.
         seconds: wall time so far.
         decision: what the finals found; None before they have run.
+        attribution: what the chosen configuration was found to be made of; None before it was taken apart.
     """
 
     status: str
     reason: str = ""
     seconds: float = 0.0
     decision: Decision | None = None
+    attribution: Attribution | None = None
 
 
 def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing) -> Summary:
@@ -58,7 +62,8 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "best": _entry(best, standing, knobs=True, overrides=True) if best else None,
         "best_by_tier": _by_tier(records, baseline, best, standing),
         "speedup": _speedup(baseline, best, standing),
-        "attribution": [],
+        "attribution": _attribution(baseline, best, standing),
+        "minimality": _minimality(best, standing),
         "diagnosis": diagnose(best, device=about.machine.get("device")) if best else [],
         "counts": dict(Counter(str(record.outcome) for record in records)),
         "seconds": _seconds(records, standing.seconds),
@@ -87,7 +92,7 @@ def _best(records: list[TrialRecord], baseline: TrialRecord | None, standing: St
 def _leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> TrialRecord:
     """Returns the best search trial up to a tier, or the baseline where none beat it by more than the margin."""
     able = [
-        r for r in records if r.repeats is None and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed
+        r for r in records if r.kind is Kind.search and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed
     ]
     top = max(able, key=lambda record: record.score or 0.0, default=baseline)
     return top if (top.score or 0.0) > (baseline.score or 0.0) * (1 + stats.MARGIN_FRAC) else baseline
@@ -157,6 +162,32 @@ def _unproven(baseline: TrialRecord, best: TrialRecord, decision: Decision | Non
         "verdict": "ambiguous",
         "reason": f"{reason}: the search's own numbers, which overstate",
     }
+
+
+def _attribution(baseline: TrialRecord | None, best: TrialRecord | None, standing: Standing) -> list[dict[str, Any]]:
+    """Returns what each change of the best is worth, the most useful first, with the product up to and with it."""
+    found = _of_best(best, standing)
+    if baseline is None or best is None or not best.changed or found is None:
+        return []
+    entries = [change.as_json() for change in found.changes if change.knob in best.changed]
+    decision = standing.decision
+    if len(entries) == 1 and decision and decision.ratio:  # one change is worth what the whole is worth
+        alone = {"ratio": decision.ratio.ratio, "ci": decision.ratio.ci, "num_rounds": decision.ratio.num_rounds}
+        entries[0] |= {**alone, "verdict": decision.verdict, "reason": decision.reason}
+    products = itertools.accumulate((entry["ratio"] or 1.0 for entry in entries), lambda one, other: one * other)
+    return [{**entry, "cumulative": product} for entry, product in zip(entries, products, strict=True)]
+
+
+def _minimality(best: TrialRecord | None, standing: Standing) -> dict[str, Any] | None:
+    """Returns what of the chosen configuration was put back because it bought nothing; None when nothing was."""
+    found = _of_best(best, standing)
+    return found.minimality() if found and best and best.number == found.best.number else None
+
+
+def _of_best(best: TrialRecord | None, standing: Standing) -> Attribution | None:
+    """Returns the attribution when it is one of what is handed over; the finals may have ended with something else."""
+    found = standing.attribution
+    return found if found and best and best.number in (found.best.number, found.winner.number) else None
 
 
 def _seconds(records: list[TrialRecord], total_s: float) -> dict[str, float]:
