@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
+from autotune.cli.waterfall import Waterfall, change_lines, dropped_lines
 from autotune.records import Summary, Tier
 from autotune.run_dir import StudyFolder, call
 from autotune.wording import (
@@ -24,7 +25,6 @@ from autotune.wording import (
     ratio_interval_text,
     ratio_text,
     seconds_text,
-    value_text,
 )
 
 MAX_FILES = 5  # named of those the trials left
@@ -119,21 +119,7 @@ def _sides(summary: Summary) -> Table | None:
 
 
 def _changes(summary: Summary) -> RenderableType | None:
-    overrides = (summary.get("best") or {}).get("overrides") or {}
-    if not overrides:
-        return None
-    before = (summary.get("baseline") or {}).get("knobs") or {}
-    worth = {entry["knob"]: entry for entry in summary.get("attribution") or []}
-    made = Table.grid(padding=(0, 2, 0, 0))
-    for key in sorted(overrides, key=lambda k: (-(worth.get(k, {}).get("ratio") or 0.0), k)):
-        entry = worth.get(key, {})
-        share = f"{ratio_text(entry['ratio'])} {ratio_interval_text(entry.get('ci'))}" if entry.get("ratio") else ""
-        change = Text.assemble((value_text(before.get(key)), "quiet"), " → ", (value_text(overrides[key]), "name"))
-        made.add_row(Text(f"  {key}", style="key"), change, Text(share, style="quiet"))
-    title = Text("what changed")
-    if worth:
-        title.append("  (at the right: what the knob is worth alone)", style="quiet")
-    return Group(title, made)
+    return Waterfall(summary) if has_winner(summary) else None
 
 
 def _tiers(summary: Summary) -> RenderableType | None:
@@ -203,9 +189,8 @@ def lines(summary: Summary, path: Path) -> list[str]:
         side: dict[str, Any] = summary.get(name) or {}
         if side.get("value") is not None:
             said.append(f"{name}  {rate_text(side['value'], unit)} {interval_text(side.get('ci'))} trial {side.get('trial')}")
-    before = (summary.get("baseline") or {}).get("knobs") or {}
-    for key, value in sorted(((summary.get("best") or {}).get("overrides") or {}).items()):
-        said.append(f"changed  {key}: {value_text(before.get(key))} -> {value_text(value)}")
+    said += [f"changed  {line}" for line in change_lines(summary)]
+    said += [f"dropped  {line}" for line in dropped_lines(summary)]
     said.append(f"outcomes  {counts_text(summary.get('counts') or {})}")
     said.append(f"files  {path}")
     said += [f"{name}  {text}" for name, text in file_lines(summary)]

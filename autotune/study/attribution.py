@@ -86,7 +86,7 @@ class Attributor:
         self.found: Attribution | None = None
 
     def run(self, winner: TrialRecord, kept_s: float) -> TrialRecord:
-        """Measures rounds until all is decided or the time is used, and returns the trial whose configuration is to be reported.
+        """Measures until all is decided or the time is used, and returns the trial whose configuration is to be reported.
 
         Args:
             winner: what the choosing rounds chose.
@@ -200,4 +200,6 @@ class Attributor:
 
 
 def _why(winner: TrialRecord, missing: set[str]) -> str:
-    return f"trial {winner.number} without {', '.join(sorted(missing))}" if missing else f"trial {winner.number} beside its parts"
+    return (
+        f"trial {winner.number} without {', '.join(sorted(missing))}" if missing else f"trial {winner.number} beside its parts"
+    )

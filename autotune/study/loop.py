@@ -1,4 +1,7 @@
-"""Runs a study: baseline, search, finals with attribution; after every trial the summary is on disk. A study that was ended is gone on with."""
+"""Runs a study: baseline, search, finals with attribution; after every trial the summary is on disk.
+
+A study that was ended is gone on with.
+"""
 
 from __future__ import annotations
 

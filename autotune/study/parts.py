@@ -20,7 +20,7 @@ Worth = Literal["faster", "same", "slower", "ambiguous", "needed", "not separate
 
 SCREENING_ROUNDS = 2  # with every knob put back alone: the least that has a spread
 MAX_ROUNDS = 16  # then the intervals narrow too slowly to be worth the time
-DOUBTED_AFTER = 8  # rounds after which a group whose value exceeds the margin is doubted, though not shown slower
+DECIDED_AFTER = 8  # rounds of a group and the winner after which the estimate decides, within the margin or not
 SUSPECT_MARGINS = 2.0  # a knob not shown to matter and worth less than so many margins is put back with the others, on trial
 NARROW_FRAC = 0.25  # of its gain: a knob's worth is known well enough when its interval's half is no wider
 MAX_FAILURES = 2  # after so many a part cannot be measured: the knob is needed
@@ -227,11 +227,12 @@ class Evidence:
             return True
         if ratio is None or ratio.ci is None or ratio.num_rounds < SCREENING_ROUNDS:
             return False
-        is_doubtful = ratio.num_rounds >= DOUBTED_AFTER and ratio.ratio > 1 + self.margin
+        is_doubtful = ratio.num_rounds >= DECIDED_AFTER and ratio.ratio > 1 + self.margin
         return is_doubtful or stats.verdict(ratio, self.margin) == "faster"
 
     def _is_settled(self, part: Part) -> bool:
-        """Whether a part that changes less is shown to be as fast as the winner."""
+        """Whether a part that changes less is as fast as the winner for all that can be told; it is not missed."""
         ratio = self.ratio(part)
-        is_measured = ratio is not None and ratio.num_rounds >= SCREENING_ROUNDS
-        return is_measured and ratio is not None and ratio.ci is not None and ratio.ci[1] <= 1 + self.margin
+        if ratio is None or ratio.ci is None or ratio.num_rounds < SCREENING_ROUNDS:
+            return False
+        return ratio.num_rounds >= DECIDED_AFTER or ratio.ci[1] <= 1 + self.margin

@@ -80,13 +80,16 @@ def digest(document: Any) -> str:
 
 
 def trial_name(trial: TrialRecord) -> str:
-    """Returns the run's name: "0007 bf16 batch 64", "0000 baseline", "0031 final 2 of 0007"."""
+    """Returns the run's name: "0007 bf16 batch 64", "0000 baseline", "0031 final 2 of 0007", "0040 attribution 1: ..."."""
     if trial.kind is Kind.baseline:
         return f"{trial.number:04d} baseline"
     if trial.kind is Kind.final:
         again = "" if trial.repeats is None else f" of {trial.repeats:04d}"
         turn = "" if trial.round is None else f" {trial.round}"
         return f"{trial.number:04d} final{turn}{again}"
+    if trial.kind is Kind.attribution:
+        turn = "" if trial.round is None else f" {trial.round}"
+        return f"{trial.number:04d} attribution{turn}: {trial.why}"[:MAX_KEY_CHARACTERS]
     return f"{trial.number:04d} {changes_phrase(trial.changed)}".replace(" · ", " ")[:MAX_KEY_CHARACTERS]
 
 
@@ -174,7 +177,7 @@ def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
     """Returns (trial number, best rate up to and with it) for trials that may win: the study's progress as a curve."""
     curve, best = [], -math.inf
     for trial in trials:
-        if trial.outcome.may_win and trial.value is not None and trial.kind is not Kind.final:
+        if trial.outcome.may_win and trial.value is not None and trial.kind in (Kind.baseline, Kind.search):
             best = max(best, trial.value)
             curve.append((trial.number, best))
     return curve
@@ -202,7 +205,13 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
             lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     overrides = (summary.get("best") or {}).get("overrides") or {}
     before = (summary.get("baseline") or {}).get("knobs") or {}
-    lines += ["", *(f"- `{k}`: {value_text(before.get(k))} → **{value_text(v)}**" for k, v in sorted(overrides.items()))]
+    worth = {entry["knob"]: entry for entry in summary.get("attribution") or []}
+    lines.append("")
+    for key in [*worth, *sorted(set(overrides) - set(worth))]:
+        lines.append(f"- `{key}`: {value_text(before.get(key))} → **{value_text(overrides.get(key))}**{_worth(worth.get(key))}")
+    if dropped := (summary.get("minimality") or {}).get("dropped"):
+        named = (f"`{e['knob']}` = {value_text(e['to'])}" for e in dropped)
+        lines += ["", f"Bought nothing and was put back: {', '.join(named)}."]
     seconds = (summary.get("seconds") or {}).get("total")
     lines += ["", f"Outcomes: {counts_text(summary.get('counts') or {})}. Took {seconds_text(seconds)}.", ""]
     lines += [f"Program: `{command_text(study.command)}`", "", f"Machine: {machine_text(study.machine)}", ""]
@@ -217,6 +226,15 @@ def verdict_line(summary: Summary) -> str:
         status = str(summary.get("status") or "running")
         return f"{status}: {summary['reason']}" if summary.get("reason") else status
     return f"{speedup.get('verdict', '')}: {ratio_text(speedup['ratio'])} {ratio_interval_text(speedup.get('ci'))}".strip()
+
+
+def _worth(entry: dict[str, Any] | None) -> str:
+    """Returns what a change is worth, set off with a comma; "" where that is not known."""
+    if not entry:
+        return ""
+    number = f"{ratio_text(entry['ratio'])} {ratio_interval_text(entry.get('ci'))}".strip() if entry.get("ratio") else ""
+    words = "" if entry.get("verdict") in (None, "faster") else str(entry["verdict"])
+    return "".join(f", {part}" for part in (number, words) if part)
 
 
 def _source(study: StudyRecord) -> dict[str, str]:

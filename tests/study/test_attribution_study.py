@@ -2,11 +2,9 @@
 
 import pytest
 
-from autotune.records import Kind
 from autotune.testing.fake_launcher import Surface
 
 GAINS = {"A": 1.30, "B": 1.05, "C": 1.0, "D": 1.0, "E": 1.0}
-KNOBS = [f"env.{name}=choice('0','1')" for name in GAINS]
 ALL = {f"env.{name}": "1" for name in GAINS}
 
 
@@ -30,14 +28,14 @@ class OnlyEverything:
 
 @pytest.fixture
 def planted(bench, tmp_path, monkeypatch):
-    (tmp_path / "none.yaml").write_text("{}\n")
+    (tmp_path / "planted.yaml").write_text("".join(f"env.{name}: ['0', '1']\n" for name in GAINS))
 
-    def made(noise_frac=0.01, *overrides, is_found=True, **more):
+    def made(noise_frac, *overrides, is_found=True, failures=lambda _, __: None, **more):
         if is_found:
             monkeypatch.setattr("autotune.study.loop.Search", OnlyEverything)
         for name in GAINS:
-            monkeypatch.delenv(name, raising=False)
-        return bench(surface(noise_frac), f"search_space={tmp_path / 'none.yaml'}", *KNOBS, *overrides, **more)
+            monkeypatch.setenv(name, "0")
+        return bench(surface(noise_frac, failures=failures), f"search_space={tmp_path / 'planted.yaml'}", *overrides, **more)
 
     return made
 
