@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -15,8 +16,10 @@ from autotune.wording import knob_phrase, rate_text, ratio_interval_text, ratio_
 
 BAR_WIDTH = 24
 BAR_FROM = 96  # columns from which on there is room for the bars
-NARROW = 66  # columns below which the product of the rows so far gives way
+KNOBS_FROM = 70  # and for the knobs' names in one line
+PRODUCT_FROM = 84  # and for the product of the rows so far
 TOLD_APART = 0.02  # on the log scale: less than that lies between any product of factors and the whole
+_COLUMNS = ("knob", "change", "factor", "interval", "product", "bar")
 WORTH_STYLES = {"faster": "win", "ambiguous": "unsure", "same": "quiet", "slower": "bad"}
 
 
@@ -29,59 +32,63 @@ class Waterfall:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the lines."""
         entries = entries_of(self.summary)
-        has_bars = options.max_width >= BAR_FROM and any(entry.get("ratio") for entry in entries)
         is_attributed = any(entry.get("verdict") for entry in entries)
+        shown = [True, True, is_attributed, is_attributed, is_attributed and options.max_width >= PRODUCT_FROM, is_attributed]
         yield Text.assemble("what changed", ("  and what each change is worth in the whole", "quiet") if is_attributed else "")
         made = Table.grid(padding=(0, 2, 0, 0))
-        made.add_column(no_wrap=True)
-        made.add_column(overflow="fold")
-        made.add_column(justify="right", no_wrap=True)
-        made.add_column(no_wrap=True)
-        if is_attributed and options.max_width >= NARROW:
-            made.add_column(justify="right", no_wrap=True, style="quiet")
-        if has_bars:
-            made.add_column(width=BAR_WIDTH, no_wrap=True)
-        width = len(made.columns)
-        for cells in self._rows(entries, is_attributed=is_attributed):
-            made.add_row(*cells[: width - has_bars], *(cells[5:] if has_bars else []))
+        for name, is_shown in zip(_COLUMNS, shown, strict=True):
+            if is_shown:
+                is_rigid = name in ("factor", "interval", "product") or (name == "knob" and options.max_width >= KNOBS_FROM)
+                justify: JustifyMethod = "right" if name in ("factor", "product") else "left"
+                made.add_column(justify=justify, no_wrap=is_rigid, overflow="fold")
+        for cells in self._rows(entries, is_attributed=is_attributed, has_bars=options.max_width >= BAR_FROM):
+            made.add_row(*(cell for cell, is_shown in zip(cells, shown, strict=True) if is_shown))
         yield made
-        yield from (Text(f"  {line}", style="quiet") for line in dropped_lines(self.summary))
+        yield from (Padding(Text(line, style="quiet"), (0, 0, 0, 2)) for line in dropped_lines(self.summary))
 
-    def _rows(self, entries: list[dict[str, Any]], *, is_attributed: bool) -> list[tuple[Text, ...]]:
+    def _rows(self, entries: list[dict[str, Any]], *, is_attributed: bool, has_bars: bool) -> list[tuple[Text, ...]]:
         speedup, unit = self.summary.get("speedup") or {}, str(self.summary.get("unit") or "samples")
         whole = speedup.get("ratio") if is_attributed else None
+        top = _top(entries, whole) if has_bars else 1.0
         rows: list[tuple[Text, ...]] = []
-        base, top = (self.summary.get("baseline") or {}).get("value"), _top(entries, whole)
         if is_attributed:
-            rows.append((Text("  baseline"), Text(rate_text(base, unit)), Text(), Text(), Text("1.00x"), Text()))
+            base = rate_text((self.summary.get("baseline") or {}).get("value"), unit)
+            rows.append((Text("  baseline"), Text(base), Text(), Text(), Text("1.00x", style="quiet"), Text()))
         reached = 1.0
         for entry in entries:
             begun, reached = reached, reached * (entry.get("ratio") or 1.0)
-            is_known = is_attributed and entry.get("cumulative") is not None
+            doubt = Text(_doubt(entry), style="unsure" if entry.get("verdict") == "ambiguous" else "quiet")
             rows.append(
                 (
                     Text(f"  {entry['knob']}", style="key"),
                     Text.assemble((value_text(entry.get("from")), "quiet"), " → ", (value_text(entry.get("to")), "name")),
-                    _factor(entry),
-                    _certainty(entry),
-                    Text(ratio_text(reached) if is_known else ""),
-                    _bar(begun, reached, top, _style(entry)) if entry.get("ratio") else Text(),
+                    Text(ratio_text(entry["ratio"]), style=_style(entry)) if entry.get("ratio") else Text(),
+                    Text(ratio_interval_text(entry.get("ci")), style="quiet"),
+                    Text(ratio_text(reached), style="quiet"),
+                    doubt if doubt or not entry.get("ratio") else _bar(begun, reached, top, _style(entry)),
                 )
             )
-        if whole and any(entry.get("ratio") for entry in entries):
-            if all(entry.get("ratio") for entry in entries) and abs(math.log(whole / reached)) > TOLD_APART:
-                words = "they help each other" if whole > reached else "they overlap"
-                factor = Text(ratio_text(whole / reached), style="quiet")
-                bar = _bar(reached, whole, top, "quiet")
-                rows.append((Text("  interplay"), Text(words, style="quiet"), factor, Text(), Text(ratio_text(whole)), bar))
-            interval = Text(ratio_interval_text(speedup.get("ci")), style="quiet")
-            value = (self.summary.get("best") or {}).get("value")
-            name = Text(ratio_text(whole), style=WORTH_STYLES.get(str(speedup.get("verdict")), "name"))
-            style = WORTH_STYLES.get(str(speedup.get("verdict")), "name")
+        return rows + self._last_rows(entries, whole, reached, top)
+
+    def _last_rows(
+        self, entries: list[dict[str, Any]], whole: float | None, product: float, top: float
+    ) -> list[tuple[Text, ...]]:
+        """Returns what the factors leave unexplained, when that is more than noise, and the whole as it was measured."""
+        if not whole or len(entries) < 2:
+            return []
+        speedup, unit = self.summary.get("speedup") or {}, str(self.summary.get("unit") or "samples")
+        rows: list[tuple[Text, ...]] = []
+        if all(entry.get("ratio") for entry in entries) and abs(math.log(whole / product)) > TOLD_APART:
+            words = "help each other" if whole > product else "overlap"
+            factor, reached = (Text(ratio_text(ratio), style="quiet") for ratio in (whole / product, whole))
             rows.append(
-                (Text("  together"), Text(rate_text(value, unit)), name, interval, Text(), _bar(1.0, whole, top, style))
+                (Text("  they"), Text(words, style="quiet"), factor, Text(), reached, _bar(product, whole, top, "quiet"))
             )
-        return rows
+        style = WORTH_STYLES.get(str(speedup.get("verdict")), "name")
+        rate = rate_text((self.summary.get("best") or {}).get("value"), unit)
+        interval = Text(ratio_interval_text(speedup.get("ci")), style="quiet")
+        total = (Text("  together"), Text(rate), Text(ratio_text(whole), style=style), interval, Text())
+        return [*rows, (*total, _bar(1.0, whole, top, style))]
 
 
 def entries_of(summary: Summary) -> list[dict[str, Any]]:
@@ -99,10 +106,9 @@ def dropped_lines(summary: Summary) -> list[str]:
     dropped = found.get("dropped") or []
     if not dropped:
         return []
-    words = ", ".join(f"{knob_phrase(e['knob'], e['to'])} ({_worth_text(e)})" for e in dropped)
+    words = ", ".join(f"{knob_phrase(e['knob'], e['to'])} {_number(e)}".strip() for e in dropped)
     whole = f"{ratio_text(found.get('ratio'))} {ratio_interval_text(found.get('ci'))}".strip()
-    kept = "it keeps its value" if len(dropped) == 1 else "they keep their values"
-    lines = [f"bought nothing: {words}; {kept}"]
+    lines = [f"bought nothing, so left as {'it was' if len(dropped) == 1 else 'they were'}: {words}"]
     return [*lines, f"all of them together: {whole}"] if len(dropped) > 1 and found.get("ratio") else lines
 
 
@@ -117,26 +123,19 @@ def change_lines(summary: Summary) -> list[str]:
 
 
 def _worth_text(entry: dict[str, Any]) -> str:
-    parts = [f"{ratio_text(entry['ratio'])} {ratio_interval_text(entry.get('ci'))}".strip()] if entry.get("ratio") else []
-    return " ".join([*parts, _doubt(entry)]).strip()
+    return f"{_number(entry)} {_doubt(entry)}".strip()
+
+
+def _number(entry: dict[str, Any]) -> str:
+    return f"{ratio_text(entry['ratio'])} {ratio_interval_text(entry.get('ci'))}".strip() if entry.get("ratio") else ""
 
 
 def _doubt(entry: dict[str, Any]) -> str:
-    """Returns what is to be said of a factor that is not plain: "ambiguous", "not separated: no time"; "" for a plain one."""
+    """Returns what is to be said of a factor that is not plain: "ambiguous", "not separated: no time"; "" otherwise."""
     verdict, reason = str(entry.get("verdict") or ""), str(entry.get("reason") or "")
     if verdict in ("needed", "not separated"):
         return f"{verdict}: {reason}" if reason else verdict
     return verdict if verdict in ("ambiguous", "slower") else ""
-
-
-def _factor(entry: dict[str, Any]) -> Text:
-    return Text(ratio_text(entry["ratio"]), style=_style(entry)) if entry.get("ratio") else Text()
-
-
-def _certainty(entry: dict[str, Any]) -> Text:
-    interval, doubt = ratio_interval_text(entry.get("ci")), _doubt(entry)
-    doubt_style = "unsure" if entry.get("verdict") == "ambiguous" else "quiet"
-    return Text.assemble((interval, "quiet"), "  " if interval and doubt else "", (doubt, doubt_style))
 
 
 def _style(entry: dict[str, Any]) -> str:
