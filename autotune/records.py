@@ -333,7 +333,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 # {"schema", "study", "title", "status": "complete|running|interrupted|failed", "reason", "objective", "unit", "machine": {...},
 #  "baseline": {"trial", "value", "ci": [lo, hi] | null, "knobs"},
 #  "best": {"trial", "value", "ci", "overrides": {knob: value}, "knobs"} | null,
-#  "best_by_tier": {tier: {"trial", "value", "ci", "overrides"}},
+#  "best_by_tier": {tier: {"trial", "value", "ci", "measured_in": "finals|search", "overrides", "speedup" (measured)}},
 #  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; ratio null: not compared,
 #  "attribution": [{"knob", "from", "to", "with": [knob], "ratio", "ci", "num_rounds", "cumulative", "reason",
 #                   "verdict": "faster|same|slower|ambiguous|needed|not separated"}],   one a change of the best, by effect

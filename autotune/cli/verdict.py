@@ -124,7 +124,6 @@ def _changes(summary: Summary) -> RenderableType | None:
 
 def _tiers(summary: Summary) -> RenderableType | None:
     tiers, unit = summary.get("best_by_tier") or {}, str(summary.get("unit") or "samples")
-    speedup, best = summary.get("speedup") or {}, summary.get("best") or {}
     base, made = (summary.get("baseline") or {}).get("value"), Table.grid(padding=(0, 2, 0, 0))
     seen: set[Any] = set()
     for tier in Tier:
@@ -133,12 +132,14 @@ def _tiers(summary: Summary) -> RenderableType | None:
             made.add_row(f"  {tier.value}", Text("the same", style="quiet"))
         elif side and side.get("value") is not None:
             seen.add(side.get("trial"))
-            ratio = (
-                speedup.get("ratio") if side.get("trial") == best.get("trial") else None
-            )  # the finals' ratio is the better one
-            ratio = ratio or (side["value"] / base if base else None)
+            is_best = side.get("trial") == (summary.get("best") or {}).get("trial")
+            claim = (summary.get("speedup") if is_best else side.get("speedup")) or {}
+            ratio = claim.get("ratio") or (side["value"] / base if base else None)
             what = Text(changes_phrase(side.get("overrides") or {}), style="quiet")
-            made.add_row(f"  {tier.value}", rate_text(side["value"], unit), ratio_text(ratio), what)
+            if side.get("overrides") and side.get("measured_in") == "search":
+                what.append("  (from the search, not measured again)")
+            interval = Text(ratio_interval_text(claim.get("ci")), style="quiet")
+            made.add_row(f"  {tier.value}", rate_text(side["value"], unit), ratio_text(ratio), interval, what)
     return Group(Text("best by tier"), made) if made.row_count else None
 
 

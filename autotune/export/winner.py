@@ -59,7 +59,9 @@ def describe_machine(machine: dict[str, Any]) -> str:
 
 
 def _search_ratio(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
-    """Returns the speedup of a configuration that was not the finals' choice: search value over search value."""
+    """Returns the speedup of a configuration that was not the finals' choice: measured again, else from the search."""
+    if measured := entry.get("speedup"):
+        return dict(measured)
     trials = {trial["number"]: trial for trial in summary["trials"]}
     value, baseline = ((trials.get(number) or {}).get("value") for number in (entry["trial"], summary["baseline"]["trial"]))
     ratio = value / baseline if value and baseline else None

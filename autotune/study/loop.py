@@ -31,6 +31,7 @@ from autotune.study.quarantine import quarantine
 from autotune.study.session import Ending, Session
 from autotune.study.settings import capacity_bytes, memory_cap_bytes
 from autotune.study.summary import Standing, summarise
+from autotune.study.tiers import TierFinals
 from autotune.study.trial import TrialRunner
 from autotune.trackers.sync import incomplete
 from autotune.wording import log_lines
@@ -113,6 +114,7 @@ class _Study:
         self._decision: Decision | None = None
         self._finals: Finals | None = None
         self._attributor = Attributor(self._session)
+        self._tiers = TierFinals(self._session)
 
     def run(self) -> Summary:
         if self._earlier:
@@ -142,6 +144,8 @@ class _Study:
             ended_because = Search(self._session).run()
             self._finals = Finals(self._session, self._attributor.run, self._attributor.known_part)
             self._decision = self._finals.run()
+            if self._decision.is_better and self._decision.finalist:
+                self._tiers.run(self._decision.finalist)
         except (Ending, KeyboardInterrupt) as ending:
             return "interrupted", str(ending) or "stopped by the user", None
         except NothingWorked as failure:
@@ -223,6 +227,7 @@ class _Study:
             seconds=self._budget.spent_s,
             decision=self._decision,
             attribution=self._attributor.found,
+            tiers=self._tiers.decisions,
         )
         # Through JSON, so that the document handed over is the one on disk, tuples and all.
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotune import stats
-from autotune.records import SCHEMA, Kind, StudyRecord, Summary, Tier, TrialRecord
+from autotune.records import SCHEMA, StudyRecord, Summary, Tier, TrialRecord
 from autotune.study.attribution import Attribution
 from autotune.study.budget import START_PHASES
 from autotune.study.diagnosis import diagnose
 from autotune.study.finals import Decision
+from autotune.study.tiers import leader
 
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "seconds", "phases_s",
@@ -30,6 +31,7 @@ class Standing:
         seconds: wall time so far.
         decision: what the finals found; None before they have run.
         attribution: what the chosen configuration was found to be made of; None before it was taken apart.
+        tiers: number of a lower tier's best -> what it was found to be worth when it was measured again.
     """
 
     status: str
@@ -37,6 +39,7 @@ class Standing:
     seconds: float = 0.0
     decision: Decision | None = None
     attribution: Attribution | None = None
+    tiers: dict[int, Decision] = field(default_factory=dict)
 
 
 def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing) -> Summary:
@@ -86,16 +89,7 @@ def _best(records: list[TrialRecord], baseline: TrialRecord | None, standing: St
     decision = standing.decision
     if decision is not None and (decision.ratio is not None or decision.finalist is None):
         return decision.finalist if decision.is_better else baseline
-    return _leader(records, baseline, Tier.training)
-
-
-def _leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> TrialRecord:
-    """Returns the best search trial up to a tier, or the baseline where none beat it by more than the margin."""
-    able = [
-        r for r in records if r.kind is Kind.search and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed
-    ]
-    top = max(able, key=lambda record: record.score or 0.0, default=baseline)
-    return top if (top.score or 0.0) > (baseline.score or 0.0) * (1 + stats.MARGIN_FRAC) else baseline
+    return leader(records, baseline, Tier.training)
 
 
 def _by_tier(
@@ -107,8 +101,17 @@ def _by_tier(
     for tier in Tier:
         is_decided = best.changed and best.tier.rank <= tier.rank
         is_nothing_better = standing.decision is not None and not best.changed and tier is Tier.training
-        leader = best if is_decided or is_nothing_better else _leader(records, baseline, tier)
-        found[str(tier)] = _entry(leader, standing, overrides=True)
+        top = best if is_decided or is_nothing_better else leader(records, baseline, tier)
+        claim = standing.tiers.get(top.number)
+        if claim and not claim.is_better:
+            top, claim = baseline, None
+        entry = _entry(top, standing, overrides=True)
+        if claim and claim.ratio:
+            rates = claim.values[top.number]
+            value, ci = stats.log_mean_interval(rates)
+            said = {"ratio": claim.ratio.ratio, "ci": claim.ratio.ci, "verdict": claim.verdict, "reason": claim.reason}
+            entry |= {"value": value, "ci": ci, "measured_in": "finals", "speedup": said}
+        found[str(tier)] = entry
     return found
 
 
@@ -153,9 +156,9 @@ def _unproven(baseline: TrialRecord, best: TrialRecord, decision: Decision | Non
         return None  # the baseline is as fast as itself: that is no verdict
     if decision is not None and decision.finalist is None:  # nothing was worth measuring beside the baseline
         return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": decision.reason}
-    leader = decision.finalist if decision and decision.finalist else best
+    top = decision.finalist if decision and decision.finalist else best
     reason = decision.reason if decision else "the finals have not run"
-    ratio = (leader.value or 0.0) / baseline.value if baseline.value else None
+    ratio = (top.value or 0.0) / baseline.value if baseline.value else None
     return {
         "ratio": ratio,
         "ci": None,
