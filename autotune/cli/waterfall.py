@@ -32,7 +32,7 @@ class Waterfall:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the lines."""
         entries = entries_of(self.summary)
-        is_attributed = any(entry.get("verdict") for entry in entries)
+        is_attributed = any(entry.get("verdict") or entry.get("ratio") for entry in entries)
         shown = [True, True, is_attributed, is_attributed, is_attributed and options.max_width >= PRODUCT_FROM, is_attributed]
         yield Text.assemble("what changed", ("  and what each change is worth in the whole", "quiet") if is_attributed else "")
         made = Table.grid(padding=(0, 2, 0, 0))

@@ -88,7 +88,7 @@ def _worth_lines(summary: Summary) -> list[str]:
     for change in summary.get("attribution") or []:
         interval = f", {change['ci'][0]:.3f} to {change['ci'][1]:.3f}" if change.get("ci") else ""
         number = f"{change['ratio']:.3f} x{interval}" if change.get("ratio") else change.get("reason") or "unknown"
-        lines.append(f"{change['knob']}: {change['verdict']}, {number}")
+        lines.append(f"{change['knob']}: {change.get('verdict') or 'worth'}, {number}")
     dropped = (summary.get("minimality") or {}).get("dropped") or []
     if dropped:
         lines.append(f"Bought nothing, so left as they were: {', '.join(change['knob'] for change in dropped)}.")
