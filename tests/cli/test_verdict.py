@@ -54,7 +54,7 @@ def drawn(summary, path, width):
     return page.file.getvalue()
 
 
-@pytest.mark.parametrize("width", [50, 60, 80, 120])
+@pytest.mark.parametrize("width", [60, 80, 120])
 def test_waterfall_shows_every_factor_whole_on_any_terminal(tmp_path, width):
     folder = make_study(tmp_path / "runs")
     text = drawn(folder.read_summary(), folder.path, width)
