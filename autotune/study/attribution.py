@@ -4,8 +4,9 @@ It stands between the finals' two halves. The choosing rounds name a winner; her
 come last and had no part in either, measure what is left of it beside the baseline. So the configuration that is reported is
 the one that is handed over, and no round that helped to pick it is quoted for it.
 
-In a round the winner and its parts run once each, in random order. Two rounds screen: every knob put back alone. Then the knobs
-that were not shown to matter go back all together, and from there on they are measured as one: if the whole stays within the
+In a round the winner and its parts run once each, in random order. Two rounds screen: every knob put back alone. Where there
+is no time for all, those of which the search's own trials promise most, beside the winner without all the others. Then the
+knobs that were not shown to matter go back together, and from there on they are measured as one: if the whole stays within the
 margin of the winner they are dropped, if it is missed the dearest of them comes out again. Knobs whose worth is known well
 enough leave the rounds. It ends when all is decided or the time is used. The intervals hold all at once (see
 `stats.compare_rounds`), so they also hold for the knobs that are kept because of them.
@@ -24,7 +25,7 @@ from autotune import stats
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Knobs, TrialRecord
 from autotune.study.budget import finals_rules
-from autotune.study.parts import MAX_FAILURES, SCREENING_ROUNDS, Change, Evidence
+from autotune.study.parts import MAX_FAILURES, SCREENING_ROUNDS, Change, Evidence, hints
 from autotune.study.session import Session, attribution_of, configuration_key
 
 ROUNDS_IN_MIND = 4  # the time there is for it is shared out to so many rounds with every knob
@@ -146,7 +147,7 @@ class Attributor:
         )
 
     def _evidence(self, winner: TrialRecord) -> Evidence:
-        return Evidence(self._session.resolved, winner, self._trials(winner))
+        return Evidence(self._session.resolved, winner, self._trials(winner), hints(winner, self._session.searched))
 
     def _trials(self, winner: TrialRecord) -> list[TrialRecord]:
         """Returns the trials that took this winner apart."""
@@ -163,19 +164,19 @@ class Attributor:
         return sum(trial.score is None and not trial.outcome.is_no_answer for trial in own) >= MAX_FAILURES
 
     def _affordable(self, winner: TrialRecord, evidence: Evidence, kept_s: float) -> list[str]:
-        """Returns the knobs there is time to put back alone, the highest tier first: those are the ones to do without."""
-        space, left_s = self._session.resolved, self._session.budget.left_s - kept_s
-        knobs = sorted(winner.changed, key=lambda knob: -space.tier({knob: winner.changed[knob]}).rank)
-        if math.isinf(left_s):
-            return knobs
+        """Returns the knobs there is time to put back alone: all, or those of which the search promises most."""
+        left_s, hinted = self._session.budget.left_s - kept_s, hints(winner, self._session.searched)
+        knobs = sorted(winner.changed, key=lambda knob: -hinted[knob])
+        costs_s = {knob: SCREENING_ROUNDS * self._expected_s(evidence.parts[knob].knobs) for knob in knobs}
+        winner_s = SCREENING_ROUNDS * self._expected_s(winner.knobs)
         done = [knob for knob in knobs if evidence.worth(knob) != "not separated"]
-        winner_s = self._expected_s(winner.knobs)
-        spare_s = left_s - SCREENING_ROUNDS * winner_s * (1 if done else 3)  # beside the parts, and for the whole without them
+        if math.isinf(left_s) or winner_s + sum(costs_s[knob] for knob in knobs if knob not in done) <= left_s:
+            return knobs
+        spare_s = left_s - 2 * winner_s  # the winner, and what is left of it without those that seem to buy nothing
         for knob in knobs:
-            cost_s = SCREENING_ROUNDS * self._expected_s(evidence.parts[knob].knobs)
-            if knob not in done and cost_s <= spare_s:
+            if knob not in done and costs_s[knob] <= spare_s:
                 done.append(knob)
-                spare_s -= cost_s
+                spare_s -= costs_s[knob]
         return done
 
     def _rules(self, evidence: Evidence, knobs: Sequence[str], kept_s: float) -> MeasureRules:

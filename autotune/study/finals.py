@@ -26,7 +26,7 @@ DEAR_GAIN_FRAC = 0.03  # what a compilation must gain in the search to be worth 
 MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is out
 WANTED_TRIALS = 14  # the reserved time is shared by so many: five pairs, a choosing round of four
 CHOOSING_ROUNDS = 2
-KEPT_PAIRS = 5  # so many reporting pairs are left time for when the chosen configuration is taken apart
+KEPT_PAIRS = 4  # so many reporting pairs are left time for when the chosen configuration is taken apart
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # why a final is run: what it counts for
 
 

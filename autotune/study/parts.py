@@ -7,9 +7,12 @@ drifts from round to round falls on none of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
 
 from autotune import stats
 from autotune.records import Knobs, KnobValue, Outcome, TrialRecord
@@ -22,6 +25,8 @@ SCREENING_ROUNDS = 2  # with every knob put back alone: the least that has a spr
 MAX_ROUNDS = 16  # then the intervals narrow too slowly to be worth the time
 DECIDED_AFTER = 8  # rounds of a group and the winner after which the estimate decides, within the margin or not
 SUSPECT_MARGINS = 2.0  # a knob not shown to matter and worth less than so many margins is put back with the others, on trial
+HINTED_FRAC = 0.03  # a gain that the search did not show: noise of one measurement each
+RIDGE = 0.5  # of the fit behind the hints, in trials: two knobs always turned together share their gain
 NARROW_FRAC = 0.25  # of its gain: a knob's worth is known well enough when its interval's half is no wider
 MAX_FAILURES = 2  # after so many a part cannot be measured: the knob is needed
 
@@ -98,6 +103,27 @@ class Change:
         }
 
 
+def hints(winner: TrialRecord, searched: Sequence[TrialRecord]) -> dict[str, float]:
+    """Returns what the search's own trials say each change of a winner is worth, as a factor.
+
+    One noisy measurement each, and knobs that were turned together: good enough to guess which change is worth a look when
+    there is no time to look at all, not to claim anything.
+
+    Args:
+        winner: what is taken apart.
+        searched: the search's trials, the baseline included.
+    """
+    able = [record for record in searched if record.score]
+    keys = list(winner.changed)
+    rows = [[record.changed.get(key) == winner.changed[key] for key in keys] for record in able]
+    others = [[key in record.changed and record.changed[key] != winner.changed[key] for key in keys] for record in able]
+    design = np.hstack([np.asarray(rows, dtype=float), np.asarray(others, dtype=float)])
+    logs = np.asarray([math.log(record.score or 1.0) for record in able])
+    design, logs = design - design.mean(axis=0), logs - logs.mean()
+    effects = np.linalg.solve(design.T @ design + RIDGE * np.eye(design.shape[1]), design.T @ logs)
+    return {key: math.exp(float(effect)) for key, effect in zip(keys, effects, strict=False)}
+
+
 class Evidence:
     """What the rounds so far say of a winner's changes.
 
@@ -105,10 +131,17 @@ class Evidence:
         space: the search space.
         winner: what is taken apart.
         trials: attribution trials of this winner, by number.
+        hinted: what the search says each change is worth, `hints`.
     """
 
-    def __init__(self, space: ResolvedSpace, winner: TrialRecord, trials: Sequence[TrialRecord]) -> None:
-        self._space, self._winner = space, winner
+    def __init__(
+        self,
+        space: ResolvedSpace,
+        winner: TrialRecord,
+        trials: Sequence[TrialRecord],
+        hinted: Mapping[str, float] | None = None,
+    ) -> None:
+        self._space, self._winner, self._hinted = space, winner, hinted or {}
         self.parts = {key: part_of(space, winner, [key]) for key in winner.changed}
         self._failed: dict[ConfigurationKey, list[TrialRecord]] = {}
         rounds: dict[int, dict[ConfigurationKey, float]] = {}
@@ -144,17 +177,24 @@ class Evidence:
         verdict = stats.verdict(ratio, self.margin)
         return "slower" if verdict == "ambiguous" and ratio.ci[1] < 1 else verdict
 
-    def together(self) -> Part | None:
+    def together(self, without: Sequence[str] = ()) -> Part | None:
         """Returns the winner without all knobs that seem to buy nothing, as far as the whole was not shown to miss them.
 
-        What was shown to be missed loses its dearest knob, which stays, until the rest is not missed or nothing is left.
+        Of knobs that were not measured alone the search's hints are believed, until the whole is shown to miss them. What is
+        missed loses its dearest knob, which stays, until the rest is not missed or nothing is left.
+
+        Args:
+            without: knobs to leave out of it.
         """
         found: dict[str, float] = {}
         for knob, part in self.parts.items():
             ratio, worth = self.ratio(part), self.worth(knob)
-            if ratio is None or worth in ("faster", "needed", "not separated"):
+            if knob in without or worth in ("faster", "needed"):
                 continue
-            if worth in ("same", "slower") or ratio.ratio <= 1 + SUSPECT_MARGINS * self.margin:
+            if worth == "not separated":
+                if self._hinted.get(knob, math.inf) <= 1 + HINTED_FRAC:
+                    found[knob] = self._hinted[knob]
+            elif ratio and (worth in ("same", "slower") or ratio.ratio <= 1 + SUSPECT_MARGINS * self.margin):
                 found[knob] = ratio.ratio
         while found:
             part = part_of(self._space, self._winner, found)
@@ -166,28 +206,36 @@ class Evidence:
     def minimal(self) -> Part | None:
         """Returns the part to be handed over instead of the winner; None when the winner stands as it is.
 
-        It has fewer changes, was measured beside the winner, and stays within the margin of it.
+        The one with the fewest changes that were measured beside the winner and stay within the margin of it, and that has
+        every knob that was shown to matter.
         """
-        part = self.together()
-        ratio = self.ratio(part) if part else None
-        if part is None or ratio is None or ratio.num_rounds < SCREENING_ROUNDS or ratio.ratio > 1 + self.margin:
-            return None
-        return part
+        wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
+        able = [
+            part
+            for key, ratio in self._ratios.items()
+            if (part := part_of(self._space, self._winner, set(self._winner.changed) - {knob for knob, _ in key})).key == key
+            and wanted <= {knob for knob, _ in key}
+            and ratio.num_rounds >= SCREENING_ROUNDS
+            and ratio.ratio <= 1 + self.margin
+            and not self._is_missed(part)
+        ]
+        return min(able, key=lambda part: (len(part.key), self._ratios[part.key].ratio), default=None)
 
     def wanted(self, knobs: Sequence[str]) -> list[Part]:
         """Returns the parts that the next round should hold beside the winner; none when all is decided.
 
         Args:
-            knobs: those there is time for.
+            knobs: those there is time to put back alone.
         """
         if self.num_rounds >= MAX_ROUNDS:
             return []
         able = [knob for knob in knobs if not self.failure(self.parts[knob])]
-        if new := [knob for knob in able if self.worth(knob) == "not separated"]:
+        new = [knob for knob in able if self.worth(knob) == "not separated"]
+        if new and len(knobs) == len(self.parts):
             return [self.parts[knob] for knob in new]
-        whole = self.together()
+        whole = self.together(without=new)
         put_back = whole.keys if whole else frozenset()
-        single = [self.parts[knob] for knob in able if knob not in put_back and self._is_open(knob)]
+        single = [self.parts[knob] for knob in new or able if knob not in put_back and (new or self._is_open(knob))]
         return single if whole is None or self._is_settled(whole) else [whole, *single]
 
     def changes(self) -> list[Change]:
@@ -200,7 +248,8 @@ class Evidence:
     def _change(self, knob: str, *, is_kept: bool) -> Change:
         part, worth = self.parts[knob], self.worth(knob)
         failure = self.failure(part)
-        reason = f"without it: {failure.outcome}" if failure else "no time" if worth == "not separated" else ""
+        untold = "no time" if is_kept else "only together with the others"
+        reason = f"without it: {failure.outcome}" if failure else untold if worth == "not separated" else ""
         return Change(
             knob=knob,
             before=self._space.reference.get(knob),
