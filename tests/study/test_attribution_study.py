@@ -96,9 +96,11 @@ def test_every_round_holds_the_winner_beside_its_parts(planted):
 
 
 def test_default_budget_ends_in_time_and_the_trial_budget_counts_search_trials_only(bench):
-    study = bench(Surface(gains={("precision.amp", "bf16"): 1.5, ("threads.intra", 4): 1.2}, start_s=3.0), minutes=8)
+    gains = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3}
+    study = bench(Surface(gains=gains, start_s=4.0, window_s=5.0), "compile.mode=off", minutes=8)
     summary = study.run()
     assert summary["seconds"]["total"] <= 8 * 60 * 1.1
+    assert {"precision.amp", "layout.channels_last"} <= {e["knob"] for e in summary["attribution"] if e["verdict"] == "faster"}
     limited = bench(Surface(gains={("precision.amp", "bf16"): 1.5}), "study.budget.trials=6", "study.name=t")
     trials = limited.run()["trials"]
     assert sum(trial["kind"] == Kind.search for trial in trials) == 6

@@ -5,7 +5,7 @@ import pytest
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.space import Choice, ResolvedSpace
 from autotune.study import parts
-from autotune.study.parts import Evidence, part_of
+from autotune.study.parts import Evidence, hints, part_of
 
 WORKERS, PREFETCH, AMP, PIN = "loader.num_workers", "loader.prefetch_factor", "precision.amp", "loader.pin_memory"
 REFERENCE = {WORKERS: 0, PREFETCH: 2, AMP: "off", PIN: False}
@@ -69,7 +69,7 @@ def test_knobs_not_shown_to_matter_are_put_back_together_on_trial():
     assert (evidence.worth(WORKERS), evidence.worth(AMP)) == ("faster", "faster")
     (together,) = evidence.wanted(list(CHANGED))
     assert together.keys == {PREFETCH, PIN}
-    assert evidence.minimal() is None, "it has not been measured"
+    assert len(evidence.minimal().keys) == 1, "both together have not been measured"
 
 
 @pytest.mark.parametrize(("value", "is_dropped"), [(100.1, True), (93.0, False)])
@@ -116,3 +116,53 @@ def test_it_ends_after_so_many_rounds():
 def test_changes_come_with_the_most_useful_first():
     evidence = Evidence(SPACE, WINNER, rounds(*ALONE, values=[80.0, 99.9, 70.0, 100.0]))
     assert [change.knob for change in evidence.changes()] == [AMP, WORKERS, PREFETCH, PIN]
+
+
+HINTED = {WORKERS: 1.3, AMP: 1.4, PREFETCH: 1.0, PIN: 1.01}
+
+
+def test_with_little_time_the_promising_are_put_back_alone_the_others_at_once():
+    evidence = Evidence(SPACE, WINNER, [], HINTED)
+    assert [part.keys for part in evidence.wanted([AMP])] == [{PREFETCH, PIN}, {AMP}]
+    assert [part.keys for part in evidence.wanted([])] == [{PREFETCH, PIN}]
+    assert len(evidence.wanted(list(CHANGED))) == 4, "with time enough nothing is guessed"
+
+
+def test_what_was_only_put_back_with_others_is_dropped_with_them_and_said_to_be():
+    trials = rounds((PREFETCH, PIN), (AMP,), values=[100.05, 70.0])
+    evidence = Evidence(SPACE, WINNER, trials, HINTED)
+    assert evidence.minimal().keys == {PREFETCH, PIN}
+    found = {change.knob: change for change in evidence.changes()}
+    assert (found[PIN].is_kept, found[PIN].reason) == (False, "only together with the others")
+    assert (found[WORKERS].is_kept, found[WORKERS].worth, found[WORKERS].reason) == (True, "not separated", "no time")
+    assert found[AMP].worth == "faster"
+
+
+def test_a_hint_that_was_wrong_is_not_believed_once_the_whole_is_missed():
+    trials = rounds((PREFETCH, PIN), (AMP,), values=[90.0, 70.0], count=3)
+    evidence = Evidence(SPACE, WINNER, trials, HINTED)
+    assert evidence.minimal() is None
+    assert evidence.together().keys == {PREFETCH}
+
+
+def test_hints_come_from_what_the_search_tried():
+    gains = {WORKERS: 1.5, AMP: 2.0, PREFETCH: 1.0, PIN: 1.0}
+    tried = [
+        {},
+        CHANGED,
+        {AMP: "bf16"},
+        {WORKERS: 2},
+        {WORKERS: 2, PIN: True},
+        {AMP: "bf16", PIN: True},
+        {AMP: "bf16", WORKERS: 2},
+    ]
+    searched = []
+    for number, changed in enumerate(tried):
+        score = 100.0
+        for key in changed:
+            score *= gains[key]
+        searched.append(
+            TrialRecord(number=number, kind=Kind.search, knobs={}, changed=changed, outcome=Outcome.ok, value=score)
+        )
+    found = hints(WINNER, searched)
+    assert max(found[PREFETCH], found[PIN]) < 1.15 < 1.3 < found[WORKERS] < found[AMP]
