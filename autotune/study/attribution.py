@@ -28,6 +28,7 @@ from autotune.study.budget import finals_rules
 from autotune.study.parts import MAX_FAILURES, SCREENING_ROUNDS, Change, Evidence, hints
 from autotune.study.session import Session, attribution_of, configuration_key
 
+UNTIMED_ROUNDS = 8  # where no time is set: as many as the finals' pairs at most
 ROUNDS_IN_MIND = 4  # the time there is for it is shared out to so many rounds with every knob
 
 
@@ -112,7 +113,8 @@ class Attributor:
         rules, is_announced = self._rules(evidence, knobs, kept_s), False
         while wanted := evidence.wanted(knobs):
             configurations = self._that_fit([winner.knobs, *(part.knobs for part in wanted)], kept_s)
-            if len(configurations) < 2 or self._is_lost(winner):
+            is_enough = session.budget.total_s is None and evidence.num_rounds >= UNTIMED_ROUNDS
+            if len(configurations) < 2 or is_enough or self._is_lost(winner):
                 break
             if not is_announced:
                 left_s = None if session.budget.total_s is None else session.budget.left_s - kept_s

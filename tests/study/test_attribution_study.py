@@ -187,3 +187,9 @@ def test_lower_tiers_are_measured_claims_where_there_is_time(bench, tmp_path):
     text = export(summary, "yaml", Tier.exact)
     assert "faster" in text
     assert "from the search" not in text
+
+
+def test_without_a_time_limit_it_ends_after_as_many_rounds_as_the_finals_have_pairs(planted):
+    study = planted(0.02, "study.budget.minutes=null")
+    assert study.run()["status"] == "complete"
+    assert max(trial.round for trial in attributed(study)) == 8
