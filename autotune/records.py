@@ -87,6 +87,7 @@ class Kind(enum.StrEnum):
 
     baseline = "baseline"
     search = "search"
+    attribution = "attribution"
     final = "final"
 
 
@@ -133,12 +134,12 @@ class TrialRecord:
         number: its place in the study, from 0, the baseline; also its folder's name.
         kind: why it was run.
         repeats: number of the trial whose configuration this one measures again; None for a first measurement.
-        round: round of the finals it belongs to; None outside the finals.
+        round: round of the finals or of the attribution it belongs to; None outside both.
         knobs: full configuration, the baseline's observed values included.
         changed: the part of `knobs` that differs from the baseline: what the harness was asked to do.
         why: one line on why this configuration was tried.
         origin: where the search had it from: "expert", "single KEY" (one change on the best), "sampler NAME", "late" (a costly
-            value or a lower tier); "" for the baseline and the finals.
+            value or a lower tier); "attribution N" where trial N is taken apart; "" for the baseline and the finals.
         outcome: how it ended.
         reason: one line on why it ended like that; "" for a plain ok.
         evidence: log tail, exit status, exception: {"exit_code", "signal", "error", "log_tail", ...}.
@@ -359,13 +360,16 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "baseline": {"trial", "value", "ci": [lo, hi] | null, "objectives": {name: value}, "objectives_ci", "knobs",
 #               "is_barred": true (breaks a constraint, "reason" says which; else absent)},
 #  "best": {"trial", "value", "ci", "objectives", "objectives_ci", "overrides": {knob: value}, "knobs"} | null,
-#  "best_by_tier": {tier: {"trial", "value", "ci", "overrides", "measured_in": "finals|search"}}; a null "ci" of these
-#  three comes with "why_no_ci"; "search" means one measurement, picked as the best of many, which overstates,
+#  "best_by_tier": {tier: {"trial", "value", "ci", "overrides", "measured_in": "finals|search", "speedup" (measured)}}; a null
+#  "ci" of these three comes with "why_no_ci"; "search" means one measurement, picked as the best of many, which overstates,
 #  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; ratio null: not compared,
 #    of scores, in whatever objective; "faster" means better
 #  "break_even": {"samples", "steps", "seconds", "dearer_s", "compile_s"} | null, as study/paying.py has it,
 #  "front": [as "best", without knobs], the Pareto front of several objectives,
-#  "attribution": [{"knob", "from", "to", "ratio", "ci"}], "diagnosis": [{"finding", "evidence", "advice"}],
+#  "attribution": [{"knob", "from", "to", "with": [knob], "ratio", "ci", "num_rounds", "cumulative", "reason",
+#                   "verdict": "faster|same|slower|ambiguous|needed|not separated"}],   one a change of the best, by effect
+#  "minimality": {"winner", "dropped": [as in attribution], "ratio", "ci", "num_rounds", "margin"} | null,   bought nothing
+#  "diagnosis": [{"finding", "evidence", "advice"}],
 #  "counts": {outcome: n}, "seconds": {"total", "measuring", "starting", "compiling", "lost"},
 #  "fingerprint", "versions", "started_at", "budget_s", "budget_trials", "pinned", "command",
 #  "files": {"left": [{"name", "bytes", "trial"}], "restored": [{"path", "trials"}]},

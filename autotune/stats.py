@@ -8,10 +8,10 @@ bioequivalence testing; several looks at a growing sample, Pocock, Biometrika 64
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from scipy import stats as distributions
@@ -26,6 +26,7 @@ MARGIN_FRAC = 0.01  # "same" when the whole interval lies within this, or within
 
 Interval = tuple[float, float]
 Judgement = Literal["faster", "same", "ambiguous"]
+Arm = TypeVar("Arm", bound=Hashable)  # what names a configuration in a comparison of several
 
 
 @cache
@@ -218,3 +219,56 @@ def verdict(ratio: Ratio, margin: float = MARGIN_FRAC) -> Judgement:
     if 1 / (1 + margin) <= low and high <= 1 + margin:
         return "same"
     return "ambiguous"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Generic[Arm]):
+    """Several configurations compared with one of them, in rounds that hold each at most once.
+
+    Attributes:
+        ratios: configuration -> the reference's rate over its own; the intervals hold all at once.
+        spread: standard deviation of one measurement within a round, on the log scale; None when nothing is left to tell.
+    """
+
+    ratios: dict[Arm, Ratio]
+    spread: float | None
+
+
+def compare_rounds(rounds: Sequence[Mapping[Arm, float]], reference: Arm, confidence: float = 0.95) -> Comparison[Arm]:
+    """Returns how much faster a reference is than each of several configurations, from rounds that need not be complete.
+
+    A randomised block design (Montgomery, Design and Analysis of Experiments, 4.1): log rate = configuration + round + noise,
+    fitted by least squares; all configurations tell of one noise, so that three rounds of six have 10 degrees of freedom where
+    six pairs of three have 2 each. The intervals are widened after Bonferroni: with `confidence` they hold all together, so
+    they also hold for those that are picked from them afterwards.
+
+    Args:
+        rounds: rates by configuration, positive, per second.
+        reference: the configuration that the others are compared with.
+        confidence: probability that all intervals hold.
+    """
+    used = [measured for measured in rounds if len(measured) > 1]
+    arms = list(dict.fromkeys([reference, *(arm for measured in used for arm in measured)]))
+    logs = np.asarray([math.log(rate) for measured in used for rate in measured.values()])
+    cells = [(number, arms.index(arm)) for number, measured in enumerate(used) for arm in measured]
+    design = np.zeros((len(cells), len(arms) + len(used)))
+    for row, (number, column) in enumerate(cells):
+        design[row, column] = design[row, len(arms) + number] = 1.0
+    inverse = np.linalg.pinv(design.T @ design)
+    effects = inverse @ design.T @ logs
+    freedom = len(cells) - (int(np.linalg.matrix_rank(design)) if cells else 0)
+    spread = math.sqrt(float(np.sum((logs - design @ effects) ** 2)) / freedom) if freedom > 0 else None
+    compared = [arm for arm in arms[1:] if any(reference in measured and arm in measured for measured in used)]
+    quantile = float(distributions.t.ppf(1 - (1 - confidence) / 2 / max(1, len(compared)), freedom)) if freedom > 0 else 0.0
+    ratios = {}
+    for arm in compared:
+        contrast = np.zeros(design.shape[1])
+        contrast[0], contrast[arms.index(arm)] = 1.0, -1.0
+        log = float(contrast @ effects)
+        half = None if spread is None else quantile * spread * math.sqrt(float(contrast @ inverse @ contrast))
+        ratios[arm] = Ratio(
+            ratio=math.exp(log),
+            ci=None if half is None else (math.exp(log - half), math.exp(log + half)),
+            num_rounds=sum(reference in measured and arm in measured for measured in used),
+        )
+    return Comparison(ratios=ratios, spread=spread)

@@ -93,7 +93,7 @@ class LiveView(View):
         self._counts[trial.outcome.value] = self._counts.get(trial.outcome.value, 0) + 1
         if trial.kind is Kind.baseline:
             self._baseline = trial
-        if trial.outcome.may_win and trial.kind is not Kind.final and _score(trial) > _score(self._best):
+        if trial.outcome.may_win and trial.kind in (Kind.baseline, Kind.search) and _score(trial) > _score(self._best):
             self._best = trial
         width = self._console.width
         baseline = score_of(self._about, vars(self._baseline)) if self._baseline else None
@@ -104,6 +104,11 @@ class LiveView(View):
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
         """Draws a line between search and finals."""
         self._console.print(Rule("finals: the best few and the baseline again, in turn", style="quiet", align="left"))
+
+    def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
+        """Draws a line where the winner is taken apart."""
+        words = f"attribution: what each change of trial {trial:04d} is worth, put back one by one"
+        self._console.print(Rule(words, style="quiet", align="left"))
 
     def notice(self, message: str) -> None:
         """Prints one line above the live part."""
@@ -158,7 +163,9 @@ class LiveView(View):
             return Text()
         _, kind, knobs, why = self._now
         what = "the program as it is" if kind is Kind.baseline or not knobs else changes_phrase(knobs)
-        return Text.assemble(f"{kind.value}: " if kind is Kind.final else "", what, (f"  {why}" if why else "", "quiet"))
+        return Text.assemble(
+            f"{kind.value}: " if kind in (Kind.attribution, Kind.final) else "", what, (f"  {why}" if why else "", "quiet")
+        )
 
     def _phase_words(self) -> str:
         words = [PHASE_WORDS["spawn"]]

@@ -90,6 +90,11 @@ class PlainLines(View):
         names = ", ".join(f"{n:04d}" for n in trials)
         _say(f"finals  {names} against each other, in turn{f', {seconds_text(reserved_s)}' if reserved_s else ''}")
 
+    def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
+        """The winner is taken apart."""
+        time = f", at most {seconds_text(left_s)}" if left_s else ""
+        _say(f"attribution  what each change of {trial:04d} is worth: {', '.join(sorted(knobs))}{time}")
+
     def notice(self, message: str) -> None:
         """One line worth reading."""
         _say(f"note  {message}")

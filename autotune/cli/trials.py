@@ -129,4 +129,6 @@ def _what(trial: dict[str, Any], *, is_best: bool) -> Text:
         words = "baseline"
     elif kind == Kind.final:
         words = "final" if again is None else f"final of {again:04d}" if again else "final of the baseline"
+    elif kind == Kind.attribution:
+        words = f"attribution: {trial.get('why') or words}"
     return Text(words, style="name" if is_best else "default")

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
+from autotune.cli.waterfall import Waterfall, change_lines, dropped_lines
 from autotune.records import THROUGHPUT, Summary, Tier, objective_names
 from autotune.run_dir import StudyFolder, call
 from autotune.wording import (
@@ -26,7 +27,6 @@ from autotune.wording import (
     score_of,
     seconds_text,
     side_texts,
-    value_text,
     verdict_text,
 )
 
@@ -131,26 +131,11 @@ def _no_interval_text(side: dict[str, Any]) -> str:
 
 
 def _changes(summary: Summary) -> RenderableType | None:
-    overrides = (summary.get("best") or {}).get("overrides") or {}
-    if not overrides:
-        return None
-    before = (summary.get("baseline") or {}).get("knobs") or {}
-    worth = {entry["knob"]: entry for entry in summary.get("attribution") or []}
-    made = Table.grid(padding=(0, 2, 0, 0))
-    for key in sorted(overrides, key=lambda k: (-(worth.get(k, {}).get("ratio") or 0.0), k)):
-        entry = worth.get(key, {})
-        share = f"{ratio_text(entry['ratio'])} {ratio_interval_text(entry.get('ci'))}" if entry.get("ratio") else ""
-        change = Text.assemble((value_text(before.get(key)), "quiet"), " → ", (value_text(overrides[key]), "name"))
-        made.add_row(Text(f"  {key}", style="key"), change, Text(share, style="quiet"))
-    title = Text("what changed")
-    if worth:
-        title.append("  (at the right: what the knob is worth alone)", style="quiet")
-    return Group(title, made)
+    return Waterfall(summary) if has_winner(summary) else None
 
 
 def _tiers(summary: Summary) -> RenderableType | None:
     tiers = summary.get("best_by_tier") or {}
-    speedup, best = summary.get("speedup") or {}, summary.get("best") or {}
     base, made = score_of(summary, summary.get("baseline") or {}), Table.grid(padding=(0, 2, 0, 0))
     seen: set[Any] = set()
     for tier in Tier:
@@ -159,14 +144,15 @@ def _tiers(summary: Summary) -> RenderableType | None:
             made.add_row(f"  {tier.value}", Text("the same", style="quiet"))
         elif side and side.get("value") is not None:
             seen.add(side.get("trial"))
-            ratio = (
-                speedup.get("ratio") if side.get("trial") == best.get("trial") else None
-            )  # the finals' ratio is the better one
+            is_best = side.get("trial") == (summary.get("best") or {}).get("trial")
+            claim = (summary.get("speedup") if is_best else side.get("speedup")) or {}
             own = score_of(summary, side)
-            ratio = ratio or (own / base if own and base else None)
-            once = "  (measured once: overstates)" if side.get("measured_in") == "search" and side.get("overrides") else ""
-            what = Text(changes_phrase(side.get("overrides") or {}) + once, style="quiet")
-            made.add_row(f"  {tier.value}", side_texts(summary, side)[0], ratio_text(ratio), what)
+            ratio = claim.get("ratio") or (own / base if own and base else None)
+            what = Text(changes_phrase(side.get("overrides") or {}), style="quiet")
+            if side.get("overrides") and side.get("measured_in") == "search":
+                what.append("  (measured once: overstates)")
+            interval = Text(ratio_interval_text(claim.get("ci")), style="quiet")
+            made.add_row(f"  {tier.value}", side_texts(summary, side)[0], ratio_text(ratio), interval, what)
     return Group(Text("best by tier"), made) if made.row_count else None
 
 
@@ -241,9 +227,8 @@ def lines(summary: Summary, path: Path) -> list[str]:
         side: dict[str, Any] = summary.get(name) or {}
         if side.get("value") is not None:
             said.append(" ".join([f"{name} ", *filter(None, side_texts(summary, side)), f"trial {side.get('trial')}"]))
-    before = (summary.get("baseline") or {}).get("knobs") or {}
-    for key, value in sorted(((summary.get("best") or {}).get("overrides") or {}).items()):
-        said.append(f"changed  {key}: {value_text(before.get(key))} -> {value_text(value)}")
+    said += [f"changed  {line}" for line in change_lines(summary)]
+    said += [f"dropped  {line}" for line in dropped_lines(summary)]
     said += [f"front  {line}" for line in front_lines(summary)]
     said.append(f"outcomes  {counts_text(summary.get('counts') or {})}")
     said.append(f"files  {path}")

@@ -59,7 +59,9 @@ def describe_machine(machine: dict[str, Any]) -> str:
 
 
 def _search_ratio(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
-    """Returns the speedup of a configuration that was not the finals' choice: search value over search value."""
+    """Returns the speedup of a configuration that was not the finals' choice: measured again, else from the search."""
+    if measured := entry.get("speedup"):
+        return dict(measured)
     trials = {trial["number"]: trial for trial in summary["trials"]}
     value, baseline = (score_of(summary, trials.get(number) or {}) for number in (entry["trial"], summary["baseline"]["trial"]))
     ratio = value / baseline if value and baseline else None
@@ -79,8 +81,23 @@ def _headline(summary: Summary, entry: dict[str, Any], speedup: dict[str, Any] |
     if speedup and speedup.get("ratio"):
         lines.append(_gain_line(summary, speedup))
     lines.append(" -> ".join(_measured(summary, side) for side in (summary["baseline"], entry)))
+    if entry["trial"] == (summary["best"] or {}).get("trial"):
+        lines += _worth_lines(summary)
     lines.append(f"Measured on {describe_machine(summary['machine'])}, {_day(summary['started_at'])}.")
     return [one_line(line, MAX_LINE) for line in lines]  # they become comments, which a line's end would end
+
+
+def _worth_lines(summary: Summary) -> list[str]:
+    """Returns what each change is worth, and which bought nothing."""
+    lines = []
+    for change in summary.get("attribution") or []:
+        interval = f", {change['ci'][0]:.3f} to {change['ci'][1]:.3f}" if change.get("ci") else ""
+        number = f"{change['ratio']:.3f} x{interval}" if change.get("ratio") else change.get("reason") or "unknown"
+        lines.append(f"{change['knob']}: {change.get('verdict') or 'worth'}, {number}")
+    dropped = (summary.get("minimality") or {}).get("dropped") or []
+    if dropped:
+        lines.append(f"Bought nothing, so left as they were: {', '.join(change['knob'] for change in dropped)}.")
+    return lines
 
 
 def _gain_line(summary: Summary, speedup: dict[str, Any]) -> str:
@@ -118,8 +135,22 @@ def _provenance(summary: Summary, entry: dict[str, Any], speedup: dict[str, Any]
         "baseline": _rounded({"value": summary["baseline"]["value"], "ci": summary["baseline"]["ci"]}),
         "best": _rounded({"value": entry["value"], "ci": entry["ci"]}),
         "speedup": _rounded(speedup),
+        **_worth(summary, entry),
         "versions": summary["versions"],
     }
+
+
+def _worth(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
+    if entry["trial"] != (summary["best"] or {}).get("trial"):
+        return {}
+    kept = {change["knob"]: _factor(change) for change in summary.get("attribution") or []}
+    dropped = {change["knob"]: _factor(change) for change in (summary.get("minimality") or {}).get("dropped") or []}
+    return {name: found for name, found in (("attribution", kept), ("bought_nothing", dropped)) if found}
+
+
+def _factor(change: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = _rounded({"ratio": change.get("ratio"), "ci": change.get("ci"), "verdict": change.get("verdict")})
+    return made
 
 
 def _rounded(measured: Any) -> Any:

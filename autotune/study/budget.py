@@ -14,6 +14,9 @@ FINALS_MAX_FRAC = 0.38  # of the budget: three pairs and a choosing round of a s
 LATE_MAX_FRAC = 0.5  # of the search's share: a good configuration to compile matters more than every way to compile it
 FINALS_TRIALS = 20  # eight pairs and a choosing round of four
 FINALS_WINDOW_S = 5.0  # window a cheap final is worth; between processes there is more spread than within
+ATTRIBUTION_MAX_FRAC = 0.18  # of the budget, besides what the finals leave over
+ATTRIBUTION_TRIALS = 18  # three rounds of a winner with five changes
+ATTRIBUTION_MIN_TRIALS = 6  # two rounds of one with two changes: with less time nothing is kept for it
 LATE_FRAC = 0.65  # of the search's share: late enough to have a good configuration, early enough for costly values to fit
 OVERTIME_FRAC = 0.10  # a verdict without an interval is worth little: so much more for the last pairs that make one
 CONFIRMING_ROUNDS = 3  # a winner that cannot be shown to win is no use
@@ -31,7 +34,8 @@ class Budget:
         clock: time.
         total_s: wall time for everything; None for unlimited.
         max_trials: search trials; None for unlimited.
-        reserved_s: part of `total_s` kept for the finals.
+        reserved_s: part of `total_s` kept for what follows the search.
+        attribution_s: the attribution's part of `reserved_s`; the rest is the finals'.
         before_s: what earlier runs of the study have used of it.
         started: `clock.monotonic()` at the start of this one.
     """
@@ -40,6 +44,7 @@ class Budget:
     total_s: float | None
     max_trials: int | None = None
     reserved_s: float = 0.0
+    attribution_s: float = 0.0
     before_s: float = 0.0
     started: float = field(init=False)
 
@@ -67,10 +72,16 @@ class Budget:
         return 0.0 if self.total_s is None else OVERTIME_FRAC * self.total_s
 
     def reserve(self, baseline: TrialRecord) -> None:
-        """Keeps time for the finals, judged by what the baseline took: less of the budget where trials are cheap."""
-        if self.total_s is not None:
-            wanted = FINALS_TRIALS * (without_window_s(baseline) + FINALS_WINDOW_S)
-            self.reserved_s = min(FINALS_MAX_FRAC * self.total_s, wanted)
+        """Keeps time for finals and attribution, judged by what the baseline took: less of the budget where trials are cheap.
+
+        Nothing is kept for an attribution of a program so slow that it could not separate two knobs: the search uses it better.
+        """
+        if self.total_s is None:
+            return
+        each_s = without_window_s(baseline) + FINALS_WINDOW_S
+        most_s = ATTRIBUTION_MAX_FRAC * self.total_s
+        self.attribution_s = min(most_s, ATTRIBUTION_TRIALS * each_s) if ATTRIBUTION_MIN_TRIALS * each_s <= most_s else 0.0
+        self.reserved_s = min(FINALS_MAX_FRAC * self.total_s, FINALS_TRIALS * each_s) + self.attribution_s
 
     def is_time_for_late(self, num_searched: int, late_s: Sequence[float]) -> bool:
         """Returns whether the late proposals (costly values, lower tiers) should be tried now, in time for them to fit.
@@ -94,7 +105,7 @@ class Budget:
         """
         if self.total_s is None:
             return True
-        can_be_confirmed = CONFIRMING_ROUNDS * again_s <= self.reserved_s + self.overtime_s
+        can_be_confirmed = CONFIRMING_ROUNDS * again_s <= self.reserved_s - self.attribution_s + self.overtime_s
         return expected_s <= self.search_left_s and can_be_confirmed
 
 

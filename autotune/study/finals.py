@@ -9,6 +9,7 @@ paid for with a wider interval. tests/stats/test_finals_hold.py measures what is
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autotune import stats
@@ -29,6 +30,7 @@ MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is o
 WANTED_TRIALS = 14  # the reserved time is shared by so many: five pairs, a choosing round of four
 CHOOSING_ROUNDS = 2
 ONE_ROUND_FRAC = 0.15  # what a single round must gain to be handed over: three times what two noisy runs, 3.5 % each, differ by
+KEPT_PAIRS = 4  # so many reporting pairs are left time for when the chosen configuration is taken apart
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # why a final is run: what it counts for
 
 
@@ -127,7 +129,7 @@ def that_count(records: list[TrialRecord]) -> list[TrialRecord]:
     Args:
         records: all trials, by number.
     """
-    searched = [record for record in records if record.kind is not Kind.final]
+    searched = [record for record in records if record.kind in (Kind.baseline, Kind.search)]
     now = {record.number for record in finalists(searched)}
 
     def is_fair(final: TrialRecord) -> bool:
@@ -152,10 +154,21 @@ def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]
 
 
 class Finals:
-    """Runs the finals of one study; what earlier runs of it have measured counts, as far as it is fair."""
+    """Runs the finals of one study; what earlier runs of it have measured counts, as far as it is fair.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    Args:
+        session: the study.
+        apart: takes the chosen configuration apart, leaving so many seconds, and returns the part of it that is to be reported.
+        known_part: returns that part as far as it is known, without measuring.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        apart: Callable[[TrialRecord, float], TrialRecord] = lambda chosen, _: chosen,
+        known_part: Callable[[TrialRecord], TrialRecord] = lambda chosen: chosen,
+    ) -> None:
+        self._session, self._apart, self._known_part = session, apart, known_part
         finals = [record for record in session.records if record.kind is Kind.final]
         self._earlier = that_count(session.records)
         self._round = max((record.round or 0 for record in finals), default=0)
@@ -181,7 +194,7 @@ class Finals:
         session.listener.finals_started([0, *(c.number for c in candidates)], self._left_s_or_none())
         while candidates:
             chosen = self._chosen_before(candidates) or self._chosen(candidates)
-            if self._report(chosen):
+            if self._report(self._minimal(chosen)):
                 return self.decision
             self._earlier = []
             candidates = self._left_in()
@@ -198,13 +211,22 @@ class Finals:
     def _chosen_before(self, candidates: list[TrialRecord]) -> TrialRecord | None:
         """Returns the candidate that an earlier run of the study has begun to report."""
         reported = [number for paired in by_round(self._earlier, REPORTED) for number in paired if number]
-        return next((c for c in candidates if reported and c.number == reported[-1]), None)
+        by_part = sorted(candidates, key=lambda candidate: self._known_part(candidate) is candidate)  # those taken apart first
+        return next((c for c in by_part if reported and self._known_part(c).number == reported[-1]), None)
+
+    def _minimal(self, chosen: TrialRecord) -> TrialRecord:
+        """Returns what is reported of the chosen configuration: all of it, or without the changes that buy nothing."""
+        self.decision = Decision(finalist=chosen, reason="it has not been measured again beside the baseline")
+        part = self._apart(chosen, KEPT_PAIRS * self._pair_s(chosen))
+        return chosen if self._lost.get(part.number, 0) >= MAX_LOST_ROUNDS else part
 
     def _affordable_rules(self) -> MeasureRules:
         rules = self._session.plan.config.measure.finals
         if self._session.budget.total_s is None:
             return rules
-        return finals_rules(rules, seconds_each=self._session.budget.left_s / WANTED_TRIALS, baseline=self._session.baseline)
+        budget = self._session.budget
+        seconds_each = (budget.left_s - budget.attribution_s) / WANTED_TRIALS
+        return finals_rules(rules, seconds_each=seconds_each, baseline=self._session.baseline)
 
     def _chosen(self, candidates: list[TrialRecord]) -> TrialRecord:
         """Runs choosing rounds while they leave time for the pairs that report, two at most; returns the winner."""

@@ -1,4 +1,7 @@
-"""Runs a study: baseline, search, finals; after every trial the summary is on disk. A study that was ended is gone on with."""
+"""Runs a study: baseline, search, finals with attribution; after every trial the summary is on disk.
+
+A study that was ended is gone on with.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from autotune.monitors.sealing import seal_leftovers
 from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import FULL, StudyFolder
 from autotune.space import ResolvedSpace, resolve
+from autotune.study.attribution import Attributor
 from autotune.study.budget import Budget, Costs
 from autotune.study.earlier import Earlier, read_earlier
 from autotune.study.finals import Decision, Finals
@@ -28,6 +32,7 @@ from autotune.study.quarantine import quarantine
 from autotune.study.session import Ending, Session
 from autotune.study.settings import memory_seen_bytes
 from autotune.study.summary import Standing, summarise
+from autotune.study.tiers import TierFinals
 from autotune.study.trial import TrialRunner
 from autotune.trackers.sync import incomplete
 from autotune.wording import log_lines
@@ -109,6 +114,8 @@ class _Study:
         self._executable: str | None = None  # the program's own interpreter, from the baseline
         self._decision: Decision | None = None
         self._finals: Finals | None = None
+        self._attributor = Attributor(self._session)
+        self._tiers = TierFinals(self._session)
 
     def run(self) -> Summary:
         if self._earlier:
@@ -136,8 +143,10 @@ class _Study:
         try:
             self._baseline()
             ended_because = Search(self._session).run()
-            self._finals = Finals(self._session)
+            self._finals = Finals(self._session, self._attributor.run, self._attributor.known_part)
             self._decision = self._finals.run()
+            if self._decision.is_better and self._decision.finalist:
+                self._tiers.run(self._decision.finalist)
             if len(self._session.runner.goal.names) > 1:
                 confirm_front(self._session, set(self._decision.values))
         except (Ending, KeyboardInterrupt) as ending:
@@ -217,7 +226,14 @@ class _Study:
         return results[0]
 
     def _write(self, status: str, reason: str = "") -> Summary:
-        standing = Standing(status=status, reason=reason, seconds=self._budget.spent_s, decision=self._decision)
+        standing = Standing(
+            status=status,
+            reason=reason,
+            seconds=self._budget.spent_s,
+            decision=self._decision,
+            attribution=self._attributor.found,
+            tiers=self._tiers.decisions,
+        )
         # Through JSON, so that the document handed over is the one on disk, tuples and all.
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
         self._folder.write_summary(summary)

@@ -49,7 +49,8 @@ class Listener:
     """Whom the study tells what happens; every method may be left out. Called from the study's thread, in this order.
 
     `started`, `resumed` when earlier runs of the study have left trials, then for each trial `trial_started`, `progress`
-    (several times a second) and `trial_ended`; `finals_started` once before the finals' trials; `finished` at the end, also
+    (several times a second) and `trial_ended`; `finals_started` once before the finals' trials, `attribution_started` among
+    them when the chosen configuration is taken apart; `finished` at the end, also
     after an interrupt and when nothing worked, but not after a fault; `notice` at any time, of tracking also after that.
     """
 
@@ -69,7 +70,7 @@ class Listener:
 
         Args:
             number: its number.
-            kind: baseline, search or final.
+            kind: baseline, search, attribution or final.
             knobs: what it changes.
             why: one line on why it is tried.
         """
@@ -86,6 +87,15 @@ class Listener:
         Args:
             trials: numbers of the trials that will be measured again, the baseline (0) first.
             reserved_s: time the finals may take; None for unlimited.
+        """
+
+    def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
+        """What the chosen configuration changes is put back, knob by knob, to see what each is worth.
+
+        Args:
+            trial: number of the chosen trial.
+            knobs: keys of the knobs that will be put back, each alone.
+            left_s: time this may take; None for unlimited.
         """
 
     def notice(self, message: str) -> None:

@@ -33,6 +33,11 @@ def configuration_key(changed: Knobs) -> ConfigurationKey:
     return frozenset(changed.items())
 
 
+def attribution_of(winner: TrialRecord) -> str:
+    """Returns the origin of the trials that take a winner apart."""
+    return f"{Kind.attribution} {winner.number}"
+
+
 @dataclass(kw_only=True)
 class Session:
     """A study under way.
@@ -84,8 +89,8 @@ class Session:
 
     @property
     def searched(self) -> list[TrialRecord]:
-        """First measurements of configurations, the baseline included."""
-        return [record for record in self.records if record.kind is not Kind.final]
+        """The search's measurements of configurations, the baseline included."""
+        return [record for record in self.records if record.kind in (Kind.baseline, Kind.search)]
 
     def measure_baseline(self) -> list[RankResult]:
         """Runs trial 0 and returns what its ranks found out about the program."""
@@ -139,6 +144,35 @@ class Session:
             retry_max_s=0.0,  # a round that went wrong is left out instead
         )
         return self._run(request).record
+
+    def measure_part(
+        self, knobs: Knobs, *, winner: TrialRecord, round_number: int, rules: MeasureRules, why: str
+    ) -> TrialRecord:
+        """Runs a trial of the attribution: a part of what a winner changes, or all of it, in a fresh process."""
+        changed = self.resolved.changed(knobs)
+        first = self.first_of(changed)
+        expected_s = self.costs.expected_s(knobs, changed)
+        request = Request(
+            number=self.folder.next_number(),
+            kind=Kind.attribution,
+            knobs=knobs,
+            changed=changed,
+            tier=self.resolved.tier(changed),
+            repeats=None if first is None else first.number,
+            round=round_number,
+            why=why,
+            origin=attribution_of(winner),
+            rules=rules,
+            target=self.target,
+            max_s=None if self.budget.total_s is None else max(MIN_TRIAL_S, OVERRUN_FACTOR * expected_s),
+            retry_max_s=0.0,  # as in the finals
+        )
+        return self._run(request).record
+
+    def first_of(self, changed: Knobs) -> TrialRecord | None:
+        """Returns the first trial that measured a configuration and has a number; None when there is none."""
+        key = configuration_key(changed)
+        return next((r for r in self.records if r.score is not None and configuration_key(r.changed) == key), None)
 
     def _run(self, request: Request) -> Finished:
         if self.interrupts.is_requested:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotune import stats
-from autotune.records import SCHEMA, Outcome, StudyRecord, Summary, Tier, TrialRecord, objective_names
+from autotune.records import SCHEMA, StudyRecord, Summary, Tier, TrialRecord, objective_names
+from autotune.study.attribution import Attribution
 from autotune.study.budget import START_PHASES
 from autotune.study.diagnosis import diagnose
 from autotune.study.finals import Decision
 from autotune.study.front import front, measured_again
 from autotune.study.objective import means
 from autotune.study.paying import break_even
+from autotune.study.tiers import is_barred, leader
 
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci", "seconds", "phases_s",
@@ -31,12 +34,16 @@ class Standing:
         reason: why it ended; "" while it runs.
         seconds: wall time so far.
         decision: what the finals found; None before they have run.
+        attribution: what the chosen configuration was found to be made of; None before it was taken apart.
+        tiers: number of a lower tier's best -> what it was found to be worth when it was measured again.
     """
 
     status: str
     reason: str = ""
     seconds: float = 0.0
     decision: Decision | None = None
+    attribution: Attribution | None = None
+    tiers: dict[int, Decision] = field(default_factory=dict)
 
 
 def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing) -> Summary:
@@ -65,7 +72,8 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "speedup": _speedup(baseline, best, standing),
         "break_even": _break_even(records, baseline, best, standing),
         "front": _front(records, about, standing),
-        "attribution": [],
+        "attribution": _attribution(baseline, best, standing),
+        "minimality": _minimality(best, standing),
         "diagnosis": diagnose(best, device=about.machine.get("device")) if best else [],
         "counts": dict(Counter(str(record.outcome) for record in records)),
         "seconds": _seconds(records, standing.seconds),
@@ -87,23 +95,9 @@ def _best(records: list[TrialRecord], baseline: TrialRecord | None, standing: St
         return None
     decision = standing.decision
     if decision is not None and (decision.ratio is not None or decision.finalist is None):
-        is_handed_over = decision.is_better or (_is_barred(baseline) and decision.finalist is not None)
+        is_handed_over = decision.is_better or (is_barred(baseline) and decision.finalist is not None)
         return decision.finalist if is_handed_over else baseline
-    return _leader(records, baseline, Tier.training)
-
-
-def _is_barred(baseline: TrialRecord) -> bool:
-    """Whether the program as it is run today breaks a constraint: then the best that breaks none wins, faster or not."""
-    return baseline.outcome is Outcome.infeasible
-
-
-def _leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> TrialRecord:
-    """Returns the best search trial up to a tier, or the baseline where none beat it by more than the margin."""
-    able = [
-        r for r in records if r.repeats is None and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed
-    ]
-    top = max(able, key=lambda record: record.score or 0.0, default=baseline)
-    return top if _is_barred(baseline) or (top.score or 0.0) > (baseline.score or 0.0) * (1 + stats.MARGIN_FRAC) else baseline
+    return leader(records, baseline, Tier.training)
 
 
 def _by_tier(
@@ -115,8 +109,18 @@ def _by_tier(
     for tier in Tier:
         is_decided = best.changed and best.tier.rank <= tier.rank
         is_nothing_better = standing.decision is not None and not best.changed and tier is Tier.training
-        leader = best if is_decided or is_nothing_better else _leader(records, baseline, tier)
-        found[str(tier)] = _entry(leader, records, standing, overrides=True)
+        top = best if is_decided or is_nothing_better else leader(records, baseline, tier)
+        claim = standing.tiers.get(top.number)
+        if claim and not claim.is_better:
+            top, claim = baseline, None
+        entry = _entry(top, records, standing, overrides=True)
+        if claim and claim.ratio:
+            rates = claim.values[top.number]
+            said = {"ratio": claim.ratio.ratio, "ci": claim.ratio.ci, "verdict": claim.verdict, "reason": claim.reason}
+            entry |= {"measured_in": "finals", "speedup": said}
+            if top.score == top.value:
+                entry["value"], entry["ci"] = stats.log_mean_interval(rates)
+        found[str(tier)] = entry
     return found
 
 
@@ -169,7 +173,7 @@ def _front(records: list[TrialRecord], about: StudyRecord, standing: Standing) -
 def _baseline(baseline: TrialRecord, records: list[TrialRecord], standing: Standing) -> dict[str, Any]:
     """Returns the baseline's entry; one that breaks a constraint says so: it may not win."""
     entry = _entry(baseline, records, standing, knobs=True)
-    return {**entry, "is_barred": True, "reason": baseline.reason} if _is_barred(baseline) else entry
+    return {**entry, "is_barred": True, "reason": baseline.reason} if is_barred(baseline) else entry
 
 
 def _no_baseline(records: list[TrialRecord]) -> dict[str, Any]:
@@ -200,18 +204,44 @@ def _unproven(baseline: TrialRecord, best: TrialRecord, decision: Decision | Non
     if decision is None and not best.changed:
         return None  # the baseline is as fast as itself: that is no verdict
     if decision is not None and decision.finalist is None:  # nothing was worth measuring beside the baseline
-        reason = f"the program as it is run today {baseline.reason}" if _is_barred(baseline) else ""
+        reason = f"the program as it is run today {baseline.reason}" if is_barred(baseline) else ""
         reason = f"no configuration that was tried keeps the constraints; {reason}" if reason else decision.reason
         return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": reason}
-    leader = decision.finalist if decision and decision.finalist else best
+    top = decision.finalist if decision and decision.finalist else best
     reason = decision.reason if decision else "the finals have not run"
-    ratio = (leader.score or 0.0) / baseline.score if baseline.score else None
+    ratio = (top.score or 0.0) / baseline.score if baseline.score else None
     return {
         "ratio": ratio,
         "ci": None,
         "verdict": "ambiguous",
         "reason": f"{reason}: the search's own numbers, which overstate",
     }
+
+
+def _attribution(baseline: TrialRecord | None, best: TrialRecord | None, standing: Standing) -> list[dict[str, Any]]:
+    """Returns what each change of the best is worth, the most useful first, with the product up to and with it."""
+    found = _of_best(best, standing)
+    if baseline is None or best is None or not best.changed or found is None:
+        return []
+    entries = [change.as_json() for change in found.changes if change.knob in best.changed]
+    decision = standing.decision
+    if len(entries) == 1 and decision and decision.ratio:  # one change is worth what the whole is worth
+        alone = {"ratio": decision.ratio.ratio, "ci": decision.ratio.ci, "num_rounds": decision.ratio.num_rounds}
+        entries[0] |= {**alone, "verdict": decision.verdict, "reason": decision.reason}
+    products = itertools.accumulate((entry["ratio"] or 1.0 for entry in entries), lambda one, other: one * other)
+    return [{**entry, "cumulative": product} for entry, product in zip(entries, products, strict=True)]
+
+
+def _minimality(best: TrialRecord | None, standing: Standing) -> dict[str, Any] | None:
+    """Returns what of the chosen configuration was put back because it bought nothing; None when nothing was."""
+    found = _of_best(best, standing)
+    return found.minimality() if found and best and best.number == found.best.number else None
+
+
+def _of_best(best: TrialRecord | None, standing: Standing) -> Attribution | None:
+    """Returns the attribution when it is one of what is handed over; the finals may have ended with something else."""
+    found = standing.attribution
+    return found if found and best and best.number in (found.best.number, found.winner.number) else None
 
 
 def _seconds(records: list[TrialRecord], total_s: float) -> dict[str, float]:

@@ -46,6 +46,10 @@ class RecordingListener(Listener):
         """Remembers the finalists."""
         self.calls.append(("finals_started", list(trials)))
 
+    def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
+        """Remembers (trial, knobs)."""
+        self.calls.append(("attribution_started", (trial, list(knobs))))
+
     def notice(self, message: str) -> None:
         """Remembers the line."""
         self.calls.append(("notice", message))

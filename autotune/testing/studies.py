@@ -139,6 +139,11 @@ def _tier(changed: Knobs) -> Tier:
     return Tier.numerics if "precision.amp" in changed else Tier.exact
 
 
+def _change(knob: str, before: Any, after: Any, **found: Any) -> dict[str, Any]:
+    """Returns an entry of the attribution."""
+    return {"knob": knob, "from": before, "to": after, "with": [], "reason": "", "num_rounds": 4, **found}
+
+
 def summary_of(name: str, trials: list[TrialRecord], *, status: str) -> Summary:
     """Returns the summary a study with these trials would have written."""
     counts: dict[str, int] = {}
@@ -164,11 +169,25 @@ def summary_of(name: str, trials: list[TrialRecord], *, status: str) -> Summary:
         "best_by_tier": {"numerics": numerics, "training": best} if is_over else {},
         "speedup": {"ratio": 2.41, "ci": [2.36, 2.46], "verdict": "faster", "reason": ""} if is_over else None,
         "attribution": [
-            {"knob": "precision.amp", "from": "off", "to": "bf16", "ratio": 1.62, "ci": [1.58, 1.66]},
-            {"knob": "layout.channels_last", "from": False, "to": True, "ratio": 1.41, "ci": None},
+            _change("precision.amp", "off", "bf16", ratio=1.62, ci=[1.58, 1.66], verdict="faster", cumulative=1.62),
+            _change("layout.channels_last", False, True, ratio=1.38, ci=[1.33, 1.43], verdict="faster", cumulative=2.24),
+            _change("loader.num_workers", 0, 2, ratio=1.03, ci=[0.99, 1.07], verdict="ambiguous", cumulative=2.30),
+            _change(
+                "loader.batch_size", 32, 64, ratio=None, ci=None, verdict="not separated", reason="no time", cumulative=2.30
+            ),
         ]
         if is_over
         else [],
+        "minimality": {
+            "winner": 5,
+            "dropped": [_change("loader.pin_memory", False, True, ratio=1.0, ci=[0.98, 1.02], verdict="ambiguous")],
+            "ratio": 1.0,
+            "ci": [0.99, 1.01],
+            "num_rounds": 4,
+            "margin": 0.01,
+        }
+        if is_over
+        else None,
         "diagnosis": [],
         "counts": counts,
         "seconds": {"total": 471.0, "measuring": 90.0, "starting": 39.0, "compiling": 120.0, "lost": 22.0},

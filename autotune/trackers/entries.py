@@ -20,6 +20,8 @@ from autotune.wording import (
     machine_text,
     objective_text,
     rate_text,
+    ratio_interval_text,
+    ratio_text,
     seconds_text,
     side_texts,
     value_text,
@@ -87,13 +89,16 @@ def digest(document: Any) -> str:
 
 
 def trial_name(trial: TrialRecord) -> str:
-    """Returns the run's name: "0007 bf16 batch 64", "0000 baseline", "0031 final 2 of 0007"."""
+    """Returns the run's name: "0007 bf16 batch 64", "0000 baseline", "0031 final 2 of 0007", "0040 attribution 1: ..."."""
     if trial.kind is Kind.baseline:
         return f"{trial.number:04d} baseline"
     if trial.kind is Kind.final:
         again = "" if trial.repeats is None else f" of {trial.repeats:04d}"
         turn = "" if trial.round is None else f" {trial.round}"
         return f"{trial.number:04d} final{turn}{again}"
+    if trial.kind is Kind.attribution:
+        turn = "" if trial.round is None else f" {trial.round}"
+        return f"{trial.number:04d} attribution{turn}: {trial.why}"[:MAX_KEY_CHARACTERS]
     return f"{trial.number:04d} {changes_phrase(trial.changed)}".replace(" · ", " ")[:MAX_KEY_CHARACTERS]
 
 
@@ -189,7 +194,7 @@ def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
     """Returns (trial number, best score up to and with it) for trials that may win: the study's progress as a curve."""
     curve, best = [], -math.inf
     for trial in trials:
-        if trial.outcome.may_win and trial.score is not None and trial.kind is not Kind.final:
+        if trial.outcome.may_win and trial.score is not None and trial.kind in (Kind.baseline, Kind.search):
             best = max(best, trial.score)
             curve.append((trial.number, best))
     return curve
@@ -223,7 +228,13 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
             lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     overrides = (summary.get("best") or {}).get("overrides") or {}
     before = (summary.get("baseline") or {}).get("knobs") or {}
-    lines += ["", *(f"- `{k}`: {value_text(before.get(k))} → **{value_text(v)}**" for k, v in sorted(overrides.items()))]
+    worth = {entry["knob"]: entry for entry in summary.get("attribution") or []}
+    lines.append("")
+    for key in [*worth, *sorted(set(overrides) - set(worth))]:
+        lines.append(f"- `{key}`: {value_text(before.get(key))} → **{value_text(overrides.get(key))}**{_worth(worth.get(key))}")
+    if dropped := (summary.get("minimality") or {}).get("dropped"):
+        named = (f"`{e['knob']}` = {value_text(e['to'])}" for e in dropped)
+        lines += ["", f"Bought nothing and was put back: {', '.join(named)}."]
     lines += [*_front_lines(summary), *([f"\n{paying}"] if (paying := break_even_text(summary)) else [])]
     seconds = (summary.get("seconds") or {}).get("total")
     lines += ["", f"Outcomes: {counts_text(summary.get('counts') or {})}. Took {seconds_text(seconds)}.", ""]
@@ -251,6 +262,15 @@ def _front_lines(summary: Summary) -> list[str]:
         values = [objective_text(name, point["objectives"].get(name)) for name in names]
         lines.append(f"| {' | '.join([str(point['trial']), *values, changes_phrase(point.get('overrides') or {})])} |")
     return lines
+
+
+def _worth(entry: dict[str, Any] | None) -> str:
+    """Returns what a change is worth, set off with a comma; "" where that is not known."""
+    if not entry:
+        return ""
+    number = f"{ratio_text(entry['ratio'])} {ratio_interval_text(entry.get('ci'))}".strip() if entry.get("ratio") else ""
+    words = "" if entry.get("verdict") in (None, "faster") else str(entry["verdict"])
+    return "".join(f", {part}" for part in (number, words) if part)
 
 
 def _source(study: StudyRecord) -> dict[str, str]:

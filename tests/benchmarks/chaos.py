@@ -204,7 +204,7 @@ class Victimized:
         """Counts what is left when the study is over."""
         trials, toll = list(self._finished.values()), self._toll
         toll.num_trials += len(trials)
-        searched = Counter(tuple(sorted(r.changed.items())) for r in trials if r.kind is not Kind.final)
+        searched = Counter(tuple(sorted(r.changed.items())) for r in trials if r.kind in (Kind.baseline, Kind.search))
         finals = Counter((r.round, r.repeats) for r in trials if r.kind is Kind.final)
         toll.repeated += [f"{self._cwd.name}: {key}" for counts in (searched, finals) for key, n in counts.items() if n > 1]
         shown = self._autotune("show", "chaos", "--json")

@@ -114,3 +114,14 @@ def test_quiet_leaves_standard_output_to_the_document(folder, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "autotune: interrupted\n"
+
+
+def test_attribution_is_a_phase_of_its_own(folder, screen, capsys):
+    screen.view.attribution_started(5, ["precision.amp", "env.A"], 90.0)
+    assert "attribution" in screen.text.getvalue()
+    screen.view.trial_started(9, Kind.attribution, {"precision.amp": "bf16"}, "trial 5 without env.A")
+    assert "attribution: " in "\n".join(screen.footer())
+    PlainLines(folder.path).attribution_started(5, ["precision.amp", "env.A"], 90.0)
+    assert (
+        capsys.readouterr().out == "attribution  what each change of 0005 is worth: env.A, precision.amp, at most 1 min 30 s\n"
+    )

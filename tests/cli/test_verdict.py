@@ -1,8 +1,12 @@
 """The verdict in a line, for every way a study can stand."""
 
-import pytest
+import io
 
-from autotune.cli.verdict import headline, lines, next_commands
+import pytest
+from rich.console import Console
+
+from autotune.cli.terminal import THEME
+from autotune.cli.verdict import headline, lines, next_commands, panel
 from autotune.testing.studies import make_study
 
 FASTER = {"ratio": 2.41, "ci": [2.36, 2.46], "verdict": "faster", "reason": ""}
@@ -32,6 +36,7 @@ def test_headline_claims_a_ratio_only_where_something_was_compared(status, speed
 def test_no_line_of_a_study_that_compared_nothing_speaks_of_a_ratio(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = {**folder.read_summary(), "status": "interrupted", "reason": "stopped by the user", "speedup": None}
+    summary |= {"attribution": [], "minimality": None}
     assert not any("1.00x" in line for line in lines(summary, folder.path))
 
 
@@ -71,3 +76,48 @@ def test_plain_verdict_gives_the_objectives_value_break_even_and_front(tmp_path)
     assert "best  6 h 56 min at 40.6 samples/s [6 h 55 min, 6 h 58 min] trial 5" in said
     assert "note  compilation pays after 1,200 steps (2 min 06 s): 38 s more before it trains, nothing compiled before" in said
     assert "front  trial 5: 6 h 56 min, 40.6 samples/s  as it is (finals)" in said
+
+
+def drawn(summary, path, width):
+    page = Console(file=io.StringIO(), width=width, color_system=None, theme=THEME)
+    page.print(panel(summary, path))
+    return page.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_waterfall_shows_every_factor_whole_on_any_terminal(tmp_path, width):
+    folder = make_study(tmp_path / "runs")
+    text = drawn(folder.read_summary(), folder.path, width)
+    assert max(map(len, text.splitlines())) <= width
+    for factor in ("1.62x", "1.38x", "1.03x", "2.41x", "[1.58, 1.66]", "ambiguous"):
+        assert factor in text
+    assert "bought nothing" in text
+    assert ("█" in text) is (width == 120)
+
+
+def test_waterfall_names_what_its_factors_leave_unexplained(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    summary["attribution"] = summary["attribution"][:2]
+    summary["best"]["overrides"] = {entry["knob"]: entry["to"] for entry in summary["attribution"]}
+    assert "help each other  1.08x" in drawn(summary, folder.path, 120)
+    summary["attribution"][0]["ratio"] = 1.75
+    assert "help each other" not in drawn(summary, folder.path, 120), "1.75 x 1.38 is the whole"
+
+
+def test_waterfall_of_a_study_from_before_attribution_lists_the_changes(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    summary = {**folder.read_summary(), "attribution": []}
+    del summary["minimality"]
+    text = drawn(summary, folder.path, 80)
+    assert "off → bf16" in text
+    assert "together" not in text
+
+
+def test_plain_lines_say_what_each_change_is_worth(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    said = lines(folder.read_summary(), folder.path)
+    assert "changed  precision.amp: off -> bf16  1.62x [1.58, 1.66]" in said
+    assert "changed  loader.num_workers: 0 -> 2  1.03x [0.99, 1.07] ambiguous" in said
+    assert "changed  loader.batch_size: 32 -> 64  not separated: no time" in said
+    assert "dropped  bought nothing, so left as it was: pin_memory 1.00x [0.98, 1.02]" in said

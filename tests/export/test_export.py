@@ -136,3 +136,20 @@ def test_a_title_of_several_lines_stays_a_comment(summary, format):
     summary["title"] = "python -c 'x'\nloader: {num_workers: 99}\nexport EVIL=1\nimport os"
     lines = export(summary, format, None).splitlines()
     assert not any(line.startswith(("loader: {num_workers: 99}", "export EVIL", "import os")) for line in lines)
+
+
+def test_yaml_says_what_each_change_is_worth_and_what_bought_nothing(summary):
+    worth = {"ratio": 1.4, "ci": [1.35, 1.45], "verdict": "faster", "reason": ""}
+    summary["attribution"] = [
+        {"knob": "loader.num_workers", "from": 0, "to": 4, **worth},
+        {"knob": "precision.amp", "ratio": None, "ci": None, "verdict": "not separated", "reason": "no time"},
+    ]
+    summary["minimality"] = {"dropped": [{"knob": "threads.intra", **worth, "ratio": 1.0, "verdict": "same"}]}
+    text = export(summary, "yaml", None)
+    assert "# loader.num_workers: faster, 1.400 x, 1.350 to 1.450\n" in text
+    assert "# precision.amp: not separated, no time\n" in text
+    assert "# Bought nothing, so left as they were: threads.intra.\n" in text
+    provenance = OmegaConf.to_container(OmegaConf.create(text))["provenance"]
+    assert provenance["attribution"]["loader.num_workers"] == {"ratio": 1.4, "ci": [1.35, 1.45], "verdict": "faster"}
+    assert provenance["bought_nothing"]["threads.intra"]["verdict"] == "same"
+    assert "Bought nothing" not in export(summary, "yaml", Tier.exact)

@@ -16,7 +16,7 @@ import psutil
 
 from autotune.cli.processes import own_environment
 from autotune.harness.protocol import MARK_VARIABLE
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.testing.stub_programs import PRELUDE
 
@@ -122,4 +122,4 @@ def kill(process: subprocess.Popen[str]) -> None:
 def measured(trials: list[TrialRecord]) -> list[tuple[object, ...]]:
     """Returns what each trial that came to an end has measured; the same twice is a repetition."""
     over = [trial for trial in trials if trial.outcome is not Outcome.interrupted]
-    return [(trial.kind is Kind.final, trial.round, trial.repeats, tuple(sorted(trial.changed.items()))) for trial in over]
+    return [(trial.kind, trial.round, trial.repeats, tuple(sorted(trial.changed.items()))) for trial in over]

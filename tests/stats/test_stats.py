@@ -124,3 +124,26 @@ def test_margin_is_one_percent_until_the_machine_is_noisier():
     assert stats.margin_frac([100.0, 120.0, 80.0]) == pytest.approx(0.22, rel=0.05)
     assert stats.margin_frac([]) == 0.01
     assert stats.margin_frac([100.0, 150.0]) == 0.01
+
+
+def test_intervals_of_a_comparison_hold_all_at_once_in_incomplete_rounds_of_a_drifting_machine():
+    rng = np.random.default_rng(3)
+    gains = {"a": 1.3, "b": 1.05, "c": 1.0, "d": 1.0, "e": 1.0}
+    held = 0
+    for _ in range(300):
+        rounds = []
+        for number in range(4):
+            level = rng.normal(0, 0.2)
+            shown = ["whole", *gains] if number < 2 else ["whole", "b", "c"]
+            rounds.append({arm: float(np.exp(level + rng.normal(0, 0.02))) / gains.get(arm, 1.0) for arm in shown})
+        found = stats.compare_rounds(rounds, "whole").ratios
+        held += all(found[arm].ci[0] <= gain <= found[arm].ci[1] for arm, gain in gains.items())
+    assert 0.92 <= held / 300 <= 0.99
+
+
+def test_a_comparison_without_a_round_to_spare_has_no_interval():
+    found = stats.compare_rounds([{"whole": 2.0, "a": 1.0}, {"a": 1.0, "b": 1.0}], "whole")
+    assert set(found.ratios) == {"a"}
+    assert found.ratios["a"] == stats.Ratio(ratio=pytest.approx(2.0), ci=None, num_rounds=1)
+    assert found.spread is None
+    assert stats.compare_rounds([], "whole").ratios == {}

@@ -14,7 +14,7 @@ from autotune.errors import BadInput, NothingWorked
 from autotune.records import Kind, Outcome
 from autotune.run_dir import StudyFolder
 from autotune.study import resume_study
-from autotune.study.finals import by_round, that_count
+from autotune.study.finals import REPORTED, by_round, that_count
 from autotune.testing.fake_launcher import Failure, Surface
 
 FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3, ("threads.intra", 4): 1.2}
@@ -22,25 +22,28 @@ QUICK = ("compile.mode=off", "study.budget.trials=5")
 
 
 class Cut:
-    """Copies the study's folder when a listener is told something for the n-th time: what a SIGKILL there would leave."""
+    """Copies the study's folder when a listener is told something for the n-th time: what a SIGKILL there would leave.
 
-    def __init__(self, study, event, number, place):
+    With `why` only what is said of trials that are run for that reason is counted.
+    """
+
+    def __init__(self, study, event, number, place, why=""):
         self.study, self.event, self.number, self.place, self.seen = study, event, number, place, 0
         told = getattr(study.listener, event)
 
         def heard(*arguments):
             told(*arguments)
-            self.seen += 1
-            if self.seen == number:
+            self.seen += why in repr(arguments)
+            if self.seen == number and not place.exists():
                 shutil.copytree(study.folder.path, place)
 
         setattr(study.listener, event, heard)
 
 
-def killed(study, tmp_path, event="trial_started", number=5):
+def killed(study, tmp_path, event="trial_started", number=5, why=""):
     """Runs a study and returns the folder as it was at the n-th event."""
     place = tmp_path / "copies" / f"{event}{number}" / "s"
-    Cut(study, event, number, place)
+    Cut(study, event, number, place, why)
     study.run()
     assert place.exists(), "the study has no such moment"
     return StudyFolder(place)
@@ -66,7 +69,8 @@ def told(folder):
 
 
 def searched(trials):
-    return [trial for trial in trials if trial.kind is not Kind.final and trial.outcome is not Outcome.interrupted]
+    kinds = (Kind.baseline, Kind.search)
+    return [trial for trial in trials if trial.kind in kinds and trial.outcome is not Outcome.interrupted]
 
 
 MOMENTS = [
@@ -90,7 +94,7 @@ def test_wherever_it_was_killed_nothing_is_lost_or_repeated_and_there_is_a_verdi
     configurations = [tuple(sorted(trial.changed.items())) for trial in searched(trials)]
     assert len(set(configurations)) == len(configurations)
     assert len(configurations) == 6, "the trial budget counts what was tried before"
-    first = [trial.number for trial in trials if trial.kind is not Kind.final]
+    first = [trial.number for trial in trials if trial.kind in (Kind.baseline, Kind.search)]
     assert set(first) == {trial.user_attrs["trial"] for trial in told(folder) if trial.user_attrs}
     assert all(trial.state.is_finished() for trial in told(folder))
 
@@ -186,14 +190,14 @@ def test_a_complete_study_goes_on_when_it_is_given_more(bench):
 
 def test_finals_count_while_the_finalists_are_the_same(bench, tmp_path):
     study = bench(Surface(gains=FAST, start_s=1.0, window_s=3.0), *QUICK)
-    folder = killed(study, tmp_path, "trial_ended", 18)
-    pairs = [one for one in by_round(folder.read_trials(), "finals, reported") if len(one) == 2]
+    folder = killed(study, tmp_path, "trial_ended", 4, why=REPORTED)
+    pairs = [one for one in by_round(folder.read_trials(), REPORTED) if len(one) == 2]
     assert pairs, "the kill came after the first reported pair"
     summary = resume(study, folder)
     chosen = summary["best"]["trial"]
     kept = {trial.number for one in pairs for trial in one.values()}
     assert that_count(folder.read_trials())[: len(kept)]
-    whole = [one for one in by_round(folder.read_trials(), "finals, reported") if set(one) == {0, chosen}]
+    whole = [one for one in by_round(folder.read_trials(), REPORTED) if set(one) == {0, chosen}]
     assert summary["speedup"]["num_rounds"] == len(whole), "every pair counts, those of before too"
     assert kept <= {trial.number for one in whole for trial in one.values()}
     turns = [(trial.round, trial.repeats) for trial in folder.read_trials() if trial.kind is Kind.final]
@@ -202,17 +206,12 @@ def test_finals_count_while_the_finalists_are_the_same(bench, tmp_path):
 
 def test_half_a_pair_is_measured_anew_beside_its_other_half(bench, tmp_path):
     study = bench(Surface(gains=FAST, start_s=1.0, window_s=3.0), *QUICK)
-    Cut(study, "trial_started", 17, tmp_path / "even" / "s")
-    folder = killed(study, tmp_path, "trial_started", 18)
-    for place in (StudyFolder(tmp_path / "even" / "s"), folder):
-        halves = [one for one in by_round(place.read_trials(), "finals, reported") if len(one) == 1]
-        if halves:
-            (lonely,) = (trial for one in halves for trial in one.values())
-            resume(study, place)
-            later = [t for t in place.read_trials() if t.round == lonely.round and t.outcome is not Outcome.interrupted]
-            assert later == [lonely], "the other half would be measured much later"
-            return
-    raise AssertionError("neither moment was within a pair")
+    folder = killed(study, tmp_path, "trial_started", 4, why=REPORTED)
+    (lonely,) = (trial for one in by_round(folder.read_trials(), REPORTED) if len(one) == 1 for trial in one.values())
+    resume(study, folder)
+    finals = [t for t in folder.read_trials() if t.kind is Kind.final and t.outcome is not Outcome.interrupted]
+    later = [trial for trial in finals if trial.round == lonely.round]
+    assert later == [lonely], "the other half would be measured much later"
 
 
 def test_finals_of_other_finalists_do_not_count_and_that_is_said(bench):

@@ -23,6 +23,19 @@ def test_finals_are_named_after_what_they_repeat():
     assert entries.trial_name(trial(kind=Kind.final, repeats=3, round=2)) == "0007 final 2 of 0003"
 
 
+def test_trials_of_the_attribution_say_what_is_missing():
+    found = trial(kind=Kind.attribution, round=2, why="trial 5 without precision.amp")
+    assert entries.trial_name(found) == "0007 attribution 2: trial 5 without precision.amp"
+    assert entries.best_so_far([trial(kind=Kind.attribution, value=9.0)]) == []
+
+
+def test_study_s_note_says_what_each_change_is_worth(folder):
+    note = entries.study_note(folder.read_study(), folder.read_summary())
+    assert "- `precision.amp`: off → **bf16**, 1.62x [1.58, 1.66]\n" in note
+    assert "- `loader.num_workers`: 0 → **2**, 1.03x [0.99, 1.07], ambiguous\n" in note
+    assert "Bought nothing and was put back: `loader.pin_memory` = true." in note
+
+
 def test_only_numbers_become_metrics():
     metrics = entries.trial_metrics(trial(value=2.0, metrics={"power_w": float("nan"), "energy_j": 3.0}))
     assert metrics["energy_j"] == 3.0

@@ -1,0 +1,160 @@
+"""What each knob of the best is worth, from the baseline to the whole: for the verdict, on a terminal and as plain lines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from autotune.records import Summary
+from autotune.wording import knob_phrase, rate_text, ratio_interval_text, ratio_text, value_text
+
+BAR_WIDTH = 24
+BAR_FROM = 96  # columns from which on there is room for the bars
+KNOBS_FROM = 70  # and for the knobs' names in one line
+PRODUCT_FROM = 84  # and for the product of the rows so far
+TOLD_APART = 0.02  # on the log scale: less than that lies between any product of factors and the whole
+_COLUMNS = ("knob", "change", "factor", "interval", "product", "bar")
+WORTH_STYLES = {"faster": "win", "ambiguous": "unsure", "same": "quiet", "slower": "bad"}
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """The changes of the best as a table: knob, from -> to, factor with interval, product so far; bars where there is room."""
+
+    summary: Summary
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yields the lines."""
+        entries = entries_of(self.summary)
+        is_attributed = any(entry.get("verdict") or entry.get("ratio") for entry in entries)
+        shown = [True, True, is_attributed, is_attributed, is_attributed and options.max_width >= PRODUCT_FROM, is_attributed]
+        yield Text.assemble("what changed", ("  and what each change is worth in the whole", "quiet") if is_attributed else "")
+        made = Table.grid(padding=(0, 2, 0, 0))
+        for name, is_shown in zip(_COLUMNS, shown, strict=True):
+            if is_shown:
+                is_rigid = name in ("factor", "interval", "product") or (name == "knob" and options.max_width >= KNOBS_FROM)
+                justify: JustifyMethod = "right" if name in ("factor", "product") else "left"
+                made.add_column(justify=justify, no_wrap=is_rigid, overflow="fold")
+        for cells in self._rows(entries, is_attributed=is_attributed, has_bars=options.max_width >= BAR_FROM):
+            made.add_row(*(cell for cell, is_shown in zip(cells, shown, strict=True) if is_shown))
+        yield made
+        yield from (Padding(Text(line, style="quiet"), (0, 0, 0, 2)) for line in dropped_lines(self.summary))
+
+    def _rows(self, entries: list[dict[str, Any]], *, is_attributed: bool, has_bars: bool) -> list[tuple[Text, ...]]:
+        speedup, unit = self.summary.get("speedup") or {}, str(self.summary.get("unit") or "samples")
+        whole = speedup.get("ratio") if is_attributed else None
+        top = _top(entries, whole) if has_bars else 1.0
+        rows: list[tuple[Text, ...]] = []
+        if is_attributed:
+            base = rate_text((self.summary.get("baseline") or {}).get("value"), unit)
+            rows.append((Text("  baseline"), Text(base), Text(), Text(), Text("1.00x", style="quiet"), Text()))
+        reached = 1.0
+        for entry in entries:
+            begun, reached = reached, reached * (entry.get("ratio") or 1.0)
+            doubt = Text(_doubt(entry), style="unsure" if entry.get("verdict") == "ambiguous" else "quiet")
+            rows.append(
+                (
+                    Text(f"  {entry['knob']}", style="key"),
+                    Text.assemble((value_text(entry.get("from")), "quiet"), " → ", (value_text(entry.get("to")), "name")),
+                    Text(ratio_text(entry["ratio"]), style=_style(entry)) if entry.get("ratio") else Text(),
+                    Text(ratio_interval_text(entry.get("ci")), style="quiet"),
+                    Text(ratio_text(reached), style="quiet"),
+                    doubt if doubt or not entry.get("ratio") else _bar(begun, reached, top, _style(entry)),
+                )
+            )
+        return rows + self._last_rows(entries, whole, reached, top)
+
+    def _last_rows(
+        self, entries: list[dict[str, Any]], whole: float | None, product: float, top: float
+    ) -> list[tuple[Text, ...]]:
+        """Returns what the factors leave unexplained, when that is more than noise, and the whole as it was measured."""
+        if not whole or len(entries) < 2:
+            return []
+        speedup, unit = self.summary.get("speedup") or {}, str(self.summary.get("unit") or "samples")
+        rows: list[tuple[Text, ...]] = []
+        if all(entry.get("ratio") for entry in entries) and abs(math.log(whole / product)) > TOLD_APART:
+            words = "help each other" if whole > product else "overlap"
+            factor, reached = (Text(ratio_text(ratio), style="quiet") for ratio in (whole / product, whole))
+            rows.append(
+                (Text("  they"), Text(words, style="quiet"), factor, Text(), reached, _bar(product, whole, top, "quiet"))
+            )
+        style = WORTH_STYLES.get(str(speedup.get("verdict")), "name")
+        rate = rate_text((self.summary.get("best") or {}).get("value"), unit)
+        interval = Text(ratio_interval_text(speedup.get("ci")), style="quiet")
+        total = (Text("  together"), Text(rate), Text(ratio_text(whole), style=style), interval, Text())
+        return [*rows, (*total, _bar(1.0, whole, top, style))]
+
+
+def entries_of(summary: Summary) -> list[dict[str, Any]]:
+    """Returns the best's changes as the summary's attribution has them, the most useful first; bare where it has none."""
+    overrides = (summary.get("best") or {}).get("overrides") or {}
+    before = (summary.get("baseline") or {}).get("knobs") or {}
+    known = [entry for entry in summary.get("attribution") or [] if entry.get("knob") in overrides]
+    rest = sorted(set(overrides) - {entry["knob"] for entry in known})
+    return known + [{"knob": key, "from": before.get(key), "to": overrides[key]} for key in rest]
+
+
+def dropped_lines(summary: Summary) -> list[str]:
+    """Returns what of the winner bought nothing and was put back, in a line or two; none when nothing was."""
+    found = summary.get("minimality") or {}
+    dropped = found.get("dropped") or []
+    if not dropped:
+        return []
+    words = ", ".join(f"{knob_phrase(e['knob'], e['to'])} {_number(e)}".strip() for e in dropped)
+    whole = f"{ratio_text(found.get('ratio'))} {ratio_interval_text(found.get('ci'))}".strip()
+    lines = [f"bought nothing, so left as {'it was' if len(dropped) == 1 else 'they were'}: {words}"]
+    return [*lines, f"all of them together: {whole}"] if len(dropped) > 1 and found.get("ratio") else lines
+
+
+def change_lines(summary: Summary) -> list[str]:
+    """Returns the same as plain lines, one a change: "precision.amp: off -> bf16  1.62x [1.58, 1.66]"."""
+    lines = []
+    for entry in entries_of(summary):
+        words = [f"{entry['knob']}: {value_text(entry.get('from'))} -> {value_text(entry.get('to'))}"]
+        words += [_worth_text(entry)] if entry.get("verdict") or entry.get("ratio") else []
+        lines.append("  ".join(words))
+    return lines
+
+
+def _worth_text(entry: dict[str, Any]) -> str:
+    return f"{_number(entry)} {_doubt(entry)}".strip()
+
+
+def _number(entry: dict[str, Any]) -> str:
+    return f"{ratio_text(entry['ratio'])} {ratio_interval_text(entry.get('ci'))}".strip() if entry.get("ratio") else ""
+
+
+def _doubt(entry: dict[str, Any]) -> str:
+    """Returns what is to be said of a factor that is not plain: "ambiguous", "not separated: no time"; "" otherwise."""
+    verdict, reason = str(entry.get("verdict") or ""), str(entry.get("reason") or "")
+    if verdict in ("needed", "not separated"):
+        return f"{verdict}: {reason}" if reason else verdict
+    return verdict if verdict in ("ambiguous", "slower") else ""
+
+
+def _style(entry: dict[str, Any]) -> str:
+    return WORTH_STYLES.get(str(entry.get("verdict")), "name")
+
+
+def _top(entries: list[dict[str, Any]], whole: float | None) -> float:
+    """Returns the largest factor that a bar reaches to."""
+    reached, top = 1.0, max(1.0, whole or 1.0)
+    for entry in entries:
+        reached *= entry.get("ratio") or 1.0
+        top = max(top, reached)
+    return top
+
+
+def _bar(begun: float, reached: float, top: float, style: str) -> Text:
+    """Returns a bar from one factor to another, on the log scale: equal factors are equally long."""
+    if top <= 1.0:
+        return Text()
+    low, high = sorted(min(max(math.log(x) / math.log(top), 0.0), 1.0) for x in (begun, reached))
+    start, end = round(low * BAR_WIDTH), round(high * BAR_WIDTH)
+    return Text(f"{' ' * start}{'█' * (end - start) or '▏'}"[:BAR_WIDTH], style=style)

@@ -1,0 +1,208 @@
+"""Attribution: what each knob of the winner is worth, and which of its changes buy nothing and go back.
+
+It stands between the finals' two halves. The choosing rounds name a winner; here it is taken apart; the reporting rounds, which
+come last and had no part in either, measure what is left of it beside the baseline. So the configuration that is reported is
+the one that is handed over, and no round that helped to pick it is quoted for it.
+
+In a round the winner and its parts run once each, in random order. Two rounds screen: every knob put back alone. Where there
+is no time for all, those of which the search's own trials promise most, beside the winner without all the others. Then the
+knobs that were not shown to matter go back together, and from there on they are measured as one: if the whole stays within the
+margin of the winner they are dropped, if it is missed the dearest of them comes out again. Knobs whose worth is known well
+enough leave the rounds. It ends when all is decided or the time is used. The intervals hold all at once (see
+`stats.compare_rounds`), so they also hold for the knobs that are kept because of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune import stats
+from autotune.harness.protocol import MeasureRules
+from autotune.records import Kind, Knobs, TrialRecord
+from autotune.study.budget import finals_rules
+from autotune.study.parts import MAX_FAILURES, SCREENING_ROUNDS, Change, Evidence, hints
+from autotune.study.session import Session, attribution_of, configuration_key
+
+UNTIMED_ROUNDS = 8  # where no time is set: as many as the finals' pairs at most
+ROUNDS_IN_MIND = 4  # the time there is for it is shared out to so many rounds with every knob
+
+
+@dataclass(kw_only=True)
+class Attribution:
+    """What an attribution has found.
+
+    Attributes:
+        winner: the trial that was taken apart.
+        best: the trial that stands for what is left of it; the winner when nothing was dropped.
+        changes: every change of the winner, the most useful first.
+        together: the winner over `best`, from the rounds that held both; None when nothing was dropped.
+        num_rounds: rounds that were measured.
+        margin: what was held to be too little to matter.
+    """
+
+    winner: TrialRecord
+    best: TrialRecord
+    changes: list[Change] = field(default_factory=list)
+    together: stats.Ratio | None = None
+    num_rounds: int = 0
+    margin: float = stats.MARGIN_FRAC
+
+    @property
+    def kept(self) -> list[Change]:
+        """The changes that are handed over."""
+        return [change for change in self.changes if change.is_kept]
+
+    @property
+    def dropped(self) -> list[Change]:
+        """The changes that were put back to the baseline's values."""
+        return [change for change in self.changes if not change.is_kept]
+
+    def minimality(self) -> dict[str, Any] | None:
+        """Returns what was dropped and what that costs, as it stands in the summary; None when nothing was."""
+        if not self.dropped:
+            return None
+        return {
+            "winner": self.winner.number,
+            "dropped": [change.as_json() for change in self.dropped],
+            "ratio": self.together.ratio if self.together else None,
+            "ci": self.together.ci if self.together else None,
+            "num_rounds": self.together.num_rounds if self.together else 0,
+            "margin": self.margin,
+        }
+
+
+class Attributor:
+    """Takes winners of one study apart; what earlier runs of it have measured of the same winner counts.
+
+    Attributes:
+        found: what the last one was found to be made of; None before the first.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.found: Attribution | None = None
+
+    def run(self, winner: TrialRecord, kept_s: float) -> TrialRecord:
+        """Measures until all is decided or the time is used, and returns the trial whose configuration is to be reported.
+
+        Args:
+            winner: what the choosing rounds chose.
+            kept_s: seconds of the budget to leave for the reporting rounds.
+        """
+        self.found = self._attribution(winner)
+        if len(winner.changed) > 1 and self._is_promising(winner):
+            self._measure(winner, kept_s)
+        return self.found.best
+
+    def known_part(self, winner: TrialRecord) -> TrialRecord:
+        """Returns the trial whose configuration would be reported by what is known already."""
+        return self._attribution(winner).best
+
+    def _measure(self, winner: TrialRecord, kept_s: float) -> None:
+        session, evidence = self._session, self._evidence(winner)
+        number = max((r.round or 0 for r in session.records if r.kind is Kind.attribution), default=0)
+        order = random.Random(session.plan.config.study.seed + number)
+        knobs = self._affordable(winner, evidence, kept_s)
+        if skipped := [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not separated"]:
+            session.listener.notice(f"No time to find out what each is worth: {', '.join(skipped)}.")
+        rules, is_announced = self._rules(evidence, knobs, kept_s), False
+        while wanted := evidence.wanted(knobs):
+            configurations = self._that_fit([winner.knobs, *(part.knobs for part in wanted)], kept_s)
+            is_enough = session.budget.total_s is None and evidence.num_rounds >= UNTIMED_ROUNDS
+            if len(configurations) < 2 or is_enough or self._is_lost(winner):
+                break
+            if not is_announced:
+                left_s = None if session.budget.total_s is None else session.budget.left_s - kept_s
+                session.listener.attribution_started(winner.number, knobs, left_s)
+                is_announced = True
+            number += 1
+            order.shuffle(configurations)
+            for configuration in configurations:
+                changed = session.resolved.changed(configuration)
+                why = _why(winner, set(winner.changed) - set(changed))
+                session.measure_part(configuration, winner=winner, round_number=number, rules=rules, why=why)
+                self.found = self._attribution(winner)
+            evidence = self._evidence(winner)
+
+    def _that_fit(self, configurations: list[Knobs], kept_s: float) -> list[Knobs]:
+        """Returns the first so many configurations that there is time for."""
+        spare_s = self._session.budget.left_s - kept_s
+        sums_s = itertools.accumulate(map(self._expected_s, configurations))
+        return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
+
+    def _attribution(self, winner: TrialRecord) -> Attribution:
+        evidence = self._evidence(winner)
+        minimal = evidence.minimal()
+        first = None if minimal is None else self._session.first_of(dict(minimal.key))
+        return Attribution(
+            winner=winner,
+            best=first or winner,
+            changes=evidence.changes(),
+            together=None if minimal is None else evidence.ratio(minimal),
+            num_rounds=evidence.num_rounds,
+            margin=evidence.margin,
+        )
+
+    def _evidence(self, winner: TrialRecord) -> Evidence:
+        return Evidence(self._session.resolved, winner, self._trials(winner), hints(winner, self._session.searched))
+
+    def _trials(self, winner: TrialRecord) -> list[TrialRecord]:
+        """Returns the trials that took this winner apart."""
+        origin = attribution_of(winner)
+        return [record for record in self._session.records if record.kind is Kind.attribution and record.origin == origin]
+
+    def _is_promising(self, winner: TrialRecord) -> bool:
+        """Whether it pays: what is no faster than the baseline is not handed over, whatever it is made of."""
+        return (winner.score or 0.0) > (self._session.baseline.score or 0.0) * (1 + stats.MARGIN_FRAC)
+
+    def _is_lost(self, winner: TrialRecord) -> bool:
+        key = configuration_key(winner.changed)
+        own = [trial for trial in self._trials(winner) if configuration_key(trial.changed) == key]
+        return sum(trial.score is None and not trial.outcome.is_no_answer for trial in own) >= MAX_FAILURES
+
+    def _affordable(self, winner: TrialRecord, evidence: Evidence, kept_s: float) -> list[str]:
+        """Returns the knobs there is time to put back alone: all, or those of which the search promises most."""
+        left_s, hinted = self._session.budget.left_s - kept_s, hints(winner, self._session.searched)
+        knobs = sorted(winner.changed, key=lambda knob: -hinted[knob])
+        costs_s = {knob: SCREENING_ROUNDS * self._expected_s(evidence.parts[knob].knobs) for knob in knobs}
+        winner_s = SCREENING_ROUNDS * self._expected_s(winner.knobs)
+        done = [knob for knob in knobs if evidence.worth(knob) != "not separated"]
+        if math.isinf(left_s) or winner_s + sum(costs_s[knob] for knob in knobs if knob not in done) <= left_s:
+            return knobs
+        spare_s = left_s - 2 * winner_s  # the winner, and what is left of it without those that seem to buy nothing
+        for knob in knobs:
+            if knob not in done and costs_s[knob] <= spare_s:
+                done.append(knob)
+                spare_s -= costs_s[knob]
+        return done
+
+    def _rules(self, evidence: Evidence, knobs: Sequence[str], kept_s: float) -> MeasureRules:
+        """Returns the finals' rules, with windows that leave time for enough rounds."""
+        session = self._session
+        rules = session.plan.config.measure.finals
+        if session.budget.total_s is None:
+            return rules
+        seconds_each = (session.budget.left_s - kept_s) / (ROUNDS_IN_MIND * (len(knobs) + 1))
+        return finals_rules(rules, seconds_each=seconds_each, baseline=session.baseline)
+
+    def _expected_s(self, knobs: Knobs) -> float:
+        """Returns what measuring a configuration will cost: as it did in the attribution, else as trials like it did."""
+        session = self._session
+        changed = session.resolved.changed(knobs)
+        key = configuration_key(changed)
+        own = [r.seconds for r in session.records if r.kind is Kind.attribution and configuration_key(r.changed) == key]
+        if own:
+            return max(own)
+        is_known = session.first_of(changed) is not None
+        return session.costs.again_s(knobs, changed) if is_known else session.costs.expected_s(knobs, changed)
+
+
+def _why(winner: TrialRecord, missing: set[str]) -> str:
+    return (
+        f"trial {winner.number} without {', '.join(sorted(missing))}" if missing else f"trial {winner.number} beside its parts"
+    )

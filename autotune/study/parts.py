@@ -1,0 +1,287 @@
+"""What each change of a winner is worth, told from rounds in which it was put back: pure values, no measuring.
+
+A round holds the winner and some of its parts, once each, in fresh processes, in random order: the winner without one knob,
+or without all the knobs together that seem to buy nothing. Within a round they stand beside the same winner, so a machine that
+drifts from round to round falls on none of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from autotune import stats
+from autotune.records import Knobs, KnobValue, Outcome, TrialRecord
+from autotune.space import ResolvedSpace
+from autotune.study.session import ConfigurationKey, configuration_key
+
+Worth = Literal["faster", "same", "slower", "ambiguous", "needed", "not separated"]
+
+SCREENING_ROUNDS = 2  # with every knob put back alone: the least that has a spread
+MAX_ROUNDS = 16  # then the intervals narrow too slowly to be worth the time
+DECIDED_AFTER = 8  # rounds of a group and the winner after which the estimate decides, within the margin or not
+SUSPECT_MARGINS = 2.0  # a knob not shown to matter and worth less than so many margins is put back with the others, on trial
+HINTED_FRAC = 0.03  # a gain that the search did not show: noise of one measurement each
+RIDGE = 0.5  # of the fit behind the hints, in trials: two knobs always turned together share their gain
+NARROW_FRAC = 0.25  # of its gain: a knob's worth is known well enough when its interval's half is no wider
+MAX_FAILURES = 2  # after so many a part cannot be measured: the knob is needed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A winner without some of its changes.
+
+    Attributes:
+        keys: knobs that are put back to the baseline's values.
+        also: further changes that go with them, because they mean nothing without: prefetch_factor without workers.
+        knobs: full configuration that is left.
+        key: what makes it the same as another one.
+    """
+
+    keys: frozenset[str]
+    also: tuple[str, ...]
+    knobs: Knobs
+    key: ConfigurationKey
+
+
+def part_of(space: ResolvedSpace, winner: TrialRecord, keys: Iterable[str]) -> Part:
+    """Returns a winner without the changes of some knobs.
+
+    Args:
+        space: the search space.
+        winner: what to take apart.
+        keys: among its changes.
+    """
+    put_back = frozenset(keys)
+    kept = {key: value for key, value in winner.changed.items() if key not in put_back}
+    knobs = space.active({**space.reference, **kept})
+    changed = space.changed(knobs)
+    also = tuple(sorted(key for key in kept if key not in changed))
+    return Part(keys=put_back, also=also, knobs=knobs, key=configuration_key(changed))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What one knob of a winner is worth.
+
+    Attributes:
+        knob: its key.
+        before, after: the baseline's value and the winner's.
+        also: knobs that lose their meaning without it.
+        ratio: the winner over the winner without it; None where that could not be measured.
+        worth: "faster", "same", "slower" (the winner is faster without it), "ambiguous", "needed" (without it nothing can be
+            measured) or "not separated" (not measured).
+        is_kept: whether it is part of what is handed over.
+        reason: why the worth is not plain, "" when it is.
+    """
+
+    knob: str
+    before: KnobValue | None
+    after: KnobValue
+    also: tuple[str, ...]
+    ratio: stats.Ratio | None
+    worth: Worth
+    is_kept: bool
+    reason: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the change as it stands in the summary."""
+        return {
+            "knob": self.knob,
+            "from": self.before,
+            "to": self.after,
+            "with": list(self.also),
+            "ratio": self.ratio.ratio if self.ratio else None,
+            "ci": self.ratio.ci if self.ratio else None,
+            "verdict": self.worth,
+            "reason": self.reason,
+            "num_rounds": self.ratio.num_rounds if self.ratio else 0,
+        }
+
+
+def hints(winner: TrialRecord, searched: Sequence[TrialRecord]) -> dict[str, float]:
+    """Returns what the search's own trials say each change of a winner is worth, as a factor.
+
+    One noisy measurement each, and knobs that were turned together: good enough to guess which change is worth a look when
+    there is no time to look at all, not to claim anything.
+
+    Args:
+        winner: what is taken apart.
+        searched: the search's trials, the baseline included.
+    """
+    able = [record for record in searched if record.score]
+    keys = list(winner.changed)
+    rows = [[record.changed.get(key) == winner.changed[key] for key in keys] for record in able]
+    others = [[key in record.changed and record.changed[key] != winner.changed[key] for key in keys] for record in able]
+    design = np.hstack([np.asarray(rows, dtype=float), np.asarray(others, dtype=float)])
+    logs = np.asarray([math.log(record.score or 1.0) for record in able])
+    design, logs = design - design.mean(axis=0), logs - logs.mean()
+    effects = np.linalg.solve(design.T @ design + RIDGE * np.eye(design.shape[1]), design.T @ logs)
+    return {key: math.exp(float(effect)) for key, effect in zip(keys, effects, strict=False)}
+
+
+class Evidence:
+    """What the rounds so far say of a winner's changes.
+
+    Args:
+        space: the search space.
+        winner: what is taken apart.
+        trials: attribution trials of this winner, by number.
+        hinted: what the search says each change is worth, `hints`.
+    """
+
+    def __init__(
+        self,
+        space: ResolvedSpace,
+        winner: TrialRecord,
+        trials: Sequence[TrialRecord],
+        hinted: Mapping[str, float] | None = None,
+    ) -> None:
+        self._space, self._winner, self._hinted = space, winner, hinted or {}
+        self.parts = {key: part_of(space, winner, [key]) for key in winner.changed}
+        self._failed: dict[ConfigurationKey, list[TrialRecord]] = {}
+        rounds: dict[int, dict[ConfigurationKey, float]] = {}
+        for trial in trials:
+            key = configuration_key(trial.changed)
+            if trial.score is not None:
+                rounds.setdefault(trial.round or 0, {})[key] = trial.score
+            elif trial.outcome is not Outcome.interrupted:
+                self._failed.setdefault(key, []).append(trial)
+        self.num_rounds = len(rounds)
+        found = stats.compare_rounds(list(rounds.values()), configuration_key(winner.changed))
+        self._ratios = found.ratios
+        self.margin = max(stats.MARGIN_FRAC, found.spread or 0.0)  # here too the machine's own spread
+
+    def ratio(self, part: Part) -> stats.Ratio | None:
+        """Returns the winner over the part; None when they were not measured in one round."""
+        return self._ratios.get(part.key)
+
+    def failure(self, part: Part) -> TrialRecord | None:
+        """Returns the failure that shows that a part cannot be measured; None while it may be."""
+        failed = self._failed.get(part.key, [])
+        is_out = len(failed) >= MAX_FAILURES or any(trial.outcome.is_memory for trial in failed)
+        return failed[-1] if is_out else None
+
+    def worth(self, knob: str) -> Worth:
+        """Returns what is shown of one knob."""
+        part = self.parts[knob]
+        ratio = self.ratio(part)
+        if self.failure(part):
+            return "needed"
+        if ratio is None or ratio.num_rounds < SCREENING_ROUNDS or ratio.ci is None:
+            return "not separated"
+        verdict = stats.verdict(ratio, self.margin)
+        return "slower" if verdict == "ambiguous" and ratio.ci[1] < 1 else verdict
+
+    def together(self, without: Sequence[str] = ()) -> Part | None:
+        """Returns the winner without all knobs that seem to buy nothing, as far as the whole was not shown to miss them.
+
+        Of knobs that were not measured alone the search's hints are believed, until the whole is shown to miss them. What is
+        missed loses its dearest knob, which stays, until the rest is not missed or nothing is left.
+
+        Args:
+            without: knobs to leave out of it.
+        """
+        found: dict[str, float] = {}
+        for knob, part in self.parts.items():
+            ratio, worth = self.ratio(part), self.worth(knob)
+            if knob in without or worth in ("faster", "needed"):
+                continue
+            if worth == "not separated":
+                if self._hinted.get(knob, math.inf) <= 1 + HINTED_FRAC:
+                    found[knob] = self._hinted[knob]
+            elif ratio and (worth in ("same", "slower") or ratio.ratio <= 1 + SUSPECT_MARGINS * self.margin):
+                found[knob] = ratio.ratio
+        while found:
+            part = part_of(self._space, self._winner, found)
+            if not self._is_missed(part):
+                return part
+            del found[max(found, key=lambda knob: found[knob])]
+        return None
+
+    def minimal(self) -> Part | None:
+        """Returns the part to be handed over instead of the winner; None when the winner stands as it is.
+
+        The one with the fewest changes that were measured beside the winner and stay within the margin of it, and that has
+        every knob that was shown to matter.
+        """
+        wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
+        able = [
+            part
+            for key, ratio in self._ratios.items()
+            if (part := part_of(self._space, self._winner, set(self._winner.changed) - {knob for knob, _ in key})).key == key
+            and wanted <= {knob for knob, _ in key}
+            and ratio.num_rounds >= SCREENING_ROUNDS
+            and ratio.ratio <= 1 + self.margin
+            and not self._is_missed(part)
+        ]
+        return min(able, key=lambda part: (len(part.key), self._ratios[part.key].ratio), default=None)
+
+    def wanted(self, knobs: Sequence[str]) -> list[Part]:
+        """Returns the parts that the next round should hold beside the winner; none when all is decided.
+
+        Args:
+            knobs: those there is time to put back alone.
+        """
+        if self.num_rounds >= MAX_ROUNDS:
+            return []
+        able = [knob for knob in knobs if not self.failure(self.parts[knob])]
+        new = [knob for knob in able if self.worth(knob) == "not separated"]
+        if new and len(knobs) == len(self.parts):
+            return [self.parts[knob] for knob in new]
+        whole = self.together(without=new)
+        put_back = whole.keys if whole else frozenset()
+        single = [self.parts[knob] for knob in new or able if knob not in put_back and (new or self._is_open(knob))]
+        return single if whole is None or self._is_settled(whole) else [whole, *single]
+
+    def changes(self) -> list[Change]:
+        """Returns what is known of every change, the most useful first."""
+        minimal = self.minimal()
+        kept = {key for key, _ in minimal.key} if minimal else set(self._winner.changed)
+        found = [self._change(knob, is_kept=knob in kept) for knob in self._winner.changed]
+        return sorted(found, key=lambda change: (-(change.ratio.ratio if change.ratio else 0.0), change.knob))
+
+    def _change(self, knob: str, *, is_kept: bool) -> Change:
+        part, worth = self.parts[knob], self.worth(knob)
+        failure = self.failure(part)
+        untold = "no time" if is_kept else "only together with the others"
+        reason = f"without it: {failure.outcome}" if failure else untold if worth == "not separated" else ""
+        return Change(
+            knob=knob,
+            before=self._space.reference.get(knob),
+            after=self._winner.changed[knob],
+            also=part.also,
+            ratio=None if failure else self.ratio(part),
+            worth=worth,
+            is_kept=is_kept,
+            reason=reason,
+        )
+
+    def _is_open(self, knob: str) -> bool:
+        """Whether more rounds would say more of a knob: it is ambiguous, or its worth is not known well yet."""
+        ratio, worth = self.ratio(self.parts[knob]), self.worth(knob)
+        if worth == "ambiguous":
+            return True
+        if worth != "faster" or ratio is None or ratio.ci is None:
+            return False
+        return (ratio.ci[1] - ratio.ci[0]) / 2 > max(self.margin, NARROW_FRAC * (ratio.ratio - 1))
+
+    def _is_missed(self, part: Part) -> bool:
+        ratio = self.ratio(part)
+        if self.failure(part):
+            return True
+        if ratio is None or ratio.ci is None or ratio.num_rounds < SCREENING_ROUNDS:
+            return False
+        is_doubtful = ratio.num_rounds >= DECIDED_AFTER and ratio.ratio > 1 + self.margin
+        return is_doubtful or stats.verdict(ratio, self.margin) == "faster"
+
+    def _is_settled(self, part: Part) -> bool:
+        """Whether a part that changes less is as fast as the winner for all that can be told; it is not missed."""
+        ratio = self.ratio(part)
+        if ratio is None or ratio.ci is None or ratio.num_rounds < SCREENING_ROUNDS:
+            return False
+        return ratio.num_rounds >= DECIDED_AFTER or ratio.ci[1] <= 1 + self.margin

@@ -1,0 +1,99 @@
+"""Best by tier: what may be gained without changing numerics or training, as a measured claim where there is time for it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from autotune import stats
+from autotune.harness.protocol import MeasureRules
+from autotune.records import Kind, Outcome, Tier, TrialRecord
+from autotune.study.budget import finals_rules
+from autotune.study.finals import MIN_PAIRS, Decision, by_round, judge
+from autotune.study.session import Session
+from autotune.study.turns import Pair, Turns
+
+TIERS = "finals, best of a tier"  # why such a trial is run
+
+
+def is_barred(baseline: TrialRecord) -> bool:
+    """Whether the program as it is run today breaks a constraint: then the best that breaks none wins, faster or not."""
+    return baseline.outcome is Outcome.infeasible
+
+
+def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> TrialRecord:
+    """Returns the best search trial up to a tier, or the baseline where none beat it by more than the margin."""
+    able = [
+        r for r in records if r.kind is Kind.search and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed
+    ]
+    top = max(able, key=lambda record: record.score or 0.0, default=baseline)
+    return top if is_barred(baseline) or (top.score or 0.0) > (baseline.score or 0.0) * (1 + stats.MARGIN_FRAC) else baseline
+
+
+class TierFinals:
+    """Measures the search's best of each tier below the winner's beside the baseline, with the time that is left.
+
+    The search chose them, these rounds had no part in that: what is reported of them does not overstate.
+
+    Attributes:
+        decisions: number of the search trial -> what its rounds say; those that were measured.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.decisions: dict[int, Decision] = {}
+
+    def run(self, best: TrialRecord) -> None:
+        """Measures what there is time for, the lowest tier first.
+
+        Args:
+            best: what is handed over; what its tier includes needs no claim of its own.
+        """
+        session = self._session
+        lower = [tier for tier in Tier if tier.rank < best.tier.rank]
+        leaders = {found.number: found for tier in lower if (found := leader(session.records, session.baseline, tier)).number}
+        for number, found in leaders.items():
+            pairs = self._pairs_before(found)
+            if pairs:
+                self.decisions[number] = judge(found, pairs)
+            rounds_left = MIN_PAIRS - len(pairs)
+            if rounds_left > 0 and rounds_left * self._pair_s(found) <= session.budget.left_s:
+                self._measure(found, pairs, rounds_left)
+
+    def _measure(self, found: TrialRecord, pairs: list[Pair], num_rounds: int) -> None:
+        session = self._session
+        finals = [record for record in session.records if record.kind is Kind.final]
+        begun = max((record.round or 0 for record in finals), default=0)
+        rules, numbers = self._rules(num_rounds), itertools.count(2 * begun + 2)
+
+        def measure(first: TrialRecord) -> TrialRecord:
+            round_number = next(numbers) // 2  # two trials a round
+            return session.measure_again(first, round_number=round_number, rules=rules, why=TIERS)
+
+        order = random.Random(session.plan.config.study.seed + begun)
+        turns = Turns(found, session.baseline, measure=measure, order=order, pairs=pairs)
+        for _ in range(num_rounds):
+            if turns.round():
+                self.decisions[found.number] = judge(found, pairs)
+
+    def _pairs_before(self, found: TrialRecord) -> list[Pair]:
+        """Returns the rounds that an earlier run of the study has measured."""
+        finals = [record for record in self._session.records if record.kind is Kind.final]
+        pairs = []
+        for measured in by_round(finals, TIERS):
+            own, other = (measured[number].score if number in measured else None for number in (found.number, 0))
+            if own is not None and other is not None:
+                pairs.append((own, other))
+        return pairs
+
+    def _pair_s(self, found: TrialRecord) -> float:
+        """Returns what a round will cost: two trials with windows as short as they may be."""
+        costs = self._session.costs
+        return costs.again_s(found.knobs, found.changed) + self._session.baseline.seconds
+
+    def _rules(self, num_rounds: int) -> MeasureRules:
+        session = self._session
+        rules = session.plan.config.measure.finals
+        if session.budget.total_s is None:
+            return rules
+        return finals_rules(rules, seconds_each=session.budget.left_s / (2 * num_rounds), baseline=session.baseline)

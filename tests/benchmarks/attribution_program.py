@@ -1,0 +1,35 @@
+"""A small training loop whose speed is known: each step lasts as long as PLANT_A to PLANT_E say.
+
+PLANT_A=1 makes it 30 % faster, PLANT_B=1 5 %; the other three are read and do nothing.
+"""
+
+import os
+import time
+
+import torch
+from torch import nn
+
+STEP_S = 0.03
+GAINS = {"A": 1.30, "B": 1.05, "C": 1.0, "D": 1.0, "E": 1.0}
+
+
+def main() -> None:
+    """Trains until it is ended, each step waiting for its time to be over."""
+    torch.set_num_threads(1)
+    step_s = STEP_S
+    for name, gain in GAINS.items():
+        step_s /= gain if os.environ.get(f"PLANT_{name}") == "1" else 1.0
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs, targets = torch.randn(16, 8), torch.randn(16, 1)
+    due_s = time.perf_counter()
+    for _ in range(100_000):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        due_s = max(due_s + step_s, time.perf_counter())
+        time.sleep(max(0.0, due_s - time.perf_counter()))
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Attribution through the real study loop, on a program whose effects are known: one knob +30 %, one +5 %, three nothing."""
+
+import shutil
+
+import pytest
+
+from autotune.export import export
+from autotune.records import Kind, Tier
+from autotune.study import resume_study
+from autotune.testing.fake_launcher import OUT_OF_MEMORY, Failure, Surface
+
+GAINS = {"A": 1.30, "B": 1.05, "C": 1.0, "D": 1.0, "E": 1.0}
+ALL = {f"env.{name}": "1" for name in GAINS}
+
+
+def surface(noise_frac, **more):
+    gains = {(f"env.{name}", "1"): gain for name, gain in GAINS.items()}
+    return Surface(gains=gains, loader_per_s=1e9, noise_frac=noise_frac, start_s=2.0, window_s=3.0, **more)
+
+
+class OnlyEverything:
+    """A search that finds one configuration, with every knob turned: what a search that chased noise may end with."""
+
+    def __init__(self, session):
+        self._session = session
+
+    def run(self):
+        space = self._session.resolved
+        if len(self._session.searched) == 1:
+            self._session.measure(space.active({**space.reference, **ALL}), "everything", origin="expert")
+        return "found"
+
+
+@pytest.fixture
+def planted(bench, tmp_path, monkeypatch):
+    (tmp_path / "planted.yaml").write_text("".join(f"env.{name}: ['0', '1']\n" for name in GAINS))
+
+    def made(noise_frac, *overrides, is_found=True, failures=lambda _, __: None, **more):
+        if is_found:
+            monkeypatch.setattr("autotune.study.loop.Search", OnlyEverything)
+        for name in GAINS:
+            monkeypatch.setenv(name, "0")
+        return bench(surface(noise_frac, failures=failures), f"search_space={tmp_path / 'planted.yaml'}", *overrides, **more)
+
+    return made
+
+
+def holds_truth(entry):
+    return entry["ci"] and entry["ci"][0] <= GAINS[entry["knob"].removeprefix("env.")] <= entry["ci"][1]
+
+
+def is_right(summary):
+    named = [(entry["knob"], entry["verdict"]) for entry in summary["attribution"]]
+    return (
+        named == [("env.A", "faster"), ("env.B", "faster")]
+        and all(map(holds_truth, summary["attribution"]))
+        and summary["best"]["overrides"] == {"env.A": "1", "env.B": "1"}
+    )
+
+
+@pytest.mark.parametrize("noise_frac", [0.01, 0.02])
+def test_planted_effects_are_named_and_the_rest_goes_back_in_18_of_20_studies(planted, noise_frac):
+    summaries = [planted(noise_frac, seed=seed, minutes=12).run() for seed in range(20)]
+    wrong = [[summary["attribution"], summary["best"]["overrides"]] for summary in summaries if not is_right(summary)]
+    assert len(wrong) <= 2, wrong
+
+
+def attributed(study):
+    return [trial for trial in study.trials if trial.kind is Kind.attribution]
+
+
+def test_what_is_handed_over_is_what_the_reporting_rounds_measured_and_they_come_last(planted):
+    study = planted(0.005, minutes=12)
+    summary = study.run()
+    finals = [trial for trial in study.trials if trial.kind is Kind.final]
+    best = summary["best"]["trial"]
+    assert {trial.repeats for trial in finals} == {0, best}
+    assert min(trial.number for trial in finals) > max(trial.number for trial in attributed(study))
+    assert summary["best"]["overrides"] == {"env.A": "1", "env.B": "1"}
+    assert summary["speedup"]["ratio"] == pytest.approx(1.365, rel=0.02)
+    assert [entry["knob"] for entry in summary["minimality"]["dropped"]] != []
+    assert "env.C" in study.folder.best_file.read_text()
+
+
+def test_every_round_holds_the_winner_beside_its_parts(planted):
+    study = planted(0.01, minutes=8)
+    study.run()
+    rounds = {}
+    for trial in attributed(study):
+        rounds.setdefault(trial.round, []).append(trial.changed)
+        assert trial.origin == "attribution 1"
+    assert len(rounds) >= 3
+    assert all(ALL in round_ and len(round_) > 1 for round_ in rounds.values())
+    assert len(rounds[1]) == 6
+    assert study.listener.named("attribution_started") == [(1, list(ALL))]
+
+
+def test_default_budget_ends_in_time_and_the_trial_budget_counts_search_trials_only(bench):
+    gains = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3}
+    study = bench(Surface(gains=gains, start_s=4.0, window_s=5.0), "compile.mode=off", minutes=8)
+    summary = study.run()
+    assert summary["seconds"]["total"] <= 8 * 60 * 1.1
+    assert {"precision.amp", "layout.channels_last"} <= {e["knob"] for e in summary["attribution"] if e["verdict"] == "faster"}
+    limited = bench(Surface(gains={("precision.amp", "bf16"): 1.5}), "study.budget.trials=6", "study.name=t")
+    trials = limited.run()["trials"]
+    assert sum(trial["kind"] == Kind.search for trial in trials) == 6
+
+
+def test_without_time_it_says_so_and_hands_over_the_winner_whole(planted):
+    study = planted(0.01, minutes=1.2)
+    summary = study.run()
+    assert attributed(study) == []
+    assert [entry["verdict"] for entry in summary["attribution"]] == ["not separated"] * 5
+    assert {entry["reason"] for entry in summary["attribution"]} == {"no time"}
+    assert summary["best"]["overrides"] == ALL
+    assert summary["minimality"] is None
+    assert summary["speedup"]["verdict"] == "faster"
+    assert any("No time to find out" in line for line in study.listener.named("notice"))
+
+
+def test_a_single_change_is_worth_what_the_whole_is_worth(bench, tiny):
+    study = bench(Surface(gains={("precision.amp", "bf16"): 1.5}, loader_per_s=1e9), *tiny)
+    summary = study.run()
+    (entry,) = summary["attribution"]
+    assert (entry["knob"], entry["ratio"], entry["ci"]) == ("precision.amp", *map(summary["speedup"].get, ("ratio", "ci")))
+    assert attributed(study) == []
+
+
+def test_a_knob_without_which_memory_runs_out_is_needed(planted):
+    def failures(_, knobs):
+        return OUT_OF_MEMORY if knobs.get("env.A") == "1" and "env.D" not in knobs else None
+
+    summary = planted(0.005, minutes=12, failures=failures).run()
+    found = {entry["knob"]: entry for entry in summary["attribution"]}
+    assert (found["env.D"]["verdict"], found["env.D"]["reason"]) == ("needed", "without it: device_oom")
+    assert found["env.D"]["ratio"] is None
+    assert set(summary["best"]["overrides"]) == {"env.A", "env.B", "env.D"}
+
+
+def test_an_interrupt_keeps_what_there_is_and_resume_goes_on_from_there(planted):
+    def failures(number, _):
+        return Failure(raises=KeyboardInterrupt) if number == 12 and not study.seen else None
+
+    study = planted(0.01, minutes=12, failures=failures)
+    study.seen = []
+    summary = study.run()
+    assert summary["status"] == "interrupted"
+    assert summary["best"]["overrides"] == ALL
+    assert {entry["knob"] for entry in summary["attribution"]} == set(ALL)
+    before = {trial.number: trial for trial in study.trials}
+    study.seen.append(True)
+    after = resume_study(study.plan, study.folder, study.listener)
+    assert after["status"] == "complete"
+    assert all(study.trials[number] == trial for number, trial in before.items())
+    assert is_right(after), after["attribution"]
+    assert [trial.round for trial in attributed(study) if trial.changed == ALL].count(1) == 1
+
+
+def test_a_study_killed_while_it_reported_a_part_goes_on_reporting_it(planted, tmp_path):
+    study = planted(0.01, minutes=12)
+    whole = study.run()
+    finals = [trial for trial in study.trials if trial.kind is Kind.final]
+    for trial in finals[5:]:
+        shutil.rmtree(study.folder.trial_path(trial.number))
+    study.launcher.launches.clear()
+    summary = resume_study(study.plan, study.folder, study.listener)
+    assert summary["best"]["trial"] == whole["best"]["trial"]
+    assert summary["speedup"]["num_rounds"] == whole["speedup"]["num_rounds"]
+    assert not any(trial.kind is Kind.attribution for trial in study.trials[finals[5].number :])
+    assert summary["attribution"] == whole["attribution"]
+
+
+def test_lower_tiers_are_measured_claims_where_there_is_time(bench, tmp_path):
+    file = tmp_path / "tiers.yaml"
+    file.write_text("threads.intra: [2, 4]\nprecision.amp: ['off', 'bf16']\n")
+    gains = {("precision.amp", "bf16"): 1.5, ("threads.intra", 4): 1.3}
+    study = bench(Surface(gains=gains, loader_per_s=1e9, start_s=2.0, window_s=3.0), f"search_space={file}", minutes=10)
+    summary = study.run()
+    tiers = summary["best_by_tier"]
+    assert tiers["numerics"]["trial"] == tiers["training"]["trial"] == summary["best"]["trial"]
+    exact = tiers["exact"]
+    assert exact["overrides"] == {"threads.intra": 4}
+    assert exact["measured_in"] == "finals"
+    assert exact["speedup"]["verdict"] == "faster"
+    low, high = exact["speedup"]["ci"]
+    assert low <= 1.3 <= high
+    text = export(summary, "yaml", Tier.exact)
+    assert "faster" in text
+    assert "from the search" not in text
+
+
+def test_without_a_time_limit_it_ends_after_as_many_rounds_as_the_finals_have_pairs(planted):
+    study = planted(0.02, "study.budget.minutes=null")
+    assert study.run()["status"] == "complete"
+    assert max(trial.round for trial in attributed(study)) == 8

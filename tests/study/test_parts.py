@@ -1,0 +1,168 @@
+"""What rounds say of a winner's parts, without a study."""
+
+import pytest
+
+from autotune.records import Kind, Outcome, TrialRecord
+from autotune.space import Choice, ResolvedSpace
+from autotune.study import parts
+from autotune.study.parts import Evidence, hints, part_of
+
+WORKERS, PREFETCH, AMP, PIN = "loader.num_workers", "loader.prefetch_factor", "precision.amp", "loader.pin_memory"
+REFERENCE = {WORKERS: 0, PREFETCH: 2, AMP: "off", PIN: False}
+SPACE = ResolvedSpace(
+    domains={WORKERS: Choice((0, 2)), PREFETCH: Choice((2, 8)), AMP: Choice(("off", "bf16")), PIN: Choice((False, True))},
+    pinned={},
+    baseline={WORKERS: 0, AMP: "off", PIN: False},
+    dropped={},
+    reference=REFERENCE,
+)
+CHANGED = {WORKERS: 2, PREFETCH: 8, AMP: "bf16", PIN: True}
+WINNER = TrialRecord(
+    number=7, kind=Kind.search, knobs={**REFERENCE, **CHANGED}, changed=CHANGED, outcome=Outcome.ok, value=100.0
+)
+NOISE = (1.001, 0.999, 1.0015, 0.9985)
+
+
+def rounds(*without, values=None, count=2):
+    """Returns attribution trials: the winner at 100 and it without some knobs, at what they are worth."""
+    made = []
+    for number in range(1, count + 1):
+        for keys, value in [((), 100.0), *zip(without, values or [], strict=True)]:
+            changed = dict(part_of(SPACE, WINNER, keys).key)
+            outcome = value if isinstance(value, Outcome) else Outcome.ok
+            noise = NOISE[(number + len(made)) % len(NOISE)]
+            score = None if isinstance(value, Outcome) else value * noise
+            made.append(
+                TrialRecord(
+                    number=8 + len(made),
+                    kind=Kind.attribution,
+                    knobs={},
+                    changed=changed,
+                    outcome=outcome,
+                    value=score,
+                    round=number,
+                )
+            )
+    return made
+
+
+def test_a_knob_takes_those_with_it_that_mean_nothing_without():
+    part = part_of(SPACE, WINNER, [WORKERS])
+    assert part.also == (PREFETCH,)
+    assert dict(part.key) == {AMP: "bf16", PIN: True}
+    assert PREFETCH not in part.knobs
+    assert part_of(SPACE, WINNER, [PREFETCH]).also == ()
+
+
+def test_first_every_knob_is_put_back_alone():
+    evidence = Evidence(SPACE, WINNER, [])
+    assert {next(iter(part.keys)) for part in evidence.wanted(list(CHANGED))} == set(CHANGED)
+    assert all(evidence.worth(knob) == "not separated" for knob in CHANGED)
+    assert evidence.minimal() is None
+
+
+ALONE = [(WORKERS,), (PREFETCH,), (AMP,), (PIN,)]
+
+
+def test_knobs_not_shown_to_matter_are_put_back_together_on_trial():
+    evidence = Evidence(SPACE, WINNER, rounds(*ALONE, values=[80.0, 100.0, 70.0, 99.9]))
+    assert (evidence.worth(WORKERS), evidence.worth(AMP)) == ("faster", "faster")
+    (together,) = evidence.wanted(list(CHANGED))
+    assert together.keys == {PREFETCH, PIN}
+    assert len(evidence.minimal().keys) == 1, "both together have not been measured"
+
+
+@pytest.mark.parametrize(("value", "is_dropped"), [(100.1, True), (93.0, False)])
+def test_they_are_dropped_when_the_whole_stays_within_the_margin(value, is_dropped):
+    trials = rounds(*ALONE, (PREFETCH, PIN), values=[80.0, 100.0, 70.0, 99.9, value], count=4)
+    minimal = Evidence(SPACE, WINNER, trials).minimal()
+    assert (minimal is not None and minimal.keys == {PREFETCH, PIN}) is is_dropped
+
+
+def test_a_whole_that_misses_them_gets_the_dearest_back():
+    trials = rounds(*ALONE, (PREFETCH, PIN), values=[80.0, 100.0, 70.0, 99.5, 93.0], count=4)
+    evidence = Evidence(SPACE, WINNER, trials)
+    assert evidence.together().keys == {PREFETCH}
+
+
+def test_what_cannot_be_measured_without_a_knob_needs_it():
+    trials = rounds(*ALONE, values=[80.0, 100.0, Outcome.device_oom, 99.9])
+    evidence = Evidence(SPACE, WINNER, trials)
+    (change,) = [change for change in evidence.changes() if change.knob == AMP]
+    assert (change.worth, change.is_kept, change.ratio) == ("needed", True, None)
+    assert change.reason == "without it: device_oom"
+
+
+def test_a_crash_is_given_a_second_chance_an_interruption_is_none():
+    once = Evidence(SPACE, WINNER, rounds((AMP,), values=[Outcome.crash], count=1))
+    assert once.worth(AMP) == "not separated"
+    assert Evidence(SPACE, WINNER, rounds((AMP,), values=[Outcome.crash])).worth(AMP) == "needed"
+    assert Evidence(SPACE, WINNER, rounds((AMP,), values=[Outcome.interrupted])).worth(AMP) == "not separated"
+
+
+def test_a_knob_that_costs_speed_goes_back_without_the_whole_missing_it():
+    trials = rounds(*ALONE, (PREFETCH, PIN), values=[80.0, 110.0, 70.0, 99.9, 109.9], count=3)
+    evidence = Evidence(SPACE, WINNER, trials)
+    assert evidence.worth(PREFETCH) == "slower"
+    assert evidence.minimal().keys == {PREFETCH, PIN}
+    assert evidence.wanted(list(CHANGED)) == [], "all is decided"
+
+
+def test_it_ends_after_so_many_rounds():
+    trials = rounds(*ALONE, values=[80.0, 100.0, 70.0, 99.9], count=parts.MAX_ROUNDS)
+    assert Evidence(SPACE, WINNER, trials).wanted(list(CHANGED)) == []
+
+
+def test_changes_come_with_the_most_useful_first():
+    evidence = Evidence(SPACE, WINNER, rounds(*ALONE, values=[80.0, 99.9, 70.0, 100.0]))
+    assert [change.knob for change in evidence.changes()] == [AMP, WORKERS, PREFETCH, PIN]
+
+
+HINTED = {WORKERS: 1.3, AMP: 1.4, PREFETCH: 1.0, PIN: 1.01}
+
+
+def test_with_little_time_the_promising_are_put_back_alone_the_others_at_once():
+    evidence = Evidence(SPACE, WINNER, [], HINTED)
+    assert [part.keys for part in evidence.wanted([AMP])] == [{PREFETCH, PIN}, {AMP}]
+    assert [part.keys for part in evidence.wanted([])] == [{PREFETCH, PIN}]
+    assert len(evidence.wanted(list(CHANGED))) == 4, "with time enough nothing is guessed"
+
+
+def test_what_was_only_put_back_with_others_is_dropped_with_them_and_said_to_be():
+    trials = rounds((PREFETCH, PIN), (AMP,), values=[100.05, 70.0])
+    evidence = Evidence(SPACE, WINNER, trials, HINTED)
+    assert evidence.minimal().keys == {PREFETCH, PIN}
+    found = {change.knob: change for change in evidence.changes()}
+    assert (found[PIN].is_kept, found[PIN].reason) == (False, "only together with the others")
+    assert (found[WORKERS].is_kept, found[WORKERS].worth, found[WORKERS].reason) == (True, "not separated", "no time")
+    assert found[AMP].worth == "faster"
+
+
+def test_a_hint_that_was_wrong_is_not_believed_once_the_whole_is_missed():
+    trials = rounds((PREFETCH, PIN), (AMP,), values=[90.0, 70.0], count=3)
+    evidence = Evidence(SPACE, WINNER, trials, HINTED)
+    assert evidence.minimal() is None
+    assert evidence.together().keys == {PREFETCH}
+
+
+def test_hints_come_from_what_the_search_tried():
+    gains = {WORKERS: 1.5, AMP: 2.0, PREFETCH: 1.0, PIN: 1.0}
+    tried = [
+        {},
+        CHANGED,
+        {AMP: "bf16"},
+        {WORKERS: 2},
+        {WORKERS: 2, PIN: True},
+        {AMP: "bf16", PIN: True},
+        {AMP: "bf16", WORKERS: 2},
+    ]
+    searched = []
+    for number, changed in enumerate(tried):
+        score = 100.0
+        for key in changed:
+            score *= gains[key]
+        searched.append(
+            TrialRecord(number=number, kind=Kind.search, knobs={}, changed=changed, outcome=Outcome.ok, value=score)
+        )
+    found = hints(WINNER, searched)
+    assert max(found[PREFETCH], found[PIN]) < 1.15 < 1.3 < found[WORKERS] < found[AMP]
