@@ -79,6 +79,7 @@ class Kind(enum.StrEnum):
     baseline = "baseline"
     search = "search"
     final = "final"
+    parity = "parity"
 
 
 @dataclass(kw_only=True)
@@ -123,7 +124,8 @@ class TrialRecord:
     Attributes:
         number: its place in the study, from 0, the baseline; also its folder's name.
         kind: why it was run.
-        repeats: number of the trial whose configuration this one measures again; None for a first measurement.
+        repeats: number of the trial whose configuration this one measures again, or compares (kind parity); None for a first
+            measurement.
         round: round of the finals it belongs to; None outside the finals.
         knobs: full configuration, the baseline's observed values included.
         changed: the part of `knobs` that differs from the baseline: what the harness was asked to do.
@@ -145,6 +147,8 @@ class TrialRecord:
         data_wait_frac: share of the window rank 0 waited for input.
         metrics: further numbers for the tracker, name -> value (NVML power, energy, utilisation, step times).
         knob_reports: knob key -> {"status", "reason", "observed"} (rank 0, the worst rank for statuses).
+        losses: mean loss, over the ranks, of each of the first optimizer steps, at most 64; None for one that is no number, []
+            where none was seen.
     """
 
     number: int
@@ -171,6 +175,7 @@ class TrialRecord:
     data_wait_frac: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     knob_reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    losses: list[float | None] = field(default_factory=list)
     schema: int = SCHEMA
 
     @property
@@ -265,7 +270,7 @@ _TRIAL_SHAPE: Mapping[str, tuple[type, ...]] = {
     "number": (int,), "knobs": (dict,), "changed": (dict,), "evidence": (dict,), "phases_s": (dict,), "metrics": (dict,),
     "knob_reports": (dict,), "value": (*_NUMBER, type(None)), "ci": (list, type(None)), "why": (str,), "origin": (str,),
     "reason": (str,), "unit": (str,), "started_at": _NUMBER, "seconds": _NUMBER, "round": (int, type(None)),
-    "repeats": (int, type(None)),
+    "repeats": (int, type(None)), "losses": (list,),
 }  # fmt: skip
 _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "name": (str,), "title": (str,), "command": (list,), "cwd": (str,), "base": (str,), "sequence": (int,),
@@ -335,6 +340,8 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "best_by_tier": {tier: {"trial", "value", "ci", "overrides"}},
 #  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; ratio null: not compared,
 #  "attribution": [{"knob", "from", "to", "ratio", "ci"}], "diagnosis": [{"finding", "evidence", "advice"}],
+#  "parity": {"verdict": "passed|not checked|not needed", "text", "reason", "trial", "knobs", "training", "num_steps", "loss",
+#             "reference_loss", "difference_frac", "tolerance_frac", "failed": [{"knobs", "reason", "trial"}]} | null,
 #  "counts": {outcome: n}, "seconds": {"total", "measuring", "starting", "compiling", "lost"},
 #  "fingerprint", "versions", "started_at", "budget_s", "budget_trials", "pinned", "command",
 #  "files": {"left": [{"name", "bytes", "trial"}], "restored": [{"path", "trials"}]},

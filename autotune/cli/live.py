@@ -89,7 +89,7 @@ class LiveView(View):
         self._counts[trial.outcome.value] = self._counts.get(trial.outcome.value, 0) + 1
         if trial.kind is Kind.baseline:
             self._baseline = trial
-        if trial.outcome.may_win and trial.kind is not Kind.final and _value(trial) > _value(self._best):
+        if trial.outcome.may_win and trial.kind in (Kind.baseline, Kind.search) and _value(trial) > _value(self._best):
             self._best = trial
         width = self._console.width
         baseline = self._baseline.value if self._baseline else None
@@ -149,6 +149,8 @@ class LiveView(View):
             return Text()
         _, kind, knobs, why = self._now
         what = "the program as it is" if kind is Kind.baseline or not knobs else changes_phrase(knobs)
+        if kind is Kind.parity:
+            return Text(why)
         return Text.assemble(f"{kind.value}: " if kind is Kind.final else "", what, (f"  {why}" if why else "", "quiet"))
 
     def _phase_words(self) -> str:

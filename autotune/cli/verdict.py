@@ -20,6 +20,7 @@ from autotune.wording import (
     counts_text,
     interval_text,
     own_command_text,
+    parity_lines,
     rate_text,
     ratio_interval_text,
     ratio_text,
@@ -169,6 +170,8 @@ def _rest(summary: Summary, path: Path) -> Table:
     made, seconds = _grid(), (summary.get("seconds") or {}).get("total")
     took = f"  ·  {seconds_text(seconds)}" if seconds else ""
     made.add_row("outcomes", f"{counts_text(summary.get('counts') or {})}{took}")
+    for name, text in parity_lines(summary):
+        made.add_row(name, Text(text, overflow="fold"))
     made.add_row("files", Text(str(path), overflow="fold"))
     for name, text in file_lines(summary):
         made.add_row(name, Text(text, overflow="fold"))
@@ -206,6 +209,7 @@ def lines(summary: Summary, path: Path) -> list[str]:
     before = (summary.get("baseline") or {}).get("knobs") or {}
     for key, value in sorted(((summary.get("best") or {}).get("overrides") or {}).items()):
         said.append(f"changed  {key}: {value_text(before.get(key))} -> {value_text(value)}")
+    said += [f"{name}  {text}" for name, text in parity_lines(summary)]
     said.append(f"outcomes  {counts_text(summary.get('counts') or {})}")
     said.append(f"files  {path}")
     said += [f"{name}  {text}" for name, text in file_lines(summary)]

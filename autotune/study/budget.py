@@ -13,6 +13,8 @@ from autotune.study.plan import Clock
 FINALS_MAX_FRAC = 0.38  # of the budget: three pairs and a choosing round of a slow program take about that much
 LATE_MAX_FRAC = 0.5  # of the search's share: a good configuration to compile matters more than every way to compile it
 FINALS_TRIALS = 20  # eight pairs and a choosing round of four
+PARITY_TRIALS = 2  # the baseline's first steps and those of what the finalists compute differently
+PARITY_S = 5.0  # of first steps; slow programs take up to 20 s, of time that the finals can spare
 FINALS_WINDOW_S = 5.0  # window a cheap final is worth; between processes there is more spread than within
 LATE_FRAC = 0.65  # of the search's share: late enough to have a good configuration, early enough for costly values to fit
 OVERTIME_FRAC = 0.10  # a verdict without an interval is worth little: so much more for the last pairs that make one
@@ -70,6 +72,7 @@ class Budget:
         """Keeps time for the finals, judged by what the baseline took: less of the budget where trials are cheap."""
         if self.total_s is not None:
             wanted = FINALS_TRIALS * (without_window_s(baseline) + FINALS_WINDOW_S)
+            wanted += PARITY_TRIALS * (without_window_s(baseline) + PARITY_S)
             self.reserved_s = min(FINALS_MAX_FRAC * self.total_s, wanted)
 
     def is_time_for_late(self, num_searched: int, late_s: Sequence[float]) -> bool:

@@ -13,6 +13,7 @@ from autotune import stats
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study.budget import finals_rules
+from autotune.study.parity import Parity
 from autotune.study.session import Session, configuration_key
 from autotune.study.turns import Pair, Turns
 
@@ -116,7 +117,7 @@ def that_count(records: list[TrialRecord]) -> list[TrialRecord]:
     Args:
         records: all trials, by number.
     """
-    searched = [record for record in records if record.kind is not Kind.final]
+    searched = [record for record in records if record.repeats is None]
     now = {record.number for record in finalists(searched)}
 
     def is_fair(final: TrialRecord) -> bool:
@@ -145,11 +146,12 @@ class Finals:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._parity = Parity(session)
         finals = [record for record in session.records if record.kind is Kind.final]
         self._earlier = that_count(session.records)
         self._round = max((record.round or 0 for record in finals), default=0)
         self._random = random.Random(session.plan.config.study.seed + self._round)
-        self._rules = self._affordable_rules()
+        self._rules = session.plan.config.measure.finals
         self._lost: dict[int, int] = {}  # trial number -> rounds of the finals in which it failed
         for record in self._earlier:
             self._note_loss(record)
@@ -167,6 +169,7 @@ class Finals:
         if not candidates:
             self.decision = _without_finalist(session.searched)
             return self.decision
+        self._rules = self._affordable_rules()  # of the time that comparing losses has left
         session.listener.finals_started([0, *(c.number for c in candidates)], self._left_s_or_none())
         while candidates:
             chosen = self._chosen_before(candidates) or self._chosen(candidates)
@@ -178,11 +181,15 @@ class Finals:
         return self.decision
 
     def _left_in(self) -> list[TrialRecord]:
-        """Returns the finalists; once one is out, among the configurations that have not failed in the finals."""
+        """Returns the finalists, their losses compared; once one is out, of the configurations that have not failed."""
         searched = self._session.searched
         if max((count for number, count in self._lost.items() if number), default=0) >= MAX_LOST_ROUNDS:
             searched = [record for record in searched if record.number == 0 or not self._lost.get(record.number)]
-        return finalists(searched)
+        candidates = finalists(searched)
+        while suspects := [candidate for candidate in candidates if self._parity.is_open(candidate)]:
+            self._parity.check(suspects[0])
+            candidates = finalists(searched)
+        return candidates
 
     def _chosen_before(self, candidates: list[TrialRecord]) -> TrialRecord | None:
         """Returns the candidate that an earlier run of the study has begun to report."""

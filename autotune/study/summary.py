@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune import stats
 from autotune.records import SCHEMA, StudyRecord, Summary, Tier, TrialRecord
+from autotune.study import parity
 from autotune.study.budget import START_PHASES
 from autotune.study.diagnosis import diagnose
 from autotune.study.finals import Decision
@@ -59,6 +60,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "best_by_tier": _by_tier(records, baseline, best, standing),
         "speedup": _speedup(baseline, best, standing),
         "attribution": [],
+        "parity": parity.report(best, records),
         "diagnosis": diagnose(best, device=about.machine.get("device")) if best else [],
         "counts": dict(Counter(str(record.outcome) for record in records)),
         "seconds": _seconds(records, standing.seconds),
@@ -103,7 +105,8 @@ def _by_tier(
         is_decided = best.changed and best.tier.rank <= tier.rank
         is_nothing_better = standing.decision is not None and not best.changed and tier is Tier.training
         leader = best if is_decided or is_nothing_better else _leader(records, baseline, tier)
-        found[str(tier)] = _entry(leader, standing, overrides=True)
+        compared = parity.report(leader, records) or {}
+        found[str(tier)] = {**_entry(leader, standing, overrides=True), "parity": compared.get("text", "")}
     return found
 
 

@@ -16,6 +16,7 @@ from autotune.wording import (
     counts_text,
     interval_text,
     machine_text,
+    parity_lines,
     rate_text,
     ratio_interval_text,
     ratio_text,
@@ -87,6 +88,8 @@ def trial_name(trial: TrialRecord) -> str:
         again = "" if trial.repeats is None else f" of {trial.repeats:04d}"
         turn = "" if trial.round is None else f" {trial.round}"
         return f"{trial.number:04d} final{turn}{again}"
+    if trial.kind is Kind.parity:
+        return f"{trial.number:04d} losses of {changes_phrase(trial.changed, none='the baseline')}"[:MAX_KEY_CHARACTERS]
     return f"{trial.number:04d} {changes_phrase(trial.changed)}".replace(" · ", " ")[:MAX_KEY_CHARACTERS]
 
 
@@ -174,7 +177,7 @@ def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
     """Returns (trial number, best rate up to and with it) for trials that may win: the study's progress as a curve."""
     curve, best = [], -math.inf
     for trial in trials:
-        if trial.outcome.may_win and trial.value is not None and trial.kind is not Kind.final:
+        if trial.outcome.may_win and trial.value is not None and trial.repeats is None:
             best = max(best, trial.value)
             curve.append((trial.number, best))
     return curve
@@ -203,6 +206,7 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
     overrides = (summary.get("best") or {}).get("overrides") or {}
     before = (summary.get("baseline") or {}).get("knobs") or {}
     lines += ["", *(f"- `{k}`: {value_text(before.get(k))} → **{value_text(v)}**" for k, v in sorted(overrides.items()))]
+    lines += ["", *(f"{name}: {text}  " for name, text in parity_lines(summary))]
     seconds = (summary.get("seconds") or {}).get("total")
     lines += ["", f"Outcomes: {counts_text(summary.get('counts') or {})}. Took {seconds_text(seconds)}.", ""]
     lines += [f"Program: `{command_text(study.command)}`", "", f"Machine: {machine_text(study.machine)}", ""]
