@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import random
+import sys
 import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -19,11 +20,9 @@ def seed_everything(seed: int) -> None:
 
     random.seed(seed)
     torch.manual_seed(seed)
-    try:
-        import numpy
-    except ImportError:
-        return
-    numpy.random.seed(seed)
+    numpy = sys.modules.get("numpy")  # torch imports it where it is installed
+    if numpy is not None:
+        numpy.random.seed(seed)
 
 
 class LossWatch:

@@ -322,6 +322,8 @@ def _without_finalist(records: list[TrialRecord]) -> Decision:
     if not any(record.score for record in records[1:]):
         failures = ", ".join(sorted({str(record.outcome) for record in records[1:]}))
         return Decision(verdict="ambiguous", reason=f"none of the configurations tried could be measured: {failures}")
+    if any(record.outcome is Outcome.parity for record in records[1:]):
+        return Decision(verdict="same", reason="what was faster does not train as the baseline does: see its losses")
     return Decision(verdict="same", reason="no configuration that trained came near the baseline")
 
 

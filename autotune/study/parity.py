@@ -63,9 +63,10 @@ class Parity:
         if len(suspect) > 1:  # which of the changes it is decides how many configurations are out
             alone = self._compared({first: suspect[first]}, candidate)
             record = alone if self._of(alone).verdict is Verdict.failed else record
-        barred = ", ".join(str(number) for number in self._bar(record))
+        numbers = self._bar(record)
+        barred = f"trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
         self._session.listener.notice(
-            f"Loss parity: {changes_phrase(record.changed)} fails ({self._of(record).reason}). Out with it: trials {barred}."
+            f"Loss parity: {changes_phrase(record.changed)} fails ({self._of(record).reason}). Out with it: {barred}."
         )
         self._session.after_trial()
 
@@ -86,6 +87,8 @@ class Parity:
         if record is reference:  # nothing to put it down in: the baseline's own run did not work
             return dataclasses.replace(reference, changed=changed)
         record.evidence["parity"] = dataclasses.asdict(found)
+        if found.difference_frac is not None:
+            record.metrics["loss_difference_frac"] = found.difference_frac
         if record.outcome is Outcome.ok:
             record.outcome = Outcome.parity if found.verdict is Verdict.failed else Outcome.ok
             record.reason = found.reason
