@@ -86,7 +86,7 @@ class Spec:
         memory_limit_bytes: per-process cap, CUDA by allocator fraction and CPU by RLIMIT_DATA; None for none.
         seed: what random, numpy and torch are seeded with before the program runs; None leaves them as they are.
         max_steps: in mode "parity", optimizer steps.
-        max_s: in mode "parity", seconds since the first step after which fewer steps do; None for no bound.
+        max_s: in mode "parity", seconds since the first step after which fewer steps do, though not under 8; None for no bound.
     """
 
     trial: int

@@ -24,6 +24,7 @@ from .meter import DONE, STEADY, WARMUP, Meter
 
 HEARTBEAT_S = 0.2  # at most five lines a second
 INSPECT_STEPS = 3
+PARITY_STEPS = 8  # a parity run makes so many, however slow they are
 EAGER_STEPS = 8  # looked at one by one
 LOOK_S = 0.1  # then at most ten looks a second: two blocks, as a look finds its code cold and costs some for that
 EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
@@ -250,6 +251,7 @@ class Session:
         self.steps["wait_s"] += [step.wait_s for step in steps]
         if self.spec.mode == "parity":  # nothing is measured: it is over after so many steps, or so much time since the first
             is_late = self.steps["end_s"][-1] - self.steps["end_s"][0] >= (self.spec.max_s or math.inf)
+            is_late = is_late and self.num_steps >= PARITY_STEPS
             self._is_full = is_late or self.num_steps >= (self.spec.max_steps or 0)
             return
         steps = [step for step in steps if not step.is_foreign]  # with an evaluation in it, say: not training time

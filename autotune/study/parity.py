@@ -3,8 +3,8 @@
 A configuration is compared in what it changes of the arithmetic (tier `numerics`, and environment variables nobody vouches
 for), put on the baseline alone: same batch size, same loader, same seed, so the same batches; the first steps of a fresh
 process, nothing measured. That is one run of the baseline a study and one for each set of such changes, not for each
-configuration, and it fits where the baseline fits. Before the finals and not after: their rounds cost far more, and would be
-lost on a configuration that fails.
+configuration, and it fits where the baseline fits. The search's leader is compared at half-time, so that the second half is
+not spent on what is out; the finalists before the finals and not after, as their rounds cost far more.
 
 What changes the training itself (tier `training`, the batch size) has other batches and cannot be compared step by step:
 there the loss must stay finite and must not explode, in the search and in every final.
@@ -40,6 +40,7 @@ class Parity:
         self._session, self._config = session, session.plan.config
         self._seed = self._config.study.seed
         self._settled: dict[ConfigurationKey, Comparison] = {}
+        self._failed: list[TrialRecord] = []
         for record in session.records:
             if record.kind is Kind.parity and record.changed and (said := record.evidence.get("parity")):
                 self._settled[configuration_key(record.changed)] = Comparison(**{**said, "verdict": Verdict(said["verdict"])})
@@ -52,6 +53,10 @@ class Parity:
         can_be = self._config.parity.steps > 0 and bool(self._session.baseline.losses)
         passed = [key for key, found in self._settled.items() if found.verdict is not Verdict.failed]
         return bool(suspect) and can_be and not any(suspect <= key for key in passed)
+
+    def barring(self, changed: Knobs) -> TrialRecord | None:
+        """Returns the run that has put a part of these changes out; None when none has."""
+        return next((run for run in self._failed if run.changed.items() <= changed.items()), None)
 
     def check(self, candidate: TrialRecord) -> None:
         """Compares a configuration with the baseline. When it fails, every configuration with the same changes is out."""
@@ -125,6 +130,7 @@ class Parity:
 
     def _bar(self, failed: TrialRecord) -> list[int]:
         """Marks the search's trials that hold the changes of a run that failed; returns their numbers."""
+        self._failed.append(failed)
         barred = [r for r in self._session.searched if r.outcome.has_value and failed.changed.items() <= r.changed.items()]
         for record in barred:
             record.outcome = Outcome.parity  # its value stays: it was measured

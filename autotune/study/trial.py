@@ -125,7 +125,7 @@ class TrialRunner:
         record = _record(request, launch.spec, ended, self._watch)
         record.started_at = earlier.started_at if earlier else started_at
         if record.outcome.has_value and (why := exploded(record.losses, self.baseline_losses)):
-            record.outcome, record.reason = Outcome.parity, why
+            record.outcome, record.reason, record.value, record.ci = Outcome.parity, why, None, None
         if held:
             record.evidence["device_held"] = held
         if request.first_steps:

@@ -133,6 +133,18 @@ def test_a_batch_size_is_said_to_change_the_training_and_one_that_explodes_is_ou
     assert outcomes[256]["reason"].startswith("the loss exploded: 2 at first")
 
 
+def test_the_search_s_second_half_leaves_out_what_failed(bench):
+    surface = Surface(gains=GAINS, losses=falls_unless("precision.amp", "bf16"), compile_s=5.0)
+    one = bench(surface, minutes=12)
+    one.run()
+    trials = one.trials
+    failed = next(t for t in trials if t.kind is Kind.parity and t.outcome is Outcome.parity and len(t.changed) == 1)
+    later = [trial for trial in of_kind(trials, Kind.search) if trial.number > failed.number]
+    assert failed.changed == {"precision.amp": "bf16"}
+    assert later
+    assert all("precision.amp" not in trial.changed for trial in later)
+
+
 def test_a_study_that_goes_on_does_not_compare_again(bench, space):
     surface = Surface(gains=GAINS, losses=falls_unless("precision.amp", "bf16"))
     one = bench(surface, *space, minutes=20)

@@ -23,6 +23,11 @@ def test_finals_are_named_after_what_they_repeat():
     assert entries.trial_name(trial(kind=Kind.final, repeats=3, round=2)) == "0007 final 2 of 0003"
 
 
+def test_runs_that_compare_losses_are_named_after_what_they_compare():
+    assert entries.trial_name(trial(kind=Kind.parity, repeats=0)) == "0007 losses of the baseline"
+    assert entries.trial_name(trial(kind=Kind.parity, repeats=3, changed={"precision.amp": "bf16"})) == "0007 losses of bf16"
+
+
 def test_only_numbers_become_metrics():
     metrics = entries.trial_metrics(trial(value=2.0, metrics={"power_w": float("nan"), "energy_j": 3.0}))
     assert metrics["energy_j"] == 3.0
