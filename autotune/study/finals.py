@@ -117,7 +117,7 @@ def that_count(records: list[TrialRecord]) -> list[TrialRecord]:
     Args:
         records: all trials, by number.
     """
-    searched = [record for record in records if record.repeats is None]
+    searched = [record for record in records if record.kind in (Kind.baseline, Kind.search)]
     now = {record.number for record in finalists(searched)}
 
     def is_fair(final: TrialRecord) -> bool:

@@ -25,6 +25,7 @@ MAX_S = 20.0  # of steps in one run: slow programs are compared over fewer
 BUDGET_FRAC = 0.03  # of the study's budget, for the steps of one run
 MIN_S = 5.0
 NO_LOSS = "no loss was seen: backward() was not called on a single number"
+TRAINED = (Outcome.ok, Outcome.disturbed)  # nothing is timed here: a machine that was not quiet has changed no loss
 SUSPECTS = ("precision.amp", "env.", "precision.matmul", "compile.mode")  # most likely to be at fault first
 
 
@@ -94,8 +95,8 @@ class Parity:
         record.evidence["parity"] = dataclasses.asdict(found)
         if found.difference_frac is not None:
             record.metrics["loss_difference_frac"] = found.difference_frac
-        if record.outcome is Outcome.ok:
-            record.outcome = Outcome.parity if found.verdict is Verdict.failed else Outcome.ok
+        if record.outcome in TRAINED:
+            record.outcome = Outcome.parity if found.verdict is Verdict.failed else record.outcome
             record.reason = found.reason
         self._session.folder.write_trial(record)
         return record
@@ -103,7 +104,7 @@ class Parity:
     def _comparison(self, record: TrialRecord, reference: TrialRecord, other: TrialRecord | None = None) -> Comparison:
         if record.outcome in (Outcome.nonfinite, Outcome.parity):
             return Comparison(verdict=Verdict.failed, reason=record.reason)
-        if record.outcome is not Outcome.ok:
+        if record.outcome not in TRAINED:
             who = "the baseline's run" if record is reference else "its run"
             return Comparison(verdict=Verdict.unknown, reason=f"{who} ended as {record.outcome}: {record.reason}")
         if not record.losses:
@@ -116,7 +117,7 @@ class Parity:
         session = self._session
         for record in session.records:
             is_same = record.kind is Kind.parity and record.changed == changed and record.evidence.get("seed") == seed
-            if is_same and not record.outcome.is_no_answer:
+            if is_same and record.outcome is not Outcome.interrupted:
                 return record
         budget_s = session.budget.total_s
         return session.first_steps(
@@ -189,7 +190,7 @@ def _text(found: dict[str, Any]) -> str:
 
 
 def _is_usable(reference: TrialRecord) -> bool:
-    return reference.outcome is Outcome.ok and bool(reference.losses)
+    return reference.outcome in TRAINED and bool(reference.losses)
 
 
 def _suspicion(key: str) -> int:

@@ -82,8 +82,8 @@ class Session:
 
     @property
     def searched(self) -> list[TrialRecord]:
-        """First measurements of configurations, the baseline included."""
-        return [record for record in self.records if record.repeats is None]
+        """The search's measurements of configurations, the baseline included."""
+        return [record for record in self.records if record.kind in (Kind.baseline, Kind.search)]
 
     def measure_baseline(self) -> list[RankResult]:
         """Runs trial 0 and returns what its ranks found out about the program."""

@@ -177,7 +177,7 @@ def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
     """Returns (trial number, best rate up to and with it) for trials that may win: the study's progress as a curve."""
     curve, best = [], -math.inf
     for trial in trials:
-        if trial.outcome.may_win and trial.value is not None and trial.repeats is None:
+        if trial.outcome.may_win and trial.value is not None and trial.kind in (Kind.baseline, Kind.search):
             best = max(best, trial.value)
             curve.append((trial.number, best))
     return curve

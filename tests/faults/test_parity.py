@@ -62,9 +62,10 @@ def test_the_terminal_says_what_is_out_and_why(divergent):
     assert re.search(r"^out  bf16: loss \S+ against \S+ after 40 steps", study.said, re.MULTILINE)
 
 
+@pytest.mark.thorough
 def test_bf16_that_does_no_harm_wins_and_the_verdict_says_how_close_it_is(tmp_path):
     space = {"precision.amp": ["off", "bf16"]}
-    study = start(tmp_path, "divergent.py", space, "study.budget.minutes=0.7", arguments=("harmless",))
+    study = start(tmp_path, "divergent.py", space, "study.budget.minutes=null", arguments=("harmless",))
     study.finish()
     summary = study.summary()
     assert summary["best"]["overrides"] == {"precision.amp": "bf16"}

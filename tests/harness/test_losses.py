@@ -22,19 +22,16 @@ def curve(run: Run, rank: int = 0) -> list[Any]:
     return list(loss["curve"])
 
 
-def test_a_parity_run_ends_after_its_steps_and_has_their_losses(trial: Trial) -> None:
+def test_a_parity_run_ends_after_its_steps_and_has_their_losses_the_same_twice_under_one_seed(trial: Trial) -> None:
     run = trial("unseeded.py", **PARITY)
     found = run.result()
     assert (run.returncode, found.status, found.window, found.detected["num_steps"]) == (0, "measured", None, 12)
     told = [float(line) for line in (run.folder / "losses.txt").read_text().split()]
     assert curve(run)[:11] == pytest.approx(told[:11])
     assert len(curve(run)) == 12
-
-
-def test_a_seed_makes_two_runs_alike_and_another_seed_does_not(trial: Trial) -> None:
-    one, again, other = (curve(trial("unseeded.py", **{**PARITY, "seed": seed})) for seed in (7, 7, 8))
-    assert one == again
-    assert one != other
+    again, other = (curve(trial("unseeded.py", **{**PARITY, "seed": seed})) for seed in (7, 8))
+    assert curve(run) == again
+    assert curve(run) != other
 
 
 def test_a_parity_run_of_slow_steps_ends_when_its_time_is_up(trial: Trial) -> None:
@@ -49,8 +46,8 @@ def test_a_measured_trial_keeps_the_first_losses_only(trial: Trial) -> None:
     assert curve(run) == pytest.approx(told[: losses.MAX_LOSSES - 1])
 
 
-@pytest.mark.parametrize(("kind", "num_calls"), [("accumulate", 3), ("gan", 2), ("lbfgs", 1)])
-def test_a_step_has_one_loss_however_often_backward_is_called(trial: Trial, kind: str, num_calls: int) -> None:
+@pytest.mark.parametrize("kind", ["gan", "lbfgs"])
+def test_a_step_has_one_loss_however_often_backward_is_called(trial: Trial, kind: str) -> None:
     found = curve(trial("kinds.py", kind, **PARITY))
     assert len(found) == 12
     assert all(math.isfinite(loss) for loss in found)
