@@ -25,7 +25,10 @@ MAX_S = 20.0  # of steps in one run: slow programs are compared over fewer
 BUDGET_FRAC = 0.03  # of the study's budget, for the steps of one run
 MIN_S = 5.0
 NO_LOSS = "no loss was seen: backward() was not called on a single number"
-TRAINED = (Outcome.ok, Outcome.disturbed)  # nothing is timed here: a machine that was not quiet has changed no loss
+# Any other outcome leaves the losses as they are: a machine that was not quiet, say, has changed none.
+UNTRAINED = {
+    Outcome.device_oom, Outcome.host_oom, Outcome.timeout, Outcome.crash, Outcome.error, Outcome.invalid, Outcome.interrupted,
+}  # fmt: skip
 SUSPECTS = ("precision.amp", "env.", "precision.matmul", "compile.mode")  # most likely to be at fault first
 
 
@@ -95,8 +98,9 @@ class Parity:
         record.evidence["parity"] = dataclasses.asdict(found)
         if found.difference_frac is not None:
             record.metrics["loss_difference_frac"] = found.difference_frac
-        if record.outcome in TRAINED:
-            record.outcome = Outcome.parity if found.verdict is Verdict.failed else record.outcome
+        if found.verdict is Verdict.failed and record.outcome is not Outcome.nonfinite:
+            record.outcome = Outcome.parity
+        if record.outcome not in UNTRAINED:
             record.reason = found.reason
         self._session.folder.write_trial(record)
         return record
@@ -104,7 +108,7 @@ class Parity:
     def _comparison(self, record: TrialRecord, reference: TrialRecord, other: TrialRecord | None = None) -> Comparison:
         if record.outcome in (Outcome.nonfinite, Outcome.parity):
             return Comparison(verdict=Verdict.failed, reason=record.reason)
-        if record.outcome not in TRAINED:
+        if record.outcome in UNTRAINED:
             who = "the baseline's run" if record is reference else "its run"
             return Comparison(verdict=Verdict.unknown, reason=f"{who} ended as {record.outcome}: {record.reason}")
         if not record.losses:
@@ -190,7 +194,7 @@ def _text(found: dict[str, Any]) -> str:
 
 
 def _is_usable(reference: TrialRecord) -> bool:
-    return reference.outcome in TRAINED and bool(reference.losses)
+    return reference.outcome not in UNTRAINED and bool(reference.losses)
 
 
 def _suspicion(key: str) -> int:
