@@ -52,11 +52,12 @@ class Parity:
                     self._bar(record)
 
     def is_open(self, candidate: TrialRecord) -> bool:
-        """Returns whether a configuration has yet to be compared: none with these changes, or with more, has passed."""
+        """Returns whether a configuration has yet to be compared: nothing with these changes, or with more, has passed."""
         suspect = configuration_key(arithmetic(candidate.changed))
         can_be = self._config.parity.steps > 0 and bool(self._session.baseline.losses)
-        passed = [key for key, found in self._settled.items() if found.verdict is not Verdict.failed]
-        return bool(suspect) and can_be and not any(suspect <= key for key in passed)
+        passed = [key for key, found in self._settled.items() if found.verdict is Verdict.passed]
+        is_settled = suspect in self._settled or any(suspect <= key for key in passed)
+        return bool(suspect) and can_be and not is_settled
 
     def barring(self, changed: Knobs) -> TrialRecord | None:
         """Returns the run that has put a part of these changes out; None when none has."""
@@ -169,8 +170,9 @@ def report(best: TrialRecord | None, records: list[TrialRecord]) -> dict[str, An
     training = {key: value for key, value in best.changed.items() if knob(key).tier is Tier.training}
     found: dict[str, Any] = {"verdict": "not needed", "reason": "it computes what the baseline computes", "trial": None}
     if suspect:
-        able = [run for run in runs if run.evidence["parity"]["verdict"] != Verdict.failed]
-        run = next((run for run in able if suspect.items() <= run.changed.items()), None)
+        passed = [run for run in runs if run.evidence["parity"]["verdict"] == Verdict.passed]
+        run = next((run for run in passed if suspect.items() <= run.changed.items()), None)
+        run = run or next((run for run in runs if run.changed == suspect), None)
         why = no_losses(records[0]) if not records[0].losses else "nobody has compared it yet"
         found = {"verdict": str(Verdict.unknown), "reason": why, "trial": None}
         if run is not None:
