@@ -31,7 +31,7 @@ def test_the_same_losses_pass_and_the_numbers_are_told():
 def test_a_worse_loss_fails_with_both_levels_and_the_tolerance():
     found = verdict(drifts(FALLS, 1.0))
     assert found.verdict is Verdict.failed
-    assert found.reason == "loss 1.812 against 0.965 after 40 steps: 88 % worse, tolerance 5 %"
+    assert found.reason == "loss 1.818 against 0.965 after 40 steps: 85 % worse, tolerance 5 %"
 
 
 def test_a_better_loss_passes_when_it_began_alike():
@@ -62,6 +62,12 @@ def test_a_loss_near_zero_is_measured_by_what_it_was():
     assert verdict([loss + 0.002 for loss in falls_to_nothing], reference=falls_to_nothing).verdict is Verdict.passed
     assert verdict([max(loss, 0.2) for loss in falls_to_nothing], reference=falls_to_nothing).verdict is Verdict.failed
     assert verdict([0.0] * 40, reference=[0.0] * 40).verdict is Verdict.passed
+
+
+def test_single_batches_that_jump_after_the_loss_has_gone_decide_nothing():
+    gone = [6.7, 5.1, 2.1, 0.9, 0.4, *[0.01] * 25]
+    jumps = [*gone[:24], 0.35, 0.01, 0.09, 0.01, 0.02, 0.99]  # as measured: resnet18 on photos under bf16
+    assert verdict(jumps, reference=gone).verdict is Verdict.passed
 
 
 def test_a_loss_below_zero_is_worse_when_it_is_higher():
