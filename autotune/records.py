@@ -89,6 +89,7 @@ class Kind(enum.StrEnum):
     search = "search"
     attribution = "attribution"
     final = "final"
+    parity = "parity"
 
 
 @dataclass(kw_only=True)
@@ -133,7 +134,8 @@ class TrialRecord:
     Attributes:
         number: its place in the study, from 0, the baseline; also its folder's name.
         kind: why it was run.
-        repeats: number of the trial whose configuration this one measures again; None for a first measurement.
+        repeats: number of the trial whose configuration this one measures again, or compares (kind parity); None for a first
+            measurement.
         round: round of the finals or of the attribution it belongs to; None outside both.
         knobs: full configuration, the baseline's observed values included.
         changed: the part of `knobs` that differs from the baseline: what the harness was asked to do.
@@ -161,6 +163,8 @@ class TrialRecord:
         scores: objective -> the same turned so that more is better, the deciding objective first; None unknown. Empty in
             records that know throughput alone.
         violations: key of a constraint -> share by which the trial is beyond it, above 0.
+        losses: mean loss, over the ranks, of each of the first optimizer steps, at most 64; None for one that is no number, []
+            where none was seen.
     """
 
     number: int
@@ -192,6 +196,7 @@ class TrialRecord:
     objectives: dict[str, float] = field(default_factory=dict)
     scores: dict[str, float | None] = field(default_factory=dict)
     violations: dict[str, float] = field(default_factory=dict)
+    losses: list[float | None] = field(default_factory=list)
     schema: int = SCHEMA
 
     @property
@@ -292,6 +297,7 @@ _TRIAL_SHAPE: Mapping[str, tuple[type, ...]] = {
     "knob_reports": (dict,), "value": (*_NUMBER, type(None)), "ci": (list, type(None)), "why": (str,), "origin": (str,),
     "why_no_ci": (str,), "reason": (str,), "unit": (str,), "regime": (str,), "started_at": _NUMBER, "seconds": _NUMBER,
     "round": (int, type(None)), "repeats": (int, type(None)), "objectives": (dict,), "scores": (dict,), "violations": (dict,),
+    "losses": (list,),
 }  # fmt: skip
 _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "name": (str,), "title": (str,), "command": (list,), "cwd": (str,), "base": (str,), "sequence": (int,),
@@ -370,6 +376,8 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #                   "verdict": "faster|same|slower|ambiguous|needed|not separated"}],   one a change of the best, by effect
 #  "minimality": {"winner", "dropped": [as in attribution], "ratio", "ci", "num_rounds", "margin"} | null,   bought nothing
 #  "diagnosis": [{"finding", "evidence", "advice"}],
+#  "parity": {"verdict": "passed|not checked|not needed", "text", "reason", "trial", "knobs", "training", "num_steps", "loss",
+#             "reference_loss", "difference_frac", "tolerance_frac", "failed": [{"knobs", "reason", "trial"}]} | null,
 #  "counts": {outcome: n}, "seconds": {"total", "measuring", "starting", "compiling", "lost"},
 #  "fingerprint", "versions", "started_at", "budget_s", "budget_trials", "pinned", "command",
 #  "files": {"left": [{"name", "bytes", "trial"}], "restored": [{"path", "trials"}]},

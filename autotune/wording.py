@@ -57,6 +57,15 @@ def knob_phrase(key: str, value: KnobValue) -> str:
     return PHRASES.get(key, f"{last} {{}}").format(value_text(value))
 
 
+def parity_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns what was found when losses were compared, as (label, text): of the best, and of what is out for its loss."""
+    found = summary.get("parity") or {}
+    lines = [("parity", f"loss {found['text']}")] if found.get("text") and found.get("verdict") != "not needed" else []
+    if found.get("verdict") == "not needed" and found.get("training"):
+        lines.append(("parity", str(found["text"])))
+    return [*lines, *(("out", f"{changes_phrase(entry['knobs'])}: {entry['reason']}") for entry in found.get("failed") or [])]
+
+
 def changes_phrase(changed: Knobs, *, none: str = "as it is") -> str:
     """Returns what a configuration changes, most telling first: "bf16 channels_last batch 64"; `none` for nothing."""
     order = ("precision", "layout", "compile", "loader.batch_size", "loader", "threads", "optimizer")

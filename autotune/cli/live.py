@@ -163,6 +163,8 @@ class LiveView(View):
             return Text()
         _, kind, knobs, why = self._now
         what = "the program as it is" if kind is Kind.baseline or not knobs else changes_phrase(knobs)
+        if kind is Kind.parity:
+            return Text(why)
         return Text.assemble(
             f"{kind.value}: " if kind in (Kind.attribution, Kind.final) else "", what, (f"  {why}" if why else "", "quiet")
         )

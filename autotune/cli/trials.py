@@ -131,4 +131,6 @@ def _what(trial: dict[str, Any], *, is_best: bool) -> Text:
         words = "final" if again is None else f"final of {again:04d}" if again else "final of the baseline"
     elif kind == Kind.attribution:
         words = f"attribution: {trial.get('why') or words}"
+    elif kind == Kind.parity:
+        words = f"losses of {words}" if trial.get("changed") else "losses of the baseline"
     return Text(words, style="name" if is_best else "default")

@@ -22,6 +22,7 @@ from autotune.wording import (
     counts_text,
     objective_text,
     own_command_text,
+    parity_lines,
     ratio_interval_text,
     ratio_text,
     score_of,
@@ -181,6 +182,8 @@ def _rest(summary: Summary, path: Path) -> Table:
     made, seconds = _grid(), (summary.get("seconds") or {}).get("total")
     took = f"  ·  {seconds_text(seconds)}" if seconds else ""
     made.add_row("outcomes", f"{counts_text(summary.get('counts') or {})}{took}")
+    for name, text in parity_lines(summary):
+        made.add_row(name, Text(text, overflow="fold"))
     made.add_row("files", Text(str(path), overflow="fold"))
     for name, text in file_lines(summary):
         made.add_row(name, Text(text, overflow="fold"))
@@ -230,6 +233,7 @@ def lines(summary: Summary, path: Path) -> list[str]:
     said += [f"changed  {line}" for line in change_lines(summary)]
     said += [f"dropped  {line}" for line in dropped_lines(summary)]
     said += [f"front  {line}" for line in front_lines(summary)]
+    said += [f"{name}  {text}" for name, text in parity_lines(summary)]
     said.append(f"outcomes  {counts_text(summary.get('counts') or {})}")
     said.append(f"files  {path}")
     said += [f"{name}  {text}" for name, text in file_lines(summary)]

@@ -49,6 +49,8 @@ RANGES: dict[str, tuple[float | None, float]] = {
     "train.epochs": (1, MANY),
     "train.samples_per_epoch": (1, MANY),
     "device.index": (0, 1023),
+    "parity.steps": (0, 10_000),
+    "parity.tolerance": (0, 10),
     "measure.start_s": (None, SECONDS_A_MONTH),
     "measure.compile_s": (None, SECONDS_A_MONTH),
     "measure.step_s": (None, SECONDS_A_MONTH),

@@ -221,6 +221,19 @@ class MeasureOptions:
 
 
 @dataclass(kw_only=True, slots=True)
+class ParityOptions:
+    """What a configuration that computes differently (bf16, torch.compile, ...) must show before it may win.
+
+    Attributes:
+        steps: first optimizer steps whose losses are compared with the baseline's, same seed and batches; 0 compares nothing.
+        tolerance: how much worse the loss may then be, as a fraction.
+    """
+
+    steps: int = 40
+    tolerance: float = 0.05
+
+
+@dataclass(kw_only=True, slots=True)
 class ProgramOptions:
     """How a recipe's program is run.
 
@@ -260,6 +273,7 @@ class StudyConfig:
         tracker: where results are tracked.
         runs_dir: folder of the studies.
         measure: how long is measured and waited.
+        parity: what a configuration that computes differently must show.
         program: how a recipe's program is run.
         provenance: what an exported file says of its origin; carried, never used.
     """
@@ -288,5 +302,6 @@ class StudyConfig:
     tracker: TrackerOptions = field(default_factory=TrackerOptions)
     runs_dir: str = "runs"
     measure: MeasureOptions = field(default_factory=MeasureOptions)
+    parity: ParityOptions = field(default_factory=ParityOptions)
     program: ProgramOptions = field(default_factory=ProgramOptions)
     provenance: dict[str, Any] = field(default_factory=dict)

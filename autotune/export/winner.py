@@ -46,7 +46,7 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     speedup = summary["speedup"] if is_best else _search_ratio(summary, entry)
     knobs = {**(summary.get("pinned") or {}), **entry["overrides"]}
     hidden = {key: knobs.pop(key) for key in list(knobs) if is_masked(knobs[key])}
-    headline = _headline(summary, entry, speedup)
+    headline = _headline(summary, entry, speedup, is_best=is_best)
     headline += [f"{key}={value}: a secret, which is not written down: set it yourself." for key, value in hidden.items()]
     return Winner(knobs=knobs, headline=headline, provenance=_provenance(summary, entry, speedup, tier))
 
@@ -74,7 +74,7 @@ def _search_ratio(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _headline(summary: Summary, entry: dict[str, Any], speedup: dict[str, Any] | None) -> list[str]:
+def _headline(summary: Summary, entry: dict[str, Any], speedup: dict[str, Any] | None, *, is_best: bool) -> list[str]:
     lines = [f"autotune: the best configuration found for {summary['title']}"]
     if not entry["overrides"]:
         lines.append("Nothing measured was better than the program as it was run: there is nothing to change.")
@@ -83,6 +83,9 @@ def _headline(summary: Summary, entry: dict[str, Any], speedup: dict[str, Any] |
     lines.append(" -> ".join(_measured(summary, side) for side in (summary["baseline"], entry)))
     if entry["trial"] == (summary["best"] or {}).get("trial"):
         lines += _worth_lines(summary)
+    compared = (summary.get("parity") or {}) if is_best else entry.get("parity")
+    if text := compared.get("text") if isinstance(compared, dict) else compared:
+        lines.append(f"Loss parity: {text}")
     lines.append(f"Measured on {describe_machine(summary['machine'])}, {_day(summary['started_at'])}.")
     return [one_line(line, MAX_LINE) for line in lines]  # they become comments, which a line's end would end
 

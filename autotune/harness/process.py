@@ -1,9 +1,7 @@
-"""The process itself: what it runs on, what memory it takes, which losses it saw."""
+"""The process itself: what it runs on, what memory it takes."""
 
 from __future__ import annotations
 
-import functools
-import math
 import os
 import platform
 import resource
@@ -17,8 +15,6 @@ from typing import Any, Dict, List, Optional, Tuple
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "sve", "asimd", "bf16")
 LOOK_S = 0.05  # between two looks at the allocator's counters: the length of a block
 SAMPLE_S = 1.0  # between two looks at this process's memory
-FIRST_GAP_S = 0.25  # between two looks at a loss, later
-ALL_LOSSES = 64  # losses looked at one by one
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -31,59 +27,6 @@ def limit_memory(spec: Any) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = int(spec.memory_limit_bytes)
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-
-
-class LossWatch:
-    """Keeps the first and the last scalar that `backward()` was called on, without waiting for the device.
-
-    It looks at the first losses one by one, then at one now and then, twice as late each time: a loss that is no number stays
-    one, and a wrapper around every call costs a microsecond of cold code. Often must not be: each time a class of torch's is
-    changed the interpreter forgets what it knows of it, and after a thousand times for good (CPython 3.13).
-    """
-
-    def __init__(self) -> None:
-        import torch
-
-        self.first: Any = None
-        self.last: Any = None
-        self._num_seen = 0
-        self._gap_s, self._next_s = FIRST_GAP_S, 0.0
-        self._tensor = torch.Tensor
-        self._original = backward = torch.Tensor.backward
-        is_compiling, watch = torch.compiler.is_compiling, self
-
-        @functools.wraps(backward)
-        def watched_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_compiling() and self.numel() == 1:
-                watch._see(self)
-            return backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
-
-        self._watched = torch.Tensor.backward = watched_backward  # type: ignore[method-assign]
-
-    def _see(self, loss: Any) -> None:
-        self._num_seen += 1
-        self.last = loss.detach()
-        if self.first is None:
-            self.first = self.last.clone()
-        if self._num_seen >= ALL_LOSSES and self._tensor.backward is self._watched:
-            self._tensor.backward = self._original  # type: ignore[method-assign]
-
-    def look_again(self, now_s: float) -> None:
-        """Looks at the next loss when it is time, unless the program has put something else in place meanwhile."""
-        if now_s < self._next_s:
-            return
-        self._gap_s *= 2
-        self._next_s = now_s + self._gap_s
-        if self._tensor.backward is self._original:
-            self._tensor.backward = self._watched  # type: ignore[method-assign]
-
-    def summary(self) -> Optional[Dict[str, Any]]:
-        """Returns {"first", "last", "is_finite"}; None when no scalar was seen. Waits for the device."""
-        if self.last is None:
-            return None
-        first, last = (value if math.isfinite(value) else None for value in (float(self.first), float(self.last)))
-        is_finite = first is not None and last is not None
-        return {"first": first, "last": last, "is_finite": is_finite}
 
 
 class MemoryWatch:

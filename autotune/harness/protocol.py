@@ -81,12 +81,16 @@ class Spec:
         trial: number of the trial within its study.
         nonce: random word that must come back in the result; results of an earlier attempt are not mistaken for this one's.
         folder: absolute path of the trial's folder.
-        mode: "measure" (stop after the window), "inspect" (stop after a few steps), "apply" (never stop, never measure).
+        mode: "measure" (stop after the window), "inspect" (stop after a few steps), "parity" (stop after `max_steps` optimizer
+            steps, keep the loss of each), "apply" (never stop, never measure).
         knobs: knob key -> value, only those to be changed; absent means "as the program does it".
         passed: knob key -> value of those the command line already carries; the harness only checks them.
         target: `RankResult.target` of the baseline: which loaders to change. None in the baseline itself.
         device: "cuda" or "cpu", or "auto" when nobody said.
         memory_limit_bytes: per-process cap, CUDA by allocator fraction and CPU by RLIMIT_DATA; None for none.
+        seed: what random, numpy and torch are seeded with before the program runs; None leaves them as they are.
+        max_steps: in mode "parity", optimizer steps.
+        max_s: in mode "parity", seconds since the first step after which fewer steps do, though not under 8; None for no bound.
     """
 
     trial: int
@@ -98,6 +102,9 @@ class Spec:
     target: Optional[List[Dict[str, Any]]] = None
     device: str = "auto"
     memory_limit_bytes: Optional[int] = None
+    seed: Optional[int] = None
+    max_steps: Optional[int] = None
+    max_s: Optional[float] = None
     rules: MeasureRules = dataclasses.field(default_factory=MeasureRules)
     schema: int = SCHEMA
 
@@ -167,7 +174,9 @@ class RankResult:
         loader_rate_per_s: L, what the loader can sustain; None without a loader.
         memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}, unknown = None;
             retries of the allocator since the window opened.
-        loss: {"first", "last", "is_finite"} seen at backward(); None where backward was not seen.
+        loss: {"first", "last", "is_finite", "curve", "why_no_curve"} seen at backward(); None where backward was not seen.
+            The curve is the mean loss of each of the first optimizer steps, gradient scaling undone, None for one that is no
+            number; empty, with the reason, where that cannot be had.
         scaling: {"scale", "skipped", "skipped_in_window"} of the program's GradScaler; None without one.
         knobs: knob key -> KnobReport for every knob of the spec.
         observed: knob key -> the program's own value, for every knob the harness can read (what "baseline" means).

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import sys
 import threading
@@ -23,6 +24,7 @@ from .meter import DONE, STEADY, WARMUP, Meter
 
 HEARTBEAT_S = 0.2  # at most five lines a second
 INSPECT_STEPS = 3
+PARITY_STEPS = 8  # a parity run makes so many, however slow they are
 EAGER_STEPS = 8  # looked at one by one
 LOOK_S = 0.1  # then at most ten looks a second: two blocks, as a look finds its code cold and costs some for that
 EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
@@ -60,17 +62,20 @@ class Session:
         self._is_full = False  # the window has all it needs
         self._is_plain = False  # nothing is looked for any more: steps may take the short way
         self._stop_at: Optional[int] = None
+        self._eager_steps = max(EAGER_STEPS, self.spec.max_steps or 0)
         self.enter("import")
 
     # --- start ---
 
     def torch_is_there(self) -> None:
         """Called once torch has been executed: applies what is applied early and watches for training."""
-        from . import loaders, modules, optimizers, process, supply
+        from . import loaders, losses, modules, optimizers, process, supply
 
         process.limit_memory(self.spec)
         apply_process.apply(self.spec.knobs)
-        self.losses: Any = None if self._is_applying else process.LossWatch()
+        if self.spec.seed is not None:
+            losses.seed_everything(self.spec.seed)
+        self.losses: Any = None if self._is_applying else losses.LossWatch(self, self.spec.max_steps)
         self.memory = process.MemoryWatch()
         self.loaders = loaders.LoaderWatch(self)
         self.supply = supply.Supply(self.loaders)
@@ -200,7 +205,7 @@ class Session:
             is_foreign = self.modules.take_evaluated() or is_foreign
         now_s = self.clock.mark(samples, wait_s, is_foreign)
         # Short steps are looked at several at once: cold code at every step costs far more than it does in a row.
-        if now_s >= self._next_look_s or self.num_steps <= EAGER_STEPS or self.world_size > 1:
+        if now_s >= self._next_look_s or self.num_steps <= self._eager_steps or self.world_size > 1:
             self._next_look_s = now_s + LOOK_S
             self._look(now_s)
 
@@ -214,7 +219,7 @@ class Session:
         if self.num_steps == 1:
             self._first_step()
         is_alone = self.world_size == 1 and not self._is_applying and self.loaders.unit_source == "loader"
-        is_settled = not self.modules.is_looking and self.optimizers.scaler is None and self.num_steps > EAGER_STEPS
+        is_settled = not self.modules.is_looking and self.optimizers.scaler is None and self.num_steps > self._eager_steps
         self._is_plain = is_alone and is_settled
         self.optimizers.settle(is_at_rest=self._is_plain and not self.modules.is_counting)
         if self._must_leave():
@@ -246,6 +251,11 @@ class Session:
         self.steps["end_s"] += [step.end_s for step in steps]
         self.steps["samples"] += [step.samples for step in steps]
         self.steps["wait_s"] += [step.wait_s for step in steps]
+        if self.spec.mode == "parity":  # nothing is measured: it is over after so many steps, or so much time since the first
+            is_late = self.steps["end_s"][-1] - self.steps["end_s"][0] >= (self.spec.max_s or math.inf)
+            is_late = is_late and self.num_steps >= PARITY_STEPS
+            self._is_full = is_late or self.num_steps >= (self.spec.max_steps or 0)
+            return
         steps = [step for step in steps if not step.is_foreign]  # with an evaluation in it, say: not training time
         if meter.phase == WARMUP:
             meter.is_draining = self.supply.drains_within(self.spec.rules.drain_max_s)

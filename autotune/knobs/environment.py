@@ -18,6 +18,11 @@ OWNED = {
     "OMP_NUM_THREADS": "Use threads.omp, which is this variable.",
     "PYTHONPATH": "Set it in your shell: the launcher puts its own folder before it.",
 }
+# Variables known to leave alone what is computed: where memory comes from, how threads and transfers are arranged.
+HARMLESS = re.compile(
+    r"LD_PRELOAD|(PYTORCH_(CUDA_|HIP_)?ALLOC_CONF)|CUDA_(DEVICE_MAX_CONNECTIONS|MODULE_LOADING|LAUNCH_BLOCKING)|MALLOC_\w+|"
+    r"(OMP|GOMP|KMP)_\w+|MKL_(NUM_THREADS|DYNAMIC)|OPENBLAS_NUM_THREADS|NCCL_\w+|TORCH_NCCL_\w+"
+)
 OURS = "AUTOTUNE_"  # how the tuner speaks to the training process and finds its own
 
 
@@ -45,10 +50,12 @@ def env_knob(name: str) -> Knob:
         default=MASK if is_secret(name, own) else own,
         domain=lambda _: [],  # nobody knows what is worth trying: the user lists the values
         environment=lambda value: {name: str(value)},
+        is_unknown=not HARMLESS.fullmatch(name),
         summary=(
-            f"Sets the environment variable {name} before the program's interpreter starts. autotune does not know what it "
-            "does and treats it as exact: that it leaves the results alone is your responsibility."
+            f"Sets the environment variable {name} before the program's interpreter starts. It is searched at every tier, "
+            "`tiers=exact` too. Unless it is one of those known to leave results alone (allocators, threads, NCCL), the losses "
+            "of a value are compared with the baseline's before it may win."
         ),
         helps="Allocators (LD_PRELOAD, PYTORCH_CUDA_ALLOC_CONF), CUDA_DEVICE_MAX_CONNECTIONS, KMP_AFFINITY, library switches.",
-        hurts="A variable that changes the mathematics would be compared as if it did not.",
+        hurts="A variable that changes what is trained (a batch size, say) is searched like any other: a worse loss tells.",
     )

@@ -13,6 +13,8 @@ from autotune.study.plan import Clock
 FINALS_MAX_FRAC = 0.38  # of the budget: three pairs and a choosing round of a slow program take about that much
 LATE_MAX_FRAC = 0.5  # of the search's share: a good configuration to compile matters more than every way to compile it
 FINALS_TRIALS = 20  # eight pairs and a choosing round of four
+PARITY_TRIALS = 2  # the baseline's first steps and those of what the finalists compute differently
+PARITY_S = 5.0  # of first steps; slow programs take up to 20 s, of time that the finals can spare
 FINALS_WINDOW_S = 5.0  # window a cheap final is worth; between processes there is more spread than within
 ATTRIBUTION_MAX_FRAC = 0.18  # of the budget, besides what the finals leave over
 ATTRIBUTION_TRIALS = 18  # three rounds of a winner with five changes
@@ -79,9 +81,10 @@ class Budget:
         if self.total_s is None:
             return
         each_s = without_window_s(baseline) + FINALS_WINDOW_S
+        parity_s = PARITY_TRIALS * (without_window_s(baseline) + PARITY_S)
         most_s = ATTRIBUTION_MAX_FRAC * self.total_s
         self.attribution_s = min(most_s, ATTRIBUTION_TRIALS * each_s) if ATTRIBUTION_MIN_TRIALS * each_s <= most_s else 0.0
-        self.reserved_s = min(FINALS_MAX_FRAC * self.total_s, FINALS_TRIALS * each_s) + self.attribution_s
+        self.reserved_s = min(FINALS_MAX_FRAC * self.total_s, FINALS_TRIALS * each_s + parity_s) + self.attribution_s
 
     def is_time_for_late(self, num_searched: int, late_s: Sequence[float]) -> bool:
         """Returns whether the late proposals (costly values, lower tiers) should be tried now, in time for them to fit.

@@ -16,6 +16,7 @@ from autotune import stats
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study.budget import finals_rules
+from autotune.study.parity import Parity
 from autotune.study.session import Session, configuration_key
 from autotune.study.turns import Pair, Turns
 
@@ -169,11 +170,12 @@ class Finals:
         known_part: Callable[[TrialRecord], TrialRecord] = lambda chosen: chosen,
     ) -> None:
         self._session, self._apart, self._known_part = session, apart, known_part
+        self._parity = Parity(session)
         finals = [record for record in session.records if record.kind is Kind.final]
         self._earlier = that_count(session.records)
         self._round = max((record.round or 0 for record in finals), default=0)
         self._random = random.Random(session.plan.config.study.seed + self._round)
-        self._rules = self._affordable_rules()
+        self._rules = session.plan.config.measure.finals
         self._lost: dict[int, int] = {}  # trial number -> rounds of the finals in which it failed
         for record in self._earlier:
             self._note_loss(record)
@@ -191,6 +193,7 @@ class Finals:
         if not candidates:
             self.decision = _without_finalist(session.searched)
             return self.decision
+        self._rules = self._affordable_rules()  # of the time that comparing losses has left
         session.listener.finals_started([0, *(c.number for c in candidates)], self._left_s_or_none())
         while candidates:
             chosen = self._chosen_before(candidates) or self._chosen(candidates)
@@ -202,11 +205,15 @@ class Finals:
         return self.decision
 
     def _left_in(self) -> list[TrialRecord]:
-        """Returns the finalists; once one is out, among the configurations that have not failed in the finals."""
+        """Returns the finalists, their losses compared; once one is out, of the configurations that have not failed."""
         searched = self._session.searched
         if max((count for number, count in self._lost.items() if number), default=0) >= MAX_LOST_ROUNDS:
             searched = [record for record in searched if record.number == 0 or not self._lost.get(record.number)]
-        return finalists(searched)
+        candidates = finalists(searched)
+        while suspects := [candidate for candidate in candidates if self._parity.is_open(candidate)]:
+            self._parity.check(suspects[0])
+            candidates = finalists(searched)
+        return candidates
 
     def _chosen_before(self, candidates: list[TrialRecord]) -> TrialRecord | None:
         """Returns the candidate that an earlier run of the study has begun to report."""
@@ -360,6 +367,8 @@ def _without_finalist(records: list[TrialRecord]) -> Decision:
     if not any(record.score for record in records[1:]):
         failures = ", ".join(sorted({str(record.outcome) for record in records[1:]}))
         return Decision(verdict="ambiguous", reason=f"none of the configurations tried could be measured: {failures}")
+    if any(record.outcome is Outcome.parity for record in records[1:]):
+        return Decision(verdict="same", reason="what was faster does not train as the baseline does: see its losses")
     return Decision(verdict="same", reason="no configuration that trained came near the baseline")
 
 

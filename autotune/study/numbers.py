@@ -35,6 +35,7 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
         "data_wait_frac": first.data_wait_frac,
         "regime": first.regime,
         "knob_reports": knob_reports(results),
+        "losses": losses(results),
     }
 
 
@@ -65,6 +66,15 @@ def why_no_interval(results: Sequence[RankResult]) -> str:
 def _half_width_frac(result: RankResult) -> tuple[float | None, str]:
     window = result.window
     return stats.block_half_width_frac(window.block_rates_per_s, window.block_s) if window else (None, "no window was reached")
+
+
+def losses(results: Sequence[RankResult]) -> list[float | None]:
+    """Returns the mean loss of each of the first steps over the ranks that have one; [] when none has.
+
+    The stages of a pipeline but the last see no loss; ranks that see theirs have seen as many steps as the one with the fewest.
+    """
+    curves = [result.loss.get("curve", []) for result in results if result.loss is not None]
+    return [_mean_known(step) for step in zip(*curves, strict=False)]
 
 
 def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:
@@ -109,6 +119,11 @@ def _badness(status: str) -> int:
 def _sum_known(values: Iterable[float | None]) -> float | None:
     known = list(values)
     return None if any(value is None for value in known) else float(sum(value for value in known if value is not None))
+
+
+def _mean_known(values: Sequence[float | None]) -> float | None:
+    total = _sum_known(values)
+    return None if total is None else total / len(values)
 
 
 def _peak_bytes(results: Sequence[RankResult]) -> int | None:

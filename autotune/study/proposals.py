@@ -15,6 +15,7 @@ from autotune.records import Knobs, KnobValue, Outcome, Tier, TrialRecord
 from autotune.search import add_known, begin_study, make_sampler, scores_of, tell
 from autotune.search.samplers import CompleteGrid
 from autotune.study.earlier import CUT_OFF_CAUSE
+from autotune.study.parity import Parity
 from autotune.study.session import ConfigurationKey, Ending, Session, configuration_key
 from autotune.study.single_changes import SingleChanges
 from autotune.wording import log_lines
@@ -81,6 +82,7 @@ class Search:
         self._study = begin_study(journal, name, sampler, num_objectives=len(self._names))
         self._known: dict[ConfigurationKey, TrialRecord] = {}
         self._chances: Counter[ConfigurationKey] = Counter()
+        self._parity = Parity(session)
         self._num_singles = 0
         self._unfinished: list[TrialRecord] = []
         self._reason = OUT_OF_TIME
@@ -124,10 +126,16 @@ class Search:
         yield from self._fitting(self._seeds())
         if not any(record.origin == LATE for record in self._session.searched):
             yield from self._cheap(is_first_half=True)
+        self._compare_losses()
         if self._may_go_on():
             yield from self._fitting(self._late())
             self._hold_what_is_best()
             yield from self._cheap(is_first_half=False)
+
+    def _compare_losses(self) -> None:
+        """Compares the losses of the best so far: where they put it out, the second half looks for another."""
+        while self._may_go_on() and self._parity.is_open(self._incumbent):
+            self._parity.check(self._incumbent)
 
     def _hold_what_is_best(self) -> None:
         self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}
@@ -232,7 +240,7 @@ class Search:
         num_known = num_too_dear = 0
         while num_known < limit and num_too_dear < MAX_TOO_DEAR and not self._is_grid_done():
             trial, proposal = self._ask(is_random=num_known >= SAMPLER_GIVES_UP_AFTER)
-            known = self._known.get(configuration_key(self._space.changed(proposal.knobs)))
+            known = self._known_as(proposal.knobs)
             if known is not None:
                 tell(self._study, trial, known, **self._limits())
                 num_known += 1
@@ -291,7 +299,12 @@ class Search:
         return {"worst": worst, "memory_capacity_bytes": self._session.memory_capacity_bytes}
 
     def _is_known(self, knobs: Knobs) -> bool:
-        return configuration_key(self._space.changed(knobs)) in self._known
+        return self._known_as(knobs) is not None
+
+    def _known_as(self, knobs: Knobs) -> TrialRecord | None:
+        """Returns what tells how a configuration would end: its own trial, or the run whose losses put a part of it out."""
+        changed = self._space.changed(knobs)
+        return self._known.get(configuration_key(changed)) or self._parity.barring(changed)
 
     def _fits(self, knobs: Knobs) -> bool:
         changed = self._space.changed(knobs)

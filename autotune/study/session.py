@@ -174,6 +174,35 @@ class Session:
         key = configuration_key(changed)
         return next((r for r in self.records if r.score is not None and configuration_key(r.changed) == key), None)
 
+    def first_steps(self, changed: Knobs, candidate: TrialRecord, *, why: str, seed: int, **limits: float) -> TrialRecord:
+        """Runs the first steps of the baseline with some changes, seeded, nothing measured; returns the record with its losses.
+
+        Args:
+            changed: what to change of the baseline.
+            candidate: the trial it is run for.
+            why: one line.
+            seed: of random, numpy and torch.
+            limits: `max_steps` and `max_s` of the spec.
+        """
+        max_s = None
+        if self.budget.total_s is not None:
+            max_s = max(MIN_TRIAL_S, OVERRUN_FACTOR * max(candidate.seconds, self.baseline.seconds)) + limits["max_s"]
+        request = Request(
+            number=self.folder.next_number(),
+            kind=Kind.parity,
+            knobs=self.resolved.active({**self.resolved.reference, **changed}),
+            changed=changed,
+            tier=self.resolved.tier(changed),
+            repeats=candidate.number if changed else 0,
+            why=why,
+            rules=self.plan.config.measure.screening,
+            target=self.target,
+            max_s=max_s,
+            retry_max_s=max_s,
+            first_steps={"mode": "parity", "seed": seed, **limits},
+        )
+        return self._run(request).record
+
     def _run(self, request: Request) -> Finished:
         if self.interrupts.is_requested:
             raise Ending

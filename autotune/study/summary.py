@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune import stats
 from autotune.records import SCHEMA, StudyRecord, Summary, Tier, TrialRecord, objective_names
+from autotune.study import parity
 from autotune.study.attribution import Attribution
 from autotune.study.budget import START_PHASES
 from autotune.study.diagnosis import diagnose
@@ -74,6 +75,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "front": _front(records, about, standing),
         "attribution": _attribution(baseline, best, standing),
         "minimality": _minimality(best, standing),
+        "parity": parity.report(best, records),
         "diagnosis": diagnose(best, device=about.machine.get("device")) if best else [],
         "counts": dict(Counter(str(record.outcome) for record in records)),
         "seconds": _seconds(records, standing.seconds),
@@ -120,7 +122,8 @@ def _by_tier(
             entry |= {"measured_in": "finals", "speedup": said}
             if top.score == top.value:
                 entry["value"], entry["ci"] = stats.log_mean_interval(rates)
-        found[str(tier)] = entry
+        compared = parity.report(top, records) or {}
+        found[str(tier)] = {**entry, "parity": compared.get("text", "")}
     return found
 
 

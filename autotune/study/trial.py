@@ -15,6 +15,7 @@ from autotune.launchers.base import Ended, Launch, Running
 from autotune.monitors.sealing import seal
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
+from autotune.study.losses import exploded
 from autotune.study.numbers import metrics, numbers
 from autotune.study.objective import Goal
 from autotune.study.plan import Listener, Plan
@@ -38,6 +39,7 @@ class Request:
         max_s: wall time it may take; None for no bound but the phases' own.
         retry_max_s: a second attempt is made only when the first took no longer than this; None for no bound.
         cold_compile_s: what compiling such a configuration took in the study when nothing was cached.
+        first_steps: of the spec, for a run that ends after its first steps: mode, seed, max_steps and max_s; {} to measure.
     """
 
     number: int
@@ -54,6 +56,7 @@ class Request:
     max_s: float | None = None
     retry_max_s: float | None = None
     cold_compile_s: float = 0.0
+    first_steps: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -78,11 +81,13 @@ class TrialRunner:
     Attributes:
         program: what the baseline told of its interpreter, torch and device; {} until it has run.
         goal: what the study is after; the baseline completes it.
+        baseline_losses: the losses of the baseline's first steps; [] until it has run.
     """
 
     def __init__(self, plan: Plan, folder: StudyFolder, listener: Listener) -> None:
         self.program: dict[str, Any] = {}
         self.goal = Goal.of(plan.config)
+        self.baseline_losses: list[float | None] = []
         self._plan, self._folder, self._listener = plan, folder, listener
         self._watch = MachineWatch(plan.device or configured_device(plan.config.device), plan.clock)
 
@@ -129,8 +134,12 @@ class TrialRunner:
             raise
         record = _record(request, launch.spec, ended, self._watch)
         record.started_at = earlier.started_at if earlier else started_at
+        if record.outcome.has_value and (why := exploded(record.losses, self.baseline_losses)):
+            record.outcome, record.reason, record.value, record.ci = Outcome.parity, why, None, None
         if held:
             record.evidence["device_held"] = held
+        if request.first_steps:
+            record.evidence["seed"] = request.first_steps["seed"]
         if earlier:
             _join(record, earlier)
         finished = Finished(record=record, results=list(ended.results))
@@ -194,8 +203,11 @@ class TrialRunner:
             device=plan.config.device.kind,
             memory_limit_bytes=memory_cap_bytes(plan.config.device, plan.machine),
             rules=request.rules,
+            **request.first_steps,
         )
         env = {**device_environment(plan.config.device), **compile_cache(self._folder.path), **plan.config.env}
+        if request.first_steps and "PYTHONHASHSEED" not in os.environ:
+            env.setdefault("PYTHONHASHSEED", "0")  # the order of sets of texts is drawn, too
         for key, value in asked.items():
             env.update(knob(key).environment(value))
         return Launch(
@@ -262,8 +274,14 @@ def _evidence(ended: Ended) -> dict[str, Any]:
         "phase": ended.phase,
         "problems": ended.problems,
         "error": error,
+        **({"why_no_losses": why} if (why := _why_no_losses(ended)) else {}),
         **ended.evidence,
     }
+
+
+def _why_no_losses(ended: Ended) -> str:
+    said = [str(result.loss.get("why_no_curve") or "") for result in ended.results if result.loss is not None]
+    return next(filter(None, said), "")
 
 
 def _join(record: TrialRecord, earlier: TrialRecord) -> None:

@@ -51,6 +51,7 @@ class Surface:
         num_samples: length of the data set; None when it does not tell.
         applicability: knobs this program does not allow, with reasons.
         facts: what the program's process sees.
+        losses: knobs and seed (None where none was given) -> the losses of the first steps; [] where none is seen.
         failures: called with (trial, knobs); returns what to do instead of answering, or None.
     """
 
@@ -72,6 +73,7 @@ class Surface:
     facts: dict[str, Any] = field(
         default_factory=lambda: {"torch": "2.14.1", "device": "cpu", "isa": ["avx2", "amx_bf16"], "has_compiler": True}
     )
+    losses: Callable[[Knobs, int | None], list[float | None]] = lambda _, __: []
     failures: Callable[[int, Knobs], Failure | None] = lambda _, __: None
 
     def rate_per_s(self, knobs: Knobs) -> float:
@@ -195,7 +197,8 @@ class _FakeRunning(Running):
         is_compiled = self._knobs.get("compile.mode", "off") != "off"
         self._compile_s = launcher.compiles_for_s(self._knobs) if is_compiled else 0.0
         self._start_s = surface.start_of_s(self._knobs)
-        self._window_s = min(surface.window_s, launch.spec.rules.max_s)
+        is_measured = launch.spec.mode == "measure"
+        self._window_s = min(surface.window_s, launch.spec.rules.max_s if is_measured else launch.spec.max_s or 1.0)
         self._begun = launcher.clock.monotonic()
         self._ended: Ended | None = None
         self._stop_reason = ""
@@ -265,9 +268,12 @@ class _FakeRunning(Running):
         result.facts, result.target = dict(surface.facts), [{"site": "train.py:1", "ordinal": 0}]
         result.phases_s = {"spawn": 0.1, "import": self._start_s - 0.1, "compile": self._compile_s, "steady": self._window_s}
         result.memory = {"kind": "cpu", "peak_bytes": 10**6 * int(self._knobs["loader.batch_size"]), "capacity_bytes": 10**9}
+        if curve := surface.losses(self._knobs, spec.seed):
+            curve, is_finite = curve[: spec.max_steps or 64], None not in (curve[0], curve[-1])
+            result.loss = {"first": curve[0], "last": curve[-1], "is_finite": is_finite, "curve": curve}
         if failure and failure.error:
             result.status, result.error = "failed", failure.error
-        else:
+        elif spec.mode == "measure":
             self._measure(result, is_steady=not (failure and failure.is_unsteady))
         return result
 

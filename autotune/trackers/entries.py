@@ -19,6 +19,7 @@ from autotune.wording import (
     interval_text,
     machine_text,
     objective_text,
+    parity_lines,
     rate_text,
     ratio_interval_text,
     ratio_text,
@@ -99,6 +100,8 @@ def trial_name(trial: TrialRecord) -> str:
     if trial.kind is Kind.attribution:
         turn = "" if trial.round is None else f" {trial.round}"
         return f"{trial.number:04d} attribution{turn}: {trial.why}"[:MAX_KEY_CHARACTERS]
+    if trial.kind is Kind.parity:
+        return f"{trial.number:04d} losses of {changes_phrase(trial.changed, none='the baseline')}"[:MAX_KEY_CHARACTERS]
     return f"{trial.number:04d} {changes_phrase(trial.changed)}".replace(" · ", " ")[:MAX_KEY_CHARACTERS]
 
 
@@ -236,6 +239,7 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
         named = (f"`{e['knob']}` = {value_text(e['to'])}" for e in dropped)
         lines += ["", f"Bought nothing and was put back: {', '.join(named)}."]
     lines += [*_front_lines(summary), *([f"\n{paying}"] if (paying := break_even_text(summary)) else [])]
+    lines += ["", *(f"{name}: {text}  " for name, text in parity_lines(summary))]
     seconds = (summary.get("seconds") or {}).get("total")
     lines += ["", f"Outcomes: {counts_text(summary.get('counts') or {})}. Took {seconds_text(seconds)}.", ""]
     lines += [f"Program: `{command_text(study.command)}`", "", f"Machine: {machine_text(study.machine)}", ""]

@@ -33,6 +33,15 @@ def test_headline_claims_a_ratio_only_where_something_was_compared(status, speed
     assert headline({"status": status, "reason": reason, "speedup": speedup}) == said
 
 
+def test_verdict_says_how_close_the_losses_are_and_what_is_out(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    out = {"knobs": {"precision.amp": "bf16"}, "reason": "loss 3.1 against 1.2 after 40 steps", "trial": 9}
+    found = {"verdict": "passed", "text": "within 0.4 % of the baseline's loss over 40 steps", "failed": [out], "training": {}}
+    said = lines({**folder.read_summary(), "parity": found}, folder.path)
+    assert "parity  loss within 0.4 % of the baseline's loss over 40 steps" in said
+    assert "out  bf16: loss 3.1 against 1.2 after 40 steps" in said
+
+
 def test_no_line_of_a_study_that_compared_nothing_speaks_of_a_ratio(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = {**folder.read_summary(), "status": "interrupted", "reason": "stopped by the user", "speedup": None}

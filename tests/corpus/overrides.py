@@ -194,6 +194,8 @@ OVERRIDES: list[tuple[str, str]] = [
     ("measure.start_s=-5", "measure.start_s: too small"),
     ("measure.compile_s=inf", "measure.compile_s: too large"),
     ("measure.step_s=0", "measure.step_s: too small"),
+    ("parity.steps=-1", "parity.steps: too small, got -1"),
+    ("parity.tolerance=11", "parity.tolerance: too large, got 11"),
     # what recipes cannot do
     ("launch.nproc=2", "launch.nproc: recipes run in one process so far, got 2"),
     ("launch.nproc=-1", "launch.nproc: recipes run in one process so far, got -1"),

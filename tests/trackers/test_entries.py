@@ -36,6 +36,11 @@ def test_study_s_note_says_what_each_change_is_worth(folder):
     assert "Bought nothing and was put back: `loader.pin_memory` = true." in note
 
 
+def test_runs_that_compare_losses_are_named_after_what_they_compare():
+    assert entries.trial_name(trial(kind=Kind.parity, repeats=0)) == "0007 losses of the baseline"
+    assert entries.trial_name(trial(kind=Kind.parity, repeats=3, changed={"precision.amp": "bf16"})) == "0007 losses of bf16"
+
+
 def test_only_numbers_become_metrics():
     metrics = entries.trial_metrics(trial(value=2.0, metrics={"power_w": float("nan"), "energy_j": 3.0}))
     assert metrics["energy_j"] == 3.0

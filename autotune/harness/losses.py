@@ -1,0 +1,138 @@
+"""Which losses the program trained on: seen at `backward()`, read from the device when all measuring is over."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import sys
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+FIRST_GAP_S = 0.25  # between two looks at a loss, later
+MAX_LOSSES = 64  # losses looked at one by one, and kept
+SCALED_ELSEWHERE = "a gradient scaler scales the loss in a way that cannot be undone here"
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds what programs draw from, so that two runs begin alike; a program that seeds itself later has the last word."""
+    import torch
+
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")  # torch imports it where it is installed
+    if numpy is not None:
+        numpy.random.seed(seed)
+
+
+class LossWatch:
+    """Keeps the first losses that `backward()` was called on, and the last one, without waiting for the device.
+
+    It looks at the first losses one by one, then at one now and then, twice as late each time: a loss that is no number stays
+    one, and a wrapper around every call costs a microsecond of cold code. Often must not be: each time a class of torch's is
+    changed the interpreter forgets what it knows of it, and after a thousand times for good (CPython 3.13).
+
+    A loss that a GradScaler has multiplied is kept as it was before: the scale changes while it trains.
+
+    Args:
+        session: for the optimizer steps so far, and whether one is under way.
+        num_steps: losses of so many optimizer steps are all looked at, however many there are; None for the first 64 losses.
+    """
+
+    def __init__(self, session: Any, num_steps: Optional[int] = None) -> None:
+        import torch
+
+        self._session, self._wanted_steps = session, num_steps
+        self._kept: List[Tuple[int, Any]] = []  # (optimizer steps before it, the loss)
+        self._last: Any = None
+        self._num_seen = self._num_scaled = 0
+        self._scaled: Tuple[Any, Any] = (None, None)  # (weak reference to what a scaler returned, what it was given)
+        self._closed_step = -1  # the step whose closure has told its loss
+        self._gap_s, self._next_s = FIRST_GAP_S, 0.0
+        self._tensor, self._scaler = torch.Tensor, getattr(getattr(torch, "amp", None), "GradScaler", None)
+        self._original = backward = torch.Tensor.backward
+        is_compiling, watch = torch.compiler.is_compiling, self
+
+        @functools.wraps(backward)
+        def watched_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_compiling() and self.numel() == 1:
+                watch._see(self)
+            return backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+        self._watched = torch.Tensor.backward = watched_backward  # type: ignore[method-assign]
+        self._scale = self._watched_scale = None
+        if self._scaler is not None:
+            self._scale = scale = self._scaler.scale
+
+            @functools.wraps(scale)
+            def watched_scale(self: Any, outputs: Any) -> Any:
+                scaled = scale(self, outputs)
+                if isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
+                    watch._scaled = (weakref.ref(scaled), outputs.detach())
+                return scaled
+
+            self._watched_scale = self._scaler.scale = watched_scale
+
+    def _see(self, loss: Any) -> None:
+        self._num_seen += 1
+        scaled, plain = self._scaled
+        if scaled is not None and scaled() is loss:
+            self._scaled = (None, None)
+            self._num_scaled += 1
+            self._last = plain
+        else:
+            self._last = loss.detach()
+        step = self._session.num_steps
+        is_wanted = self._num_seen <= MAX_LOSSES if self._wanted_steps is None else step < self._wanted_steps
+        if is_wanted:
+            self._keep(step)
+        elif self._tensor.backward is self._watched:
+            self._tensor.backward = self._original  # type: ignore[method-assign]
+            if self._scaler is not None and self._scaler.scale is self._watched_scale:
+                self._scaler.scale = self._scale
+
+    def _keep(self, step: int) -> None:
+        if self._session.optimizers.is_stepping:
+            # In a closure: LBFGS calls it as often as its line search likes, only the first is at the step's own weights.
+            if self._closed_step == step:
+                return
+            self._closed_step = step
+        self._kept.append((step, self._last.clone()))  # a CUDA graph would write the next one over it
+
+    def look_again(self, now_s: float) -> None:
+        """Looks at the next loss when it is time, unless the program has put something else in place meanwhile."""
+        if now_s < self._next_s:
+            return
+        self._gap_s *= 2
+        self._next_s = now_s + self._gap_s
+        if self._tensor.backward is self._original:
+            self._tensor.backward = self._watched  # type: ignore[method-assign]
+            if self._scaler is not None and self._scaler.scale is self._scale:
+                self._scaler.scale = self._watched_scale
+
+    def summary(self) -> Optional[Dict[str, Any]]:
+        """Returns {"first", "last", "is_finite", "curve", "why_no_curve"}; None when no scalar was seen. Waits for the device.
+
+        The curve is the mean loss of each of the first complete optimizer steps, None for one that is no number.
+        """
+        if self._last is None:
+            return None
+        steps: Dict[int, List[float]] = {}
+        for step, loss in self._kept:
+            if step < self._session.num_steps:  # else the program ended in the middle of it
+                steps.setdefault(step, []).append(float(loss))
+        if self._wanted_steps is None and self._num_seen > MAX_LOSSES and steps:
+            del steps[max(steps)]  # not all of its losses may have been looked at
+        first, last = (_finite(float(loss)) for loss in (self._kept[0][1], self._last))
+        why = "" if self._session.optimizers.scaler is None or self._num_scaled >= self._num_seen else SCALED_ELSEWHERE
+        return {
+            "first": first,
+            "last": last,
+            "is_finite": first is not None and last is not None,
+            "curve": [] if why else [_finite(sum(losses) / len(losses)) for _, losses in sorted(steps.items())],
+            "why_no_curve": why,
+        }
+
+
+def _finite(value: float) -> Optional[float]:
+    return value if math.isfinite(value) else None

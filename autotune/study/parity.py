@@ -1,0 +1,203 @@
+"""Loss parity: what computes differently may win only when it trains as the baseline does.
+
+A configuration is compared in what it changes of the arithmetic (tier `numerics`, and environment variables nobody vouches
+for), put on the baseline alone: same batch size, same loader, same seed, so the same batches; the first steps of a fresh
+process, nothing measured. That is one run of the baseline a study and one for each set of such changes, not for each
+configuration, and it fits where the baseline fits. The search's leader is compared at half-time, so that the second half is
+not spent on what is out; the finalists before the finals and not after, as their rounds cost far more.
+
+What changes the training itself (tier `training`, the batch size) has other batches and cannot be compared step by step:
+there the loss must stay finite and must not explode, in the search and in every final.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from autotune.knobs.catalogue import knob
+from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
+from autotune.study.losses import Comparison, Verdict, compare
+from autotune.study.session import ConfigurationKey, Session, configuration_key
+from autotune.wording import changes_phrase
+
+MAX_S = 20.0  # of steps in one run: slow programs are compared over fewer
+BUDGET_FRAC = 0.03  # of the study's budget, for the steps of one run
+MIN_S = 5.0
+NO_LOSS = "no loss was seen: backward() was not called on a single number"
+# Any other outcome leaves the losses as they are: a machine that was not quiet, say, has changed none.
+UNTRAINED = {
+    Outcome.device_oom, Outcome.host_oom, Outcome.timeout, Outcome.crash, Outcome.error, Outcome.invalid, Outcome.interrupted,
+}  # fmt: skip
+SUSPECTS = ("precision.amp", "env.", "precision.matmul", "compile.mode")  # most likely to be at fault first
+
+
+def arithmetic(changed: Knobs) -> Knobs:
+    """Returns the changes that may alter what a step computes from the same weights and the same batch."""
+    return {key: value for key, value in changed.items() if knob(key).tier is Tier.numerics or knob(key).is_unknown}
+
+
+class Parity:
+    """Compares losses for one study; what earlier runs of it have compared counts."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._config = session, session.plan.config
+        self._seed = self._config.study.seed
+        self._settled: dict[ConfigurationKey, Comparison] = {}
+        self._failed: list[TrialRecord] = []
+        for record in session.records:
+            if record.kind is Kind.parity and record.changed and (said := record.evidence.get("parity")):
+                self._settled[configuration_key(record.changed)] = Comparison(**{**said, "verdict": Verdict(said["verdict"])})
+                if said["verdict"] == Verdict.failed:
+                    self._bar(record)
+
+    def is_open(self, candidate: TrialRecord) -> bool:
+        """Returns whether a configuration has yet to be compared: nothing with these changes, or with more, has passed."""
+        suspect = configuration_key(arithmetic(candidate.changed))
+        can_be = self._config.parity.steps > 0 and bool(self._session.baseline.losses)
+        passed = [key for key, found in self._settled.items() if found.verdict is Verdict.passed]
+        is_settled = suspect in self._settled or any(suspect <= key for key in passed)
+        return bool(suspect) and can_be and not is_settled
+
+    def barring(self, changed: Knobs) -> TrialRecord | None:
+        """Returns the run that has put a part of these changes out; None when none has."""
+        return next((run for run in self._failed if run.changed.items() <= changed.items()), None)
+
+    def check(self, candidate: TrialRecord) -> None:
+        """Compares a configuration with the baseline. When it fails, every configuration with the same changes is out."""
+        suspect = arithmetic(candidate.changed)
+        record = self._compared(suspect, candidate)
+        if self._of(record).verdict is not Verdict.failed:
+            return
+        first = min(suspect, key=_suspicion)
+        if len(suspect) > 1:  # which of the changes it is decides how many configurations are out
+            alone = self._compared({first: suspect[first]}, candidate)
+            record = alone if self._of(alone).verdict is Verdict.failed else record
+        numbers = self._bar(record)
+        barred = f"trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+        self._session.listener.notice(
+            f"Loss parity: {changes_phrase(record.changed)} fails ({self._of(record).reason}). Out with it: {barred}."
+        )
+        self._session.after_trial()
+
+    def _of(self, record: TrialRecord) -> Comparison:
+        return self._settled[configuration_key(record.changed)]
+
+    def _compared(self, changed: Knobs, candidate: TrialRecord) -> TrialRecord:
+        """Returns the run of the baseline with these changes, compared with the baseline and marked with what came of it."""
+        reference = self._run({}, candidate, self._seed)
+        if configuration_key(changed) in self._settled:
+            return self._run(changed, candidate, self._seed)
+        record = self._run(changed, candidate, self._seed) if _is_usable(reference) else reference
+        found = self._comparison(record, reference)
+        if found.may_be_chance:
+            other = self._run({}, candidate, (self._seed + 1) % 2**32)
+            found = self._comparison(record, reference, other)
+        self._settled[configuration_key(changed)] = found
+        if record is reference:  # nothing to put it down in: the baseline's own run did not work
+            return dataclasses.replace(reference, changed=changed)
+        record.evidence["parity"] = dataclasses.asdict(found)
+        if found.difference_frac is not None:
+            record.metrics["loss_difference_frac"] = found.difference_frac
+        if found.verdict is Verdict.failed and record.outcome is not Outcome.nonfinite:
+            record.outcome = Outcome.parity
+        if record.outcome not in UNTRAINED:
+            record.reason = found.reason
+        self._session.folder.write_trial(record)
+        return record
+
+    def _comparison(self, record: TrialRecord, reference: TrialRecord, other: TrialRecord | None = None) -> Comparison:
+        if record.outcome in (Outcome.nonfinite, Outcome.parity):
+            return Comparison(verdict=Verdict.failed, reason=record.reason)
+        if record.outcome in UNTRAINED:
+            who = "the baseline's run" if record is reference else "its run"
+            return Comparison(verdict=Verdict.unknown, reason=f"{who} ended as {record.outcome}: {record.reason}")
+        if not record.losses:
+            return Comparison(verdict=Verdict.unknown, reason=no_losses(record))
+        tolerance_frac, chance = self._config.parity.tolerance, other.losses if other and _is_usable(other) else ()
+        return compare(record.losses, reference.losses, tolerance_frac=tolerance_frac, chance=chance)
+
+    def _run(self, changed: Knobs, candidate: TrialRecord, seed: int) -> TrialRecord:
+        """Returns the first steps of the baseline with these changes under a seed; of an earlier time where there is one."""
+        session = self._session
+        for record in session.records:
+            is_same = record.kind is Kind.parity and record.changed == changed and record.evidence.get("seed") == seed
+            if is_same and record.outcome is not Outcome.interrupted:
+                return record
+        budget_s = session.budget.total_s
+        return session.first_steps(
+            changed,
+            candidate,
+            why=f"loss parity of {changes_phrase(changed)}" if changed else "loss parity: the baseline's losses",
+            seed=seed,
+            max_steps=self._config.parity.steps,
+            max_s=MAX_S if budget_s is None else max(MIN_S, min(MAX_S, BUDGET_FRAC * budget_s)),
+        )
+
+    def _bar(self, failed: TrialRecord) -> list[int]:
+        """Marks the search's trials that hold the changes of a run that failed; returns their numbers."""
+        self._failed.append(failed)
+        barred = [r for r in self._session.searched if r.outcome.has_value and failed.changed.items() <= r.changed.items()]
+        for record in barred:
+            record.outcome = Outcome.parity  # its value stays: it was measured
+            record.reason = f"{changes_phrase(failed.changed)}: {failed.reason} (trial {failed.number})"
+            self._session.folder.write_trial(record)
+        return [record.number for record in barred]
+
+
+def no_losses(record: TrialRecord) -> str:
+    """Returns why a trial has no losses to compare."""
+    return str(record.evidence.get("why_no_losses") or NO_LOSS)
+
+
+def report(best: TrialRecord | None, records: list[TrialRecord]) -> dict[str, Any] | None:
+    """Returns what was compared for a configuration, as `summary["parity"]`; None without any.
+
+    Args:
+        best: its first measurement.
+        records: all trials, by number.
+    """
+    if best is None:
+        return None
+    runs = [record for record in records if record.kind is Kind.parity and record.changed and record.evidence.get("parity")]
+    out = [run for run in runs if run.evidence["parity"]["verdict"] == Verdict.failed]
+    failed = [
+        {"knobs": run.changed, "reason": run.evidence["parity"]["reason"], "trial": run.number}
+        for run in out
+        if not any(other.changed.items() < run.changed.items() for other in out)  # the part of it that is to blame says it
+    ]
+    suspect = arithmetic(best.changed)
+    training = {key: value for key, value in best.changed.items() if knob(key).tier is Tier.training}
+    found: dict[str, Any] = {"verdict": "not needed", "reason": "it computes what the baseline computes", "trial": None}
+    if suspect:
+        passed = [run for run in runs if run.evidence["parity"]["verdict"] == Verdict.passed]
+        run = next((run for run in passed if suspect.items() <= run.changed.items()), None)
+        run = run or next((run for run in runs if run.changed == suspect), None)
+        why = no_losses(records[0]) if not records[0].losses else "nobody has compared it yet"
+        found = {"verdict": str(Verdict.unknown), "reason": why, "trial": None}
+        if run is not None:
+            found = {**run.evidence["parity"], "trial": run.number}
+        elif reference := next((r for r in records if r.kind is Kind.parity and not r.changed and not _is_usable(r)), None):
+            found["reason"] = f"the baseline's run ended as {reference.outcome}: {reference.reason or no_losses(reference)}"
+    found |= {"knobs": suspect, "training": training, "failed": failed}
+    return {**found, "text": _text(found)}
+
+
+def _text(found: dict[str, Any]) -> str:
+    text = found["reason"]
+    if found["verdict"] == Verdict.unknown:
+        text = f"not checked: {text}"
+    elif found["verdict"] == "not needed" and found["training"]:
+        text = ""
+    if found["training"]:
+        words = f"{changes_phrase(found['training'])} changes the training itself, of which only an exploding loss would tell"
+        text = f"{text}; {words}" if text else words
+    return str(text)
+
+
+def _is_usable(reference: TrialRecord) -> bool:
+    return reference.outcome not in UNTRAINED and bool(reference.losses)
+
+
+def _suspicion(key: str) -> int:
+    return next((place for place, prefix in enumerate(SUSPECTS) if key.startswith(prefix)), len(SUSPECTS))

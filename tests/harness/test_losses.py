@@ -1,0 +1,75 @@
+"""Which losses are kept: one a step, whatever the program does between two steps, and the same twice under one seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from typing import Any
+
+import pytest
+
+from autotune.harness import losses
+from tests.harness.conftest import RULES, Run, Trial
+
+PARITY: dict[str, Any] = {"mode": "parity", "seed": 7, "max_steps": 12}
+
+
+def curve(run: Run, rank: int = 0) -> list[Any]:
+    loss = run.result(rank).loss
+    assert loss is not None
+    assert loss["why_no_curve"] == ""
+    return list(loss["curve"])
+
+
+def test_a_parity_run_ends_after_its_steps_and_has_their_losses_the_same_twice_under_one_seed(trial: Trial) -> None:
+    run = trial("unseeded.py", **PARITY)
+    found = run.result()
+    assert (run.returncode, found.status, found.window, found.detected["num_steps"]) == (0, "measured", None, 12)
+    told = [float(line) for line in (run.folder / "losses.txt").read_text().split()]
+    assert curve(run)[:11] == pytest.approx(told[:11])
+    assert len(curve(run)) == 12
+    again, other = (curve(trial("unseeded.py", **{**PARITY, "seed": seed})) for seed in (7, 8))
+    assert curve(run) == again
+    assert curve(run) != other
+
+
+def test_a_parity_run_of_slow_steps_ends_when_its_time_is_up(trial: Trial) -> None:
+    found = trial("basic.py", "sleep=0.05", **{**PARITY, "max_steps": 1000, "max_s": 0.01}).result()
+    assert 8 <= found.detected["num_steps"] <= 10
+
+
+def test_a_measured_trial_keeps_the_first_losses_only(trial: Trial) -> None:
+    run = trial("unseeded.py", rules=dataclasses.replace(RULES, min_steps=100, max_s=10.0))
+    told = [float(line) for line in (run.folder / "losses.txt").read_text().split()]
+    assert len(told) > losses.MAX_LOSSES
+    assert curve(run) == pytest.approx(told[: losses.MAX_LOSSES - 1])
+
+
+@pytest.mark.parametrize("kind", ["gan", "lbfgs"])
+def test_a_step_has_one_loss_however_often_backward_is_called(trial: Trial, kind: str) -> None:
+    found = curve(trial("kinds.py", kind, **PARITY))
+    assert len(found) == 12
+    assert all(math.isfinite(loss) for loss in found)
+    if kind == "lbfgs":  # each step begins where the last one ended: at a loss that has fallen
+        assert found[-1] < found[0]
+
+
+def test_a_scaled_loss_is_kept_as_it_was_before(trial: Trial) -> None:
+    found = curve(trial("kinds.py", "scaler", **PARITY))
+    assert len(found) == 5
+    assert [loss is None for loss in found] == [False, True, False, True, False]
+    assert all(loss < 4 for loss in found if loss is not None)  # scaled it would begin at twice that and be halved twice
+
+
+def test_a_program_that_hides_its_loss_has_none(trial: Trial) -> None:
+    assert trial("unseeded.py", "backward=functional", **PARITY).result().loss is None
+
+
+def test_every_rank_keeps_its_own_and_all_leave_together(trial: Trial) -> None:
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    run = trial("ddp.py", argv=words, **PARITY)
+    assert run.returncode == 0, run.stderr
+    both = [curve(run, rank) for rank in (0, 1)]
+    assert [len(one) for one in both] == [12, 12]
+    assert both[0] != both[1]

@@ -1,0 +1,112 @@
+import random
+
+import pytest
+
+from autotune.study.losses import Verdict, compare, exploded
+
+FALLS = [2.0 - 0.03 * n for n in range(40)]
+
+
+def scaled(curve, factor):
+    return [loss * factor for loss in curve]
+
+
+def drifts(curve, frac):
+    """Returns a curve that begins as `curve` and is worse by `frac` at the end."""
+    return [loss * (1 + frac * n / (len(curve) - 1)) for n, loss in enumerate(curve)]
+
+
+def verdict(own, reference=FALLS, **options):
+    return compare(own, reference, **{"tolerance_frac": 0.05, **options})
+
+
+def test_the_same_losses_pass_and_the_numbers_are_told():
+    found = verdict(drifts(FALLS, 0.005))
+    assert found.verdict is Verdict.passed
+    assert found.reason == "within 0.4 % of the baseline's loss over 40 steps"
+    assert (found.num_steps, found.tolerance_frac) == (40, 0.05)
+    assert found.difference_frac == pytest.approx(0.0044, abs=1e-3)
+
+
+def test_a_worse_loss_fails_with_both_levels_and_the_tolerance():
+    found = verdict(drifts(FALLS, 1.0))
+    assert found.verdict is Verdict.failed
+    assert found.reason == "loss 1.818 against 0.965 after 40 steps: 85 % worse, tolerance 5 %"
+
+
+def test_a_better_loss_passes_when_it_began_alike():
+    found = verdict(drifts(FALLS, -0.3))
+    assert found.verdict is Verdict.passed
+    assert found.reason == "26 % below the baseline's loss over 40 steps"
+
+
+def test_a_first_loss_that_is_another_fails_however_low_the_loss_is():
+    found = verdict([0.0] * 40)
+    assert found.verdict is Verdict.failed
+    assert found.reason == "the first loss, of the same weights and batch, is 0 against 2"
+
+
+def test_a_loss_that_is_no_number_fails_where_the_baseline_s_is_one():
+    assert verdict([2.0, None, *FALLS[2:]]).reason == "the loss is no number at step 2, the baseline's is"
+    assert verdict([2.0, None, *FALLS[2:]]).verdict is Verdict.failed
+    assert verdict(FALLS, reference=[None, *FALLS[1:]]).verdict is Verdict.unknown
+
+
+def test_a_single_batch_does_not_decide():
+    wild = [loss * (3 if n == 20 else 1) for n, loss in enumerate(FALLS)]
+    assert verdict(wild).verdict is Verdict.passed
+
+
+def test_a_loss_near_zero_is_measured_by_what_it_was():
+    falls_to_nothing = [2.0 * 0.8**n for n in range(40)]
+    assert verdict([loss + 0.002 for loss in falls_to_nothing], reference=falls_to_nothing).verdict is Verdict.passed
+    assert verdict([max(loss, 0.2) for loss in falls_to_nothing], reference=falls_to_nothing).verdict is Verdict.failed
+    assert verdict([0.0] * 40, reference=[0.0] * 40).verdict is Verdict.passed
+
+
+def test_single_batches_that_jump_after_the_loss_has_gone_decide_nothing():
+    gone = [6.7, 5.1, 2.1, 0.9, 0.4, *[0.01] * 25]
+    jumps = [*gone[:24], 0.35, 0.01, 0.09, 0.01, 0.02, 0.99]  # as measured: resnet18 on photos under bf16
+    assert verdict(jumps, reference=gone).verdict is Verdict.passed
+
+
+def test_a_loss_below_zero_is_worse_when_it_is_higher():
+    falls = [-1.0 - 0.1 * n for n in range(40)]
+    assert verdict([-1.0 - 0.05 * n for n in range(40)], reference=falls).verdict is Verdict.failed
+    assert verdict([-1.0 - 0.15 * n for n in range(40)], reference=falls).verdict is Verdict.passed
+
+
+def test_only_steps_that_both_have_made_are_compared():
+    assert verdict(FALLS[:12]).num_steps == 12
+    assert verdict(FALLS[:12]).verdict is Verdict.passed
+    few = verdict(FALLS[:3])
+    assert (few.verdict, few.reason) == (Verdict.unknown, "3 steps were made by both, 5 are needed")
+
+
+def test_what_two_runs_of_the_baseline_differ_by_is_no_difference():
+    assert verdict(drifts(FALLS, 0.1), chance=drifts(FALLS, 0.07)).verdict is Verdict.passed
+    assert verdict(drifts(FALLS, 0.1), chance=drifts(FALLS, 0.01)).verdict is Verdict.failed
+
+
+def test_a_baseline_that_differs_from_itself_too_much_cannot_judge_but_a_divergence_shows():
+    found = verdict(drifts(FALLS, 0.3), chance=drifts(FALLS, -0.3))
+    assert found.verdict is Verdict.unknown
+    assert "two runs of the baseline differ by 26 %" in found.reason
+    assert verdict(scaled(drifts(FALLS, 3.0), 1.0), chance=drifts(FALLS, -0.3)).verdict is Verdict.failed
+
+
+def test_noise_of_the_batches_is_shared_and_does_not_fail():
+    random.seed(0)
+    noisy = [loss * random.lognormvariate(0, 0.3) for loss in FALLS]
+    rounded = [loss * random.lognormvariate(0, 0.02) for loss in noisy]
+    assert verdict(rounded, reference=noisy).verdict is Verdict.passed
+
+
+def test_a_loss_that_runs_away_is_seen_in_a_trial_of_its_own():
+    runs_away = [2.0 * 1.3**n for n in range(40)]
+    assert exploded(runs_away, FALLS).startswith("the loss exploded: 2 at first, ")
+    assert exploded(FALLS, FALLS) == ""
+    assert exploded(runs_away, runs_away) == ""  # so does the baseline's
+    assert exploded([*FALLS[:10], 500.0, *FALLS[11:]], FALLS) == ""  # one bad batch
+    assert exploded(runs_away, []) == ""
+    assert exploded(runs_away[:4], FALLS) == ""

@@ -1,0 +1,180 @@
+"""The loss-parity gate in whole studies, on a launcher without processes."""
+
+import pytest
+
+from autotune.export import export
+from autotune.records import Kind, Outcome
+from autotune.study import resume_study
+from autotune.study.parity import arithmetic
+from autotune.testing.fake_launcher import Failure, Surface
+from autotune.testing.listener import RecordingListener
+
+GAINS = {("precision.amp", "bf16"): 2.0, ("layout.channels_last", True): 1.2}
+
+
+def curve(rate, num_steps=64):
+    return [2.0 * rate**n for n in range(num_steps)]
+
+
+def falls_unless(key, value, *, then=1.05):
+    """Returns losses that fall, and rise where a knob has a value."""
+    return lambda knobs, seed: curve(then if knobs.get(key) == value else 0.97)
+
+
+@pytest.fixture
+def space(tmp_path):
+    file = tmp_path / "space.yaml"
+    file.write_text("loader.num_workers: [0, 2]\nprecision.amp: ['off', 'bf16']\nlayout.channels_last: [false, true]\n")
+    return [f"search_space={file}", "search.sampler=grid"]
+
+
+def of_kind(trials, kind):
+    return [trial for trial in trials if trial.kind is kind]
+
+
+def test_what_makes_the_loss_diverge_is_found_to_blame_and_cannot_win(bench, space):
+    surface = Surface(gains=GAINS, losses=falls_unless("precision.amp", "bf16"))
+    one = bench(surface, *space, minutes=20)
+    summary = one.run()
+    assert "precision.amp" not in summary["best"]["overrides"]
+    assert summary["best"]["overrides"]["layout.channels_last"] is True
+    assert summary["parity"]["verdict"] == "passed"
+    assert [entry["knobs"] for entry in summary["parity"]["failed"]] == [{"precision.amp": "bf16"}]
+    barred = [t for t in summary["trials"] if t["knobs"].get("precision.amp") == "bf16" and t["kind"] == "search"]
+    assert {trial["outcome"] for trial in barred} == {"parity"}
+    assert all(trial["value"] for trial in barred)  # nothing measured is lost
+    assert all("worse, tolerance 5 %" in trial["reason"] for trial in barred)
+    runs = of_kind(one.trials, Kind.parity)
+    # The baseline, twice as a comparison failed; all that the fastest changes; what is most likely to blame; what is left.
+    assert [sorted(run.changed) for run in runs] == [
+        [],
+        ["layout.channels_last", "precision.amp"],
+        [],
+        ["precision.amp"],
+        ["layout.channels_last"],
+    ]
+    assert all(run.kind is not Kind.final or "precision.amp" not in run.changed for run in one.trials)
+
+
+def test_what_trains_alike_wins_and_the_verdict_says_how_close(bench, space):
+    def losses(knobs, seed):
+        return [loss * (1.001 if knobs["precision.amp"] == "bf16" else 1.0) for loss in curve(0.97)]
+
+    one = bench(Surface(gains=GAINS, losses=losses), *space, minutes=20)
+    summary = one.run()
+    assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+    found = summary["parity"]
+    assert (found["verdict"], found["num_steps"], found["failed"]) == ("passed", 40, [])
+    assert found["text"] == "within 0.1 % of the baseline's loss over 40 steps"
+    assert f"# Loss parity: {found['text']}" in export(summary, "yaml", None)
+    runs = of_kind(one.trials, Kind.parity)
+    assert [run.outcome for run in runs] == [Outcome.ok, Outcome.ok]  # the baseline once, the changes of all finalists once
+    assert runs[1].repeats in {trial.number for trial in of_kind(one.trials, Kind.search)}
+
+
+def test_exact_changes_need_no_comparison(bench, tmp_path):
+    file = tmp_path / "exact.yaml"
+    file.write_text("threads.intra: [1, 2]\n")
+    surface = Surface(gains={("threads.intra", 1): 1.5}, losses=falls_unless("threads.intra", 1))
+    one = bench(surface, f"search_space={file}")
+    summary = one.run()
+    assert summary["best"]["overrides"] == {"threads.intra": 1}
+    assert summary["parity"]["verdict"] == "not needed"
+    assert of_kind(one.trials, Kind.parity) == []
+
+
+def test_without_losses_nothing_is_compared_and_the_winner_is_marked(bench, space):
+    one = bench(Surface(gains=GAINS), *space, minutes=20)
+    summary = one.run()
+    assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+    assert summary["parity"]["verdict"] == "not checked"
+    assert summary["parity"]["text"].startswith("not checked: no loss was seen: backward() was not called")
+    assert of_kind(one.trials, Kind.parity) == []
+
+
+def test_a_run_that_fails_judges_nothing_and_says_so(bench, space):
+    def failures(trial, knobs):
+        is_parity = one.launcher.launches[-1].spec.mode == "parity"
+        return Failure(error={"type": "ValueError", "message": "no", "traceback": ""}) if is_parity else None
+
+    one = bench(Surface(gains=GAINS, losses=lambda *_: curve(0.97), failures=failures), *space, minutes=20)
+    summary = one.run()
+    assert summary["status"] == "complete"
+    assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+    assert summary["parity"]["text"] == "not checked: the baseline's run ended as error: ValueError: no"
+    assert [run.outcome for run in of_kind(one.trials, Kind.parity)] == [Outcome.error]
+
+
+def test_the_tolerance_is_the_user_s_and_steps_0_compares_nothing(bench, space):
+    losses = falls_unless("precision.amp", "bf16", then=0.98)
+    strict = bench(Surface(gains=GAINS, losses=losses), *space, "parity.tolerance=1.0", minutes=20).run()
+    assert strict["best"]["overrides"]["precision.amp"] == "bf16"
+
+
+def test_steps_0_compares_nothing(bench, space):
+    losses = falls_unless("precision.amp", "bf16")
+    summary = bench(Surface(gains=GAINS, losses=losses), *space, "parity.steps=0", minutes=20).run()
+    assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+    assert summary["parity"]["verdict"] == "not checked"
+
+
+def test_a_batch_size_is_said_to_change_the_training_and_one_that_explodes_is_out(bench, tmp_path):
+    file = tmp_path / "batch.yaml"
+    file.write_text("loader.batch_size: [32, 64, 256]\n")
+
+    def losses(knobs, seed):
+        return curve(1.2 if knobs["loader.batch_size"] == 256 else 0.97)
+
+    summary = bench(Surface(losses=losses, half_batch=64), f"search_space={file}").run()
+    assert summary["best"]["overrides"] == {"loader.batch_size": 64}
+    assert summary["parity"]["text"].startswith("batch 64 changes the training itself")
+    outcomes = {trial["knobs"]["loader.batch_size"]: trial for trial in summary["trials"] if trial["kind"] == "search"}
+    assert outcomes[256]["outcome"] == "parity"
+    assert outcomes[256]["reason"].startswith("the loss exploded: 2 at first")
+
+
+def test_the_search_s_second_half_leaves_out_what_failed(bench):
+    surface = Surface(gains=GAINS, losses=falls_unless("precision.amp", "bf16"), compile_s=5.0)
+    one = bench(surface, minutes=12)
+    one.run()
+    trials = one.trials
+    failed = next(t for t in trials if t.kind is Kind.parity and t.outcome is Outcome.parity and len(t.changed) == 1)
+    later = [trial for trial in of_kind(trials, Kind.search) if trial.number > failed.number]
+    assert failed.changed == {"precision.amp": "bf16"}
+    assert later
+    assert all("precision.amp" not in trial.changed for trial in later)
+
+
+def test_a_study_that_goes_on_does_not_compare_again(bench, space):
+    surface = Surface(gains=GAINS, losses=falls_unless("precision.amp", "bf16"))
+    one = bench(surface, *space, minutes=20)
+    first = one.run()
+    num_runs = len(of_kind(one.trials, Kind.parity))
+    again = resume_study(one.plan, one.folder, RecordingListener())
+    assert len(of_kind(one.trials, Kind.parity)) == num_runs
+    assert again["parity"] == first["parity"]
+    assert again["best"]["overrides"] == first["best"]["overrides"]
+
+
+def test_an_interrupt_while_losses_are_compared_keeps_everything_and_the_study_goes_on(bench, space):
+    def failures(trial, knobs):
+        is_second = [launch.spec.mode for launch in one.launcher.launches].count("parity") == 2
+        return Failure(raises=KeyboardInterrupt) if is_second and not asked.append(1) and len(asked) == 1 else None
+
+    asked = []
+    one = bench(Surface(gains=GAINS, losses=falls_unless("precision.amp", "bf16"), failures=failures), *space, minutes=20)
+    summary = one.run()
+    assert summary["status"] == "interrupted"
+    assert summary["parity"]["text"] == "not checked: nobody has compared it yet"
+    assert of_kind(one.trials, Kind.parity)[-1].outcome is Outcome.interrupted
+    again = resume_study(one.plan, one.folder, RecordingListener())
+    assert again["status"] == "complete"
+    assert "precision.amp" not in again["best"]["overrides"]
+
+
+def test_environment_variables_are_compared_unless_they_are_known_to_be_harmless():
+    changed = {"env.PRECISION": "fp16", "env.LD_PRELOAD": "x.so", "env.NCCL_ALGO": "Ring", "threads.intra": 1}
+    assert arithmetic({**changed, "loader.batch_size": 64, "compile.mode": "default"}) == {
+        "env.PRECISION": "fp16",
+        "compile.mode": "default",
+    }
