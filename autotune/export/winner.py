@@ -70,7 +70,7 @@ def _search_ratio(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
         "ratio": ratio,
         "ci": None,
         "verdict": verdict,
-        "reason": "one measurement of the search's, picked as its best, which overstates",
+        "reason": "from the search: one measurement, picked as the best, which overstates",
     }
 
 
