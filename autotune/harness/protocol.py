@@ -60,7 +60,7 @@ class MeasureRules:
     warmup_quartile_frac: float = 0.05  # and their quartiles within this
     warmup_quiet_steps: int = 3  # steps without a newly compiled graph
     drain_max_s: float = 5.0  # waited for a queue filled before; one that takes longer to drain changes the rate little
-    trend_frac: float = 0.05  # a window whose step time changes by more than this from end to end, steadily, is not steady
+    trend_frac: float = 0.05  # a step time that changes by more than this from one window to the next is not steady
     slow_step_s: float = 0.25  # steps longer than this use the slow-step rule
     slow_warmup_steps: int = 2
     slow_min_steps: int = 6

@@ -22,7 +22,7 @@ from .protocol import SEPARATE, SHARED
 FALL_FRAC = 0.02  # a queue that loses less than this share of what was taken is level: the error it can make is as small
 LOOK_BACK_S = 1.0  # over which the warm-up judges whether the queue falls
 GLANCE_S = 0.1  # between two readings, but for the window's ends: ranks of a group look at every step
-SHARED_FRAC = 1.05  # cores asked for over cores there, from which step and workers are in each other's way
+SHARED_FRAC, SHARED_CORES = 0.05, 0.1  # of the cores there, and at least: asked for beyond them, step and workers share them
 
 
 class Reading(NamedTuple):
@@ -134,7 +134,8 @@ class Supply:
         seconds = end.now_s - begin.now_s
         own = num_threads if num_threads is not None else min(1.0, (end.cpu_s - begin.cpu_s) / seconds)
         asked = own + _worker_cpu_s(begin, end) / seconds
-        return SHARED if asked > SHARED_FRAC * _cores_of_a_rank() else SEPARATE
+        cores = _cores_of_a_rank()
+        return SHARED if asked > cores + max(SHARED_FRAC * cores, SHARED_CORES) else SEPARATE
 
     def capacity_per_s(self) -> Optional[float]:
         """Returns L, the samples per second that the loader can sustain alone; None without a loader or counts.

@@ -71,7 +71,7 @@ KINDS = {
     "accumulation": Kind(workers=2, prefetch=8, batch_s=0.014, step_s=0.005, accumulate=4),
     "iterable": Kind(workers=2, prefetch=4, batch_s=0.030, step_s=0.010, is_iterable=True),
     "slow": Kind(workers=2, prefetch=1, batch_s=2.6, step_s=1.05),
-    "growing": Kind(step_s=0.015, growth=0.002),
+    "growing": Kind(step_s=0.015, growth=0.004),
 }
 
 

@@ -95,7 +95,7 @@ def test_workers_that_compute_share_the_cores_and_those_that_wait_do_not(trial: 
     busy = trial("loaders.py", "busy", argv=one_core).result()
     assert busy.regime == SHARED
     assert busy.device_rate_per_s is None  # what is seen of the step is slower than it would be alone
-    assert busy.throughput_per_s == pytest.approx(8 / 0.01, rel=0.5)  # one core makes 100 batches a second, less the steps'
+    assert 0 < busy.throughput_per_s < 1.1 * 8 / 0.01  # one core makes no more than 100 batches a second
     waiting = trial("loaders.py", "slow", argv=one_core).result()
     assert waiting.regime == SEPARATE
     assert waiting.device_rate_per_s is not None
