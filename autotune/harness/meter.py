@@ -14,6 +14,7 @@ from typing import List, Optional
 from .protocol import MeasureRules, Window
 
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
+Z_95, Z_99 = 1.959964, 2.575829  # standard normal quantiles of two-sided 95 and 99 %
 MERGED_BLOCKS = 20  # an interval is taken from at most twice this many blocks: fewer, longer ones are less correlated
 
 
@@ -53,10 +54,13 @@ class Meter:
     Args:
         rules: thresholds.
         width: whole multiples of this many steps make a block: max(1, loader workers).
+        race_below_per_s: the window ends early once the rate is certainly below this; None never.
     """
 
-    def __init__(self, rules: MeasureRules, width: int = 1) -> None:
+    def __init__(self, rules: MeasureRules, width: int = 1, *, race_below_per_s: Optional[float] = None) -> None:
         self.rules = rules
+        self._race_below_per_s = race_below_per_s
+        self.is_raced = False
         self.width = max(1, width)
         self.phase = WARMUP
         self.warmup_steps = 0
@@ -154,6 +158,9 @@ class Meter:
             self._stop_slow()
         elif is_closed:
             self._stop_by_interval()
+        if self.phase == STEADY and is_closed and self._is_outraced():
+            self.is_raced = True
+            self._end(f"stopped after {self._window_s:.1f} s: certainly slower than 0.8 times the best so far")
         if self.phase == STEADY and self._window_s >= self.rules.max_s and self._window_steps >= self.rules.slow_min_steps:
             self._end(f"time cap of {self.rules.max_s:g} s")
 
@@ -178,6 +185,19 @@ class Meter:
             if width > 0.9 * self._checked_width:
                 self._end("interval no longer shrinks")
             self._checked_at, self._checked_width = len(self._window), width
+
+    def _is_outraced(self) -> bool:
+        """Whether the rate is certainly too low to be of interest, by the upper end of its 99 % interval.
+
+        A queue that was filled before the window makes its beginning too fast, never too slow, and warm-up is over: what is
+        too slow now stays so. The bound is read anew at every block, which a single 99 % does not allow for; the 20 % between
+        what is raced and what could win do.
+        """
+        limit_per_s, rates = self._race_below_per_s, self._window.rates_per_s
+        if limit_per_s is None or not self.is_steady or self._window_s < self.rules.race_min_s:
+            return False
+        half = half_width_frac(rates, min_blocks=self.rules.min_blocks, z=Z_99)
+        return half is not None and self._window.samples / self._window.seconds * (1 + half) < limit_per_s
 
     def _end(self, reason: str) -> None:
         self.phase = DONE
@@ -210,15 +230,17 @@ class Meter:
             half_width_frac=self.half_width_frac,
             is_steady=self.is_steady,
             reason=self.reason,
+            is_raced=self.is_raced,
         )
 
 
-def half_width_frac(rates: List[float], *, min_blocks: int = 5) -> Optional[float]:
-    """Returns the 95 % half-width of the mean of block rates relative to it (Student's t over merged blocks).
+def half_width_frac(rates: List[float], *, min_blocks: int = 5, z: float = Z_95) -> Optional[float]:
+    """Returns the half-width (95 % unless told) of the mean of block rates relative to it (Student's t over merged blocks).
 
     Args:
         rates: rate of each block, in order.
         min_blocks: no interval is claimed from fewer.
+        z: standard normal quantile of the interval's level.
     """
     if len(rates) < min_blocks:
         return None
@@ -226,12 +248,11 @@ def half_width_frac(rates: List[float], *, min_blocks: int = 5) -> Optional[floa
     means = [sum(rates[i : i + size]) / size for i in range(0, len(rates) - size + 1, size)]
     mean = sum(means) / len(means)
     variance = sum((m - mean) ** 2 for m in means) / (len(means) - 1)
-    return student_t(len(means) - 1) * math.sqrt(variance / len(means)) / mean if mean > 0 else None
+    return student_t(len(means) - 1, z) * math.sqrt(variance / len(means)) / mean if mean > 0 else None
 
 
-def student_t(degrees: int) -> float:
-    """Returns the 97.5 % quantile of Student's t (Abramowitz & Stegun 26.7.5; within 0.3 % from 4 degrees up)."""
-    z = 1.959964
+def student_t(degrees: int, z: float = Z_95) -> float:
+    """Returns the quantile of Student's t that z is of the normal (Abramowitz & Stegun 26.7.5; within 0.3 % from 4 degrees)."""
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,

@@ -67,6 +67,7 @@ class MeasureRules:
     min_s: float = 2.0
     max_s: float = 30.0
     half_width_frac: float = 0.03  # stop when the 95 % interval is this narrow, relative to the mean
+    race_min_s: float = 1.0  # of a window before racing may end it: shorter, and nobody could say whether it was disturbed
 
 
 @dataclasses.dataclass
@@ -83,6 +84,7 @@ class Spec:
         target: `RankResult.target` of the baseline: which loaders to change. None in the baseline itself.
         device: "cuda" or "cpu", or "auto" when nobody said.
         memory_limit_bytes: per-process cap, CUDA by allocator fraction and CPU by RLIMIT_DATA; None for none.
+        race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None never.
     """
 
     trial: int
@@ -94,6 +96,7 @@ class Spec:
     target: Optional[List[Dict[str, Any]]] = None
     device: str = "auto"
     memory_limit_bytes: Optional[int] = None
+    race_below_per_s: Optional[float] = None
     rules: MeasureRules = dataclasses.field(default_factory=MeasureRules)
     schema: int = SCHEMA
 
@@ -127,6 +130,7 @@ class Window:
             make one block a step and there are fewer than five.
         is_steady: False when warm-up hit its cap or memory was still moving.
         reason: why it stopped, or why it is not steady.
+        is_raced: it was stopped early, being certainly slower than `Spec.race_below_per_s`.
         clock_gap_frac: |sum of device event gaps - wall time| / wall time; None on the CPU.
     """
 
@@ -138,6 +142,7 @@ class Window:
     half_width_frac: Optional[float]
     is_steady: bool
     reason: str
+    is_raced: bool = False
     clock_gap_frac: Optional[float] = None
 
 

@@ -284,7 +284,7 @@ class Finals:
         return record
 
     def _note_loss(self, record: TrialRecord) -> None:
-        if record.score is None and record.outcome is not Outcome.interrupted:
+        if record.score is None and not record.outcome.is_no_answer:
             number = record.repeats or 0
             self._lost[number] = self._lost.get(number, 0) + 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from autotune.launchers.base import Ended, Launch, Running
 from autotune.monitors.sealing import seal
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
+from autotune.study import health
 from autotune.study.numbers import metrics, numbers
 from autotune.study.plan import Listener, Plan
 from autotune.study.quarantine import sticky_fault
@@ -23,6 +25,9 @@ from autotune.study.watch import MachineWatch, configured_device
 
 # Where chance may be the cause a trial gets a second attempt: the same again, once. Never after want of memory.
 CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
+QUIET_MAX_S = 30.0  # how long a trial that was disturbed waits for the disturbance to end, before it is tried again
+QUIET_BUDGET_FRAC = 0.05  # and no longer than this share of the study's time
+COOL_DOWN_S = 10.0  # how long a device that was too hot rests at least
 MADE_OF = ("torch", "device_name")  # of the facts a program tells of itself: another one is another program
 
 
@@ -34,6 +39,7 @@ class Request:
         number, kind, knobs, changed, tier, why, origin, repeats, round: as in TrialRecord.
         rules: when to stop measuring.
         target: loaders to change, from the baseline; None in the baseline itself.
+        race_below_per_s: the window ends early once the rate is certainly below this; None never.
         max_s: wall time it may take; None for no bound but the phases' own.
         retry_max_s: a second attempt is made only when the first took no longer than this; None for no bound.
     """
@@ -49,6 +55,7 @@ class Request:
     repeats: int | None = None
     round: int | None = None
     target: list[dict[str, Any]] | None = None
+    race_below_per_s: float | None = None
     max_s: float | None = None
     retry_max_s: float | None = None
 
@@ -72,14 +79,25 @@ class StoppedNow(Exception):
 class TrialRunner:
     """Starts trials one after the other; no two are ever measured at once.
 
+    A trial whose window was disturbed from outside has no value. The next one, its second attempt or another, waits for the
+    disturbance to end, for a bounded time; when the machine stays like that, it is taken as it is (see `health.Level`).
+
     Attributes:
         program: what the baseline told of its interpreter, torch and device; {} until it has run.
+
+    Args:
+        plan: what the study was given.
+        folder: the study's.
+        listener: whom to tell.
+        earlier: trials of earlier runs of the study, by number.
     """
 
-    def __init__(self, plan: Plan, folder: StudyFolder, listener: Listener) -> None:
+    def __init__(self, plan: Plan, folder: StudyFolder, listener: Listener, *, earlier: Sequence[TrialRecord] = ()) -> None:
         self.program: dict[str, Any] = {}
         self._plan, self._folder, self._listener = plan, folder, listener
-        self._watch = MachineWatch(plan.device or configured_device(plan.config.device), plan.clock)
+        self._watch = MachineWatch(plan.device or configured_device(plan.config.device), plan.clock, plan.cpu)
+        self._level = health.Level(earlier)
+        self._disturbed_by: list[health.Disturbance] = []  # the last trial, until it is over
 
     def run(self, request: Request) -> Finished:
         """Returns the finished trial, its record written to disk. A second attempt is made where chance may be the cause.
@@ -96,6 +114,9 @@ class TrialRunner:
         if (record.outcome in CHANCE or sticky_fault(record)) and _may_be_repeated(request, record):
             finished = self._attempt(request, earlier=record)
         self._check_program(finished)
+        if finished.record.outcome is Outcome.disturbed and self._level.is_stuck:
+            self._disturbed_by = []
+            self._listener.notice(self._plan.secrets.text(self._level.accept(finished.record)))
         return self._keep(finished)
 
     def close(self) -> None:
@@ -104,6 +125,12 @@ class TrialRunner:
 
     def _attempt(self, request: Request, earlier: TrialRecord | None = None) -> Finished:
         launch = self._launch(request)
+        try:
+            self._await_quiet()
+        except KeyboardInterrupt:
+            if earlier is None:
+                raise
+            raise StoppedNow(self._keep(Finished(record=earlier))) from None
         if held := self._watch.before():
             self._listener.notice(self._plan.secrets.text(held))
         started_at = self._plan.clock.time()
@@ -118,6 +145,7 @@ class TrialRunner:
             running.stop("autotune failed")
             raise
         record = _record(request, launch.spec, ended, self._watch)
+        self._judge(record)
         record.started_at = earlier.started_at if earlier else started_at
         if held:
             record.evidence["device_held"] = held
@@ -135,7 +163,34 @@ class TrialRunner:
             if progress:
                 self._listener.progress(progress)
             self._plan.clock.sleep(self._plan.poll_s)
+        self._watch.ended()
         return ended
+
+    def _judge(self, record: TrialRecord) -> None:
+        """Takes the number from a trial that was disturbed by more than this study bears."""
+        found = self._watch.disturbances()
+        health.note(record, found)
+        if self._plan.config.measure.quiet and record.outcome.has_value and (beyond := self._level.beyond(found)):
+            health.disturb(record, beyond)
+            self._disturbed_by = beyond
+        self._level.note(record.outcome)
+
+    def _await_quiet(self) -> None:
+        """Waits until what disturbed the last trial is over, for a bounded time, and says so."""
+        kinds, self._disturbed_by = {one.kind for one in self._disturbed_by}, []
+        if not kinds & health.OFF_TRIAL:
+            return  # nothing, or what cannot be seen without a trial
+        clock, budget = self._plan.clock, self._plan.config.study.budget
+        max_s = QUIET_MAX_S if budget.minutes is None else min(QUIET_MAX_S, QUIET_BUDGET_FRAC * 60 * budget.minutes)
+        begun_s, is_said = clock.monotonic(), False
+        while (waited_s := clock.monotonic() - begun_s) < max_s:
+            left = [one for one in self._level.beyond(self._watch.at_rest()) if one.kind in kinds]
+            if not left and (health.THERMAL not in kinds or waited_s >= min(COOL_DOWN_S, max_s)):
+                return
+            if not is_said:
+                what = "; ".join(one.words for one in left) or "the device is cooling down"
+                self._listener.notice(self._plan.secrets.text(f"Waiting for a quiet machine, {max_s:.0f} s at most: {what}."))
+                is_said = True
 
     def _keep(self, finished: Finished) -> Finished:
         record = finished.record
@@ -184,6 +239,7 @@ class TrialRunner:
             device=plan.config.device.kind,
             memory_limit_bytes=memory_cap_bytes(plan.config.device, plan.machine),
             rules=request.rules,
+            race_below_per_s=request.race_below_per_s,
         )
         env = {**device_environment(plan.config.device), **compile_cache(self._folder.path), **plan.config.env}
         for key, value in asked.items():

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.monitors.nvml import MIB, MemoryGate, NoDevice, NvmlDevice, open_device
+from autotune.monitors.gate import MemoryGate
+from autotune.monitors.nvml import MIB, NoDevice, NvmlDevice, open_device
 
 NOT_SUPPORTED, NO_PERMISSION, UNKNOWN, NOT_FOUND = 3, 4, 999, 6
 
