@@ -170,11 +170,21 @@ def _rest(summary: Summary, path: Path) -> Table:
     took = f"  ·  {seconds_text(seconds)}" if seconds else ""
     made.add_row("outcomes", f"{counts_text(summary.get('counts') or {})}{took}")
     made.add_row("files", Text(str(path), overflow="fold"))
-    for name, text in file_lines(summary):
+    for name, text in [*noise_lines(summary), *file_lines(summary)]:
         made.add_row(name, Text(text, overflow="fold"))
     for n, command in enumerate(next_commands(summary, path)):
         made.add_row("" if n else "next", Text(command, style="command"))
     return made
+
+
+def noise_lines(summary: Summary) -> list[tuple[str, str]]:
+    """Returns what went on beside the trials on a machine that did not get quiet, as (label, text)."""
+    beside = summary.get("disturbed_by")
+    if not beside:
+        return []
+    since = f" from trial {beside['since_trial']} on" if beside["since_trial"] else ""
+    text = f"{beside['words']}{since}: rates are lower than on a quiet machine; the finals took turns, so the ratio holds"
+    return [("beside", text)]
 
 
 def file_lines(summary: Summary) -> list[tuple[str, str]]:
@@ -208,5 +218,5 @@ def lines(summary: Summary, path: Path) -> list[str]:
         said.append(f"changed  {key}: {value_text(before.get(key))} -> {value_text(value)}")
     said.append(f"outcomes  {counts_text(summary.get('counts') or {})}")
     said.append(f"files  {path}")
-    said += [f"{name}  {text}" for name, text in file_lines(summary)]
+    said += [f"{name}  {text}" for name, text in [*noise_lines(summary), *file_lines(summary)]]
     return said + [f"next  {command}" for command in next_commands(summary, path)]

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autotune.monitors.cpu import CpuUse, describe
-from autotune.records import Outcome, TrialRecord
+from autotune.records import Kind, Outcome, TrialRecord
 
 MIN_WINDOW_S = 1.0  # processor time is counted in hundredths of a second: shorter windows tell nothing
 FOREIGN_CORES = 0.1  # used by others on a machine without room for them; above it a step waits for them
@@ -28,7 +28,8 @@ STEAL_CORES = 0.1  # given to others by the hypervisor
 SLOWDOWN_FRAC = 0.001  # of the window under thermal or brake slowdown, by NVML's counters
 MIN_CLOCK_FRAC = 0.75  # of the default clock of the multiprocessors
 DEVICE_FRAC = 0.05  # of the device's multiprocessors, used by another process
-NUM_STUCK = 2  # trials in a row that stayed disturbed: the machine is like that now, and the study goes on at that level
+# Attempts in a row that were disturbed: the machine is like that now, and the study goes on at that level.
+NUM_STUCK, NUM_STUCK_LATER = 2, 4  # of the baseline; of later trials, two of each
 DISTURBANCES, MEASURED, ACCEPTED = "disturbances", "measured", "accepted_level"  # in a record's evidence
 CPU, STEAL, DEVICE, THERMAL, BRAKE, CLOCK = "cpu", "steal", "device", "thermal", "power_brake", "clock"
 OFF_TRIAL = frozenset({CPU, STEAL, THERMAL, BRAKE})  # kinds that can be seen to be over while no trial runs
@@ -99,8 +100,8 @@ def of_device(metrics: Mapping[str, float], strangers: Mapping[int, float | None
 class Level:
     """How much disturbance this study bears, beyond the limits: none, until the machine turns out never to be quiet.
 
-    A machine that is never quiet must not make the tool useless. What stays through both attempts of the baseline, or through
-    two trials in a row, is how the machine is now: from then on a trial is disturbed when it gets worse than that. Rates of
+    A machine that is never quiet must not make the tool useless. What stays through both attempts of the baseline, or of
+    two later trials in a row, is how the machine is now: from then on a trial is disturbed when it gets worse than that. Rates of
     the search before and after cannot be compared; the finals take turns and can.
 
     Attributes:
@@ -118,16 +119,15 @@ class Level:
         return [one for one in found if one.amount > self.amounts.get(one.kind, 0.0) + one.limit]
 
     def note(self, outcome: Outcome) -> None:
-        """Keeps count of trials that ended disturbed, attempts included; those that say nothing of the machine do not count."""
+        """Keeps count of attempts that were disturbed; those that say nothing of the machine do not count."""
         if outcome is Outcome.disturbed:
             self._num_in_a_row += 1
         elif outcome.has_value:
             self._num_in_a_row = 0
 
-    @property
-    def is_stuck(self) -> bool:
-        """Whether waiting for a quiet machine is of no use."""
-        return self._num_in_a_row >= NUM_STUCK
+    def is_stuck(self, kind: Kind) -> bool:
+        """Whether waiting for a quiet machine is of no use, after a trial of this kind."""
+        return self._num_in_a_row >= (NUM_STUCK if kind is Kind.baseline else NUM_STUCK_LATER)
 
     def accept(self, record: TrialRecord) -> str:
         """Takes the disturbances of a trial as how the machine is, gives the trial its number back, and returns the news."""

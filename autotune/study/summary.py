@@ -11,6 +11,7 @@ from autotune.records import SCHEMA, StudyRecord, Summary, Tier, TrialRecord
 from autotune.study.budget import START_PHASES
 from autotune.study.diagnosis import diagnose
 from autotune.study.finals import Decision
+from autotune.study.health import caveat
 
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "seconds", "phases_s",
@@ -69,6 +70,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "budget_trials": about.budget_trials,
         "pinned": about.pinned,
         "command": about.command,
+        "disturbed_by": caveat(records),
         "files": _files(records),
         "trials": [_trial(record) for record in records],
     }

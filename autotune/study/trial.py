@@ -114,7 +114,7 @@ class TrialRunner:
         if (record.outcome in CHANCE or sticky_fault(record)) and _may_be_repeated(request, record):
             finished = self._attempt(request, earlier=record)
         self._check_program(finished)
-        if finished.record.outcome is Outcome.disturbed and self._level.is_stuck:
+        if finished.record.outcome is Outcome.disturbed and self._level.is_stuck(request.kind):
             self._disturbed_by = []
             self._listener.notice(self._plan.secrets.text(self._level.accept(finished.record)))
         return self._keep(finished)
