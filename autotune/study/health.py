@@ -101,8 +101,9 @@ class Level:
     """How much disturbance this study bears, beyond the limits: none, until the machine turns out never to be quiet.
 
     A machine that is never quiet must not make the tool useless. What stays through both attempts of the baseline, or of
-    two later trials in a row, is how the machine is now: from then on a trial is disturbed when it gets worse than that. Rates of
-    the search before and after cannot be compared; the finals take turns and can.
+    two later trials in a row, is how the machine is now: from then on a trial is disturbed when it gets worse than that. Rates
+    of the search before and after cannot be compared; the finals take turns and can. On a machine that is full nothing can get
+    worse to be seen: there only the turns and their interval protect.
 
     Attributes:
         amounts: kind -> amount that is borne.
