@@ -32,7 +32,6 @@ DEVICE_FRAC = 0.05  # of the device's multiprocessors, used by another process
 NUM_STUCK, NUM_STUCK_LATER = 2, 4  # of the baseline; of later trials, two of each
 DISTURBANCES, MEASURED, ACCEPTED = "disturbances", "measured", "accepted_level"  # in a record's evidence
 CPU, STEAL, DEVICE, THERMAL, BRAKE, CLOCK = "cpu", "steal", "device", "thermal", "power_brake", "clock"
-OFF_TRIAL = frozenset({CPU, STEAL, THERMAL, BRAKE})  # kinds that can be seen to be over while no trial runs
 
 
 @dataclass(frozen=True, kw_only=True)

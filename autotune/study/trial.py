@@ -177,20 +177,23 @@ class TrialRunner:
 
     def _await_quiet(self) -> None:
         """Waits until what disturbed the last trial is over, for a bounded time, and says so."""
-        kinds, self._disturbed_by = {one.kind for one in self._disturbed_by}, []
-        if not kinds & health.OFF_TRIAL:
-            return  # nothing, or what cannot be seen without a trial
-        clock, budget = self._plan.clock, self._plan.config.study.budget
-        max_s = QUIET_MAX_S if budget.minutes is None else min(QUIET_MAX_S, QUIET_BUDGET_FRAC * 60 * budget.minutes)
-        begun_s, is_said = clock.monotonic(), False
+        disturbed_by, self._disturbed_by = self._disturbed_by, []
+        if not disturbed_by:
+            return
+        clock, minutes = self._plan.clock, self._plan.config.study.budget.minutes
+        max_s = QUIET_MAX_S if minutes is None else min(QUIET_MAX_S, QUIET_BUDGET_FRAC * 60 * minutes)
+        words = "; ".join(one.words for one in disturbed_by)
+        self._listener.notice(
+            self._plan.secrets.text(
+                f"The last trial was disturbed: {words}. Waiting for a quiet machine, {max_s:.0f} s at most."
+            )
+        )
+        kinds, begun_s = {one.kind for one in disturbed_by}, clock.monotonic()
+        rest_s = min(COOL_DOWN_S, max_s) if health.THERMAL in kinds else 0.0
         while (waited_s := clock.monotonic() - begun_s) < max_s:
-            left = [one for one in self._level.beyond(self._watch.at_rest()) if one.kind in kinds]
-            if not left and (health.THERMAL not in kinds or waited_s >= min(COOL_DOWN_S, max_s)):
+            is_over = not any(one.kind in kinds for one in self._level.beyond(self._watch.at_rest()))
+            if is_over and waited_s >= rest_s:
                 return
-            if not is_said:
-                what = "; ".join(one.words for one in left) or "the device is cooling down"
-                self._listener.notice(self._plan.secrets.text(f"Waiting for a quiet machine, {max_s:.0f} s at most: {what}."))
-                is_said = True
 
     def _keep(self, finished: Finished) -> Finished:
         record = finished.record

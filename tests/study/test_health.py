@@ -108,7 +108,7 @@ def test_the_retry_waits_until_the_disturbance_is_over_for_a_bounded_time(bench)
 
     until, study.clock.sleep = [study.clock.now_s + 20], sleep
     study.run()
-    (said,) = [line for line in study.listener.named("notice") if line.startswith("Waiting for a quiet machine, 12 s at most")]
+    (said,) = [line for line in study.listener.named("notice") if "Waiting for a quiet machine, 12 s at most" in line]
     assert "other programs used 1 of 4 cores" in said
     assert study.trials[0].outcome is Outcome.ok
 
@@ -119,7 +119,7 @@ def test_a_machine_that_is_never_quiet_is_told_once_and_tuned_all_the_same(bench
     summary = study.run()
     said = [line for line in study.listener.named("notice") if "does not get quiet" in line]
     assert len(said) == 1
-    assert set(summary["counts"]) == {"ok"}
+    assert "disturbed" not in summary["counts"]
     assert summary["speedup"]["verdict"] == "faster"
     assert summary["disturbed_by"]["since_trial"] == 0
     assert summary["disturbed_by"]["level"] == {"cpu": 0.9}
@@ -199,7 +199,8 @@ def test_a_hot_device_rests_before_the_second_attempt(bench):
     record = study.trials[0]
     assert record.outcome is Outcome.ok
     assert "too hot" in record.evidence["earlier_attempt"]["reason"]
-    assert any("cooling down" in line for line in study.listener.named("notice"))
+    assert any("too hot. Waiting" in line for line in study.listener.named("notice"))
+    assert study.clock.now_s - 1000 > 10, "it rested"
 
 
 class Shared(NoDevice):
