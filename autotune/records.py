@@ -338,6 +338,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "counts": {outcome: n}, "seconds": {"total", "measuring", "starting", "compiling", "lost"},
 #  "fingerprint", "versions", "started_at", "budget_s", "budget_trials", "pinned", "command",
 #  "disturbed_by": {"since_trial", "level": {kind: amount}, "words"} | null: what went on beside all trials from one on,
+#  "page_cache": why a long run may read slower than the best trial did | null,
 #  "files": {"left": [{"name", "bytes", "trial"}], "restored": [{"path", "trials"}]},
 #  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "seconds", "phases_s",
 #              "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "round", "repeats"}]}

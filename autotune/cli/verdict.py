@@ -178,13 +178,15 @@ def _rest(summary: Summary, path: Path) -> Table:
 
 
 def noise_lines(summary: Summary) -> list[tuple[str, str]]:
-    """Returns what went on beside the trials on a machine that did not get quiet, as (label, text)."""
-    beside = summary.get("disturbed_by")
-    if not beside:
-        return []
-    since = f" from trial {beside['since_trial']} on" if beside["since_trial"] else ""
-    text = f"{beside['words']}{since}: rates are lower than on a quiet machine; the finals took turns, so the ratio holds"
-    return [("beside", text)]
+    """Returns what of the machine bears on the numbers, as (label, text): noise that did not end, data read from memory."""
+    said = []
+    if beside := summary.get("disturbed_by"):
+        since = f" from trial {beside['since_trial']} on" if beside["since_trial"] else ""
+        text = f"{beside['words']}{since}: rates are lower than on a quiet machine; the finals took turns, so the ratio holds"
+        said.append(("beside", text))
+    if why := summary.get("page_cache"):
+        said.append(("disk", str(why)))
+    return said
 
 
 def file_lines(summary: Summary) -> list[tuple[str, str]]:

@@ -135,7 +135,8 @@ def _add_detected(found: protocol.RankResult, session: Any) -> None:
     if training is not None:
         kind = type(training.dataset)
         name = f"{kind.__module__}.{kind.__qualname__}"
-        loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, **training.settings}
+        loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, "num_samples": _length(training.dataset)}
+        loader.update(training.settings)
     first = watch.roots[0].observed if watch.roots else {}
     found.detected = {
         "num_steps": session.num_steps,
@@ -154,6 +155,13 @@ def _add_detected(found: protocol.RankResult, session: Any) -> None:
         "unit": session.loaders.unit,
         "unit_source": session.loaders.unit_source,
     }
+
+
+def _length(dataset: Any) -> Optional[int]:
+    try:
+        return len(dataset)
+    except Exception:  # a stream, or a program's own idea of a length
+        return None
 
 
 def _compiled(session: Any) -> Dict[str, Any]:

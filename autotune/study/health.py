@@ -16,9 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from autotune.harness.protocol import RankResult
 from autotune.monitors.cpu import CpuUse, describe
 from autotune.records import Kind, Outcome, TrialRecord
+from autotune.wording import bytes_text
 
+MOSTLY_FRAC = 0.5  # of what was read
 MIN_WINDOW_S = 1.0  # processor time is counted in hundredths of a second: shorter windows tell nothing
 FOREIGN_CORES = 0.1  # used by others on a machine without room for them; above it a step waits for them
 FOREIGN_FRAC = 0.01  # of the machine's cores, when that is more: a large machine is never quite at rest
@@ -30,7 +33,7 @@ MIN_CLOCK_FRAC = 0.75  # of the default clock of the multiprocessors
 DEVICE_FRAC = 0.05  # of the device's multiprocessors, used by another process
 # Attempts in a row that were disturbed: the machine is like that now, and the study goes on at that level.
 NUM_STUCK, NUM_STUCK_LATER = 2, 4  # of the baseline; of later trials, two of each
-DISTURBANCES, MEASURED, ACCEPTED = "disturbances", "measured", "accepted_level"  # in a record's evidence
+DISTURBANCES, MEASURED, ACCEPTED, PAGE_CACHE = "disturbances", "measured", "accepted_level", "page_cache"  # in the evidence
 CPU, STEAL, DEVICE, THERMAL, BRAKE, CLOCK = "cpu", "steal", "device", "thermal", "power_brake", "clock"
 
 
@@ -144,6 +147,29 @@ class Level:
             f"This machine does not get quiet: {words}. The study goes on beside that, and takes a trial as disturbed when it "
             "gets worse. Its finals take turns, so the comparison stays fair; the rates are lower than on a quiet machine."
         )
+
+
+def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: int) -> str:
+    """Returns why a long run may read slower than the trial did, which read from memory; "" for no reason.
+
+    A short trial reads what the ones before it have read, so it may find in memory what a whole epoch will not.
+
+    Args:
+        use: of the processor in the window, with what was read meanwhile; reads through mapped files are not counted.
+        results: by rank.
+        memory_bytes: of the machine.
+    """
+    loader = (results[0].detected.get("loader") or {}) if results else {}
+    samples = sum(result.window.samples for result in results if result.window)
+    if use is None or not use.read_bytes or use.disk_bytes is None or not samples or not loader.get("num_samples"):
+        return ""
+    data_bytes = use.read_bytes / samples * loader["num_samples"]
+    if data_bytes <= memory_bytes or use.disk_bytes > MOSTLY_FRAC * use.read_bytes:
+        return ""
+    return (
+        f"the data set (about {bytes_text(data_bytes)}) does not fit into memory ({bytes_text(memory_bytes)}), and the trial "
+        "read it from there: a whole epoch will wait for the disk"
+    )
 
 
 def disturb(record: TrialRecord, beyond: Sequence[Disturbance]) -> None:

@@ -11,7 +11,7 @@ from autotune.records import SCHEMA, StudyRecord, Summary, Tier, TrialRecord
 from autotune.study.budget import START_PHASES
 from autotune.study.diagnosis import diagnose
 from autotune.study.finals import Decision
-from autotune.study.health import caveat
+from autotune.study.health import PAGE_CACHE, caveat
 
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "seconds", "phases_s",
@@ -71,6 +71,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "pinned": about.pinned,
         "command": about.command,
         "disturbed_by": caveat(records),
+        "page_cache": best.evidence.get(PAGE_CACHE) if best else None,
         "files": _files(records),
         "trials": [_trial(record) for record in records],
     }

@@ -145,7 +145,7 @@ class TrialRunner:
             running.stop("autotune failed")
             raise
         record = _record(request, launch.spec, ended, self._watch)
-        self._judge(record)
+        self._judge(record, ended.results)
         record.started_at = earlier.started_at if earlier else started_at
         if held:
             record.evidence["device_held"] = held
@@ -166,10 +166,12 @@ class TrialRunner:
         self._watch.ended()
         return ended
 
-    def _judge(self, record: TrialRecord) -> None:
-        """Takes the number from a trial that was disturbed by more than this study bears."""
+    def _judge(self, record: TrialRecord, results: Sequence[RankResult]) -> None:
+        """Notes what the machine did meanwhile; takes the number from a trial that it disturbed by more than is borne."""
         found = self._watch.disturbances()
         health.note(record, found)
+        if why := health.page_cache(self._watch.cpu_use, results, int(self._plan.machine.get("memory_bytes") or 0)):
+            record.evidence[health.PAGE_CACHE] = why
         if self._plan.config.measure.quiet and record.outcome.has_value and (beyond := self._level.beyond(found)):
             health.disturb(record, beyond)
             self._disturbed_by = beyond

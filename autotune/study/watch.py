@@ -92,6 +92,11 @@ class MachineWatch:
         strangers = self._strangers if self._is_own_seen else {}
         return [*health.of_cpu(self._use), *health.of_device(self._device.metrics(), strangers)]
 
+    @property
+    def cpu_use(self) -> CpuUse | None:
+        """What became of the processor in the window, and what was read; None unknown."""
+        return self._use
+
     def at_rest(self) -> list[Disturbance]:
         """Returns what would disturb a trial now, while none runs; takes as long as it has to look."""
         before = self._cpu.look(self._clock.monotonic())

@@ -2,6 +2,7 @@
 
 import pytest
 
+from autotune.harness.protocol import RankResult, Window
 from autotune.monitors.cpu import CpuUse
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Kind, Outcome, TrialRecord
@@ -219,3 +220,29 @@ def test_ids_of_another_namespace_accuse_nobody(bench):
     summary = study.run()
     assert set(summary["counts"]) == {"ok"}
     assert "gpu.foreign_processes" not in study.trials[0].metrics
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "disk_bytes", "is_flagged"),
+    [(10**6, 0, True), (10**6, 0.9 * GIB, False), (1000, 0, False), (None, 0, False), (10**6, None, False)],
+)
+def test_data_larger_than_memory_that_came_from_memory_is_flagged(num_samples, disk_bytes, is_flagged):
+    window = Window(
+        steps=10,
+        seconds=4,
+        samples=10_000,
+        rate_per_s=2500,
+        block_rates_per_s=[],
+        half_width_frac=None,
+        is_steady=True,
+        reason="",
+    )
+    result = RankResult(trial=1, nonce="", rank=0, world_size=1, pid=1, status="measured", window=window)
+    result.detected = {"loader": {"num_samples": num_samples}}
+    why = health.page_cache(use(read_bytes=GIB, disk_bytes=disk_bytes), [result], memory_bytes=16 * GIB)  # 100 KiB a sample
+    assert bool(why) is is_flagged
+    assert not why or "about 100 GiB" in why
+    assert health.page_cache(None, [], 16 * GIB) == ""
