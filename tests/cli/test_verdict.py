@@ -41,3 +41,13 @@ def test_next_command_of_an_interrupted_study_is_to_resume_that_very_one(tmp_pat
     commands = next_commands(first.read_summary(), first.path)
     assert commands[0] == f"autotune resume {first.path} --runs-dir {tmp_path / 'runs'}"
     assert not any(command.startswith("autotune export") for command in commands), "it has no winner"
+
+
+def test_noise_that_did_not_end_and_data_read_from_memory_are_said_with_the_verdict(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    quiet = folder.read_summary()
+    assert not any(line.startswith(("beside", "disk")) for line in lines(quiet, folder.path))
+    beside = {"since_trial": 4, "level": {"cpu": 1.2}, "words": "other programs used 1.2 of 2 cores"}
+    said = lines({**quiet, "disturbed_by": beside, "page_cache": "the data set does not fit"}, folder.path)
+    assert any(line.startswith("beside  other programs used 1.2 of 2 cores from trial 4 on") for line in said)
+    assert "disk  the data set does not fit" in said
