@@ -26,13 +26,12 @@ MIN_WINDOW_S = 1.0  # processor time is counted in hundredths of a second: short
 FOREIGN_CORES = 0.1  # used by others on a machine without room for them; above it a step waits for them
 FOREIGN_FRAC = 0.01  # of the machine's cores, when that is more: a large machine is never quite at rest
 WAITING_CORES = 0.1  # of the trial's threads that were ready to run and had no core: below it the others had cores of their own
-ROOM_CORES = 1.0  # idle: the same where the kernel does not count the waiting
+ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # idle, and as a share of all: the same, with threads so many that a little waiting adds up
 STEAL_CORES = 0.1  # given to others by the hypervisor
 SLOWDOWN_FRAC = 0.001  # of the window under thermal or brake slowdown, by NVML's counters
 MIN_CLOCK_FRAC = 0.75  # of the default clock of the multiprocessors
 DEVICE_FRAC = 0.05  # of the device's multiprocessors, used by another process
-# Attempts in a row that were disturbed: the machine is like that now, and the study goes on at that level.
-NUM_STUCK, NUM_STUCK_LATER = 2, 4  # of the baseline; of later trials, two of each
+NUM_STUCK = 4  # attempts in a row that were disturbed, two of each trial: the machine is like that now
 DISTURBANCES, MEASURED, ACCEPTED, PAGE_CACHE = "disturbances", "measured", "accepted_level", "page_cache"  # in the evidence
 CPU, STEAL, DEVICE, THERMAL, BRAKE, CLOCK = "cpu", "steal", "device", "thermal", "power_brake", "clock"
 
@@ -129,8 +128,8 @@ class Level:
             self._num_in_a_row = 0
 
     def is_stuck(self, kind: Kind) -> bool:
-        """Whether waiting for a quiet machine is of no use, after a trial of this kind."""
-        return self._num_in_a_row >= (NUM_STUCK if kind is Kind.baseline else NUM_STUCK_LATER)
+        """Whether waiting for a quiet machine is of no use, after a trial of this kind that was disturbed to the end."""
+        return kind is Kind.baseline or self._num_in_a_row >= NUM_STUCK
 
     def accept(self, record: TrialRecord) -> str:
         """Takes the disturbances of a trial as how the machine is, gives the trial its number back, and returns the news."""
@@ -198,11 +197,11 @@ def caveat(records: Iterable[TrialRecord]) -> dict[str, Any] | None:
 
 def _was_in_want(use: CpuUse) -> bool:
     """Whether the trial had fewer cores than it could have used: its own threads are no reason, beside strangers they count."""
-    if use.waiting_cores is not None:
-        return use.waiting_cores > WAITING_CORES
     foreign_cores = use.foreign_cores or 0.0
     idle_cores = use.idle_cores if use.idle_cores is not None else use.num_cores - use.own_cores - foreign_cores
-    return idle_cores < ROOM_CORES
+    if idle_cores >= max(ROOM_CORES, ROOM_FRAC * use.num_cores):
+        return False
+    return use.waiting_cores is None or use.waiting_cores > WAITING_CORES
 
 
 def _named(culprits: Sequence[tuple[int, float]]) -> str:

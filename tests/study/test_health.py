@@ -22,7 +22,10 @@ def use(**what):
         (use(foreign_cores=0.08), []),
         (use(foreign_cores=0.5, idle_cores=1.2), []),  # a core of their own
         (use(foreign_cores=1.0, waiting_cores=0.02), []),  # likewise, by the kernel's count, whatever is idle
-        (use(foreign_cores=0.5, idle_cores=1.2, waiting_cores=0.6), ["cpu"]),
+        (use(foreign_cores=0.5, idle_cores=0.3, waiting_cores=0.6), ["cpu"]),
+        (use(foreign_cores=0.5, idle_cores=1.2, waiting_cores=0.6), []),
+        (use(foreign_cores=6.0, idle_cores=40.0, waiting_cores=0.6, num_cores=64.0), []),
+        (use(foreign_cores=6.0, idle_cores=2.0, waiting_cores=0.6, num_cores=64.0), ["cpu"]),
         (use(waiting_cores=2.0), []),  # more threads than cores, all of them its own
         (use(foreign_cores=0.5, num_cores=64.0), []),  # a large machine is never quite at rest
         (use(foreign_cores=None), []),
@@ -246,3 +249,18 @@ def test_data_larger_than_memory_that_came_from_memory_is_flagged(num_samples, d
     assert bool(why) is is_flagged
     assert not why or "about 100 GiB" in why
     assert health.page_cache(None, [], 16 * GIB) == ""
+
+
+def test_a_baseline_that_crashes_once_and_is_disturbed_once_ends_no_study(bench):
+    study = []
+
+    def failures(trial, knobs):
+        if trial == 0 and len(study[0].launcher.launches) == 1:
+            return Failure(signal="SIGSEGV", cause="exit")
+        study[0].cpu.foreign_cores = 1.0 if trial == 0 else 0.0
+        return None
+
+    study.append(bench(Surface(failures=failures), "study.budget.trials=1"))
+    summary = study[0].run()
+    assert summary["status"] == "complete"
+    assert summary["disturbed_by"]["since_trial"] == 0
