@@ -27,6 +27,7 @@ from autotune.monitors.host import CGROUPS, PROC, cgroup_quota
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h, in the flags of /proc/<pid>/stat
+SCRIPTS = (".py", ".sh", ".pl", ".rb", ".R", ".jar")  # arguments that say what a program runs
 NAMED_CORES = 0.05  # a stranger below it is not worth naming
 
 
@@ -277,8 +278,8 @@ def describe(pid: int) -> str:
     try:
         process = psutil.Process(pid)
         program, *arguments = process.cmdline() or [process.name()]
-        script = [os.path.basename(argument) for argument in arguments[:1] if not argument.startswith("-")]
-        command = " ".join([os.path.basename(program), *script])[:60]
+        scripts = [os.path.basename(argument) for argument in arguments if argument.endswith(SCRIPTS)]
+        command = " ".join([os.path.basename(program), *scripts[:1]])[:60]
     except (psutil.Error, OSError):
         return f"pid {pid}, which has ended"
     try:

@@ -109,6 +109,7 @@ def test_a_hog_makes_the_trial_disturbed_and_the_winner_stays_the_same(tmp_path,
     assert "Waiting for a quiet machine" in out
 
 
+@pytest.mark.thorough
 def test_a_hog_that_never_ends_is_told_once_and_the_study_goes_on(tmp_path, hogs):
     study = QuickStudy(tmp_path, program=PROGRAM)
     (tmp_path / "space.yaml").write_text(json.dumps(SPACE))

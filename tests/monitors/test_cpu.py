@@ -166,6 +166,7 @@ def test_a_stranger_is_named_without_its_arguments_and_another_study_as_what_it_
     try:
         said = describe(plain.pid)
         assert "hunter2" not in said
+        assert "test_cpu.py" in said
         assert f"pid {plain.pid}" in said
         assert describe(study.pid) == f"another autotune study, /data/runs/other, pid {study.pid}"
     finally:
