@@ -130,7 +130,7 @@ def test_a_hog_that_never_ends_is_told_once_and_the_study_goes_on(tmp_path, hogs
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_hogged", [False, True])
 def test_a_real_study_finds_the_planted_best_with_a_hog_and_without(tmp_path, hogs, is_hogged):
-    overrides = ["measure.quiet=true", "study.budget.minutes=null", "measure.screening.min_s=2", "measure.screening.max_s=3"]
+    overrides = ["measure.quiet=true", "study.budget.minutes=1.2", "measure.screening.min_s=2", "measure.screening.max_s=3"]
     study = trial_studies.start(tmp_path, "planted.py", SPACE, *overrides)
     if is_hogged:
         while not (folders := list(tmp_path.glob("runs/*"))):

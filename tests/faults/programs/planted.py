@@ -6,9 +6,10 @@ import torch
 
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-batch = torch.randn(64, 256)
+batch, waste = torch.randn(64, 256), torch.randn(256, 256)
 for _ in range(1_000_000):
-    for _ in range(int(os.environ.get("PASSES", "3"))):
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
+    for _ in range(5 * int(os.environ.get("PASSES", "3"))):
+        waste @ waste
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
     optimizer.step()
