@@ -32,7 +32,7 @@ result(window=window, throughput_per_s=rate, unit="samples", target=[], observed
        facts={"torch": "2.14.1", "device": "cpu"})
 """
 HOG = "while True: pass"
-OPTIONS = ("search_space=space.yaml", "search.sampler=grid", "study.budget.minutes=null", "measure.screening.min_s=1.8",
+OPTIONS = ("search_space=space.yaml", "search.sampler=grid", "study.budget.minutes=0.5", "measure.screening.min_s=1.8",
            "measure.finals.min_s=0.3")  # fmt: skip
 SPACE = {"env.PASSES": ["2", "4"]}
 PLANTED = {"env.PASSES": "2"}
@@ -94,7 +94,7 @@ def test_a_hog_makes_the_trial_disturbed_and_the_winner_stays_the_same(tmp_path,
     study = QuickStudy(tmp_path, program=PROGRAM)
     (tmp_path / "space.yaml").write_text(json.dumps(SPACE))
     process = study.start(*OPTIONS)
-    folder = hog_trial(study.folder.path, process, hogs, PLANTED, seconds=3)
+    folder = hog_trial(study.folder.path, process, hogs, PLANTED, seconds=2.4)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, out + err
     shown = study.shown()
@@ -114,7 +114,7 @@ def test_a_hog_that_never_ends_is_told_once_and_the_study_goes_on(tmp_path, hogs
     study = QuickStudy(tmp_path, program=PROGRAM)
     (tmp_path / "space.yaml").write_text(json.dumps(SPACE))
     hogs.start()
-    process = study.start(*OPTIONS[:2], *OPTIONS[3:], "study.budget.minutes=0.5")
+    process = study.start(*OPTIONS)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, out + err
     shown = study.shown()
