@@ -124,13 +124,13 @@ class Session:
     def _race_below_per_s(self, tier: Tier) -> float | None:
         """Returns the rate below which a search trial is stopped early; None for none.
 
-        It races against the best of its own tier and those below: the best that changes less is worth knowing though another
-        is faster. Only where throughput alone decides can a low rate settle it.
+        It races against what is proven of its own tier and those below: the best that changes less is worth knowing though
+        another is faster. Only where throughput alone decides can a low rate settle it.
         """
-        rivals = [r for r in self.searched if r.outcome.may_win and r.value and r.tier.rank <= tier.rank]
-        best = max(rivals, key=lambda record: record.value or 0.0, default=None)
+        rivals = [r for r in self.searched if r.outcome.may_win and r.ci and r.tier.rank <= tier.rank]
+        proven_per_s = max((rival.ci[0] for rival in rivals if rival.ci), default=None)
         is_fit = self.plan.config.measure.racing and self.plan.config.objective == "throughput"
-        return RACED_FRAC * best.ci[0] if is_fit and best is not None and best.ci is not None else None
+        return RACED_FRAC * proven_per_s if is_fit and proven_per_s is not None else None
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
         """Runs a final: the configuration of an earlier trial once more, in a fresh process."""
