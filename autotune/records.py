@@ -178,6 +178,11 @@ class TrialRecord:
         """What the study maximises, in whatever unit: the value, as long as that is the one objective; None without one."""
         return self.value
 
+    @property
+    def attempt_s(self) -> float:
+        """Wall time of the attempt that counts: what such a trial costs when nothing goes wrong."""
+        return self.seconds - float(self.evidence.get("earlier_attempt", {}).get("seconds", 0.0))
+
     def as_json(self) -> dict[str, Any]:
         """Returns the record as plain JSON values."""
         return dataclasses.asdict(self)

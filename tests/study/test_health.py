@@ -264,3 +264,10 @@ def test_a_baseline_that_crashes_once_and_is_disturbed_once_ends_no_study(bench)
     summary = study[0].run()
     assert summary["status"] == "complete"
     assert summary["disturbed_by"]["since_trial"] == 0
+
+
+def test_an_attempt_that_was_disturbed_does_not_make_trials_look_dearer(bench):
+    study = study_with(bench, {0}, num_attempts=1)
+    study.run()
+    baseline = study.trials[0]
+    assert baseline.seconds == pytest.approx(2 * baseline.attempt_s)
