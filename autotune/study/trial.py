@@ -27,6 +27,7 @@ from autotune.study.watch import MachineWatch, configured_device
 CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
 QUIET_MAX_S = 30.0  # how long a trial that was disturbed waits for the disturbance to end, before it is tried again
 QUIET_BUDGET_FRAC = 0.05  # and no longer than this share of the study's time
+BASELINE_BUDGET_FRAC = 0.1  # of the study's time: a baseline that took longer and was disturbed is taken as it is
 COOL_DOWN_S = 10.0  # how long a device that was too hot rests at least
 MADE_OF = ("torch", "device_name")  # of the facts a program tells of itself: another one is another program
 
@@ -111,7 +112,7 @@ class TrialRunner:
         self._listener.trial_started(request.number, request.kind, request.changed, request.why)
         finished = self._attempt(request)
         record = finished.record
-        if (record.outcome in CHANCE or sticky_fault(record)) and _may_be_repeated(request, record):
+        if (record.outcome in CHANCE or sticky_fault(record)) and self._may_be_repeated(request, record):
             finished = self._attempt(request, earlier=record)
         self._check_program(finished)
         if finished.record.outcome is Outcome.disturbed and self._level.is_stuck(request.kind):
@@ -176,6 +177,14 @@ class TrialRunner:
             health.disturb(record, beyond)
             self._disturbed_by = beyond
         self._level.note(record.outcome)
+
+    def _may_be_repeated(self, request: Request, first: TrialRecord) -> bool:
+        if request.max_s is not None and first.seconds >= request.max_s:
+            return False  # it took all the time there was for it: that is no accident
+        if request.kind is Kind.baseline and first.outcome is Outcome.disturbed:
+            minutes = self._plan.config.study.budget.minutes  # what is left is worth more than a quieter start
+            return minutes is None or first.seconds <= BASELINE_BUDGET_FRAC * 60 * minutes
+        return request.retry_max_s is None or first.seconds <= request.retry_max_s
 
     def _await_quiet(self) -> None:
         """Waits until what disturbed the last trial is over, for a bounded time, and says so."""
@@ -272,12 +281,6 @@ def _asked(request: Request, started_at: float) -> TrialRequest:
         round=request.round,
         started_at=started_at,
     )
-
-
-def _may_be_repeated(request: Request, first: TrialRecord) -> bool:
-    if request.max_s is not None and first.seconds >= request.max_s:
-        return False  # it took all the time there was for it: that is no accident
-    return request.retry_max_s is None or first.seconds <= request.retry_max_s
 
 
 def _record(request: Request, spec: Spec, ended: Ended, watch: MachineWatch) -> TrialRecord:
