@@ -277,5 +277,5 @@ def test_a_short_study_does_not_spend_itself_on_a_quieter_baseline(bench):
     study = bench(Surface(start_s=10.0), minutes=1.5)
     study.cpu.foreign_cores = 0.9
     study.run()
-    assert [launch.spec.trial for launch in study.launcher.launches][:2] == [0, 1]
+    assert [launch.spec.trial for launch in study.launcher.launches].count(0) == 1
     assert study.trials[0].outcome is Outcome.ok
