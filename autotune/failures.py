@@ -167,6 +167,8 @@ def _of_window(result: RankResult, facts: Facts) -> Verdict | None:
     if retries := result.memory.get("alloc_retries"):
         why = f"memory is thrashing: the allocator gave everything back and took it again {retries} times in the window"
         return Outcome.unsteady, f"{why}{_on(result, facts)}"
+    if result.window.is_raced:
+        return Outcome.raced, result.window.reason
     if not result.window.is_steady:
         return Outcome.unsteady, f"{result.window.reason or 'no steady state was reached'}{_on(result, facts)}"
     return None

@@ -206,6 +206,11 @@ class TrialRecord:
             return None
         return next(iter(self.scores.values())) if self.scores else self.value
 
+    @property
+    def attempt_s(self) -> float:
+        """Wall time of the attempt that counts: what such a trial costs when nothing goes wrong."""
+        return self.seconds - float(self.evidence.get("earlier_attempt", {}).get("seconds", 0.0))
+
     def as_json(self) -> dict[str, Any]:
         """Returns the record as plain JSON values."""
         return dataclasses.asdict(self)
@@ -380,6 +385,8 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #             "reference_loss", "difference_frac", "tolerance_frac", "failed": [{"knobs", "reason", "trial"}]} | null,
 #  "counts": {outcome: n}, "seconds": {"total", "measuring", "starting", "compiling", "lost"},
 #  "fingerprint", "versions", "started_at", "budget_s", "budget_trials", "pinned", "command",
+#  "disturbed_by": {"since_trial", "level": {kind: amount}, "words"} | null: what went on beside all trials from one on,
+#  "page_cache": why a long run may read slower than the best trial did | null,
 #  "files": {"left": [{"name", "bytes", "trial"}], "restored": [{"path", "trials"}]},
 #  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci",
 #              "seconds", "phases_s", "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "regime", "round",

@@ -185,7 +185,7 @@ def _rest(summary: Summary, path: Path) -> Table:
     for name, text in parity_lines(summary):
         made.add_row(name, Text(text, overflow="fold"))
     made.add_row("files", Text(str(path), overflow="fold"))
-    for name, text in file_lines(summary):
+    for name, text in [*noise_lines(summary), *file_lines(summary)]:
         made.add_row(name, Text(text, overflow="fold"))
     for n, command in enumerate(next_commands(summary, path)):
         made.add_row("" if n else "next", Text(command, style="command"))
@@ -201,6 +201,18 @@ def front_lines(summary: Summary) -> list[str]:
         said.append(
             f"trial {point['trial']}: {values}  {changes_phrase(point.get('overrides') or {})} ({point['measured_in']})"
         )
+    return said
+
+
+def noise_lines(summary: Summary) -> list[tuple[str, str]]:
+    """Returns what of the machine bears on the numbers, as (label, text): noise that did not end, data read from memory."""
+    said = []
+    if beside := summary.get("disturbed_by"):
+        since = f" from trial {beside['since_trial']} on" if beside["since_trial"] else ""
+        text = f"{beside['words']}{since}: rates are lower than on a quiet machine; the finals took turns, so the ratio holds"
+        said.append(("beside", text))
+    if why := summary.get("page_cache"):
+        said.append(("disk", str(why)))
     return said
 
 
@@ -236,5 +248,5 @@ def lines(summary: Summary, path: Path) -> list[str]:
     said += [f"{name}  {text}" for name, text in parity_lines(summary)]
     said.append(f"outcomes  {counts_text(summary.get('counts') or {})}")
     said.append(f"files  {path}")
-    said += [f"{name}  {text}" for name, text in file_lines(summary)]
+    said += [f"{name}  {text}" for name, text in [*noise_lines(summary), *file_lines(summary)]]
     return said + [f"next  {command}" for command in next_commands(summary, path)]

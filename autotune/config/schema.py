@@ -208,6 +208,9 @@ class MeasureOptions:
     Attributes:
         screening: warm-up and stopping rules of baseline and search trials.
         finals: the same for the finals, tighter.
+        racing: whether a search trial is stopped as soon as it is certain that it is slower than 0.8 times the best so far.
+        quiet: whether a trial that was disturbed (other programs on its cores or its device, a device too hot) is repeated and,
+            when that goes the same way, left without a number; false notes it and takes the number as it is.
         start_s: limit from launch to the first batch.
         compile_s: limit of the compile phase.
         step_s: limit of one step, warm-up and window included: no sign of life for this long is a hang.
@@ -215,6 +218,8 @@ class MeasureOptions:
 
     screening: MeasureRules = field(default_factory=MeasureRules)
     finals: MeasureRules = field(default_factory=lambda: MeasureRules(half_width_frac=0.005, slow_max_s=20.0))
+    racing: bool = True
+    quiet: bool = True
     start_s: float = 300.0
     compile_s: float = 900.0
     step_s: float = 180.0

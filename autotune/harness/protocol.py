@@ -71,6 +71,7 @@ class MeasureRules:
     min_s: float = 2.0
     max_s: float = 30.0
     half_width_frac: float = 0.03  # stop when the blocks' spread makes a 95 % half-width this narrow, relative to the mean
+    race_min_s: float = 1.0  # of a window before racing may end it: shorter, and nobody could say whether it was disturbed
 
 
 @dataclasses.dataclass
@@ -91,6 +92,7 @@ class Spec:
         seed: what random, numpy and torch are seeded with before the program runs; None leaves them as they are.
         max_steps: in mode "parity", optimizer steps.
         max_s: in mode "parity", seconds since the first step after which fewer steps do, though not under 8; None for no bound.
+        race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None never.
     """
 
     trial: int
@@ -105,6 +107,7 @@ class Spec:
     seed: Optional[int] = None
     max_steps: Optional[int] = None
     max_s: Optional[float] = None
+    race_below_per_s: Optional[float] = None
     rules: MeasureRules = dataclasses.field(default_factory=MeasureRules)
     schema: int = SCHEMA
 
@@ -138,6 +141,7 @@ class Window:
             each other too much.
         is_steady: False when warm-up hit its cap, graphs were still compiled or the step time kept changing.
         reason: why it stopped, or why it is not steady.
+        is_raced: it was stopped early, being certainly slower than `Spec.race_below_per_s`.
         clock_gap_frac: |sum of device event gaps - wall time| / wall time; None on the CPU.
         block_s: seconds of each block; empty in results of earlier versions.
     """
@@ -150,6 +154,7 @@ class Window:
     half_width_frac: Optional[float]
     is_steady: bool
     reason: str
+    is_raced: bool = False
     clock_gap_frac: Optional[float] = None
     block_s: List[float] = dataclasses.field(default_factory=list)
 

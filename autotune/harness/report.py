@@ -146,8 +146,8 @@ def _add_detected(found: protocol.RankResult, session: Any) -> None:
     if training is not None:
         kind = type(training.dataset)
         name = f"{kind.__module__}.{kind.__qualname__}"
-        loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, **training.settings}
-        loader["num_samples"] = _length(training.dataset)
+        loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, "num_samples": _length(training.dataset)}
+        loader.update(training.settings)
     first = watch.roots[0].observed if watch.roots else {}
     found.detected = {
         "num_steps": session.num_steps,
@@ -169,10 +169,9 @@ def _add_detected(found: protocol.RankResult, session: Any) -> None:
 
 
 def _length(dataset: Any) -> Optional[int]:
-    """Returns the samples of an epoch; None where the data set does not know, or fails when it is asked."""
     try:
         return len(dataset)
-    except Exception:
+    except Exception:  # a stream, or a program's own idea of a length
         return None
 
 

@@ -230,7 +230,9 @@ class Session:
             self.losses.look_again(now_s)
 
     def _first_step(self) -> None:
-        self.meter = Meter(self.spec.rules, max(1, self.loaders.num_workers()))
+        limit = self.spec.race_below_per_s
+        share = None if limit is None else limit / self.world_size  # ranks keep step: each has an equal part of the rate
+        self.meter = Meter(self.spec.rules, max(1, self.loaders.num_workers()), race_below_per_s=share)
         self.enter("compile" if self.modules.is_compiled() else "warmup")
 
     def _is_quiet(self) -> bool:

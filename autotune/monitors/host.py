@@ -29,6 +29,29 @@ class HostTimes:
     throttled_s: float | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Quota:
+    """A limit on the processor time of our cgroup.
+
+    Attributes:
+        cores: how many it allows.
+        folder: of the cgroup that has it.
+    """
+
+    cores: float
+    folder: Path
+
+    def used_s(self) -> float | None:
+        """Returns the processor time that the cgroup has used; None where it does not say."""
+        if (used := _field(self.folder / "cpu.stat", "usage_usec")) is not None:
+            return used / 1e6
+        for name in (self.folder.name, "cpuacct"):  # version 1 counts in a tree of its own, often mounted with the other
+            text = _text(self.folder.parent / name / "cpuacct.usage") or _text(self.folder / "cpuacct.usage")
+            if text.strip().isdigit():
+                return int(text) / 1e9
+        return None
+
+
 class HostMonitor:
     """Watches the host from its making, or from the last `restart`, to `metrics`.
 
@@ -84,6 +107,18 @@ def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
         for name in ("memory.events", "memory.oom_control")
     ]
     return next((count for count in counts if count is not None), None)
+
+
+def cgroup_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> Quota | None:
+    """Returns the smallest quota on the processor time of our cgroup, as far as it can be seen; None without one."""
+    found = []
+    for folder in _cgroup_folders("cpu", proc, cgroups):
+        limit, _, period = _text(folder / "cpu.max").strip().partition(" ")
+        if not period:
+            limit, period = (_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+        if limit.isdigit() and period.isdigit() and int(limit) and int(period):  # else "max", or -1
+            found.append(Quota(cores=int(limit) / int(period), folder=folder))
+    return min(found, key=lambda quota: quota.cores, default=None)
 
 
 def _cgroup_folders(controller: str, proc: Path, cgroups: Path) -> list[Path]:

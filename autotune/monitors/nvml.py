@@ -1,4 +1,4 @@
-"""The GPU while trials run, through NVML (package nvidia-ml-py): counters by device, and the gate before a trial.
+"""The GPU while trials run, through NVML (package nvidia-ml-py): samples of a device and its counters.
 
 Nothing here resets a device or changes clocks or power. What a device does not support, or this user may not read, is None
 for good: asked once, never again, never zero. Without a GPU every function works on a null object.
@@ -26,6 +26,15 @@ SLOWDOWNS = {
     0x40: "thermal",  # hardware thermal slowdown
     0x80: "power_brake",
 }
+# Where NVML counts the time that a cause has held the clocks down, nanoseconds since the driver was loaded: field values of
+# drivers from 550 on, and for older ones the policy of nvmlDeviceGetViolationStatus.
+SLOWDOWN_FIELDS = {
+    "power_cap": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP",),
+    "thermal": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN", "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN"),
+    "power_brake": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN",),
+}
+SLOWDOWN_POLICIES = {"power_cap": "NVML_PERF_POLICY_POWER", "thermal": "NVML_PERF_POLICY_THERMAL"}
+BUSY_FRAC = 0.5  # a device below this utilisation lowers its clocks by itself: nothing can be read from them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +62,26 @@ class DeviceSample:
     slowdowns: tuple[str, ...] | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeviceCounters:
+    """What NVML has counted since the driver was loaded; None is unknown, a difference of two is what happened between them.
+
+    Attributes:
+        time_s: monotonic clock.
+        slowdown_s: name out of SLOWDOWN_FIELDS -> time the clocks were held down for it; absent = unknown.
+        energy_j: used.
+    """
+
+    time_s: float
+    slowdown_s: dict[str, float]
+    energy_j: float | None
+
+
 class DeviceMonitor(ABC):
-    """Watches one device for the study, from the tuner's process. `sample` about once a second while a trial runs."""
+    """Watches one device for the study, from the tuner's process. `sample` about once a second while a trial runs.
+
+    Order: `restart`, samples, `open_window` as the measuring window opens, samples, `close_window` as it ends, `metrics`.
+    """
 
     uuid: str | None = None
 
@@ -69,7 +96,24 @@ class DeviceMonitor(ABC):
         Returns:
             gpu.utilisation_frac, gpu.sm_clock_mhz (means over the steady samples), gpu.power_w (by the energy counter's
             difference, else the samples' mean; times the window's seconds over its work units: energy of one),
-            gpu.memory_used_bytes (largest of all samples), gpu.slowdown_{name}_frac (share of the steady samples).
+            gpu.memory_used_bytes (largest of all samples), gpu.slowdown_{name}_frac (share of the window by NVML's counters,
+            else of the steady samples), gpu.energy_j and gpu.energy_s (by the counter, and how long that was),
+            gpu.sm_clock_frac (of the default, mean over the steady samples that were busy and under no power cap).
+        """
+
+    @abstractmethod
+    def open_window(self) -> None:
+        """Begins the span of the counters."""
+
+    @abstractmethod
+    def close_window(self) -> None:
+        """Ends the span of the counters. The trial's processes may be gone by now: nothing else is looked at."""
+
+    @abstractmethod
+    def compute_processes(self) -> dict[int, float | None]:
+        """Returns the processes that compute on the device -> share of its multiprocessors lately, None unknown.
+
+        Ids are those of the host: in a container they may mean nothing, or be missing.
         """
 
     @abstractmethod
@@ -112,6 +156,16 @@ class NoDevice(DeviceMonitor):
     def memory_used_frac(self) -> None:
         """Returns None."""
 
+    def open_window(self) -> None:
+        """Does nothing."""
+
+    def close_window(self) -> None:
+        """Does nothing."""
+
+    def compute_processes(self) -> dict[int, float | None]:
+        """Returns none."""
+        return {}
+
     def holders(self) -> list[str]:
         """Returns none."""
         return []
@@ -133,8 +187,15 @@ class NvmlDevice(DeviceMonitor):
         self._nvml, self._handle, self._clock = nvml, handle, clock
         self._unsupported: set[str] = set()
         self._samples: list[DeviceSample] = []
+        self._window: list[DeviceCounters] = []
+        self._used_until_us = 0  # processes' shares are known up to here, on NVML's clock
         self.uuid = self._ask("nvmlDeviceGetUUID", _text)
         self._capacity_bytes = self._ask("nvmlDeviceGetMemoryInfo", lambda info: int(info.total))
+        self._default_clock_mhz = self._ask("nvmlDeviceGetDefaultApplicationsClock", float, self._sm_clock)
+
+    @property
+    def _sm_clock(self) -> int:
+        return int(getattr(self._nvml, "NVML_CLOCK_SM", 1))
 
     def sample(self, *, is_steady: bool) -> DeviceSample:
         """See `DeviceMonitor.sample`."""
@@ -145,7 +206,7 @@ class NvmlDevice(DeviceMonitor):
             memory_used_bytes=self.memory_used_bytes(),
             power_w=self._ask("nvmlDeviceGetPowerUsage", lambda milliwatts: milliwatts / 1e3),
             energy_j=self._ask("nvmlDeviceGetTotalEnergyConsumption", lambda millijoules: millijoules / 1e3),
-            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", float, getattr(self._nvml, "NVML_CLOCK_SM", 1)),
+            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", float, self._sm_clock),
             slowdowns=self._slowdowns(),
         )
         self._samples.append(sample)
@@ -159,13 +220,37 @@ class NvmlDevice(DeviceMonitor):
             "gpu.power_w": _power_w(steady),
             "gpu.sm_clock_mhz": _mean([sample.sm_clock_mhz for sample in steady]),
             "gpu.memory_used_bytes": max((s.memory_used_bytes for s in self._samples if s.memory_used_bytes), default=None),
+            "gpu.sm_clock_frac": self._clock_frac(steady),
             **_slowdown_shares(steady),
+            **_counted(self._window),
         }
         return {name: float(value) for name, value in metrics.items() if value is not None}
 
     def restart(self) -> None:
         """See `DeviceMonitor.restart`."""
         self._samples.clear()
+        self._window.clear()
+
+    def open_window(self) -> None:
+        """See `DeviceMonitor.open_window`."""
+        self._window = [self._counters()]
+
+    def close_window(self) -> None:
+        """See `DeviceMonitor.close_window`."""
+        self._window = [*self._window[:1], self._counters()]
+
+    def compute_processes(self) -> dict[int, float | None]:
+        """See `DeviceMonitor.compute_processes`."""
+        present = self._ask("nvmlDeviceGetComputeRunningProcesses", lambda found: [process.pid for process in found]) or []
+        shares: dict[int, float | None] = dict.fromkeys(present)
+        samples = self._ask("nvmlDeviceGetProcessUtilization", list, self._used_until_us)
+        if samples is not None:
+            shares = dict.fromkeys(present, 0.0)
+        for sample in samples or []:
+            self._used_until_us = max(self._used_until_us, int(sample.timeStamp))
+            if sample.pid in shares and sample.smUtil <= 100:  # more is no number
+                shares[sample.pid] = max(shares[sample.pid] or 0.0, sample.smUtil / 100)
+        return shares
 
     def memory_used_bytes(self) -> int | None:
         """See `DeviceMonitor.memory_used_bytes`."""
@@ -187,6 +272,32 @@ class NvmlDevice(DeviceMonitor):
             self._nvml.nvmlShutdown()
         except self._nvml.NVMLError:  # the driver may be gone at the end; nothing is left to give back
             return
+
+    def _counters(self) -> DeviceCounters:
+        counted = {name: self._slowdown_s(name) for name in SLOWDOWN_FIELDS}
+        return DeviceCounters(
+            time_s=self._clock(),
+            slowdown_s={name: seconds for name, seconds in counted.items() if seconds is not None},
+            energy_j=self._ask("nvmlDeviceGetTotalEnergyConsumption", lambda millijoules: millijoules / 1e3),
+        )
+
+    def _slowdown_s(self, name: str) -> float | None:
+        fields = [number for field in SLOWDOWN_FIELDS[name] if (number := getattr(self._nvml, field, None)) is not None]
+        values = self._ask("nvmlDeviceGetFieldValues", list, fields) if fields else None
+        if values and all(value.nvmlReturn == 0 for value in values):
+            return sum(int(value.value.ullVal) for value in values) / 1e9
+        policy = getattr(self._nvml, SLOWDOWN_POLICIES.get(name, ""), None)
+        if policy is None:
+            return None
+        return self._ask("nvmlDeviceGetViolationStatus", lambda status: int(status.violationTime) / 1e9, policy)
+
+    def _clock_frac(self, steady: list[DeviceSample]) -> float | None:
+        """Returns the clock as a share of the default one; None unknown. A power cap lowers clocks as it should."""
+        if not self._default_clock_mhz:
+            return None
+        busy = [s for s in steady if (s.utilisation_frac is None or s.utilisation_frac >= BUSY_FRAC)]
+        clock_mhz = _mean([s.sm_clock_mhz for s in busy if "power_cap" not in (s.slowdowns or ())])
+        return None if clock_mhz is None else clock_mhz / self._default_clock_mhz
 
     def _slowdowns(self) -> tuple[str, ...] | None:
         # The first name is the current one; drivers before 535 know the second only.
@@ -230,48 +341,6 @@ def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) ->
     return NvmlDevice(nvml, handle)
 
 
-class MemoryGate:
-    """Lets a trial start only when the device's memory is back where it was when the study was idle.
-
-    Judged by memory, not by processes: containers see the host's process ids, or none.
-
-    Args:
-        monitor: of the device; asked for its memory now, which is the idle level.
-        slack_bytes: how far above the idle level still counts as back: contexts of other programs breathe.
-        clock: seconds, monotonic.
-    """
-
-    def __init__(
-        self, monitor: DeviceMonitor, *, slack_bytes: int = 256 * MIB, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._monitor, self._slack_bytes, self._clock = monitor, slack_bytes, clock
-        self._idle_bytes = monitor.memory_used_bytes()
-
-    def wait(self, deadline_s: float = 30.0, sleep: Callable[[float], None] = time.sleep) -> str:
-        """Waits until the memory is free again; returns "" then, or at the deadline who holds it, in a sentence.
-
-        Args:
-            deadline_s: how long to wait at most.
-            sleep: waits between two looks.
-        """
-        give_up_s = self._clock() + deadline_s
-        while (excess_bytes := self._excess_bytes()) > 0:
-            if self._clock() >= give_up_s:
-                holders = ", ".join(self._monitor.holders()) or "a process that cannot be seen from here"
-                excess = f"{excess_bytes / MIB:.0f} MiB more in use than when the study began"
-                return f"device: {excess}, still after {deadline_s:g} s, held by {holders}. End it, or wait for it"
-            sleep(0.2)
-        return ""
-
-    def _excess_bytes(self) -> int:
-        """Returns the bytes above the allowed level; 0 when unknown. The idle level follows the memory down."""
-        used = self._monitor.memory_used_bytes()
-        if used is None or self._idle_bytes is None:
-            return 0
-        self._idle_bytes = min(self._idle_bytes, used)
-        return used - self._idle_bytes if used > self._idle_bytes + self._slack_bytes else 0
-
-
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
@@ -291,6 +360,20 @@ def _slowdown_shares(steady: list[DeviceSample]) -> dict[str, float]:
     known = [sample.slowdowns for sample in steady if sample.slowdowns is not None]
     names = dict.fromkeys(SLOWDOWNS.values())
     return {f"gpu.slowdown_{name}_frac": sum(name in slowdowns for slowdowns in known) / len(known) for name in names if known}
+
+
+def _counted(window: list[DeviceCounters]) -> dict[str, float]:
+    """Returns what NVML's counters say of the window; a counter that started again, or is absent, says nothing."""
+    if len(window) < 2 or (seconds := window[1].time_s - window[0].time_s) <= 0:
+        return {}
+    before, after = window
+    found = {}
+    for name, held_s in after.slowdown_s.items():
+        if name in before.slowdown_s and held_s >= before.slowdown_s[name]:
+            found[f"gpu.slowdown_{name}_frac"] = (held_s - before.slowdown_s[name]) / seconds
+    if before.energy_j is not None and after.energy_j is not None and after.energy_j > before.energy_j:
+        found |= {"gpu.energy_j": after.energy_j - before.energy_j, "gpu.energy_s": seconds}
+    return found
 
 
 def _holder(pid: int, used_bytes: int | None) -> str:

@@ -114,7 +114,7 @@ class Budget:
 
 def without_window_s(record: TrialRecord) -> float:
     """Returns what a trial cost beside its window."""
-    return max(0.0, record.seconds - record.phases_s.get("steady", 0.0))
+    return max(0.0, record.attempt_s - record.phases_s.get("steady", 0.0))
 
 
 def finals_rules(rules: MeasureRules, *, seconds_each: float, baseline: TrialRecord) -> MeasureRules:
@@ -146,7 +146,7 @@ class Costs:
         if not costly:
             self._plain.append(record)
         for entry in costly:
-            extra_s = record.seconds - self._plain_s(record.knobs)
+            extra_s = record.attempt_s - self._plain_s(record.knobs)
             self._compile_s[entry] = max(extra_s, 0.0)
 
     def expected_s(self, knobs: Knobs, changed: Knobs) -> float:
@@ -168,7 +168,7 @@ class Costs:
             return 0.0
         batch = _number(knobs.get(_BATCH))
         if batch is None:
-            return max(record.seconds for record in self._plain[-5:])
+            return max(record.attempt_s for record in self._plain[-5:])
         near = sorted(self._plain, key=lambda record: abs(math.log(batch / (_number(record.knobs.get(_BATCH)) or batch))))[:3]
         return max(_scaled_s(record, batch) for record in near)
 
@@ -178,7 +178,7 @@ def _scaled_s(record: TrialRecord, batch: float) -> float:
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     growth = max(1.0, batch / (_number(record.knobs.get(_BATCH)) or batch))
     # Steady windows are bounded by time, not by steps; but slow steps have a least number, so the first factors count.
-    return start_s + (record.seconds - start_s) * min(growth, 4.0) if growth > 1 else record.seconds
+    return start_s + (record.attempt_s - start_s) * min(growth, 4.0) if growth > 1 else record.attempt_s
 
 
 def _number(value: object) -> float | None:

@@ -337,7 +337,7 @@ class Finals:
     def _note_loss(self, record: TrialRecord) -> None:
         number = record.repeats or 0
         is_barred = bool(number) and record.outcome is Outcome.infeasible
-        if is_barred or (record.score is None and record.outcome is not Outcome.interrupted):
+        if is_barred or (record.score is None and not record.outcome.is_no_answer):
             self._lost[number] = self._lost.get(number, 0) + 1
 
     def _pair_s(self, entrant: TrialRecord) -> float:
@@ -348,8 +348,8 @@ class Finals:
 
         What was compiled in the search comes from the study's compile cache now.
         """
-        again = [record.seconds for record in self._session.records if record.repeats == first.number]
-        return max(again) if again else min(first.seconds, self._session.costs.again_s(first.knobs, first.changed))
+        again = [record.attempt_s for record in self._session.records if record.repeats == first.number]
+        return max(again) if again else min(first.attempt_s, self._session.costs.again_s(first.knobs, first.changed))
 
     def _left_s_or_none(self) -> float | None:
         return None if self._session.budget.total_s is None else max(0.0, self._session.budget.left_s)

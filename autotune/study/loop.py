@@ -104,7 +104,7 @@ class _Study:
             folder=folder,
             listener=listener,
             interrupts=interrupts,
-            runner=TrialRunner(plan, folder, listener),
+            runner=TrialRunner(plan, folder, listener, earlier=earlier.records if earlier else ()),
             quarantine=quarantine(plan, folder, lambda: self._executable),
             budget=self._budget,
             about=_about_at_first(plan, folder, earlier),

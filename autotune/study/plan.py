@@ -13,6 +13,7 @@ from autotune.config.schema import StudyConfig
 from autotune.harness.protocol import Progress
 from autotune.launchers.base import Launcher
 from autotune.masking import Secrets
+from autotune.monitors.cpu import CpuMonitor
 from autotune.monitors.nvml import DeviceMonitor
 from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
 from autotune.run_dir import StudyFolder
@@ -119,6 +120,7 @@ class Plan:
         machine: `machine.host_facts()`.
         start_tracking: starts the process that copies the study folder to the tracker; None tracks nothing.
         device: monitor of the device that trials run on; None opens the configured one.
+        cpu: monitor of the processor; None watches the processes of this machine.
         versions: versions of autotune and its libraries; the program's torch is added from the baseline.
         hidden: what the stand-ins for secret knob values stand for.
         secrets: what must be written nowhere.
@@ -136,6 +138,7 @@ class Plan:
     machine: dict[str, Any]
     start_tracking: Callable[[StudyFolder], Tracking | None] | None = None
     device: DeviceMonitor | None = None
+    cpu: CpuMonitor | None = None
     versions: dict[str, str] = field(default_factory=dict)
     hidden: HiddenValues = field(default_factory=HiddenValues)
     secrets: Secrets = field(default_factory=Secrets.known)

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.harness.protocol import MeasureRules, RankResult
 from autotune.knobs.base import Circumstances
-from autotune.records import Kind, Knobs, KnobValue, StudyRecord, TrialRecord
+from autotune.records import Kind, Knobs, KnobValue, StudyRecord, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
 from autotune.study.budget import Budget, Costs
@@ -21,6 +21,7 @@ from autotune.study.trial import Finished, Request, StoppedNow, TrialRunner
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
 MIN_TRIAL_S = 30.0  # a search trial is never given less, whatever was expected of it
+RACED_FRAC = 0.8  # of the best so far: what is certainly below it is not measured to the end
 OVERRUN_FACTOR = 4.0  # nor more than this times what was expected
 
 
@@ -118,6 +119,7 @@ class Session:
             why=why,
             origin=origin,
             rules=self.plan.config.measure.screening,
+            race_below_per_s=self._race_below_per_s(self.resolved.tier(changed)),
             target=self.target,
             max_s=max_s,
             retry_max_s=self.budget.search_left_s / 4,
@@ -125,6 +127,17 @@ class Session:
         record = self._run(request).record
         self.costs.learn(record)
         return record
+
+    def _race_below_per_s(self, tier: Tier) -> float | None:
+        """Returns the rate below which a search trial is stopped early; None for none.
+
+        It races against what is proven of its own tier and those below: the best that changes less is worth knowing though
+        another is faster. Only where throughput alone decides can a low rate settle it.
+        """
+        rivals = [r for r in self.searched if r.outcome.may_win and r.ci and r.tier.rank <= tier.rank]
+        proven_per_s = max((rival.ci[0] for rival in rivals if rival.ci), default=None)
+        is_fit = self.plan.config.measure.racing and self.plan.config.objective == "throughput"
+        return RACED_FRAC * proven_per_s if is_fit and proven_per_s is not None else None
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
         """Runs a final: the configuration of an earlier trial once more, in a fresh process."""

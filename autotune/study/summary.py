@@ -15,6 +15,7 @@ from autotune.study.budget import START_PHASES
 from autotune.study.diagnosis import diagnose
 from autotune.study.finals import Decision
 from autotune.study.front import front, measured_again
+from autotune.study.health import PAGE_CACHE, caveat
 from autotune.study.objective import means
 from autotune.study.paying import break_even
 from autotune.study.tiers import is_barred, leader
@@ -86,6 +87,8 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "budget_trials": about.budget_trials,
         "pinned": about.pinned,
         "command": about.command,
+        "disturbed_by": caveat(records),
+        "page_cache": best.evidence.get(PAGE_CACHE) if best else None,
         "files": _files(records),
         "trials": [_trial(record) for record in records],
     }

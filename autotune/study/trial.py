@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from autotune.launchers.base import Ended, Launch, Running
 from autotune.monitors.sealing import seal
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
+from autotune.study import health
 from autotune.study.losses import exploded
 from autotune.study.numbers import metrics, numbers
 from autotune.study.objective import Goal
@@ -25,6 +27,10 @@ from autotune.study.watch import MachineWatch, configured_device
 
 # Where chance may be the cause a trial gets a second attempt: the same again, once. Never after want of memory.
 CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
+QUIET_MAX_S = 30.0  # how long a trial that was disturbed waits for the disturbance to end, before it is tried again
+QUIET_BUDGET_FRAC = 0.05  # and no longer than this share of the study's time
+BASELINE_BUDGET_FRAC = 0.1  # of the study's time: a baseline that took longer and was disturbed is taken as it is
+COOL_DOWN_S = 10.0  # how long a device that was too hot rests at least
 MADE_OF = ("torch", "device_name")  # of the facts a program tells of itself: another one is another program
 
 
@@ -36,6 +42,7 @@ class Request:
         number, kind, knobs, changed, tier, why, origin, repeats, round: as in TrialRecord.
         rules: when to stop measuring.
         target: loaders to change, from the baseline; None in the baseline itself.
+        race_below_per_s: the window ends early once the rate is certainly below this; None never.
         max_s: wall time it may take; None for no bound but the phases' own.
         retry_max_s: a second attempt is made only when the first took no longer than this; None for no bound.
         cold_compile_s: what compiling such a configuration took in the study when nothing was cached.
@@ -53,6 +60,7 @@ class Request:
     repeats: int | None = None
     round: int | None = None
     target: list[dict[str, Any]] | None = None
+    race_below_per_s: float | None = None
     max_s: float | None = None
     retry_max_s: float | None = None
     cold_compile_s: float = 0.0
@@ -78,18 +86,29 @@ class StoppedNow(Exception):
 class TrialRunner:
     """Starts trials one after the other; no two are ever measured at once.
 
+    A trial whose window was disturbed from outside has no value. The next one, its second attempt or another, waits for the
+    disturbance to end, for a bounded time; when the machine stays like that, it is taken as it is (see `health.Level`).
+
     Attributes:
         program: what the baseline told of its interpreter, torch and device; {} until it has run.
         goal: what the study is after; the baseline completes it.
         baseline_losses: the losses of the baseline's first steps; [] until it has run.
+
+    Args:
+        plan: what the study was given.
+        folder: the study's.
+        listener: whom to tell.
+        earlier: trials of earlier runs of the study, by number.
     """
 
-    def __init__(self, plan: Plan, folder: StudyFolder, listener: Listener) -> None:
+    def __init__(self, plan: Plan, folder: StudyFolder, listener: Listener, *, earlier: Sequence[TrialRecord] = ()) -> None:
         self.program: dict[str, Any] = {}
         self.goal = Goal.of(plan.config)
         self.baseline_losses: list[float | None] = []
         self._plan, self._folder, self._listener = plan, folder, listener
-        self._watch = MachineWatch(plan.device or configured_device(plan.config.device), plan.clock)
+        self._watch = MachineWatch(plan.device or configured_device(plan.config.device), plan.clock, plan.cpu)
+        self._level = health.Level(earlier)
+        self._disturbed_by: list[health.Disturbance] = []  # the last trial, until it is over
 
     def run(self, request: Request) -> Finished:
         """Returns the finished trial, its record written to disk. A second attempt is made where chance may be the cause.
@@ -103,14 +122,16 @@ class TrialRunner:
         self._listener.trial_started(request.number, request.kind, request.changed, request.why)
         finished = self._attempt(request)
         record = finished.record
-        if (record.outcome in CHANCE or sticky_fault(record)) and _may_be_repeated(request, record):
+        if (record.outcome in CHANCE or sticky_fault(record)) and self._may_be_repeated(request, record):
             finished = self._attempt(request, earlier=record)
         self._check_program(finished)
+        if finished.record.outcome is Outcome.disturbed and self._level.is_stuck(request.kind):
+            self._disturbed_by = []
+            self._listener.notice(self._plan.secrets.text(self._level.accept(finished.record)))
         if request.kind is Kind.baseline and finished.results:
             self.goal.learn(finished.results, capacity_bytes=memory_seen_bytes(self._plan, finished.results[0]))
-        self.goal.judge(
-            finished.record, finished.results, cold_compile_s=request.cold_compile_s
-        )  # once nothing changes any more
+        # Last, once nothing of the numbers changes any more.
+        self.goal.judge(finished.record, finished.results, cold_compile_s=request.cold_compile_s)
         return self._keep(finished)
 
     def close(self) -> None:
@@ -119,6 +140,12 @@ class TrialRunner:
 
     def _attempt(self, request: Request, earlier: TrialRecord | None = None) -> Finished:
         launch = self._launch(request)
+        try:
+            self._await_quiet()
+        except KeyboardInterrupt:
+            if earlier is None:
+                raise
+            raise StoppedNow(self._keep(Finished(record=earlier))) from None
         if held := self._watch.before():
             self._listener.notice(self._plan.secrets.text(held))
         started_at = self._plan.clock.time()
@@ -133,6 +160,7 @@ class TrialRunner:
             running.stop("autotune failed")
             raise
         record = _record(request, launch.spec, ended, self._watch)
+        self._judge(record, ended.results)
         record.started_at = earlier.started_at if earlier else started_at
         if record.outcome.has_value and (why := exploded(record.losses, self.baseline_losses)):
             record.outcome, record.reason, record.value, record.ci = Outcome.parity, why, None, None
@@ -154,7 +182,47 @@ class TrialRunner:
             if progress:
                 self._listener.progress(progress)
             self._plan.clock.sleep(self._plan.poll_s)
+        self._watch.ended()
         return ended
+
+    def _judge(self, record: TrialRecord, results: Sequence[RankResult]) -> None:
+        """Notes what the machine did meanwhile; takes the number from a trial that it disturbed by more than is borne."""
+        found = self._watch.disturbances()
+        health.note(record, found)
+        if why := health.page_cache(self._watch.cpu_use, results, int(self._plan.machine.get("memory_bytes") or 0)):
+            record.evidence[health.PAGE_CACHE] = why
+        if self._plan.config.measure.quiet and record.outcome.has_value and (beyond := self._level.beyond(found)):
+            health.disturb(record, beyond)
+            self._disturbed_by = beyond
+        self._level.note(record.outcome)
+
+    def _may_be_repeated(self, request: Request, first: TrialRecord) -> bool:
+        if request.max_s is not None and first.seconds >= request.max_s:
+            return False  # it took all the time there was for it: that is no accident
+        if request.kind is Kind.baseline and first.outcome is Outcome.disturbed:
+            minutes = self._plan.config.study.budget.minutes  # what is left is worth more than a quieter start
+            return minutes is None or first.seconds <= BASELINE_BUDGET_FRAC * 60 * minutes
+        return request.retry_max_s is None or first.seconds <= request.retry_max_s
+
+    def _await_quiet(self) -> None:
+        """Waits until what disturbed the last trial is over, for a bounded time, and says so."""
+        disturbed_by, self._disturbed_by = self._disturbed_by, []
+        if not disturbed_by:
+            return
+        clock, minutes = self._plan.clock, self._plan.config.study.budget.minutes
+        max_s = QUIET_MAX_S if minutes is None else min(QUIET_MAX_S, QUIET_BUDGET_FRAC * 60 * minutes)
+        words = "; ".join(one.words for one in disturbed_by)
+        self._listener.notice(
+            self._plan.secrets.text(
+                f"The last trial was disturbed: {words}. Waiting for a quiet machine, {max_s:.0f} s at most."
+            )
+        )
+        kinds, begun_s = {one.kind for one in disturbed_by}, clock.monotonic()
+        rest_s = min(COOL_DOWN_S, max_s) if health.THERMAL in kinds else 0.0
+        while (waited_s := clock.monotonic() - begun_s) < max_s:
+            is_over = not any(one.kind in kinds for one in self._level.beyond(self._watch.at_rest()))
+            if is_over and waited_s >= rest_s:
+                return
 
     def _keep(self, finished: Finished) -> Finished:
         record = finished.record
@@ -203,6 +271,7 @@ class TrialRunner:
             device=plan.config.device.kind,
             memory_limit_bytes=memory_cap_bytes(plan.config.device, plan.machine),
             rules=request.rules,
+            race_below_per_s=request.race_below_per_s,
             **request.first_steps,
         )
         env = {**device_environment(plan.config.device), **compile_cache(self._folder.path), **plan.config.env}
@@ -233,12 +302,6 @@ def _asked(request: Request, started_at: float) -> TrialRequest:
         round=request.round,
         started_at=started_at,
     )
-
-
-def _may_be_repeated(request: Request, first: TrialRecord) -> bool:
-    if request.max_s is not None and first.seconds >= request.max_s:
-        return False  # it took all the time there was for it: that is no accident
-    return request.retry_max_s is None or first.seconds <= request.retry_max_s
 
 
 def _record(request: Request, spec: Spec, ended: Ended, watch: MachineWatch) -> TrialRecord:

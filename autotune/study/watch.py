@@ -1,30 +1,53 @@
-"""Watches the machine round each trial: waits for a clean device before it, samples while it runs, sums up after it."""
+"""Watches the machine round each trial: waits for a clean device before it, looks while it runs, judges its window after it."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 from autotune.config.schema import DeviceOptions
 from autotune.harness.protocol import Progress
+from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse, WaitingWatch, read_processes, tree
+from autotune.monitors.gate import MemoryGate
 from autotune.monitors.host import HostMonitor, read_times
-from autotune.monitors.nvml import DeviceMonitor, MemoryGate, NoDevice, open_device
+from autotune.monitors.nvml import DeviceMonitor, NoDevice, open_device
+from autotune.study import health
+from autotune.study.health import Disturbance
 from autotune.study.plan import Clock
 
 PAUSE_S = 1.0  # between two looks at the device
+STEADY, OVER = "steady", "exit"  # phases: the window lies between their first signs
 
 
 class MachineWatch:
-    """One for a study; sampled from the study's own thread, between two looks at the trial."""
+    """One for a study; called from the study's own thread, between two looks at the trial.
 
-    def __init__(self, device: DeviceMonitor, clock: Clock) -> None:
-        self._clock = clock
+    What is judged lies between the first sign of the measuring window and the first sign of its end, a tenth of a second late
+    each: counters are read at these two moments, and the device is looked at once a second between them.
+
+    Args:
+        device: monitor of the device.
+        clock: time.
+        cpu: monitor of the processor.
+    """
+
+    def __init__(self, device: DeviceMonitor, clock: Clock, cpu: CpuMonitor | None = None) -> None:
+        self._clock, self._cpu = clock, cpu or CpuMonitor()
         self._host = HostMonitor(read_times, clock.monotonic)
         self._looked_s = 0.0
+        self._opened: CpuLook | None = None
+        self._use: CpuUse | None = None
+        self._host_metrics: dict[str, float] = {}
+        self._waiting = WaitingWatch()
+        self._own: frozenset[int] = frozenset()
+        self._strangers: dict[int, float | None] = {}
+        self._is_own_seen = self._is_closed = False
         self.use(device)
 
     def use(self, device: DeviceMonitor) -> None:
         """Watches this device from now on; what it holds now counts as its idle state."""
         self._device = device
+        self._residents = set(device.compute_processes())
         self._gate = MemoryGate(device, clock=self._clock.monotonic)
 
     def before(self) -> str:
@@ -32,18 +55,64 @@ class MachineWatch:
         held = self._gate.wait(sleep=self._clock.sleep)
         self._device.restart()
         self._host.restart()
+        self._opened, self._use, self._host_metrics, self._strangers = None, None, {}, {}
+        self._is_own_seen = self._is_closed = False
         return held
 
     def look(self, progress: Progress | None) -> None:
-        """Samples the device, at most once a PAUSE_S."""
+        """Notices the window's ends, and samples the device, at most once a PAUSE_S."""
+        phase = progress.phase if progress else ""
+        if phase == STEADY and self._opened is None:
+            self._open()
+        elif phase == OVER:
+            self.ended()
         now_s = self._clock.monotonic()
-        if now_s - self._looked_s >= PAUSE_S:
+        if now_s - self._looked_s >= PAUSE_S and not self._is_closed:
             self._looked_s = now_s
-            self._device.sample(is_steady=progress is not None and progress.phase == "steady")
+            self._device.sample(is_steady=phase == STEADY)
+            if phase == STEADY:
+                self._waiting.look(now_s, self._own)
+                self._look_at_sharers()
+
+    def ended(self) -> None:
+        """Ends the window, when it was reached and is not over yet; the trial's processes may be gone."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._opened is not None:
+            self._device.close_window()
+            use = self._cpu.use(self._opened, self._cpu.look(self._clock.monotonic()))
+            self._use = dataclasses.replace(use, waiting_cores=self._waiting.waiting_cores) if use else None
+        self._host_metrics = self._host.metrics()
+
+    def disturbances(self) -> list[Disturbance]:
+        """Returns what took speed from the trial in its window; called once it is over."""
+        if self._opened is None:
+            return []
+        strangers = self._strangers if self._is_own_seen else {}
+        return [*health.of_cpu(self._use), *health.of_device(self._device.metrics(), strangers)]
+
+    @property
+    def cpu_use(self) -> CpuUse | None:
+        """What became of the processor in the window, and what was read; None unknown."""
+        return self._use
+
+    def at_rest(self) -> list[Disturbance]:
+        """Returns what would disturb a trial now, while none runs; takes as long as it has to look."""
+        before = self._cpu.look(self._clock.monotonic())
+        self._clock.sleep(health.MIN_WINDOW_S)
+        use = self._cpu.use(before, self._cpu.look(self._clock.monotonic()))
+        sample = self._device.sample(is_steady=False)
+        slowed = {f"gpu.slowdown_{name}_frac": 1.0 for name in (sample.slowdowns if sample else None) or ()}
+        return [*health.of_cpu(use, is_trial_running=False), *health.of_device(slowed, {})]
 
     def metrics(self) -> dict[str, float]:
-        """Returns what was seen since `before`, by name for the tracker."""
-        return {**self._device.metrics(), **self._host.metrics()}
+        """Returns what was seen in the window, by name for the tracker; of the device's memory, since `before`."""
+        cpu = self._use.metrics() if self._use else {}
+        device = self._device.metrics()
+        if self._is_own_seen:
+            device["gpu.foreign_processes"] = float(len(self._strangers))
+        return {**device, **(self._host_metrics or self._host.metrics()), **cpu}
 
     def used_frac(self) -> float | None:
         """Returns the largest share of the device's memory seen in use since `before`; None unknown."""
@@ -52,6 +121,27 @@ class MachineWatch:
     def close(self) -> None:
         """Gives NVML back."""
         self._device.close()
+
+    def _open(self) -> None:
+        self._host.restart()
+        self._device.open_window()
+        self._opened = self._cpu.look(self._clock.monotonic())
+        self._own = self._cpu.own(self._opened) - {os.getpid()}
+        self._waiting = WaitingWatch()
+        self._waiting.look(self._opened.time_s, self._own)
+        self._device.compute_processes()  # shares are told since the last question
+
+    def _look_at_sharers(self) -> None:
+        """Notes who else computes on the device. Where none of the ids is the trial's, they are another namespace's."""
+        found = self._device.compute_processes()
+        if set(found) - self._own - self._residents:  # new ones: a rank that was started late?
+            self._own |= tree(read_processes(), os.getpid())
+        self._is_own_seen = self._is_own_seen or bool(self._own & set(found))
+        for pid, share in found.items():
+            if pid in self._own or (share is None and pid in self._residents):
+                continue
+            known = self._strangers.get(pid)
+            self._strangers[pid] = known if share is None else max(share, known or 0.0)
 
 
 def configured_device(device: DeviceOptions) -> DeviceMonitor:

@@ -197,8 +197,10 @@ class _FakeRunning(Running):
         is_compiled = self._knobs.get("compile.mode", "off") != "off"
         self._compile_s = launcher.compiles_for_s(self._knobs) if is_compiled else 0.0
         self._start_s = surface.start_of_s(self._knobs)
-        is_measured = launch.spec.mode == "measure"
-        self._window_s = min(surface.window_s, launch.spec.rules.max_s if is_measured else launch.spec.max_s or 1.0)
+        is_measured, limit_per_s = launch.spec.mode == "measure", launch.spec.race_below_per_s
+        self._is_raced = is_measured and limit_per_s is not None and self._rate() < limit_per_s
+        longest_s = launch.spec.rules.max_s if is_measured else launch.spec.max_s or 1.0
+        self._window_s = launch.spec.rules.race_min_s if self._is_raced else min(surface.window_s, longest_s)
         self._begun = launcher.clock.monotonic()
         self._ended: Ended | None = None
         self._stop_reason = ""
@@ -291,6 +293,7 @@ class _FakeRunning(Running):
             half_width_frac=0.02,
             is_steady=is_steady,
             reason="" if is_steady else "memory was still moving",
+            is_raced=self._is_raced,
         )
         result.device_rate_per_s = surface.device_per_s(self._knobs)
         result.loader_rate_per_s = surface.loader_rate_per_s(self._knobs)

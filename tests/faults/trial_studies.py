@@ -19,6 +19,7 @@ RULES = {
 QUICK = [
     *(f"measure.{part}.{name}={value}" for part in ("screening", "finals") for name, value in RULES.items()),
     "measure.step_s=4",
+    "measure.quiet=false",  # several of these studies run at once
     "tracker.uri=none",
     "search.sampler=grid",
     "device.kind=cpu",

@@ -241,3 +241,52 @@ def test_the_meter_and_the_protocol_load_no_torch_and_no_tuner() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] ['autotune']"
+
+
+def race(limit_per_s: float, step_s: float, **rules: float) -> Meter:
+    meter, source = Meter(MeasureRules(**rules), race_below_per_s=limit_per_s), random.Random(1)
+    while meter.phase != DONE:
+        meter.feed(step_s * source.lognormvariate(0.0, 0.1), 8)
+    return meter
+
+
+def test_a_window_that_is_certainly_too_slow_ends_early_and_keeps_its_rate() -> None:
+    meter = race(1000.0, 0.01)  # 800 per second
+    window = meter.window()
+    assert window is not None
+    assert window.is_raced
+    assert window.is_steady
+    assert 1.0 <= window.seconds <= 1.2, "not before it can be said whether it was disturbed"
+    assert window.rate_per_s == pytest.approx(800, rel=0.05)
+    assert len(window.block_rates_per_s) >= 5
+    assert "slower than 0.8 times" in window.reason
+
+
+@pytest.mark.parametrize("limit_per_s", [790.0, 600.0])
+def test_a_window_that_may_be_fast_enough_is_measured_to_the_end(limit_per_s: float) -> None:
+    window = race(limit_per_s, 0.01).window()
+    assert window is not None
+    assert not window.is_raced
+    assert window.seconds >= 2.0
+
+
+def test_slow_steps_race_too() -> None:
+    window = race(10.0, 1.0, half_width_frac=0.001).window()  # 8 per second
+    assert window is not None
+    assert window.is_raced
+    assert window.steps < 15
+
+
+def test_what_would_win_is_hardly_ever_raced_away() -> None:
+    lost = 0
+    for seed in range(300):  # as fast as the limit allows and a quarter faster, with steps that hang together
+        meter, source, drift = (
+            Meter(MeasureRules(max_s=4.0, half_width_frac=0.001), race_below_per_s=640.0),
+            random.Random(seed),
+            0.0,
+        )
+        while meter.phase != DONE:
+            drift = 0.9 * drift + source.gauss(0.0, 0.05)
+            meter.feed(0.01 * (1 + drift) * source.lognormvariate(0.0, 0.1), 8)
+        lost += meter.is_raced
+    assert lost == 0

@@ -103,3 +103,16 @@ def test_without_knobs_the_losses_are_the_same_bit_by_bit(trial: Trial, plain: T
     alone = (own.folder / "losses.txt").read_text().split()
     assert len(watched) >= 50, mine.stderr
     assert watched == alone[: len(watched)]
+
+
+@pytest.mark.parametrize(("limit_per_s", "is_raced"), [(1e12, True), (1e-3, False)])
+def test_a_trial_that_is_certainly_too_slow_ends_early_with_its_result(
+    trial: Trial, limit_per_s: float, is_raced: bool
+) -> None:
+    rules = dataclasses.replace(RULES, race_min_s=0.1, min_s=0.8, max_s=3.0)
+    found = trial("basic.py", race_below_per_s=limit_per_s, rules=rules).result()
+    assert found.status == "measured"
+    assert found.window is not None
+    assert found.window.is_raced is is_raced
+    assert found.throughput_per_s
+    assert len(found.window.block_rates_per_s) >= 5

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.monitors.nvml import MIB, MemoryGate, NoDevice, NvmlDevice, open_device
+from autotune.monitors.gate import MemoryGate
+from autotune.monitors.nvml import MIB, SLOWDOWN_FIELDS, NoDevice, NvmlDevice, open_device
 
 NOT_SUPPORTED, NO_PERMISSION, UNKNOWN, NOT_FOUND = 3, 4, 999, 6
 
@@ -189,3 +190,82 @@ def test_the_idle_level_follows_the_memory_down():
     nvml.answers["nvmlDeviceGetMemoryInfo"] = used(500)
     assert "400 MiB" in gate.wait(1.0, clock.sleep)
     assert "cannot be seen" in gate.wait(1.0, clock.sleep)
+
+
+def field(nanoseconds, status=0):
+    return SimpleNamespace(nvmlReturn=status, value=SimpleNamespace(ullVal=nanoseconds))
+
+
+def with_fields(nvml):
+    """Gives the fake the names of the counters that newer drivers have."""
+    for number, name in enumerate(name for names in SLOWDOWN_FIELDS.values() for name in names):
+        setattr(nvml, name, number)
+    return nvml
+
+
+def window(nvml, before, after, seconds=4.0):
+    """Returns the metrics of a window between two states of the counters."""
+    clock = Clock()
+    device = NvmlDevice(nvml, "handle", clock)
+    nvml.answers.update(before)
+    device.open_window()
+    clock.now_s = seconds
+    nvml.answers.update(after)
+    device.close_window()
+    return device.metrics()
+
+
+def test_counters_tell_the_share_of_the_window_that_clocks_were_held_down():
+    counters = [{"nvmlDeviceGetFieldValues": [field(ns)] * n} for n, ns in ((1, 10**9), (1, 3 * 10**9))]
+    energy = [{"nvmlDeviceGetTotalEnergyConsumption": joules * 1000} for joules in (500, 1300)]
+    metrics = window(with_fields(FakeNvml()), counters[0] | energy[0], counters[1] | energy[1])
+    assert metrics["gpu.slowdown_thermal_frac"] == 0.5
+    assert metrics["gpu.slowdown_power_brake_frac"] == 0.5
+    assert (metrics["gpu.energy_j"], metrics["gpu.energy_s"]) == (800.0, 4.0)
+
+
+def test_older_drivers_count_violations_of_policies():
+    nvml = FakeNvml()
+    nvml.NVML_PERF_POLICY_THERMAL = 1
+    status = [{"nvmlDeviceGetViolationStatus": SimpleNamespace(violationTime=ns)} for ns in (0, 2 * 10**8)]
+    metrics = window(nvml, *status)
+    assert metrics["gpu.slowdown_thermal_frac"] == pytest.approx(0.05)
+    assert "gpu.slowdown_power_brake_frac" not in metrics, "unknown is never zero"
+
+
+@pytest.mark.parametrize(
+    "answer", [[field(0, status=NOT_SUPPORTED)], FakeNvml.NVMLError(NOT_SUPPORTED), FakeNvml.NVMLError(UNKNOWN)]
+)
+def test_a_counter_that_is_not_supported_is_unknown(answer):
+    nvml = with_fields(FakeNvml(nvmlDeviceGetFieldValues=answer))
+    assert not [name for name in window(nvml, {}, {}) if name.startswith("gpu.slowdown")]
+
+
+def test_a_counter_that_started_again_says_nothing():
+    nvml = with_fields(FakeNvml())
+    metrics = window(nvml, {"nvmlDeviceGetFieldValues": [field(9)]}, {"nvmlDeviceGetFieldValues": [field(1)]})
+    assert not [name for name in metrics if name.startswith("gpu.slowdown")]
+
+
+def test_clocks_are_compared_with_the_default_while_the_device_is_busy_and_under_no_cap():
+    nvml = FakeNvml(nvmlDeviceGetDefaultApplicationsClock=2000)
+    device = NvmlDevice(nvml, "handle")
+    for mhz, busy, reasons in [(1000, 90, 0), (1400, 90, 0), (200, 10, 0), (300, 90, 0x04)]:
+        nvml.answers["nvmlDeviceGetClockInfo"] = mhz
+        nvml.answers["nvmlDeviceGetUtilizationRates"] = SimpleNamespace(gpu=busy)
+        nvml.answers["nvmlDeviceGetCurrentClocksEventReasons"] = reasons
+        device.sample(is_steady=True)
+    assert device.metrics()["gpu.sm_clock_frac"] == pytest.approx(0.6)
+
+
+def test_processes_that_compute_are_known_with_their_share_where_nvml_tells_it():
+    running = [SimpleNamespace(pid=7, usedGpuMemory=None), SimpleNamespace(pid=8, usedGpuMemory=None)]
+    nvml = FakeNvml(nvmlDeviceGetComputeRunningProcesses=running)
+    device = NvmlDevice(nvml, "handle")
+    assert device.compute_processes() == {7: None, 8: None}
+    nvml = FakeNvml(nvmlDeviceGetComputeRunningProcesses=running)
+    nvml.answers["nvmlDeviceGetProcessUtilization"] = [
+        SimpleNamespace(pid=7, timeStamp=5, smUtil=30), SimpleNamespace(pid=7, timeStamp=9, smUtil=10),
+        SimpleNamespace(pid=99, timeStamp=9, smUtil=50),
+    ]  # fmt: skip
+    assert NvmlDevice(nvml, "handle").compute_processes() == {7: 0.3, 8: 0.0}

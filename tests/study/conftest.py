@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from autotune.config.compose import compose
+from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse
 from autotune.monitors.nvml import NoDevice
 from autotune.run_dir import create
 from autotune.study import Plan, run_study
@@ -17,13 +18,26 @@ MACHINE = {
 }  # fmt: skip
 
 
+class FakeCpu(CpuMonitor):
+    """A processor on which others use as much as a test says, while a trial runs and at rest."""
+
+    foreign_cores = 0.0
+
+    def look(self, now_s):
+        return CpuLook(time_s=now_s, num_cores=4, busy_s=0, idle_s=0, steal_s=0, processes={})
+
+    def use(self, before, after):
+        seconds = after.time_s - before.time_s
+        return CpuUse(seconds=seconds, num_cores=4, own_cores=2, foreign_cores=self.foreign_cores, idle_cores=0)
+
+
 class Bench:
     """A study on the fake launcher, ready to run."""
 
     def __init__(
         self, folder, surface=None, *overrides, seed=0, minutes=4, command=("python", "-c", "pass"), machine=MACHINE, **plan
     ):
-        self.clock, self.listener = VirtualClock(), RecordingListener()
+        self.clock, self.listener, self.cpu = VirtualClock(), RecordingListener(), FakeCpu()
         self.surface = surface or Surface()
         self.launcher = FakeLauncher(self.surface, self.clock, seed=seed)
         given = [f"study.seed={seed}", f"study.budget.minutes={minutes}", *overrides]
@@ -39,7 +53,7 @@ class Bench:
             machine=machine,
             clock=self.clock,
             poll_s=0.25,
-            **{"device": MadeUpDevice(self.launcher) if self.surface.power_w else NoDevice(), **plan},
+            **{"device": MadeUpDevice(self.launcher) if self.surface.power_w else NoDevice(), "cpu": self.cpu, **plan},
         )
 
     def run(self):

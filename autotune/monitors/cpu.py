@@ -1,0 +1,339 @@
+"""Who uses the processor: what of its time went to this study, to the kernel and to strangers, between two looks.
+
+A look reads every process's line once (two milliseconds for a hundred of them, measured) and is taken at the two ends of a
+trial's window only. The study is the tuner's process and all below it: supervisor, trial, tracker. What a process has used is
+its own time and that of the children it has waited for, so that a trial that is gone by the second look is counted in its
+parent. Kernel threads and interrupts are counted apart: they mostly work for whoever is measured (writing back its files,
+decrypting what it reads), and are part of the machine.
+
+Three machines look alike from inside and are not. Of a machine of our own, or of a part of its cores, the lines of
+/proc/stat count, of those cores alone. In a container with a quota they would show the whole host, whose other cores are
+nobody's business: there the cgroup's own account counts, against the quota. In one without a quota it is the whole host
+again, with all who live on it, because any of them may take a core that the trial could use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from autotune.harness.protocol import MARK_VARIABLE
+from autotune.monitors.host import CGROUPS, PROC, cgroup_quota
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h, in the flags of /proc/<pid>/stat
+SCRIPTS = (".py", ".sh", ".pl", ".rb", ".R", ".jar")  # arguments that say what a program runs
+NAMED_CORES = 0.05  # a stranger below it is not worth naming
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One line of the process table.
+
+    Attributes:
+        parent: its id.
+        started_ticks: since boot; with the id it is unique.
+        own_s: processor time of all its threads.
+        waited_for_s: of the children that it has waited for, and theirs.
+        is_kernel: whether it is a thread of the kernel.
+    """
+
+    parent: int
+    started_ticks: int
+    own_s: float
+    waited_for_s: float
+    is_kernel: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuLook:
+    """Counters at one moment; a difference of two is what happened between them.
+
+    Attributes:
+        time_s: monotonic clock.
+        num_cores: what may be used at most: cores by affinity, or the quota.
+        busy_s: processor time used on them, or by the cgroup; None unknown.
+        idle_s: time nobody wanted; None unknown, as with a quota.
+        steal_s: time the hypervisor gave to others; None unknown.
+        processes: by id.
+        read_bytes: by this study, from anywhere and from the disk alone; None unknown.
+    """
+
+    time_s: float
+    num_cores: float
+    busy_s: float | None
+    idle_s: float | None
+    steal_s: float | None
+    processes: Mapping[int, Process]
+    read_bytes: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuUse:
+    """What happened between two looks; None is unknown, never zero.
+
+    Attributes:
+        seconds: between them.
+        num_cores: as in CpuLook.
+        own_cores: used by this study, in cores: 1.0 is one core all the time.
+        foreign_cores: used by others, the kernel's own work left out.
+        kernel_cores: used by kernel threads, as far as they can be seen.
+        idle_cores: that nobody used.
+        steal_cores: that the hypervisor gave to others.
+        culprits: largest strangers, (process id, cores), largest first.
+        waiting_cores: how many of the study's threads, on the average, were ready to run and had no core; own threads may have
+            taken it as well as strangers.
+        read_bytes, disk_bytes: read by this study, and what of it came from the disk rather than from memory.
+    """
+
+    seconds: float
+    num_cores: float
+    own_cores: float
+    foreign_cores: float | None = None
+    kernel_cores: float | None = None
+    idle_cores: float | None = None
+    steal_cores: float | None = None
+    culprits: tuple[tuple[int, float], ...] = field(default=())
+    waiting_cores: float | None = None
+    read_bytes: int | None = None
+    disk_bytes: int | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the numbers by name for the tracker; unknown is absent."""
+        known = {
+            "host.own_cores": self.own_cores,
+            "host.foreign_cores": self.foreign_cores,
+            "host.kernel_cores": self.kernel_cores,
+            "host.idle_cores": self.idle_cores,
+            "host.waiting_cores": self.waiting_cores,
+            "host.steal_cores": self.steal_cores,
+            "host.read_bytes_per_s": None if self.read_bytes is None else self.read_bytes / self.seconds,
+            "host.disk_bytes_per_s": None if self.disk_bytes is None else self.disk_bytes / self.seconds,
+        }
+        return {name: float(value) for name, value in known.items() if value is not None}
+
+
+class WaitingWatch:
+    """How long the threads of a trial were ready to run and had no core: the kernel's run-queue delay, thread by thread.
+
+    It is what foreign work costs a trial, and nothing else sees it: beside a program that takes one core, a trial of one thread
+    on two cores loses nothing (measured: 1.07 of its speed), one of two threads almost all (0.06). A thread that has ended
+    takes its counter along, so looks are taken about once a second, while the trial runs.
+
+    Args:
+        proc: where the kernel's files are.
+    """
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._last: dict[str, int] = {}
+        self._last_s: float | None = None
+        self._waited_s = self._seconds = 0.0
+
+    @property
+    def waiting_cores(self) -> float | None:
+        """Threads waiting, on the average over the looks; None before two looks, or where the kernel does not say."""
+        return self._waited_s / self._seconds if self._seconds > 0 else None
+
+    def look(self, now_s: float, pids: Iterable[int]) -> None:
+        """Reads the delays of all threads of the processes.
+
+        Args:
+            now_s: monotonic clock.
+            pids: the trial's processes, as far as they are there.
+        """
+        delays = {file: delay for pid in pids for file, delay in self._delays(pid)}
+        known = delays.keys() & self._last.keys()
+        if self._last_s is not None and known:
+            self._waited_s += sum(delays[file] - self._last[file] for file in known) / 1e9
+            self._seconds += now_s - self._last_s
+        self._last, self._last_s = delays, now_s
+
+    def _delays(self, pid: int) -> Iterator[tuple[str, int]]:
+        with contextlib.suppress(OSError):  # gone
+            for thread in os.listdir(f"{self._proc}/{pid}/task"):
+                file = f"{self._proc}/{pid}/task/{thread}/schedstat"  # nanoseconds run, nanoseconds waited, times it ran
+                words = _read(Path(file)).split()
+                if len(words) == 3:
+                    yield file, int(words[1])
+
+
+class CpuMonitor:
+    """Looks at the processor for one study. Where there is no /proc, everything is unknown.
+
+    Args:
+        root: process whose tree is the study's own: the tuner's.
+        proc, cgroups: where the kernel's files are; others in tests.
+    """
+
+    def __init__(self, root: int | None = None, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
+        self._root, self._proc = root or os.getpid(), proc
+        self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        found = cgroup_quota(proc, cgroups)
+        self._quota = found if found and found.cores < len(self._cores) else None
+
+    def look(self, now_s: float) -> CpuLook:
+        """Returns the counters now.
+
+        Args:
+            now_s: monotonic clock.
+        """
+        processes = read_processes(self._proc)
+        busy_s, idle_s, steal_s = self._times()
+        return CpuLook(
+            time_s=now_s,
+            num_cores=self._quota.cores if self._quota else float(len(self._cores)),
+            busy_s=busy_s,
+            idle_s=idle_s,
+            steal_s=steal_s,
+            processes=processes,
+            read_bytes=self._read_bytes(tree(processes, self._root)),
+        )
+
+    def own(self, look: CpuLook) -> frozenset[int]:
+        """Returns the ids of this study's processes."""
+        return tree(look.processes, self._root)
+
+    def use(self, before: CpuLook, after: CpuLook) -> CpuUse | None:
+        """Returns what happened between two looks; None when no time has passed."""
+        seconds = after.time_s - before.time_s
+        if seconds <= 0:
+            return None
+        own = tree(before.processes, self._root), tree(after.processes, self._root)
+        own_s = _total_s(after.processes, own[1]) - _total_s(before.processes, own[0])
+        kernel_s = _kernel_s(after.processes) - _kernel_s(before.processes)
+        foreign_s = None
+        if before.busy_s is not None and after.busy_s is not None:
+            of_kernel_s = 0.0 if self._quota else kernel_s  # the kernel's threads are in no cgroup but the root's
+            foreign_s = max(0.0, after.busy_s - before.busy_s - own_s - of_kernel_s)
+        reads = before.read_bytes, after.read_bytes
+        return CpuUse(
+            seconds=seconds,
+            num_cores=after.num_cores,
+            own_cores=max(0.0, own_s) / seconds,
+            foreign_cores=None if foreign_s is None else foreign_s / seconds,
+            kernel_cores=kernel_s / seconds if any(process.is_kernel for process in after.processes.values()) else None,
+            idle_cores=_rate(before.idle_s, after.idle_s, seconds),
+            steal_cores=_rate(before.steal_s, after.steal_s, seconds),
+            culprits=_culprits(before.processes, after.processes, own[0] | own[1], seconds),
+            read_bytes=reads[1][0] - reads[0][0] if reads[0] and reads[1] else None,
+            disk_bytes=reads[1][1] - reads[0][1] if reads[0] and reads[1] else None,
+        )
+
+    def _times(self) -> tuple[float | None, float | None, float | None]:
+        """Returns busy, idle and stolen seconds of the cores we may use; with a quota, busy ones of the cgroup."""
+        busy_s = idle_s = steal_s = 0.0
+        wanted = {f"cpu{core}" for core in self._cores}
+        for line in _read(self._proc / "stat").splitlines():
+            name, *ticks = line.split()
+            if name in wanted:
+                wanted.remove(name)
+                user, nice, system, idle, waiting, _, _, steal = [int(tick) / TICKS_PER_S for tick in [*ticks, "0"][:8]]
+                busy_s, idle_s, steal_s = busy_s + user + nice + system, idle_s + idle + waiting, steal_s + steal
+        if wanted or not self._cores:  # no /proc, or one that shows other cores than ours
+            return None, None, None
+        return (self._quota.used_s(), None, steal_s) if self._quota else (busy_s, idle_s, steal_s)
+
+    def _read_bytes(self, own: frozenset[int]) -> tuple[int, int] | None:
+        """Returns the bytes that the study's processes, and those they waited for, have read: in all, and from the disk."""
+        everything = from_disk = 0
+        for pid in own:
+            fields = dict(line.split(": ") for line in _read(self._proc / str(pid) / "io").splitlines())
+            everything, from_disk = everything + int(fields.get("rchar", 0)), from_disk + int(fields.get("read_bytes", 0))
+        return (everything, from_disk) if everything else None
+
+
+def read_processes(proc: Path = PROC) -> dict[int, Process]:
+    """Returns every process that can be seen, by id."""
+    found = {}
+    with contextlib.suppress(OSError):  # no /proc
+        for name in os.listdir(proc):
+            if name.isdigit() and (process := _process(f"{proc}/{name}/stat")):
+                found[int(name)] = process
+    return found
+
+
+def tree(processes: Mapping[int, Process], root: int) -> frozenset[int]:
+    """Returns a process and all below it."""
+    children: dict[int, list[int]] = {}
+    for pid, process in processes.items():
+        children.setdefault(process.parent, []).append(pid)
+    found, new = {root}, [root]
+    while new:
+        new = [child for pid in new for child in children.get(pid, ())]
+        found.update(new)
+    return frozenset(found)
+
+
+def describe(pid: int) -> str:
+    """Returns who a process is, for a message: "python hog.py, pid 4242", or which study of autotune it belongs to.
+
+    Of its command line no more than the program and a script: the rest is somebody else's and may hold secrets.
+    """
+    try:
+        process = psutil.Process(pid)
+        program, *arguments = process.cmdline() or [process.name()]
+        scripts = [os.path.basename(argument) for argument in arguments if argument.endswith(SCRIPTS)]
+        command = " ".join([os.path.basename(program), *scripts[:1]])[:60]
+    except (psutil.Error, OSError):
+        return f"pid {pid}, which has ended"
+    try:
+        study, _, _ = str(process.environ().get(MARK_VARIABLE, "")).rpartition(":")
+    except (psutil.Error, OSError):  # somebody else's
+        study = ""
+    return f"another autotune study, {study}, pid {pid}" if study else f"{command}, pid {pid}"
+
+
+def _process(file: str) -> Process | None:
+    try:
+        with open(file, "rb", buffering=0) as opened:
+            fields = opened.read(1024).rpartition(b")")[2].split()  # the name before it may hold anything
+        user, system, waited_user, waited_system = (int(field) / TICKS_PER_S for field in fields[11:15])
+        return Process(
+            parent=int(fields[1]),
+            started_ticks=int(fields[19]),
+            own_s=user + system,
+            waited_for_s=waited_user + waited_system,
+            is_kernel=bool(int(fields[6]) & KERNEL_THREAD),
+        )
+    except (OSError, ValueError, IndexError):  # gone meanwhile
+        return None
+
+
+def _total_s(processes: Mapping[int, Process], members: frozenset[int]) -> float:
+    return sum(processes[pid].own_s + processes[pid].waited_for_s for pid in members if pid in processes)
+
+
+def _kernel_s(processes: Mapping[int, Process]) -> float:
+    return sum(process.own_s for process in processes.values() if process.is_kernel)
+
+
+def _culprits(
+    before: Mapping[int, Process], after: Mapping[int, Process], own: frozenset[int], seconds: float
+) -> tuple[tuple[int, float], ...]:
+    used = []
+    for pid, process in after.items():
+        if pid in own or process.is_kernel:
+            continue
+        earlier = before.get(pid)
+        is_same = earlier is not None and earlier.started_ticks == process.started_ticks
+        cores = (process.own_s - (earlier.own_s if earlier and is_same else 0.0)) / seconds
+        if cores >= NAMED_CORES:
+            used.append((pid, cores))
+    return tuple(sorted(used, key=lambda entry: -entry[1])[:3])
+
+
+def _rate(before: float | None, after: float | None, seconds: float) -> float | None:
+    return None if before is None or after is None else max(0.0, after - before) / seconds
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""

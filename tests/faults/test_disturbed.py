@@ -1,0 +1,146 @@
+"""Somebody else uses the machine while a trial is measured: real processes on the cores of a real study."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from autotune.records import Outcome
+from tests.faults import trial_studies
+from tests.faults.quick_study import QuickStudy
+
+# Its rate is what it really gets done; fewer passes a step are the best knob by half. Finals have short windows.
+PROGRAM = """
+passes, seconds = int(os.environ.get("PASSES", "3")), spec["rules"]["min_s"]
+rates = []
+progress("steady", 5)
+for _ in range(8):
+    begun, steps = time.monotonic(), 0
+    while time.monotonic() - begun < seconds / 8:
+        for _ in range(10_000 * passes):
+            pass
+        steps += 1
+    rates.append(steps / (time.monotonic() - begun))
+rate = sum(rates) / len(rates)
+window = {"steps": 80, "seconds": seconds, "samples": rate * seconds, "rate_per_s": rate, "block_rates_per_s": rates,
+          "half_width_frac": 0.01, "is_steady": True, "reason": ""}
+result(window=window, throughput_per_s=rate, unit="samples", target=[], observed={}, phases_s={"spawn": 0.1, "steady": seconds},
+       facts={"torch": "2.14.1", "device": "cpu"})
+"""
+HOG = "while True: pass"
+OPTIONS = ("search_space=space.yaml", "search.sampler=grid", "study.budget.minutes=0.5", "measure.screening.min_s=1.8",
+           "measure.finals.min_s=0.3")  # fmt: skip
+SPACE = {"env.PASSES": ["2", "4"]}
+PLANTED = {"env.PASSES": "2"}
+
+
+class Hogs:
+    """As many busy processes as it takes to leave a trial no core of its own, in a file with a telling name."""
+
+    def __init__(self, place):
+        self._script, self._running = place / "hog.py", []
+        self._script.write_text(HOG)
+
+    def start(self):
+        number = 2 * len(os.sched_getaffinity(0))
+        self._running = [subprocess.Popen([sys.executable, "-S", str(self._script)]) for _ in range(number)]
+
+    def end(self):
+        for process in self._running:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def hogs(tmp_path):
+    hogs = Hogs(tmp_path)
+    yield hogs
+    hogs.end()
+
+
+def hog_trial(study_folder, process, hogs, changed, *, seconds):
+    """Starts the hogs when the trial that changes this is measured, and ends them later."""
+    deadline = time.monotonic() + 120
+    while not (found := steady_trial(study_folder, changed)):
+        assert process.poll() is None, "the study ended before the trial came"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    hogs.start()
+    time.sleep(seconds)
+    hogs.end()
+    return found
+
+
+def steady_trial(study_folder, changed):
+    """Returns the folder of the search trial that changes this, once it is measured."""
+    for asked in study_folder.glob("trials/*/asked.json"):
+        with contextlib.suppress(ValueError, OSError):
+            progress = (asked.parent / "progress.jsonl").read_text()
+            if json.loads(asked.read_text())["changed"] == changed and '"steady"' in progress:
+                return asked.parent
+    return None
+
+
+def was_disturbed(record):
+    earlier = record["evidence"].get("earlier_attempt", {})
+    return record["outcome"] == "disturbed" or earlier.get("outcome") == "disturbed"
+
+
+def test_a_hog_makes_the_trial_disturbed_and_the_winner_stays_the_same(tmp_path, hogs):
+    study = QuickStudy(tmp_path, program=PROGRAM)
+    (tmp_path / "space.yaml").write_text(json.dumps(SPACE))
+    process = study.start(*OPTIONS)
+    folder = hog_trial(study.folder.path, process, hogs, PLANTED, seconds=2.4)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, out + err
+    shown = study.shown()
+    assert shown["best"]["overrides"] == PLANTED
+    if shown["disturbed_by"]:
+        pytest.skip(f"others load this machine all the time: {shown['disturbed_by']['words']}")
+    record = json.loads((folder / "trial.json").read_text())
+    assert was_disturbed(record), record
+    reason = record["evidence"].get("earlier_attempt", record)["reason"]
+    assert "other programs used" in reason
+    assert "hog.py, pid" in reason
+    assert "Waiting for a quiet machine" in out
+
+
+@pytest.mark.thorough
+def test_a_hog_that_never_ends_is_told_once_and_the_study_goes_on(tmp_path, hogs):
+    study = QuickStudy(tmp_path, program=PROGRAM)
+    (tmp_path / "space.yaml").write_text(json.dumps(SPACE))
+    hogs.start()
+    process = study.start(*OPTIONS)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, out + err
+    shown = study.shown()
+    assert out.count("does not get quiet") == 1, out
+    assert "hog.py, pid" in out
+    assert shown["disturbed_by"]["since_trial"] == 0
+    assert shown["trials"][0]["outcome"] == "ok"
+    assert shown["counts"].get("disturbed", 0) == 0
+    assert shown["best"]["overrides"] == PLANTED
+    assert "beside" in study.say("show", "s").stdout
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_hogged", [False, True])
+def test_a_real_study_finds_the_planted_best_with_a_hog_and_without(tmp_path, hogs, is_hogged):
+    overrides = ["measure.quiet=true", "study.budget.minutes=1.2", "measure.screening.min_s=2", "measure.screening.max_s=3"]
+    study = trial_studies.start(tmp_path, "planted.py", SPACE, *overrides)
+    if is_hogged:
+        while not (folders := list(tmp_path.glob("runs/*"))):
+            time.sleep(0.05)
+        hog_trial(next(f for f in folders if f.is_dir()), study.process, hogs, PLANTED, seconds=4)
+    study.finish()
+    summary = study.summary()
+    records = [study.record(trial["number"]) for trial in summary["trials"]]
+    disturbed = [record for record in records if was_disturbed(record)]
+    assert bool(disturbed) is is_hogged, disturbed
+    assert all(record["changed"] == PLANTED for record in disturbed if record["kind"] == "search")
+    assert summary["best"]["overrides"] == PLANTED
+    assert summary["counts"].get(Outcome.ok, 0) >= len(records) - len(disturbed) - 1

@@ -1,0 +1,193 @@
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from autotune.monitors import cpu
+from autotune.monitors.cpu import CpuLook, CpuMonitor, Process, WaitingWatch, describe, read_processes, tree
+
+KTHREADD = 0x00200000
+
+
+def process(parent, own_s, waited_for_s=0.0, *, started_ticks=1, is_kernel=False):
+    return Process(parent=parent, started_ticks=started_ticks, own_s=own_s, waited_for_s=waited_for_s, is_kernel=is_kernel)
+
+
+def look(time_s, processes, *, busy_s, idle_s=0.0, steal_s=0.0, read_bytes=None):
+    return CpuLook(
+        time_s=time_s, num_cores=2, busy_s=busy_s, idle_s=idle_s, steal_s=steal_s, processes=processes, read_bytes=read_bytes
+    )
+
+
+TUNER, SUPERVISOR, TRIAL, WORKER, HOG, KERNEL = 10, 11, 12, 13, 99, 2
+
+
+def test_what_is_not_of_the_study_s_tree_is_foreign_and_the_largest_is_named():
+    before = {TUNER: process(1, 5.0), SUPERVISOR: process(TUNER, 1.0), TRIAL: process(SUPERVISOR, 2.0), HOG: process(1, 7.0)}
+    after = {TUNER: process(1, 5.1), SUPERVISOR: process(TUNER, 1.0), TRIAL: process(SUPERVISOR, 8.0), HOG: process(1, 10.0)}
+    use = CpuMonitor(TUNER).use(look(0, before, busy_s=100.0), look(4, after, busy_s=109.3, idle_s=0.4, steal_s=0.2))
+    assert use.own_cores == pytest.approx(6.1 / 4)
+    assert use.foreign_cores == pytest.approx(3.2 / 4)
+    assert use.culprits == ((HOG, 0.75),)
+    assert (use.idle_cores, use.steal_cores) == (pytest.approx(0.1), pytest.approx(0.05))
+    assert use.metrics()["host.foreign_cores"] == use.foreign_cores
+
+
+def test_a_trial_that_is_gone_is_counted_in_its_parent():
+    before = {TUNER: process(1, 0.0), SUPERVISOR: process(TUNER, 0.0, 3.0), TRIAL: process(SUPERVISOR, 2.0, 1.0)}
+    after = {TUNER: process(1, 0.0), SUPERVISOR: process(TUNER, 0.0, 3.0 + 2.0 + 1.0 + 4.0)}
+    use = CpuMonitor(TUNER).use(look(0, before, busy_s=0.0), look(4, after, busy_s=4.0))
+    assert use.own_cores == pytest.approx(1.0)
+    assert use.foreign_cores == 0.0
+
+
+def test_the_kernel_s_own_threads_are_no_strangers():
+    before = {TUNER: process(1, 0.0), KERNEL: process(0, 1.0, is_kernel=True)}
+    after = {TUNER: process(1, 0.0), KERNEL: process(0, 3.0, is_kernel=True)}
+    use = CpuMonitor(TUNER).use(look(0, before, busy_s=0.0), look(4, after, busy_s=2.0))
+    assert use.foreign_cores == 0.0
+    assert use.kernel_cores == 0.5
+    assert use.culprits == ()
+
+
+def test_a_process_id_that_was_used_again_is_another_process():
+    before = {TUNER: process(1, 0.0), HOG: process(1, 50.0, started_ticks=1)}
+    after = {TUNER: process(1, 0.0), HOG: process(1, 2.0, started_ticks=9)}
+    use = CpuMonitor(TUNER).use(look(0, before, busy_s=0.0), look(4, after, busy_s=2.0))
+    assert use.culprits == ((HOG, 0.5),)
+
+
+def test_what_the_machine_does_not_tell_is_unknown(tmp_path):
+    monitor = CpuMonitor(proc=tmp_path, cgroups=tmp_path)
+    use = monitor.use(monitor.look(0.0), monitor.look(4.0))
+    assert use.foreign_cores is use.idle_cores is use.steal_cores is use.kernel_cores is use.read_bytes is None
+    assert set(use.metrics()) == {"host.own_cores"}
+    assert monitor.use(monitor.look(1.0), monitor.look(1.0)) is None
+
+
+def machine(tmp_path, stat, **files):
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroups"
+    for path, text in {"proc/stat": stat, "proc/self/cgroup": "0::/\n", **files}.items():
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    cgroups.mkdir(exist_ok=True)
+    return CpuMonitor(proc=proc, cgroups=cgroups)
+
+
+def stat_of(*cores):
+    return "cpu  9 9 9 9 9 9 9 9\n" + "".join(f"cpu{n} {' '.join(map(str, ticks))}\n" for n, ticks in enumerate(cores))
+
+
+def test_only_the_cores_we_may_use_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: {1})
+    cores = [(900, 0, 0, 0, 0, 0, 0, 0, 0, 0), (100, 20, 30, 400, 50, 7, 7, 5, 60, 0)]
+    found = machine(tmp_path, stat_of(*cores)).look(0.0)
+    assert found.num_cores == 1
+    assert found.busy_s * cpu.TICKS_PER_S == pytest.approx(150)  # guests are in user already, interrupts are the machine's
+    assert found.idle_s * cpu.TICKS_PER_S == pytest.approx(450)
+    assert found.steal_s * cpu.TICKS_PER_S == pytest.approx(5)
+
+
+def test_a_proc_that_does_not_show_our_cores_says_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: {0, 7})
+    assert machine(tmp_path, stat_of((1,) * 8)).look(0.0).busy_s is None
+
+
+@pytest.mark.parametrize(
+    ("files", "busy_s"),
+    [
+        ({"cgroups/cpu.max": "150000 100000\n", "cgroups/cpu.stat": "usage_usec 2500000\n"}, 2.5),
+        (
+            {"proc/self/cgroup": "3:cpu,cpuacct:/\n", "cgroups/cpu,cpuacct/cpu.cfs_quota_us": "150000\n",
+             "cgroups/cpu,cpuacct/cpu.cfs_period_us": "100000\n", "cgroups/cpu,cpuacct/cpuacct.usage": "3500000000\n"}, 3.5,
+        ),
+        (
+            {"proc/self/cgroup": "3:cpu:/\n", "cgroups/cpu/cpu.cfs_quota_us": "150000\n",
+             "cgroups/cpu/cpu.cfs_period_us": "100000\n", "cgroups/cpuacct/cpuacct.usage": "4500000000\n"}, 4.5,
+        ),
+    ],
+)  # fmt: skip
+def test_under_a_quota_the_cgroup_s_own_account_counts_not_the_whole_host(tmp_path, monkeypatch, files, busy_s):
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: set(range(4)))
+    found = machine(tmp_path, stat_of(*[(900,) * 8] * 4), **files).look(0.0)
+    assert found.num_cores == 1.5
+    assert found.busy_s == busy_s
+    assert found.idle_s is None
+
+
+def test_a_quota_of_more_than_our_cores_limits_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: {0})
+    files = {"cgroups/cpu.max": "400000 100000\n", "cgroups/cpu.stat": "usage_usec 2500000\n"}
+    assert machine(tmp_path, stat_of((100, 0, 0, 0, 0, 0, 0, 0)), **files).look(0.0).num_cores == 1
+
+
+def test_names_with_anything_in_them_are_read(tmp_path):
+    folder = tmp_path / "7"
+    folder.mkdir()
+    rest = ["S", "3", *["0"] * 4, str(KTHREADD), *["0"] * 4, "100", "50", "20", "10", *["0"] * 4, "77"]
+    (folder / "stat").write_text(f"7 (a) S 1 (b) {' '.join(rest)}")
+    (found,) = read_processes(tmp_path).values()
+    assert (found.parent, found.started_ticks, found.is_kernel) == (3, 77, True)
+    assert found.own_s == pytest.approx(150 / cpu.TICKS_PER_S)
+    assert found.waited_for_s == pytest.approx(30 / cpu.TICKS_PER_S)
+
+
+def test_this_machine_s_processes_are_read_and_a_stranger_found():
+    hog = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+    try:
+        monitor = CpuMonitor(root=2**22 + 1)  # nobody's: all are strangers
+        waiting = WaitingWatch()
+        before = monitor.look(time.monotonic())
+        waiting.look(time.monotonic(), [hog.pid])
+        time.sleep(0.5)
+        waiting.look(time.monotonic(), [hog.pid])
+        use = monitor.use(before, monitor.look(time.monotonic()))
+    finally:
+        hog.kill()
+        hog.wait()
+    assert hog.pid in {pid for pid, _ in use.culprits} or use.foreign_cores > 1
+    assert use.foreign_cores > 0
+    assert waiting.waiting_cores is None or waiting.waiting_cores >= 0
+
+
+def test_a_tree_is_a_process_and_all_below_it():
+    processes = {1: process(0, 0), 10: process(1, 0), 11: process(10, 0), 12: process(11, 0), 99: process(1, 0)}
+    assert tree(processes, 10) == {10, 11, 12}
+    assert os.getpid() in tree(read_processes(), os.getppid())
+
+
+def test_a_stranger_is_named_without_its_arguments_and_another_study_as_what_it_is():
+    plain = subprocess.Popen([sys.executable, __file__, "--password=hunter2"], stdin=subprocess.PIPE)
+    environment = {**os.environ, "AUTOTUNE_MARK": "/data/runs/other:7"}
+    study = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
+    try:
+        said = describe(plain.pid)
+        assert "hunter2" not in said
+        assert "test_cpu.py" in said
+        assert f"pid {plain.pid}" in said
+        assert describe(study.pid) == f"another autotune study, /data/runs/other, pid {study.pid}"
+    finally:
+        for running in (plain, study):
+            running.communicate()
+    assert describe(plain.pid) == f"pid {plain.pid}, which has ended"
+
+
+def test_waiting_is_counted_thread_by_thread_while_they_live(tmp_path):
+    def write(thread, waited_ns):
+        folder = tmp_path / "5" / "task" / str(thread)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "schedstat").write_text(f"1000 {waited_ns} 3\n")
+
+    watch = WaitingWatch(tmp_path)
+    assert watch.waiting_cores is None
+    write(5, 0)
+    write(6, 10**9)
+    watch.look(0.0, [5, 404])
+    write(5, 10**9)
+    write(6, 2 * 10**9)
+    write(7, 9 * 10**9)  # new: what it waited before is not of this span
+    watch.look(4.0, [5])
+    assert watch.waiting_cores == pytest.approx(0.5)

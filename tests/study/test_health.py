@@ -1,0 +1,281 @@
+"""What makes a trial disturbed, and what a study does about it."""
+
+import pytest
+
+from autotune.harness.protocol import RankResult, Window
+from autotune.monitors.cpu import CpuUse
+from autotune.monitors.nvml import NoDevice
+from autotune.records import Kind, Outcome, TrialRecord
+from autotune.study import health
+from autotune.study.health import Level, of_cpu, of_device
+from autotune.testing.fake_launcher import Failure, Surface
+
+
+def use(**what):
+    return CpuUse(**{"seconds": 4.0, "num_cores": 2.0, "own_cores": 1.5, "foreign_cores": 0.0, "idle_cores": 0.0, **what})
+
+
+@pytest.mark.parametrize(
+    ("seen", "kinds"),
+    [
+        (use(foreign_cores=0.5), ["cpu"]),
+        (use(foreign_cores=0.08), []),
+        (use(foreign_cores=0.5, idle_cores=1.2), []),  # a core of their own
+        (use(foreign_cores=1.0, waiting_cores=0.02), []),  # likewise, by the kernel's count, whatever is idle
+        (use(foreign_cores=0.5, idle_cores=0.3, waiting_cores=0.6), ["cpu"]),
+        (use(foreign_cores=0.5, idle_cores=1.2, waiting_cores=0.6), []),
+        (use(foreign_cores=6.0, idle_cores=40.0, waiting_cores=0.6, num_cores=64.0), []),
+        (use(foreign_cores=6.0, idle_cores=2.0, waiting_cores=0.6, num_cores=64.0), ["cpu"]),
+        (use(waiting_cores=2.0), []),  # more threads than cores, all of them its own
+        (use(foreign_cores=0.5, num_cores=64.0), []),  # a large machine is never quite at rest
+        (use(foreign_cores=None), []),
+        (use(steal_cores=0.3), ["steal"]),
+        (use(steal_cores=0.05), []),
+        (use(foreign_cores=0.5, seconds=0.5), []),  # too short to tell
+        (use(num_cores=4.0, own_cores=3.6, foreign_cores=0.4, idle_cores=None), ["cpu"]),  # a quota used up
+        (use(num_cores=4.0, own_cores=1.0, foreign_cores=0.4, idle_cores=None), []),
+        (None, []),
+    ],
+)
+def test_foreign_work_disturbs_where_the_trial_wants_for_cores(seen, kinds):
+    assert [one.kind for one in of_cpu(seen)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("metrics", "strangers", "kinds"),
+    [
+        ({}, {}, []),
+        ({"gpu.slowdown_thermal_frac": 0.0005, "gpu.slowdown_power_brake_frac": 0.0}, {}, []),
+        ({"gpu.slowdown_thermal_frac": 0.02}, {}, ["thermal"]),
+        ({"gpu.slowdown_power_brake_frac": 0.002}, {}, ["power_brake"]),
+        ({"gpu.slowdown_power_cap_frac": 0.9}, {}, []),  # its own draw
+        ({"gpu.sm_clock_frac": 0.7}, {}, ["clock"]),
+        ({"gpu.sm_clock_frac": 0.8}, {}, []),
+        ({}, {1: 0.3}, ["device"]),
+        ({}, {1: 0.0}, []),  # there, and idle
+        ({}, {1: None}, ["device"]),  # a newcomer of whom nothing else is known
+    ],
+)
+def test_what_holds_the_device_back_from_outside_disturbs(metrics, strangers, kinds):
+    assert [one.kind for one in of_device(metrics, strangers)] == kinds
+
+
+def disturbing(study, trials, *, cores=1.0, num_attempts=1):
+    """Makes others use cores while these trials run, in so many attempts of each."""
+    left = dict.fromkeys(trials, num_attempts)
+
+    def failures(trial, knobs):
+        left[trial] = left.get(trial, 0) - 1
+        study[0].cpu.foreign_cores = cores if left[trial] >= 0 else 0.0
+
+    return failures
+
+
+def study_with(bench, trials, *overrides, **how):
+    study = []
+    surface = Surface(gains={("precision.amp", "bf16"): 2.0}, failures=disturbing(study, trials, **how))
+    study.append(bench(surface, *overrides))
+    return study[0]
+
+
+def test_a_disturbed_trial_is_tried_once_more_and_says_what_it_was(bench):
+    study = study_with(bench, {2})
+    study.run()
+    assert [launch.spec.trial for launch in study.launcher.launches][:5] == [0, 1, 2, 2, 3]
+    record = study.trials[2]
+    assert record.outcome is Outcome.ok
+    assert record.evidence["earlier_attempt"]["outcome"] == "disturbed"
+    assert "other programs used 1 of 4 cores" in record.evidence["earlier_attempt"]["reason"]
+    assert record.metrics["host.foreign_cores"] == 0.0
+
+
+def test_twice_disturbed_has_no_value_and_is_no_answer(bench):
+    study = study_with(bench, {2}, num_attempts=2)
+    summary = study.run()
+    record = study.trials[2]
+    assert record.outcome is Outcome.disturbed
+    assert record.value is None
+    assert record.evidence["measured"]["value"] > 0, "nothing measured is ever lost"
+    assert summary["counts"]["disturbed"] == 1
+    assert summary["disturbed_by"] is None
+    assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+
+
+def test_the_retry_waits_until_the_disturbance_is_over_for_a_bounded_time(bench):
+    study = study_with(bench, {0}, num_attempts=1)
+    slept = study.clock.sleep
+
+    def sleep(seconds):
+        slept(seconds)
+        if seconds == health.MIN_WINDOW_S and study.clock.now_s > until[0]:
+            study.cpu.foreign_cores = 0.0
+
+    until, study.clock.sleep = [study.clock.now_s + 20], sleep
+    study.run()
+    (said,) = [line for line in study.listener.named("notice") if "Waiting for a quiet machine, 12 s at most" in line]
+    assert "other programs used 1 of 4 cores" in said
+    assert study.trials[0].outcome is Outcome.ok
+
+
+def test_a_machine_that_is_never_quiet_is_told_once_and_tuned_all_the_same(bench):
+    study = bench(Surface(gains={("precision.amp", "bf16"): 2.0}))
+    study.cpu.foreign_cores = 0.9
+    summary = study.run()
+    said = [line for line in study.listener.named("notice") if "does not get quiet" in line]
+    assert len(said) == 1
+    assert "disturbed" not in summary["counts"]
+    assert summary["speedup"]["verdict"] == "faster"
+    assert summary["disturbed_by"]["since_trial"] == 0
+    assert summary["disturbed_by"]["level"] == {"cpu": 0.9}
+    assert [launch.spec.trial for launch in study.launcher.launches][:4] == [0, 0, 1, 2], "no trial but the first is repeated"
+
+
+def test_more_than_the_usual_noise_still_disturbs(bench):
+    level = Level()
+    level.amounts = {"cpu": 0.9}
+    assert level.beyond(of_cpu(use(foreign_cores=0.95))) == []
+    assert level.beyond(of_cpu(use(foreign_cores=1.3)))
+
+
+def test_noise_that_comes_to_stay_is_accepted_after_two_trials_and_the_finals_decide(bench):
+    study = study_with(bench, range(2, 100), num_attempts=9)
+    summary = study.run()
+    disturbed = [trial for trial in study.trials if trial.outcome is Outcome.disturbed]
+    assert len(disturbed) == 1, "the second of two in a row keeps its number"
+    assert summary["disturbed_by"]["since_trial"] >= 2
+    assert summary["speedup"]["verdict"] == "faster"
+    assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+
+
+def test_level_survives_resuming():
+    record = TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok)
+    record.evidence[health.ACCEPTED] = {"cpu": 0.9}
+    assert Level([record]).amounts == {"cpu": 0.9}
+
+
+def test_with_quiet_off_the_number_is_taken_and_the_noise_noted(bench):
+    study = bench(Surface(), "measure.quiet=false", "study.budget.trials=1")
+    study.cpu.foreign_cores = 0.9
+    summary = study.run()
+    assert set(summary["counts"]) == {"ok"}
+    assert study.trials[0].evidence["disturbances"][0]["kind"] == "cpu"
+    assert study.trials[0].metrics["host.foreign_cores"] == 0.9
+
+
+def test_a_failure_is_no_disturbance(bench):
+    surface = Surface(failures=lambda trial, _: Failure(error={"type": "ValueError", "message": "x"}) if trial == 2 else None)
+    study = bench(surface, "study.budget.trials=2")
+    study.cpu.foreign_cores = 0.9
+    study.run()
+    assert study.trials[2].outcome is Outcome.error
+
+
+def test_a_disturbed_round_of_the_finals_is_left_out_and_does_not_count_against_its_configuration(bench):
+    study = []
+
+    def failures(trial, knobs):
+        finals = [t for t in study[0].trials if t.kind is Kind.final]
+        study[0].cpu.foreign_cores = 1.0 if len(finals) in (3, 6, 9) else 0.0
+
+    surface = Surface(gains={("precision.amp", "bf16"): 2.0}, failures=failures)
+    study.append(bench(surface, "study.budget.trials=6", minutes=20))
+    summary = study[0].run()
+    finals = [trial for trial in study[0].trials if trial.kind is Kind.final]
+    assert sum(trial.outcome is Outcome.disturbed for trial in finals) == 3
+    assert summary["speedup"]["verdict"] == "faster"
+
+
+class Hot(NoDevice):
+    """A device that was too hot in the windows of the first attempt."""
+
+    num_windows, is_hot = 0, False
+
+    def open_window(self):
+        self.num_windows += 1
+
+    def metrics(self):
+        return {"gpu.slowdown_thermal_frac": 0.4 if self.num_windows == 1 else 0.0}
+
+
+def test_a_hot_device_rests_before_the_second_attempt(bench):
+    study = bench(Surface(), "study.budget.trials=1", device=Hot())
+    study.run()
+    record = study.trials[0]
+    assert record.outcome is Outcome.ok
+    assert "too hot" in record.evidence["earlier_attempt"]["reason"]
+    assert any("too hot. Waiting" in line for line in study.listener.named("notice"))
+    assert study.clock.now_s - 1000 > 10, "it rested"
+
+
+class Shared(NoDevice):
+    """Ids of processes on the device, as NVML gives them."""
+
+    def __init__(self, found):
+        self.found, self.num_asked = found, 0
+
+    def compute_processes(self):
+        self.num_asked += 1
+        return self.found if self.num_asked > 1 else {}
+
+
+def test_ids_of_another_namespace_accuse_nobody(bench):
+    study = bench(Surface(), "study.budget.trials=1", device=Shared({2**22 + 5: 0.9}))
+    summary = study.run()
+    assert set(summary["counts"]) == {"ok"}
+    assert "gpu.foreign_processes" not in study.trials[0].metrics
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "disk_bytes", "is_flagged"),
+    [(10**6, 0, True), (10**6, 0.9 * GIB, False), (1000, 0, False), (None, 0, False), (10**6, None, False)],
+)
+def test_data_larger_than_memory_that_came_from_memory_is_flagged(num_samples, disk_bytes, is_flagged):
+    window = Window(
+        steps=10,
+        seconds=4,
+        samples=10_000,
+        rate_per_s=2500,
+        block_rates_per_s=[],
+        half_width_frac=None,
+        is_steady=True,
+        reason="",
+    )
+    result = RankResult(trial=1, nonce="", rank=0, world_size=1, pid=1, status="measured", window=window)
+    result.detected = {"loader": {"num_samples": num_samples}}
+    why = health.page_cache(use(read_bytes=GIB, disk_bytes=disk_bytes), [result], memory_bytes=16 * GIB)  # 100 KiB a sample
+    assert bool(why) is is_flagged
+    assert not why or "about 100 GiB" in why
+    assert health.page_cache(None, [], 16 * GIB) == ""
+
+
+def test_a_baseline_that_crashes_once_and_is_disturbed_once_ends_no_study(bench):
+    study = []
+
+    def failures(trial, knobs):
+        if trial == 0 and len(study[0].launcher.launches) == 1:
+            return Failure(signal="SIGSEGV", cause="exit")
+        study[0].cpu.foreign_cores = 1.0 if trial == 0 else 0.0
+        return None
+
+    study.append(bench(Surface(failures=failures), "study.budget.trials=1"))
+    summary = study[0].run()
+    assert summary["status"] == "complete"
+    assert summary["disturbed_by"]["since_trial"] == 0
+
+
+def test_an_attempt_that_was_disturbed_does_not_make_trials_look_dearer(bench):
+    study = study_with(bench, {0}, num_attempts=1)
+    study.run()
+    baseline = study.trials[0]
+    assert baseline.seconds == pytest.approx(2 * baseline.attempt_s)
+
+
+def test_a_short_study_does_not_spend_itself_on_a_quieter_baseline(bench):
+    study = bench(Surface(start_s=10.0), minutes=1.5)
+    study.cpu.foreign_cores = 0.9
+    study.run()
+    assert [launch.spec.trial for launch in study.launcher.launches].count(0) == 1
+    assert study.trials[0].outcome is Outcome.ok
