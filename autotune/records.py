@@ -221,6 +221,8 @@ class StudyRecord:
         budget_s: wall-time budget; None for unlimited.
         budget_trials: trial budget; None for unlimited.
         spent_s: wall time that earlier runs of this study took, before it was resumed.
+        settings: configuration keys that decide what is measured (recipe, device, windows) -> value, where not the default.
+        verifies: what the study verifies instead of searching: `Verify.as_json`; {} for a study that searches.
     """
 
     name: str
@@ -243,6 +245,8 @@ class StudyRecord:
     budget_s: float | None = None
     budget_trials: int | None = None
     spent_s: float = 0.0
+    settings: dict[str, Any] = field(default_factory=dict)
+    verifies: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def as_json(self) -> dict[str, Any]:
@@ -271,7 +275,7 @@ _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "name": (str,), "title": (str,), "command": (list,), "cwd": (str,), "base": (str,), "sequence": (int,),
     "placeholders": (dict,), "is_recipe": (bool,), "identity": (dict,), "asked": (dict,), "space": (dict,), "pinned": (dict,),
     "machine": (dict,), "versions": (dict,), "started_at": _NUMBER, "budget_s": (*_NUMBER, type(None)),
-    "budget_trials": (int, type(None)), "spent_s": _NUMBER,
+    "budget_trials": (int, type(None)), "spent_s": _NUMBER, "settings": (dict,), "verifies": (dict,),
 }  # fmt: skip
 _SUMMARY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "study": (str,), "status": (str,), "machine": (dict,), "baseline": (dict,), "best": (dict, type(None)),
@@ -336,7 +340,8 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; ratio null: not compared,
 #  "attribution": [{"knob", "from", "to", "ratio", "ci"}], "diagnosis": [{"finding", "evidence", "advice"}],
 #  "counts": {outcome: n}, "seconds": {"total", "measuring", "starting", "compiling", "lost"},
-#  "fingerprint", "versions", "started_at", "budget_s", "budget_trials", "pinned", "command",
+#  "fingerprint", "identity", "versions", "started_at", "budget_s", "budget_trials", "pinned", "settings",
+#  "command", "cwd", "is_recipe", "verification": study/verify.py's document | null for a study that searches,
 #  "files": {"left": [{"name", "bytes", "trial"}], "restored": [{"path", "trials"}]},
 #  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "seconds", "phases_s",
 #              "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "round", "repeats"}]}

@@ -91,7 +91,9 @@ class PlainLines(View):
 
 
 def budget_text(study: StudyRecord) -> str:
-    """Returns the budget of a study: "8 min", "30 trials", "8 min or 30 trials", "none"."""
+    """Returns the budget of a study: "8 min", "30 trials", "8 min or 30 trials", "4 rounds or 5 min", "none"."""
+    if wanted := study.verifies:
+        return f"{wanted['rounds']} rounds or {seconds_text(wanted['minutes'] * 60)}"
     parts = [seconds_text(study.budget_s)] if study.budget_s is not None else []
     parts += [f"{study.budget_trials} trials"] if study.budget_trials is not None else []
     return " or ".join(parts) or "none"

@@ -13,6 +13,7 @@ import optuna
 
 import autotune
 from autotune.config.command import CommandTemplate
+from autotune.config.keys import settings
 from autotune.harness.protocol import RankResult
 from autotune.machine import comparable
 from autotune.records import StudyRecord
@@ -69,6 +70,8 @@ def about(
         budget_s=None if budget.minutes is None else budget.minutes * 60,
         budget_trials=budget.trials,
         spent_s=before.spent_s if before else 0.0,
+        settings=plan.secrets.document(settings(plan.config)),
+        verifies=plan.verify.as_json() if plan.verify else {},
     )
 
 

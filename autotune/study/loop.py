@@ -28,6 +28,7 @@ from autotune.study.session import Ending, Session
 from autotune.study.settings import capacity_bytes, memory_cap_bytes
 from autotune.study.summary import Standing, summarise
 from autotune.study.trial import TrialRunner
+from autotune.study.verify import VERIFIED, Verification
 from autotune.trackers.sync import incomplete
 from autotune.wording import log_lines
 
@@ -107,7 +108,7 @@ class _Study:
         )
         self._executable: str | None = None  # the program's own interpreter, from the baseline
         self._decision: Decision | None = None
-        self._finals: Finals | None = None
+        self._finals: Finals | Verification | None = None
 
     def run(self) -> Summary:
         if self._earlier:
@@ -134,8 +135,11 @@ class _Study:
         """Returns the status the study ends with, why, and the failure to be raised once everything is on disk."""
         try:
             self._baseline()
-            ended_because = Search(self._session).run()
-            self._finals = Finals(self._session)
+            if self._plan.verify:
+                self._finals, ended_because = Verification(self._session, self._plan.verify), VERIFIED
+            else:
+                ended_because = Search(self._session).run()
+                self._finals = Finals(self._session)
             self._decision = self._finals.run()
         except (Ending, KeyboardInterrupt) as ending:
             return "interrupted", str(ending) or "stopped by the user", None

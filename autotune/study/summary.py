@@ -11,6 +11,7 @@ from autotune.records import SCHEMA, StudyRecord, Summary, Tier, TrialRecord
 from autotune.study.budget import START_PHASES
 from autotune.study.diagnosis import diagnose
 from autotune.study.finals import Decision
+from autotune.study.verify import verification
 
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "seconds", "phases_s",
@@ -63,12 +64,17 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "counts": dict(Counter(str(record.outcome) for record in records)),
         "seconds": _seconds(records, standing.seconds),
         "fingerprint": about.fingerprint,
+        "identity": about.identity,
         "versions": about.versions,
         "started_at": about.started_at,
         "budget_s": about.budget_s,
         "budget_trials": about.budget_trials,
         "pinned": about.pinned,
+        "settings": about.settings,
         "command": about.command,
+        "cwd": about.cwd,
+        "is_recipe": about.is_recipe,
+        "verification": verification(about, records, standing.decision) if about.verifies else None,
         "files": _files(records),
         "trials": [_trial(record) for record in records],
     }
