@@ -216,7 +216,10 @@ def verify(
     best: Annotated[
         str, typer.Argument(metavar="BEST", help="A best.yaml, or a study's name: its best.yaml.", show_default=False)
     ],
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Configuration that holds for both.", show_default=False),
+    ] = None,
     rounds: Annotated[int, typer.Option("--rounds", metavar="N", min=2, max=100, help="Pairs of fresh processes.")] = 4,
     minutes: Annotated[
         float, typer.Option("--minutes", metavar="M", min=0.1, help="Begin no further round that would take longer.")

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.records import Summary
-from autotune.wording import DASH, interval_text, number_text, ratio_interval_text, ratio_text, seconds_text
+from autotune.wording import DASH, changes_phrase, interval_text, number_text, ratio_interval_text, ratio_text, seconds_text
 
 SIDES = ("baseline", "best")
 
@@ -18,13 +18,13 @@ _Row = tuple[str, str, str, str]
 
 
 def headline(found: dict[str, Any]) -> str:
-    """Returns the verdict in a line: "holds: 2.04x [1.99, 2.09] here and now, 2.06x claimed"."""
+    """Returns the verdict in a line: "holds: 2.04x now, 2.06x claimed"."""
     now, claimed = found.get("now"), ratio_text(found["claimed"]["ratio"])
     if not found.get("verdict"):
         return f"verifying: {claimed} claimed"
     if not now:
         return f"{found['verdict']}: {claimed} claimed"
-    return f"{found['verdict']}: {_speedup(now)} here and now, {claimed} claimed"
+    return f"{found['verdict']}: {ratio_text(now['ratio'])} now, {claimed} claimed"
 
 
 def explanation(found: dict[str, Any]) -> str:
@@ -46,7 +46,11 @@ def broken(found: dict[str, Any]) -> str:
 def blocks(summary: Summary) -> Group:
     """Returns claimed and measured values side by side, and below them what else the user should know."""
     found, unit = summary["verification"], str(summary.get("unit") or "samples")
-    made = [_table((f"{unit}/s", "claimed", "here and now", "now / claimed"), _compared(found))]
+    made: list[RenderableType] = [
+        Text.assemble((f"{found['file']}  ", "quiet"), changes_phrase(found["changed"]), overflow="fold"),
+        Text(),
+    ]
+    made.append(_table((f"{unit}/s", "claimed", "here and now", "now / claimed"), _compared(found)))
     if found.get("long"):
         title = (f"{unit}/s", "claimed", "long run", "claimed / long")
         made.append(Padding(Group(Text(_long_title(found)), _table(title, _long(found))), (1, 0, 0, 0)))
@@ -59,7 +63,7 @@ def blocks(summary: Summary) -> Group:
 def lines(summary: Summary) -> list[str]:
     """Returns the same as plain lines."""
     found, unit = summary["verification"], str(summary.get("unit") or "samples")
-    said = []
+    said = [f"file  {found['file']}: {changes_phrase(found['changed'])}"]
     for name, claimed, now, left in _compared(found):
         rate = "" if name == "speed-up" else f" {unit}/s"
         said.append(f"{name}  claimed {claimed}{rate}, now {now}{rate}{f', now / claimed {left}' if left else ''}")

@@ -44,7 +44,7 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
         is_said: whether why the study failed is said elsewhere, as the error that ends `autotune run`.
     """
     if summary.get("verification"):
-        parts = [claims.blocks(summary), _changes(summary), _rest(summary, path)]
+        parts = [claims.blocks(summary), _rest(summary, path)]
     else:
         parts = [_sides(summary), _changes(summary), _tiers(summary), _diagnosis(summary), _rest(summary, path)]
     blocks: list[RenderableType] = [_headline(summary, is_said=is_said)]

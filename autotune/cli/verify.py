@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -48,6 +49,7 @@ def verify(asked: Asked, *, as_json: bool) -> int:
     from autotune.config.claim import Verify
     from autotune.machine import host_facts
 
+    _check(asked)
     facts = host_facts()
     study, file = _source(asked)
     claim, composed = _of_study(study, file, facts) if study else _of_file(asked, file, facts)
@@ -133,7 +135,6 @@ def _of_file(asked: Asked, file: Path, facts: dict[str, Any]) -> tuple[Claim, Co
 
     has_command = asked.command is not None
     claim = read_claim(file, circumstances(facts, None, is_recipe=not has_command))
-    _check(asked, claim)
     names_recipe = claim.is_recipe or any(word.startswith(("model=", "model.name=")) for word in asked.overrides)
     if not has_command and not names_recipe and claim.changed:
         raise BadInput(
@@ -148,9 +149,10 @@ def _of_file(asked: Asked, file: Path, facts: dict[str, Any]) -> tuple[Claim, Co
         document=claim.document(without=RECIPE_KEYS if has_command else [word.partition("=")[0] for word in asked.overrides]),
     )
     composed.name = composed.config.study.name or _name(claim, file.stem)
-    if twice := sorted((composed.space.pinned.keys() | composed.space.domains.keys()) & claim.changed.keys()):
+    if twice := sorted(composed.space.pinned.keys() & claim.changed.keys()):
         raise BadInput(
-            f"{key}: a change of the file's, whose claim it is, got it on the command line too. Leave it out." for key in twice
+            f"{key}: what the file changes is what it makes a claim of, got it on the command line too. Leave it out."
+            for key in twice
         )
     if absent := [key for key in claim.secret if key not in composed.space.pinned]:
         raise BadInput(f"{key}: a secret that the file does not hold, got nothing. Give it: {key}=VALUE." for key in absent)
@@ -159,10 +161,14 @@ def _of_file(asked: Asked, file: Path, facts: dict[str, Any]) -> tuple[Claim, Co
     return replace(claim, changed=hidden), composed
 
 
-def _check(asked: Asked, claim: Claim) -> None:
+def _check(asked: Asked) -> None:
     from autotune.config.domains import parse
 
-    problems = []
+    problems = [
+        f"{option}: not a length of time, got {value}. Give minutes: {option} 5."
+        for option, value in (("--minutes", asked.minutes), ("--long-minutes", asked.long_minutes))
+        if value is not None and not math.isfinite(value)
+    ]
     for word in asked.overrides:
         key = word.partition("=")[0].lstrip("+")
         if key.startswith("study.budget."):

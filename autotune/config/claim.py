@@ -147,13 +147,14 @@ def read_claim(path: Path, circumstances: Circumstances) -> Claim:
     said = _plain(said)
     pins = [key for key in _words(said.get("pinned")) if is_knob(key)]
     knobs = _knobs(document, circumstances, path)
+    changed = {key: value for key, value in knobs.items() if key not in pins}
     claim = Claim(
         file=str(path),
         study=str(said.get("study") or "")[:MAX_NAME],
-        changed={key: value for key, value in knobs.items() if key not in pins},
+        changed=changed,
         pinned={key: value for key, value in knobs.items() if key in pins},
         secret=[key for key in pins if key not in knobs],
-        speedup=_speedup(said.get("speedup"), path),
+        speedup=_speedup(said.get("speedup"), path) if changed else Ratio(ratio=1.0, ci=None, num_rounds=0),
         baseline=_rate(said.get("baseline")),
         best=_rate(said.get("best")),
         unit=str(said.get("unit") or "samples")[:MAX_NAME],

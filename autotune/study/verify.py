@@ -161,7 +161,7 @@ class Verification:
 def verification(about: StudyRecord, records: list[TrialRecord], decision: Decision | None) -> dict[str, Any]:
     """Returns what a summary says of a verification.
 
-    {"file", "verdict": "holds|no longer holds|ambiguous" | null while it runs, "reason",
+    {"file", "study", "changed": {knob: value}, "verdict": "holds|no longer holds|ambiguous" | null while it runs, "reason",
      "claimed": {"ratio", "ci", "baseline": {"value", "ci"}, "best": {"value", "ci"}}, "now": the same | null,
      "left": {"ratio", "ci"} | null (speed-up now over speed-up claimed), "differences": [phrase],
      "long": {"seconds", "baseline": {"claimed", "short", "achieved"}, "best": the same} | null}
@@ -178,6 +178,7 @@ def verification(about: StudyRecord, records: list[TrialRecord], decision: Decis
     return {
         "file": claim.file,
         "study": claim.study,
+        "changed": claim.changed,
         "verdict": found.verdict if found else None,
         "reason": found.reason if found else "",
         "claimed": {**_ratio(claim.speedup), "baseline": asdict(claim.baseline), "best": asdict(claim.best)},
