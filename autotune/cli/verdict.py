@@ -43,6 +43,7 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
         path: the study's folder.
         is_said: whether why the study failed is said elsewhere, as the error that ends `autotune run`.
     """
+    parts: list[RenderableType | None]
     if summary.get("verification"):
         parts = [claims.blocks(summary), _rest(summary, path)]
     else:

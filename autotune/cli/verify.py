@@ -46,15 +46,16 @@ def verify(asked: Asked, *, as_json: bool) -> int:
         ClaimBroken: the claim does not hold here and now.
         Interrupted, FolderLost: as for `run`.
     """
-    from autotune.config.claim import Verify
-    from autotune.machine import host_facts
+    from autotune.config.claim import Verify, read_claim
+    from autotune.machine import circumstances, host_facts
 
     _check(asked)
     facts = host_facts()
     study, file = _source(asked)
-    claim, composed = _of_study(study, file, facts) if study else _of_file(asked, file, facts)
+    claim = read_claim(file, circumstances(facts, None, is_recipe=False))
     if not claim.changed:
         return _nothing(claim, as_json=as_json)
+    claim, composed = (claim, _of_study(study, claim)) if study else _of_file(asked, claim, facts)
     wanted = Verify(claim=claim, rounds=asked.rounds, minutes=asked.minutes, long_minutes=asked.long_minutes)
     folder = create(asked.runs if study else Path(composed.config.runs_dir), composed.name)
     from autotune.study import run_study
@@ -105,11 +106,9 @@ def _source(asked: Asked) -> tuple[StudyFolder | None, Path]:
     return folder, folder.best_file
 
 
-def _of_study(study: StudyFolder, file: Path, facts: dict[str, Any]) -> tuple[Claim, Composed]:
-    """Returns the claim of a study of ours, and what it was made of: as for `resume`, its own records say what to run."""
-    from autotune.config.claim import read_claim
+def _of_study(study: StudyFolder, claim: Claim) -> Composed:
+    """Returns what a study of ours was made of: as for `resume`, its own records say what to run."""
     from autotune.config.recorded import recorded
-    from autotune.machine import circumstances
 
     try:
         record = study.read_study()
@@ -117,29 +116,26 @@ def _of_study(study: StudyFolder, file: Path, facts: dict[str, Any]) -> tuple[Cl
         raise BadInput(
             f"{study.study_file}: cannot be read, got: {error}. Give its file and the command behind `--`."
         ) from error
-    claim = read_claim(file, circumstances(facts, None, is_recipe=record.is_recipe))
     composed = recorded(record, study.config_file)
     if not os.path.isdir(record.cwd):
         raise BadInput(f"cwd: the folder the program ran in is gone, got {record.cwd!r}. Bring it back.")
     composed.name = _name(claim, study.name)
-    return claim, composed
+    return composed
 
 
-def _of_file(asked: Asked, file: Path, facts: dict[str, Any]) -> tuple[Claim, Composed]:
-    """Returns the claim of a file, and what to run: the recipe that it names, or the command that was typed."""
-    from autotune.config.claim import read_claim, typed_command
+def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, Composed]:
+    """Returns a file's claim, secrets hidden, and what to run: the recipe that it names, or the command that was typed."""
+    from autotune.config.claim import typed_command
     from autotune.config.compose import compose
     from autotune.config.overrides import RECIPE_KEYS
-    from autotune.machine import circumstances
     from autotune.masking import Secrets
 
     has_command = asked.command is not None
-    claim = read_claim(file, circumstances(facts, None, is_recipe=not has_command))
     names_recipe = claim.is_recipe or any(word.startswith(("model=", "model.name=")) for word in asked.overrides)
-    if not has_command and not names_recipe and claim.changed:
+    if not has_command and not names_recipe:
         raise BadInput(
-            f"COMMAND: {file} is about a program of yours, and nothing is started because a file says so, got no '--'. "
-            f"If it is this one, type: {typed_command(claim)}"
+            f"COMMAND: {claim.file} is about a program of yours, and nothing is started because a file says so, got no '--'. "
+            f"If this is the one that you mean, type `{typed_command(claim)}`."
         )
     composed = compose(
         asked.overrides,
@@ -148,7 +144,7 @@ def _of_file(asked: Asked, file: Path, facts: dict[str, Any]) -> tuple[Claim, Co
         facts=facts,
         document=claim.document(without=RECIPE_KEYS if has_command else [word.partition("=")[0] for word in asked.overrides]),
     )
-    composed.name = composed.config.study.name or _name(claim, file.stem)
+    composed.name = composed.config.study.name or _name(claim, Path(claim.file).stem)
     if twice := sorted(composed.space.pinned.keys() & claim.changed.keys()):
         raise BadInput(
             f"{key}: what the file changes is what it makes a claim of, got it on the command line too. Leave it out."

@@ -146,7 +146,9 @@ def read_claim(path: Path, circumstances: Circumstances) -> Claim:
         raise BadInput(f"provenance: nothing claimed in {shown(str(path))}, got {got}. {EXPORTED}, as it is.")
     said = _plain(said)
     pins = [key for key in _words(said.get("pinned")) if is_knob(key)]
-    knobs = _knobs(document, circumstances, path)
+    values = {key: value for key, value in files.flat(document) if value is not None}
+    knobs = {key: _value(key, value, circumstances, path) for key, value in values.items() if is_knob(key)}
+    others = {key: value for key, value in values.items() if key not in knobs}  # put in by hand
     changed = {key: value for key, value in knobs.items() if key not in pins}
     claim = Claim(
         file=str(path),
@@ -159,7 +161,7 @@ def read_claim(path: Path, circumstances: Circumstances) -> Claim:
         best=_rate(said.get("best")),
         unit=str(said.get("unit") or "samples")[:MAX_NAME],
         identity=_mapping(said.get("identity")),
-        settings=_settings(_mapping(said.get("settings")), circumstances, path),
+        settings=_settings({**_mapping(said.get("settings")), **others}, circumstances, path),
         command=_words(_mapping(said.get("program")).get("command")),
         cwd=str(_mapping(said.get("program")).get("cwd") or ""),
     )
@@ -180,16 +182,6 @@ def typed_command(claim: Claim) -> str:
     return f"cd {shlex.quote(claim.cwd)} && autotune verify {shlex.quote(os.path.abspath(claim.file))} -- {command}"
 
 
-def _knobs(document: dict[str, Any], circumstances: Circumstances, path: Path) -> Knobs:
-    found: Knobs = {}
-    for group, inner in document.items():
-        for name, value in (inner or {}).items() if isinstance(inner, dict) else ():
-            key = f"{group}.{name}"
-            if is_knob(key) and value is not None:
-                found[key] = _value(key, value, circumstances, path)
-    return found
-
-
 def _value(key: str, value: Any, circumstances: Circumstances, path: Path) -> KnobValue:
     text = plain(value) if isinstance(value, str) else value
     if text == value and files.is_reference(value):
@@ -199,7 +191,7 @@ def _value(key: str, value: Any, circumstances: Circumstances, path: Path) -> Kn
 
 def _settings(said: dict[str, Any], circumstances: Circumstances, path: Path) -> dict[str, Any]:
     problems = [
-        f"provenance.settings: not a key that a claim depends on, got {shown(key)} in {path}. {EXPORTED}, as it is."
+        f"{key}: nothing that a claim depends on, got {shown(said[key])} in {path}. {EXPORTED}, as it is."
         for key in said
         if not is_setting(key)
     ]
@@ -208,7 +200,7 @@ def _settings(said: dict[str, Any], circumstances: Circumstances, path: Path) ->
             if not problems:
                 files.check_key(key, value, circumstances)
         except BadInput as error:
-            problems += [f"provenance.settings: {problem}" for problem in error.problems]
+            problems += [f"{path}: {problem}" for problem in error.problems]
     if masked := [key for key, value in said.items() if is_masked(value)]:
         problems.append(f"{masked[0]}: a secret that the file does not hold, got {shown(said[masked[0]])}. Write it out.")
     if problems:

@@ -64,7 +64,7 @@ def read(path: Path, group: str, circumstances: Circumstances) -> Chosen:
     package = header[1] if header else group.replace("/", ".")
     problems = []
     cause: BaseException | None = None
-    values = dict(_flat(document, "" if package == "_global_" else f"{package}."))
+    values = dict(flat(document, "" if package == "_global_" else f"{package}."))
     for key, value in values.items():
         try:
             check_key(key, value, circumstances)
@@ -80,11 +80,12 @@ def read(path: Path, group: str, circumstances: Circumstances) -> Chosen:
     return Chosen(group=group, document=document, package=package, keys=list(values))
 
 
-def _flat(document: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def flat(document: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted keys of a document with their values."""
     for name, value in document.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and (key in GROUPS or key.partition(".")[0] in MAPPINGS):
-            yield from _flat(value, f"{key}.")
+            yield from flat(value, f"{key}.")
         else:
             yield key, value
 
