@@ -154,7 +154,7 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
         raise BadInput(f"{key}: a secret that the file does not hold, got nothing. Give it: {key}=VALUE." for key in absent)
     hidden = {key: composed.hidden.hide(key, value) for key, value in claim.changed.items()}
     composed.secrets = Secrets.known(words=[*asked.overrides, *(asked.command or ())], typed=composed.hidden)
-    return replace(claim, changed=hidden), composed
+    return replace(claim, changed=hidden, pinned={}), composed  # what is pinned, composed has without its secrets
 
 
 def _check(asked: Asked) -> None:

@@ -71,7 +71,7 @@ def about(
         budget_trials=budget.trials,
         spent_s=before.spent_s if before else 0.0,
         settings=plan.secrets.document(settings(plan.config)),
-        verifies=plan.verify.as_json() if plan.verify else {},
+        verifies=plan.secrets.document(plan.verify.as_json()) if plan.verify else {},
     )
 
 

@@ -122,12 +122,16 @@ def test_a_file_from_elsewhere_is_verified_and_the_differences_are_named(cli, pl
     document = yaml.safe_load((place / "runs/s/best.yaml").read_text())
     document["provenance"]["identity"] |= {"machine.cpu_model": "Elsewhere 9000", "program.torch": "2.9.0"}
     document["provenance"] |= {"study": "../../x y", "pinned": [], "secret": []}
+    document["env"] = {"HF_TOKEN": "s3cret-of-theirs"}
     (place / "theirs.yaml").write_text("# @package _global_\n" + yaml.safe_dump(document))
     ended = cli("verify", "theirs.yaml", *QUICK, "tracker.uri=none", *COMMAND)
     assert ended.returncode == 0, ended.stderr
     assert "differs  cpu_model: Elsewhere 9000 there, " in ended.stdout
     assert "differs  torch: 2.9.0 there, 2.14.1 here" in ended.stdout
     assert "files  runs/verify-x-y" in ended.stdout
+    assert "token ***" in (place / "runs/verify-x-y/trials/0001/stdout.log").read_text()
+    for file in place.glob("runs/verify-x-y/**/*"):
+        assert file.is_dir() or b"s3cret-of-theirs" not in file.read_bytes(), file
 
 
 def test_an_interrupted_verification_goes_on_and_ends_as_its_verdict_wants(own, place):
