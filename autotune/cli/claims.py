@@ -30,9 +30,9 @@ def headline(found: dict[str, Any]) -> str:
 def explanation(found: dict[str, Any]) -> str:
     """Returns why the verdict is what it is, and what to do about it; "" for a claim that holds."""
     reason, verdict = str(found.get("reason") or ""), found.get("verdict")
-    if verdict == "ambiguous":
-        rounds = 2 * int((found.get("now") or {}).get("num_rounds") or 2)
-        return f"{reason}. More tell more: --rounds {rounds} --minutes 15."
+    if verdict == "ambiguous" and found.get("now"):
+        rounds = 2 * int(found["now"]["num_rounds"])
+        return f"{reason}. More rounds tell more: --rounds {rounds} --minutes 15."
     if verdict == "no longer holds":
         return f"{reason}. `autotune run` finds what is fastest here and now."
     return reason

@@ -98,6 +98,11 @@ class Verification:
         if not best.outcome.has_value:
             self.decision = Decision(reason=f"the file's configuration could not be measured: {_how(best)}")
             return self.decision
+        if not best.changed:
+            self.decision = Decision(
+                reason="the program runs with all of the file's knobs already, so there is no baseline left"
+            )
+            return self.decision
         self._session.listener.finals_started([0, best.number], None)
         self._rounds(best)
         if self._verify.long_minutes:
@@ -111,8 +116,6 @@ class Verification:
             return before
         space = session.resolved
         knobs = space.active({**space.baseline, **self._verify.claim.changed})
-        if not space.changed(knobs):
-            session.listener.notice("The program runs with the file's knobs already: the two configurations are the same.")
         return session.measure(knobs, FIRST, origin="file")
 
     def _rounds(self, best: TrialRecord) -> None:
@@ -184,7 +187,7 @@ def verification(about: StudyRecord, records: list[TrialRecord], decision: Decis
         "claimed": {**_ratio(claim.speedup), "baseline": asdict(claim.baseline), "best": asdict(claim.best)},
         "now": _now(decision, ratio, best) if decision and ratio and best else None,
         "left": _ratio(found.left) if found and ratio else None,
-        "differences": differences(claim, about.identity),
+        "differences": differences(claim, about.identity) + (_already(claim, best) if best else []),
         "long": _long(claim, records, decision, best),
     }
 
@@ -202,6 +205,12 @@ def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
         for name in names
         if claim.identity[name] is not None and claim.identity[name] != now[name]
     ]
+
+
+def _already(claim: Claim, best: TrialRecord) -> list[str]:
+    """Returns which of the file's changes the program makes by itself now: they are no part of today's speed-up."""
+    there = [key for key in claim.changed if key in best.knobs and key not in best.changed]
+    return [f"{key}: the program has {best.knobs[key]} already" for key in there]
 
 
 def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], decision: Decision | None) -> Comparison | None:

@@ -208,6 +208,17 @@ def test_long_runs_measure_each_once_and_tell_what_the_claim_is_worth_there(veri
     assert found["best"]["achieved"] == pytest.approx(90.0, rel=0.05)
 
 
+def test_what_the_program_does_by_itself_now_is_named_and_all_of_it_leaves_nothing_to_compare(verified):
+    surface = Surface(**{**vars(FASTER), "observed": {**FASTER.observed, "precision.amp": "bf16"}})
+    found = verified(surface, claim(changed={**BF16, "loader.num_workers": 2})).run()["verification"]
+    assert "precision.amp: the program has bf16 already" in found["differences"]
+    assert not any("num_workers" in phrase for phrase in found["differences"])
+    same = verified(surface)
+    found = same.run()["verification"]
+    assert (found["verdict"], len(same.trials)) == ("ambiguous", 2)
+    assert "runs with all of the file's knobs already" in found["reason"]
+
+
 def test_pins_of_the_file_hold_in_both(verified):
     study = verified()
     study.plan.space.pinned["loader.batch_size"] = 64
