@@ -47,7 +47,7 @@ def blocks(summary: Summary) -> Group:
     """Returns claimed and measured values side by side, and below them what else the user should know."""
     found, unit = summary["verification"], str(summary.get("unit") or "samples")
     made: list[RenderableType] = [
-        Text.assemble((f"{found['file']}  ", "quiet"), changes_phrase(found["changed"]), overflow="fold"),
+        Text.assemble((f"{found['file']}  ", "quiet"), changes_phrase(found.get("changed") or {}), overflow="fold"),
         Text(),
     ]
     made.append(_table((f"{unit}/s", "claimed", "here and now", "now / claimed"), _compared(found)))
