@@ -20,9 +20,10 @@ from autotune.knobs.values import shown, value_of
 from autotune.masking import is_masked
 from autotune.records import Knobs, KnobValue
 from autotune.stats import Interval, Ratio
+from autotune.wording import one_line
 
 EXPORTED = "Give a file that `autotune export` wrote"
-MAX_NAME = 60
+MAX_NAME, MAX_LINE = 60, 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,6 @@ class Claim:
         secret: keys of the pinned knobs that are secret.
         speedup: best over baseline; its interval None where there is none, its rounds 0 where they are unknown.
         baseline, best: what the two were measured at.
-        unit: what rates count.
         identity: what it was measured with, by name: machine and program.
         settings: configuration keys that decide what is measured -> value; holds the recipe when one was tuned.
         command: argument list of the program, placeholders unfilled; [] for a recipe and in files that do not say.
@@ -65,7 +65,6 @@ class Claim:
     speedup: Ratio
     baseline: Rate = field(default_factory=Rate)
     best: Rate = field(default_factory=Rate)
-    unit: str = "samples"
     identity: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)
@@ -145,7 +144,7 @@ def read_claim(path: Path, circumstances: Circumstances) -> Claim:
         got = "an empty file" if not document else "none"
         raise BadInput(f"provenance: nothing claimed in {shown(str(path))}, got {got}. {EXPORTED}, as it is.")
     said = _plain(said)
-    pins = [key for key in _words(said.get("pinned")) if is_knob(key)]
+    pins, secrets = (_knob_keys(said.get(name)) for name in ("pinned", "secret"))
     values = {key: value for key, value in files.flat(document) if value is not None}
     knobs = {key: _value(key, value, circumstances, path) for key, value in values.items() if is_knob(key)}
     others = {key: value for key, value in values.items() if key not in knobs}  # put in by hand
@@ -159,13 +158,12 @@ def read_claim(path: Path, circumstances: Circumstances) -> Claim:
         speedup=_speedup(said.get("speedup"), path) if changed else Ratio(ratio=1.0, ci=None, num_rounds=0),
         baseline=_rate(said.get("baseline")),
         best=_rate(said.get("best")),
-        unit=str(said.get("unit") or "samples")[:MAX_NAME],
         identity=_mapping(said.get("identity")),
         settings=_settings({**_mapping(said.get("settings")), **others}, circumstances, path),
         command=_words(_mapping(said.get("program")).get("command")),
         cwd=str(_mapping(said.get("program")).get("cwd") or ""),
     )
-    if lost := [key for key in _words(said.get("secret")) if key not in knobs and key not in pins]:
+    if lost := [key for key in secrets if key not in knobs and key not in pins]:
         group, name = lost[0].split(".", 1)
         raise BadInput(
             f"{lost[0]}: a secret that {shown(str(path))} changes and does not hold, got nothing. "
@@ -177,9 +175,10 @@ def read_claim(path: Path, circumstances: Circumstances) -> Claim:
 def typed_command(claim: Claim) -> str:
     """Returns the line that runs the file's program, for the user to type: nothing is run because a file says so."""
     command = shlex.join(claim.command or ["python", "train.py"])
-    if not claim.cwd or claim.cwd == os.getcwd():
-        return f"autotune verify {shlex.quote(claim.file)} -- {command}"
-    return f"cd {shlex.quote(claim.cwd)} && autotune verify {shlex.quote(os.path.abspath(claim.file))} -- {command}"
+    line = f"autotune verify {shlex.quote(claim.file)} -- {command}"
+    if claim.cwd and claim.cwd != os.getcwd():
+        line = f"cd {shlex.quote(claim.cwd)} && autotune verify {shlex.quote(os.path.abspath(claim.file))} -- {command}"
+    return one_line(line, MAX_LINE)  # a stranger's words, on somebody's terminal
 
 
 def _value(key: str, value: Any, circumstances: Circumstances, path: Path) -> KnobValue:
@@ -235,6 +234,10 @@ def _number(said: Any) -> float | None:
 
 def _mapping(said: Any) -> dict[str, Any]:
     return {str(key): value for key, value in said.items()} if isinstance(said, dict) else {}
+
+
+def _knob_keys(said: Any) -> list[str]:
+    return [knob(key).key for key in _words(said) if is_knob(key)]
 
 
 def _words(said: Any) -> list[str]:

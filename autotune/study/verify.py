@@ -15,9 +15,11 @@ from autotune.study.budget import finals_rules
 from autotune.study.finals import Decision, by_round, judge
 from autotune.study.session import Session
 from autotune.study.turns import Pair, Turns
+from autotune.wording import one_line
 
 VERIFIED = "the rounds were measured"
 FIRST, ROUND, LONG = "the file's configuration", "verify, in turn", "verify, long run"  # why a trial is run
+MAX_TEXT = 100  # of a value that the file was measured with
 MIN_ROUNDS = 2  # an interval needs a spread
 MAX_LOST_ROUNDS = 2  # rounds in which a configuration failed; then it is given up
 KEPT_FRAC = 0.5  # of the claimed gain, on the log scale: what must be shown before a claim is said to hold
@@ -202,7 +204,7 @@ def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
     """
     names = [name for name in sorted(claim.identity) if name.startswith(PROGRAM_PARTS) and now.get(name) is not None]
     return [
-        f"{name.partition('.')[2]}: {_text(claim.identity[name])} there, {_text(now[name])} here"
+        f"{one_line(name.partition('.')[2], MAX_TEXT)}: {_text(claim.identity[name])} there, {_text(now[name])} here"
         for name in names
         if claim.identity[name] is not None and claim.identity[name] != now[name]
     ]
@@ -283,4 +285,4 @@ def _failures(records: list[TrialRecord]) -> str:
 
 
 def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return one_line(", ".join(map(str, value)) if isinstance(value, list) else str(value), MAX_TEXT)

@@ -82,6 +82,13 @@ def test_the_file_s_program_is_text_to_type_and_nothing_else(read, summary):
     assert words[-5:] == ["--", "python", "train.py", "--out", "${HOME}"]
 
 
+def test_what_a_stranger_s_file_says_is_one_harmless_line(read):
+    said = 'provenance: {speedup: {ratio: 1.5}, secret: [nodot, 3], program: {command: ["a\\e[2J", "b\\nrm"], cwd: "/x\\r"}}'
+    line = typed_command(read(f"{TOP}{said}\n"))
+    assert line.isprintable()
+    assert "b rm" in line
+
+
 def test_a_file_that_changes_nothing_needs_no_ratio(read, summary):
     summary["best"] |= {"overrides": {}}
     summary["speedup"] = None
