@@ -154,13 +154,6 @@ def test_an_interrupted_verification_goes_on_and_ends_as_its_verdict_wants(own, 
     assert "To go on" not in again.stdout
 
 
-def test_a_program_that_does_not_train_ends_with_exit_code_3(own, place):
-    (place / "factor").write_text("no number")
-    ended = own("verify", "s", *QUICK)
-    assert ended.returncode == 3
-    assert "could not be measured as it is run today" in ended.stderr
-
-
 def test_a_file_that_changes_nothing_holds_without_a_run(cli, place):
     document = yaml.safe_load((place / "runs/s/best.yaml").read_text())
     del document["precision"]
