@@ -285,4 +285,5 @@ def _failures(records: list[TrialRecord]) -> str:
 
 
 def _text(value: Any) -> str:
-    return one_line(", ".join(map(str, value)) if isinstance(value, list) else str(value), MAX_TEXT)
+    text = ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+    return one_line(text, MAX_TEXT)

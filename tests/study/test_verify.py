@@ -241,10 +241,23 @@ def test_an_interrupted_verification_is_gone_on_with_and_repeats_nothing(verifie
 
 
 def test_what_differs_from_where_the_claim_was_made_is_named():
-    made_with = {"machine.cpu_model": "A", "machine.isa": ["avx2"], "program.torch": "2.9", "program.device_name": None}
-    now = {"machine.cpu_model": "B", "machine.isa": ["avx2"], "program.torch": "2.14", "program.device_name": "H200", "x": 1}
+    made_with = {
+        "machine.gpus": ["H200"],
+        "machine.cpu_model": "A",
+        "machine.isa": ["avx2"],
+        "program.torch": "2.9",
+        "program.device_name": None,
+    }
+    now = {
+        "machine.gpus": [],
+        "machine.cpu_model": "B",
+        "machine.isa": ["avx2"],
+        "program.torch": "2.14",
+        "program.device_name": "H200",
+        "x": 1,
+    }
     found = differences(claim(identity=made_with), now)
-    assert found == ["cpu_model: A there, B here", "torch: 2.9 there, 2.14 here"]
+    assert found == ["cpu_model: A there, B here", "gpus: H200 there, none here", "torch: 2.9 there, 2.14 here"]
 
 
 def test_a_claim_survives_json():
