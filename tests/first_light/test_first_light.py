@@ -123,6 +123,7 @@ def verified(study: Path, python: Path, program: str) -> subprocess.CompletedPro
     return autotune("verify", *words, "--", str(python), program, cwd=study)
 
 
+@pytest.mark.thorough
 def test_the_winner_s_claim_holds_when_it_is_measured_again(study, bare_python):
     ended = verified(study, bare_python, "train.py")
     assert ended.returncode == 0, ended.stdout + ended.stderr
