@@ -146,6 +146,38 @@ def paired_ratio(rates: Sequence[float], others: Sequence[float], confidence: fl
     return Ratio(ratio=ratio, ci=interval, num_rounds=len(ratios))
 
 
+def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
+    """Returns a ratio over one that was measured independently of it, at another time: how much of a speed-up is left.
+
+    Both are means of log ratios over rounds, so their difference has Welch's t interval (Welch 1947), the standard errors
+    taken back from the intervals. A ratio without an interval of its own counts as one round with today's spread.
+
+    Args:
+        now: measured now; without an interval the quotient has none.
+        then: measured then. Of unknown rounds its interval is taken as the normal distribution's, which is the wider error.
+        confidence: of the intervals that come in and go out.
+    """
+    ratio = now.ratio / then.ratio
+    if now.ci is None:
+        return Ratio(ratio=ratio, ci=None, num_rounds=now.num_rounds)
+    own, own_df = _standard_error(now.ci, now.num_rounds, confidence)
+    if then.ci is None:
+        other, other_df = own * math.sqrt(now.num_rounds), own_df
+    else:
+        other, other_df = _standard_error(then.ci, then.num_rounds, confidence)
+    variance = own**2 + other**2
+    freedom = variance**2 / (own**4 / own_df + other**4 / other_df) if variance else 1.0
+    half = float(distributions.t.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(variance)
+    return Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=now.num_rounds)
+
+
+def _standard_error(ci: Interval, num_rounds: int, confidence: float) -> tuple[float, float]:
+    """Returns the standard error of a mean log ratio from its interval, and its degrees of freedom."""
+    freedom = num_rounds - 1 if num_rounds >= MIN_PAIRS else math.inf
+    half = math.log(ci[1] / ci[0]) / 2
+    return half / float(distributions.t.ppf(0.5 + confidence / 2, freedom)), freedom
+
+
 def spread_frac(repeats: Sequence[float]) -> float:
     """Returns this machine's own A/A spread: how far two measurements of one thing typically lie apart.
 

@@ -19,6 +19,7 @@ HELP = """Finds the fastest correct way to run a PyTorch training job on this ma
     autotune resume STUDY               go on with a study that was ended
     autotune show                       the latest study again
     autotune export STUDY -o best.yaml  the winner as a file
+    autotune verify best.yaml           whether it still keeps what it claims
     autotune ui                         the trials in the MLflow UI
 """
 
@@ -207,6 +208,48 @@ def export(
     from autotune.cli.show import chosen
 
     return implementation.write(chosen(_runs(runs_dir), study), format_=format_, tier=tier, output=output)
+
+
+@app.command(cls=_WithCommand, rich_help_panel=_PANEL_SEE)
+def verify(
+    context: typer.Context,
+    best: Annotated[
+        str, typer.Argument(metavar="BEST", help="A best.yaml, or a study's name: its best.yaml.", show_default=False)
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Configuration that holds for both.", show_default=False),
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="N", min=2, max=100, help="Pairs of fresh processes.")] = 4,
+    minutes: Annotated[
+        float, typer.Option("--minutes", metavar="M", min=0.1, help="Begin no further round that would take longer.")
+    ] = 5.0,
+    long: Annotated[bool, typer.Option("--long", help="Then run each for minutes: does the rate last?")] = False,
+    long_minutes: Annotated[float, typer.Option("--long-minutes", metavar="M", min=0.1, help="How long that is, each.")] = 3.0,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Verify a best.yaml: baseline and best again, in turns, here and now, beside what the file claims.
+
+    A file of a recipe is enough by itself; for a program of yours give its command behind `--`, since nothing is started
+    because a file says so. Exit code 4 when the claim no longer holds.
+
+        autotune verify resnet18
+        autotune verify best.yaml -- python train.py
+        autotune verify best.yaml --long
+    """
+    from autotune.cli import verify as implementation
+
+    asked = implementation.Asked(
+        what=best,
+        overrides=tuple(overrides or ()),
+        command=context.obj,
+        runs=_runs(_only_runs_dir(overrides, runs_dir)),
+        rounds=rounds,
+        minutes=minutes,
+        long_minutes=long_minutes if long else None,
+    )
+    return implementation.verify(asked, as_json=as_json)
 
 
 @app.command(rich_help_panel=_PANEL_SEE)

@@ -103,7 +103,8 @@ class LiveView(View):
 
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
         """Draws a line between search and finals."""
-        self._console.print(Rule("finals: the best few and the baseline again, in turn", style="quiet", align="left"))
+        who = "the best few and the baseline" if len(trials) > 2 else "the baseline and the other"
+        self._console.print(Rule(f"finals: {who} again, in turn", style="quiet", align="left"))
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
         """Draws a line where the winner is taken apart."""

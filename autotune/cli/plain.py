@@ -115,7 +115,9 @@ def _objective(name: str, value: float) -> str:
 
 
 def budget_text(study: StudyRecord) -> str:
-    """Returns the budget of a study: "8 min", "30 trials", "8 min or 30 trials", "none"."""
+    """Returns the budget of a study: "8 min", "30 trials", "8 min or 30 trials", "4 rounds or 5 min", "none"."""
+    if wanted := study.verifies:
+        return f"{wanted['rounds']} rounds or {seconds_text(wanted['minutes'] * 60)}"
     parts = [seconds_text(study.budget_s)] if study.budget_s is not None else []
     parts += (
         [f"{study.budget_trials} trial{'' if study.budget_trials == 1 else 's'}"] if study.budget_trials is not None else []

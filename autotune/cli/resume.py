@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.cli import verdict
-from autotune.cli.run import carry_out, plan_of
+from autotune.cli.run import carry_out, judge, plan_of
 from autotune.cli.show import read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
@@ -31,6 +31,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool) ->
     if (summary := _summary(folder)) and summary["status"] == "complete" and not overrides:
         return _is_complete(folder, summary, as_json=as_json)
 
+    from autotune.cli.verify import plan_to_resume
     from autotune.config.recorded import recorded
     from autotune.machine import host_facts
     from autotune.study import resume_study
@@ -40,7 +41,8 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool) ->
         raise BadInput(f"cwd: the folder the program ran in is gone, got {study.cwd!r}. Bring it back, or start a new study.")
     if summary and overrides:
         _check_budget(composed.config.study.budget, summary)
-    return carry_out(resume_study, plan_of(composed, host_facts()), folder, as_json=as_json)
+    make_plan = plan_to_resume(study) if study.verifies else plan_of
+    return carry_out(resume_study, make_plan(composed, host_facts()), folder, as_json=as_json)
 
 
 def _study(folder: StudyFolder) -> StudyRecord:
@@ -64,11 +66,19 @@ def _summary(folder: StudyFolder) -> Summary | None:
 def _is_complete(folder: StudyFolder, summary: Summary, *, as_json: bool) -> int:
     if as_json:
         print_json(summary)
-        return 0
-    for line in verdict.lines(summary, folder.path):
-        print(line)
-    print(f"complete  {summary['reason']}. To go on give it more: autotune resume {call(folder)} {_more(summary)}")
+    else:
+        for line in verdict.lines(summary, folder.path):
+            print(line)
+    if verification := summary.get("verification"):
+        judge(verification)
+    elif not as_json:
+        print(_go_on(folder, summary))
     return 0
+
+
+def _go_on(folder: StudyFolder, summary: Summary) -> str:
+    more = f"To go on give it more: autotune resume {call(folder)} {_more(summary)}"
+    return f"complete  {summary['reason']}. {more}"
 
 
 def _more(summary: Summary) -> str:

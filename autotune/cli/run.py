@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import platform
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import autotune
 from autotune.cli.sync import TrackingProcess
 from autotune.cli.terminal import console, print_json
-from autotune.errors import BadInput, Interrupted, NothingWorked
+from autotune.errors import BadInput, ClaimBroken, Interrupted, NothingWorked
 from autotune.masking import Secrets
 from autotune.run_dir import StudyFolder, call
 from autotune.trackers.store import NONE
@@ -102,7 +103,23 @@ def carry_out(
         print_json(summary)
     if summary["status"] == "interrupted":
         raise _interrupted(folder, str(summary.get("reason") or "stopped by the user"))
+    if verification := summary.get("verification"):
+        judge(verification)
     return 0
+
+
+def judge(verification: dict[str, Any]) -> None:
+    """Ends a verification that is complete as its verdict wants it; a warning where the rounds do not tell.
+
+    Raises:
+        ClaimBroken: the claim does not hold here and now.
+    """
+    from autotune.cli import claims
+
+    if verification["verdict"] == "no longer holds":
+        raise ClaimBroken(claims.broken(verification))
+    if verification["verdict"] == "ambiguous":
+        print(f"autotune: {verification['file']}: {claims.explanation(verification)}", file=sys.stderr)
 
 
 def _interrupted(folder: StudyFolder, why: str) -> Interrupted:

@@ -20,6 +20,7 @@ THEME = Theme(
         "quiet": "bright_black",
         "win": "bold green",
         "unsure": "bold yellow",
+        "lost": "bold red",
         "name": "bold",
         "number": "default",
         "key": "cyan",
@@ -35,8 +36,8 @@ OUTCOME_STYLES = {
     Outcome.interrupted: "warn",
     Outcome.invalid: "quiet",
 }
-VERDICT_STYLES = {"faster": "win", "same": "name", "ambiguous": "unsure"}
-BORDER_STYLES = {"faster": "good", "ambiguous": "warn"}
+VERDICT_STYLES = {"faster": "win", "same": "name", "ambiguous": "unsure", "holds": "win", "no longer holds": "lost"}
+BORDER_STYLES = {"faster": "good", "ambiguous": "warn", "holds": "good", "no longer holds": "bad"}
 MAX_WIDTH = 120  # wider lines are hard to read
 
 

@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from autotune.cli import claims
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
 from autotune.cli.waterfall import Waterfall, change_lines, dropped_lines
 from autotune.records import THROUGHPUT, Summary, Tier, objective_names
@@ -46,10 +47,21 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
         path: the study's folder.
         is_said: whether why the study failed is said elsewhere, as the error that ends `autotune run`.
     """
-    parts = [_sides(summary), _changes(summary), _tiers(summary), _front(summary), _diagnosis(summary), _rest(summary, path)]
+    parts: list[RenderableType | None]
+    if summary.get("verification"):
+        parts = [claims.blocks(summary), _rest(summary, path)]
+    else:
+        parts = [
+            _sides(summary),
+            _changes(summary),
+            _tiers(summary),
+            _front(summary),
+            _diagnosis(summary),
+            _rest(summary, path),
+        ]
     blocks: list[RenderableType] = [_headline(summary, is_said=is_said)]
     blocks += [Padding(part, (1, 0, 0, 0)) for part in parts if part is not None]
-    style = BORDER_STYLES.get(str((summary.get("speedup") or {}).get("verdict")), "quiet")
+    style = BORDER_STYLES.get(_verdict(summary), "quiet")
     return Panel(Group(*blocks), title=f" {summary['study']} ", title_align="left", border_style=style, padding=(1, 2))
 
 
@@ -64,6 +76,9 @@ def headline(summary: Summary, *, is_said: bool = False) -> str:
         return "failed"
     speedup = summary.get("speedup") or {}
     status, reason = str(summary.get("status")), str(summary.get("reason") or "")
+    if (verification := summary.get("verification")) and status != "failed":
+        words = claims.headline(verification)
+        return words if status == "complete" else f"{words} ({status})"
     if not speedup or status == "failed":
         return f"{status}: {reason}" if reason else status
     if speedup.get("ratio") is None:
@@ -88,17 +103,17 @@ def next_commands(summary: Summary, path: Path) -> list[str]:
     """
     study = call(StudyFolder(path))
     commands = [f"autotune resume {study}"] if summary.get("status") == "interrupted" else []
-    commands += [f"autotune export {study} -o best.yaml"] if has_winner(summary) else []
+    commands += [f"autotune export {study} -o best.yaml"] if has_winner(summary) and not summary.get("verification") else []
     return [*commands, f"autotune show {study}", own_command_text("ui", runs=path.parent)]
 
 
 def _headline(summary: Summary, *, is_said: bool) -> Text:
-    speedup = summary.get("speedup") or {}
-    verdict = str(speedup.get("verdict") or "")
+    verdict = _verdict(summary)
     text = Text(headline(summary, is_said=is_said), style=VERDICT_STYLES.get(verdict, "name"))
-    reason = str(speedup.get("reason") or "") or ADVICE.get(verdict, "")
+    is_verified = bool(summary.get("verification"))
+    reason = _reason(summary) or ADVICE.get(verdict, "")
     for line in (reason, *objective_lines(summary)):
-        if line:
+        if line and not (is_said and is_verified):
             text.append(f"\n{line}", style="not bold not dim default")
     return text
 
@@ -108,6 +123,16 @@ def objective_lines(summary: Summary) -> list[str]:
     baseline = summary.get("baseline") or {}
     barred = f"The program as it is run today may not win: {baseline.get('reason')}" if baseline.get("is_barred") else ""
     return [line for line in (barred, break_even_text(summary)) if line]
+
+
+def _verdict(summary: Summary) -> str:
+    return str((summary.get("verification") or summary.get("speedup") or {}).get("verdict") or "")
+
+
+def _reason(summary: Summary) -> str:
+    if verification := summary.get("verification"):
+        return claims.explanation(verification)
+    return str((summary.get("speedup") or {}).get("reason") or "")
 
 
 def _grid(*, indent: int = 0) -> Table:
@@ -234,6 +259,8 @@ def file_lines(summary: Summary) -> list[tuple[str, str]]:
 def lines(summary: Summary, path: Path) -> list[str]:
     """Returns the verdict as plain lines, for output that is not a terminal; why a study failed is the error that follows."""
     said = [f"verdict  {headline(summary, is_said=True)}"]
+    if summary.get("verification"):
+        return [*said, *claims.lines(summary), *_last_lines(summary, path)]
     if reason := (summary.get("speedup") or {}).get("reason"):
         said.append(f"reason  {reason}")
     said += [f"note  {line}" for line in objective_lines(summary)]
@@ -246,7 +273,10 @@ def lines(summary: Summary, path: Path) -> list[str]:
     said += [f"dropped  {line}" for line in dropped_lines(summary)]
     said += [f"front  {line}" for line in front_lines(summary)]
     said += [f"{name}  {text}" for name, text in parity_lines(summary)]
-    said.append(f"outcomes  {counts_text(summary.get('counts') or {})}")
-    said.append(f"files  {path}")
+    return said + _last_lines(summary, path)
+
+
+def _last_lines(summary: Summary, path: Path) -> list[str]:
+    said = [f"outcomes  {counts_text(summary.get('counts') or {})}", f"files  {path}"]
     said += [f"{name}  {text}" for name, text in [*noise_lines(summary), *file_lines(summary)]]
     return said + [f"next  {command}" for command in next_commands(summary, path)]

@@ -75,6 +75,7 @@ def compose(
     config_dirs: Sequence[Path] = (),
     runs_dir: str | None = None,
     facts: dict[str, Any] | None = None,
+    document: dict[str, Any] | None = None,
 ) -> Composed:
     """Returns the checked configuration, search space and command.
 
@@ -84,6 +85,7 @@ def compose(
         config_dirs: the user's folders of configuration files, as `--config-dir` gives them, searched before conf/.
         runs_dir: folder of the studies as `--runs-dir` gives it, every letter meant; None leaves it to the configuration.
         facts: `machine.host_facts()`, when the caller has them already.
+        document: further configuration, checked, that overrides and files take precedence over.
 
     Raises:
         BadInput: anything that cannot be used; every problem of the input at once.
@@ -94,6 +96,8 @@ def compose(
     given = split(overrides, list(config_dirs), here, has_command=command is not None)
     found = _Problems(missing_folders(config_dirs))
     found.add(given.problems, given.cause)
+    if document:
+        given.files.insert(0, Chosen(group="", document=document, package="_global_", keys=[]))
     if runs_dir is not None:
         document = {"runs_dir": literal(runs_dir)}
         given.files.append(Chosen(group="", document=document, package="_global_", keys=["runs_dir"]))

@@ -64,10 +64,10 @@ def read(path: Path, group: str, circumstances: Circumstances) -> Chosen:
     package = header[1] if header else group.replace("/", ".")
     problems = []
     cause: BaseException | None = None
-    values = dict(_flat(document, "" if package == "_global_" else f"{package}."))
+    values = dict(flat(document, "" if package == "_global_" else f"{package}."))
     for key, value in values.items():
         try:
-            _check_key(key, value, circumstances)
+            check_key(key, value, circumstances)
         except BadInput as error:
             problems += [f"{path}: {problem}" for problem in error.problems]
             cause = cause or error.__cause__
@@ -80,23 +80,29 @@ def read(path: Path, group: str, circumstances: Circumstances) -> Chosen:
     return Chosen(group=group, document=document, package=package, keys=list(values))
 
 
-def _flat(document: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def flat(document: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted keys of a document with their values."""
     for name, value in document.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and (key in GROUPS or key.partition(".")[0] in MAPPINGS):
-            yield from _flat(value, f"{key}.")
+            yield from flat(value, f"{key}.")
         else:
             yield key, value
 
 
-def _check_key(key: str, value: Any, circumstances: Circumstances) -> None:
+def check_key(key: str, value: Any, circumstances: Circumstances) -> None:
+    """Checks a key and its value as a file may hold them.
+
+    Raises:
+        BadInput: no such key, not one for a file, or not a value of its type.
+    """
     if key.rpartition(".")[2].startswith("_"):
         raise BadInput(f"{key}: nothing is called or built from a file, got {shown(value)}. Remove it: plain values only.")
     if key == "defaults":
         raise BadInput(f"{key}: not followed here, got {shown(value)}. Name each file on the command line: +GROUP=NAME.")
     if key == COMMAND_LINE_ONLY:
         raise BadInput(f"{key}: not read from a file, got {shown(value)}. Give it on the command line: {key}=PYTHON.")
-    if key.startswith("provenance."):  # carried, never used
+    if key.startswith("provenance."):  # carried; what `autotune verify` reads of it is checked there
         return
     if is_knob(key):
         if not (value is None or is_reference(value)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import operator
 import re
 import types
 import typing
@@ -15,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput, nearest, one_of
+from autotune.knobs.catalogue import is_knob
 from autotune.knobs.values import shown
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
@@ -35,6 +37,23 @@ def leaves(schema: type[Any] = StudyConfig, prefix: str = "") -> dict[str, Any]:
 
 LEAVES = leaves()
 GROUPS = {key.rpartition(".")[0] for key in LEAVES} - {""}
+
+
+# Keys that say where, how long and what to search: two studies that differ in them alone measure the same thing.
+_SURROUNDINGS = ("env", "provenance", "runs_dir", "launcher", "search_space", "tiers", "program.python", "study.name")
+_SURROUNDING_GROUPS = ("study.budget.", "search.", "tracker.")
+
+
+def is_setting(key: str) -> bool:
+    """Returns whether a key decides what is measured: the recipe, the device, the windows, the objective; not a knob."""
+    return key in LEAVES and not (key in _SURROUNDINGS or key.startswith(_SURROUNDING_GROUPS) or is_knob(key))
+
+
+def settings(config: StudyConfig) -> dict[str, Any]:
+    """Returns the settings of a configuration that are not the default, by key."""
+    default = StudyConfig()
+    pairs = {key: (operator.attrgetter(key)(config), operator.attrgetter(key)(default)) for key in LEAVES if is_setting(key)}
+    return {key: value for key, (value, usual) in pairs.items() if value != usual}
 
 
 def check_value(key: str, value: Any) -> None:
@@ -58,6 +77,11 @@ def _scratch() -> DictConfig:
 def literal(text: str) -> str:
     """Returns text as OmegaConf must be given it to mean every letter: `${` would begin a reference."""
     return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
+
+
+def plain(text: str) -> str:
+    """Returns the text that `literal` was given."""
+    return re.sub(r"(\\+)\$\{", lambda found: found[1][: len(found[1]) // 2] + "${", text)
 
 
 def unknown_key(key: str, value: Any) -> str:

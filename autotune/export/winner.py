@@ -13,6 +13,7 @@ from autotune.wording import BETTER, gain_words, number_text, objective_of, one_
 
 DIGITS = 5  # of a measured value; its interval is seldom narrower than the third
 MAX_LINE = 160
+PROGRAM = ("program.torch", "program.device_name", "program.executable")  # of a study's identity, beside the machine's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,10 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     hidden = {key: knobs.pop(key) for key in list(knobs) if is_masked(knobs[key])}
     headline = _headline(summary, entry, speedup, is_best=is_best)
     headline += [f"{key}={value}: a secret, which is not written down: set it yourself." for key, value in hidden.items()]
-    return Winner(knobs=knobs, headline=headline, provenance=_provenance(summary, entry, speedup, tier))
+    provenance = _provenance(summary, entry, speedup, tier)
+    if hidden:
+        provenance["secret"] = list(hidden)
+    return Winner(knobs=knobs, headline=headline, provenance=provenance)
 
 
 def describe_machine(machine: dict[str, Any]) -> str:
@@ -140,6 +144,7 @@ def _provenance(summary: Summary, entry: dict[str, Any], speedup: dict[str, Any]
         "speedup": _rounded(speedup),
         **_worth(summary, entry),
         "versions": summary["versions"],
+        **_again(summary),
     }
 
 
@@ -154,6 +159,19 @@ def _worth(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
 def _factor(change: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = _rounded({"ratio": change.get("ratio"), "ci": change.get("ci"), "verdict": change.get("verdict")})
     return made
+
+
+def _again(summary: Summary) -> dict[str, Any]:
+    """Returns what it takes to measure the claim again: `autotune verify` reads it."""
+    identity = summary.get("identity") or {}
+    found: dict[str, Any] = {
+        "identity": {name: value for name, value in identity.items() if name.startswith("machine.") or name in PROGRAM},
+        "settings": summary.get("settings") or {},
+        "pinned": sorted(summary.get("pinned") or {}),  # hold in the baseline too
+    }
+    if not summary.get("is_recipe"):
+        found["program"] = {"command": summary.get("command") or [], "cwd": summary.get("cwd") or ""}
+    return found
 
 
 def _rounded(measured: Any) -> Any:

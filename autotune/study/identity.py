@@ -14,6 +14,7 @@ import optuna
 
 import autotune
 from autotune.config.command import CommandTemplate
+from autotune.config.keys import settings
 from autotune.config.program import program_of
 from autotune.harness.protocol import RankResult
 from autotune.machine import comparable
@@ -75,6 +76,8 @@ def about(
         budget_s=None if budget.minutes is None else budget.minutes * 60,
         budget_trials=budget.trials,
         spent_s=before.spent_s if before else 0.0,
+        settings=plan.secrets.document(settings(plan.config)),
+        verifies=plan.secrets.document(plan.verify.as_json()) if plan.verify else {},
     )
 
 

@@ -34,6 +34,7 @@ from autotune.study.settings import memory_seen_bytes
 from autotune.study.summary import Standing, summarise
 from autotune.study.tiers import TierFinals
 from autotune.study.trial import TrialRunner
+from autotune.study.verify import VERIFIED, Verification
 from autotune.trackers.sync import incomplete
 from autotune.wording import log_lines
 
@@ -113,7 +114,7 @@ class _Study:
         )
         self._executable: str | None = None  # the program's own interpreter, from the baseline
         self._decision: Decision | None = None
-        self._finals: Finals | None = None
+        self._finals: Finals | Verification | None = None
         self._attributor = Attributor(self._session)
         self._tiers = TierFinals(self._session)
 
@@ -142,18 +143,26 @@ class _Study:
         """Returns the status the study ends with, why, and the failure to be raised once everything is on disk."""
         try:
             self._baseline()
-            ended_because = Search(self._session).run()
-            self._finals = Finals(self._session, self._attributor.run, self._attributor.known_part)
+            if self._plan.verify:
+                self._finals, ended_because = Verification(self._session, self._plan.verify), VERIFIED
+            else:
+                ended_because = Search(self._session).run()
+                self._finals = Finals(self._session, self._attributor.run, self._attributor.known_part)
             self._decision = self._finals.run()
-            if self._decision.is_better and self._decision.finalist:
-                self._tiers.run(self._decision.finalist)
-            if len(self._session.runner.goal.names) > 1:
-                confirm_front(self._session, set(self._decision.values))
+            if not self._plan.verify:
+                self._confirm_others(self._decision)
         except (Ending, KeyboardInterrupt) as ending:
             return "interrupted", str(ending) or "stopped by the user", None
         except NothingWorked as failure:
             return "failed", str(failure).partition("\n")[0], failure
         return "complete", ended_because, None
+
+    def _confirm_others(self, decision: Decision) -> None:
+        """Measures again, with the time that is left, what is reported beside the winner: other tiers, other objectives."""
+        if decision.is_better and decision.finalist:
+            self._tiers.run(decision.finalist)
+        if len(self._session.runner.goal.names) > 1:
+            confirm_front(self._session, set(decision.values))
 
     def _open(self) -> Tracking | None:
         if self._earlier:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from autotune.config.claim import Verify
 from autotune.config.command import CommandTemplate
 from autotune.config.hidden import HiddenValues
 from autotune.config.schema import StudyConfig
@@ -127,6 +128,7 @@ class Plan:
         clock: time.
         tracking_drain_s: how long the tracker may take to finish at the end.
         poll_s: pause between two looks at a running trial.
+        verify: the claim to verify; None searches.
     """
 
     title: str
@@ -145,3 +147,4 @@ class Plan:
     clock: Clock = field(default_factory=Clock)
     tracking_drain_s: float = 60.0
     poll_s: float = 0.1
+    verify: Verify | None = None

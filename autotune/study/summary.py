@@ -19,6 +19,7 @@ from autotune.study.health import PAGE_CACHE, caveat
 from autotune.study.objective import means
 from autotune.study.paying import break_even
 from autotune.study.tiers import is_barred, leader
+from autotune.study.verify import verification
 
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci", "seconds", "phases_s",
@@ -81,14 +82,19 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "counts": dict(Counter(str(record.outcome) for record in records)),
         "seconds": _seconds(records, standing.seconds),
         "fingerprint": about.fingerprint,
+        "identity": about.identity,
         "versions": about.versions,
         "started_at": about.started_at,
         "budget_s": about.budget_s,
         "budget_trials": about.budget_trials,
         "pinned": about.pinned,
+        "settings": about.settings,
         "command": about.command,
         "disturbed_by": caveat(records),
         "page_cache": best.evidence.get(PAGE_CACHE) if best else None,
+        "cwd": about.cwd,
+        "is_recipe": about.is_recipe,
+        "verification": verification(about, records, standing.decision) if about.verifies else None,
         "files": _files(records),
         "trials": [_trial(record) for record in records],
     }

@@ -160,7 +160,8 @@ class TrialRunner:
             running.stop("autotune failed")
             raise
         record = _record(request, launch.spec, ended, self._watch)
-        self._judge(record, ended.results)
+        if not request.first_steps:  # nothing is measured there
+            self._judge(record, ended.results)
         record.started_at = earlier.started_at if earlier else started_at
         if record.outcome.has_value and (why := exploded(record.losses, self.baseline_losses)):
             record.outcome, record.reason, record.value, record.ci = Outcome.parity, why, None, None

@@ -22,6 +22,10 @@ from autotune.config.overrides import Split
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "pty.spawn")
 MARKER = "def touch(*_):\n    open('marker', 'w').close()\n\nclass Touch:\n    __init__ = touch\n\ntouch()\n"
 STUB = "#!/bin/sh\ntouch marker\n"  # a program that shows that it was run
+CLAIM = """# @package _global_
+precision: {amp: bf16}
+provenance: {speedup: {ratio: 1.5, ci: [1.4, 1.6]}, program: {command: [python, train.py, --epochs, "90"]}}
+"""
 FILES = {
     "train.py": ("raise SystemExit\n", 0o644),
     "plain.sh": (STUB, 0o644),
@@ -33,6 +37,7 @@ FILES = {
     "marker.py": (MARKER, 0o644),
     "marker.sh": (STUB, 0o755),
     "mine/best.yaml": ("# @package _global_\n", 0o644),
+    "claim.yaml": (CLAIM, 0o644),
     "no_images/cats/readme.txt": ("", 0o644),
     "images/cats/1.JPG": ("", 0o644),
     "images/dogs/deep/2.png": ("", 0o644),

@@ -12,7 +12,7 @@ import pytest
 
 from autotune.cli.processes import own_environment
 from tests.corpus.commands import COMMANDS, OPTIONS, WITH_COMMAND
-from tests.corpus.documents import FILES, NO_MAPPING, SPACES, UNREADABLE
+from tests.corpus.documents import FILES, NO_MAPPING, SPACES, TOP, UNREADABLE
 from tests.corpus.overrides import OVERRIDES, TOGETHER
 
 Refused = Callable[..., list[str]]
@@ -52,6 +52,23 @@ def test_files_that_are_no_plain_yaml(
 ) -> None:
     (place / "mine" / "bad.yaml").write_bytes(content)
     says(refused("run", *words, *COMMAND), f"{name}: cannot be read, got 'mine/bad.yaml' (", message)
+
+
+@pytest.mark.parametrize(("content", "message"), UNREADABLE, ids=lambda value: ascii(value)[:40])
+def test_claims_that_are_no_plain_yaml(refused: Refused, place: Path, content: bytes, message: str) -> None:
+    (place / "bad.yaml").write_bytes(content)
+    says(refused("verify", "bad.yaml", *COMMAND), "BEST: cannot be read, got 'bad.yaml' (", message)
+
+
+CLAIMS = [row for row in FILES if row[0].startswith(TOP) and "provenance" not in row[0]]
+
+
+@pytest.mark.parametrize(("content", "parts"), CLAIMS, ids=lambda value: ascii(value)[22:60])
+def test_claims_with_bad_keys(refused: Refused, place: Path, content: str, parts: list[str]) -> None:
+    (place / "bad.yaml").write_text(content, encoding="utf-8")
+    messages = refused("verify", "bad.yaml", "model=resnet18")
+    if not any("provenance" in message for message in messages):  # where the keys are fine there is still no claim
+        says(messages, *parts)
 
 
 @pytest.mark.parametrize("content", NO_MAPPING, ids=str)

@@ -118,6 +118,27 @@ def test_the_winner_loads_with_plain_hydra_and_with_the_command_line(study):
     assert "num_workers: 2" in again.stdout
 
 
+def verified(study: Path, python: Path, program: str) -> subprocess.CompletedProcess[str]:
+    words = ["runs/first/best.yaml", "tracker.uri=none", "--runs-dir", "again", "--rounds", "3"]
+    return autotune("verify", *words, "--", str(python), program, cwd=study)
+
+
+@pytest.mark.thorough
+def test_the_winner_s_claim_holds_when_it_is_measured_again(study, bare_python):
+    ended = verified(study, bare_python, "train.py")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "verdict  holds" in ended.stdout
+
+
+@pytest.mark.thorough
+def test_a_claim_that_the_program_has_outgrown_is_refused(study, bare_python):
+    outgrown = (study / "train.py").read_text().replace("time.sleep(0.002)", "pass")  # workers have nothing left to wait for
+    (study / "outgrown.py").write_text(outgrown)
+    ended = verified(study, bare_python, "outgrown.py")
+    assert ended.returncode == 4, ended.stdout + ended.stderr
+    assert "the claim does not hold" in ended.stderr
+
+
 def test_nothing_of_the_trials_is_left_running(study):
     marks = []
     for environ in Path("/proc").glob("[0-9]*/environ"):

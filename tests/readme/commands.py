@@ -18,7 +18,7 @@ from pathlib import Path
 README = Path(__file__).parents[2] / "README.md"
 KINDS = ("sh", "sh example", "sh server")
 FENCE = re.compile(r"^```(sh\b[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-RUN = re.compile(r"\bautotune run\b")
+RUN, VERIFY = re.compile(r"\bautotune run\b"), re.compile(r"\bautotune verify\b")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,13 @@ def other_commands(text: str, minutes: str | None) -> Iterator[str]:
         if command.kind == "sh server":
             yield f"timeout --preserve-status --signal=TERM 20 {command.line} || test $? -eq 143"
         elif command.kind == "sh" and command.line != tests:
-            yield RUN.sub(f"autotune run study.budget.minutes={minutes}", command.line) if minutes else command.line
+            yield lowered(command.line, minutes) if minutes else command.line
+
+
+def lowered(line: str, minutes: str) -> str:
+    """Returns a command with a budget of so many minutes, and as few rounds as there can be."""
+    line = RUN.sub(f"autotune run study.budget.minutes={minutes}", line)
+    return VERIFY.sub(f"autotune verify --rounds 2 --minutes {minutes}", line)
 
 
 def main(which: str, minutes: str | None = None) -> None:

@@ -1,0 +1,190 @@
+"""`autotune verify`: whether a best.yaml still keeps what it claims, here and now."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.run import carry_out, plan_of
+from autotune.cli.terminal import print_json
+from autotune.errors import BadInput
+from autotune.run_dir import StudyFolder, create, find
+
+if TYPE_CHECKING:
+    from autotune.config.claim import Claim, Verify
+    from autotune.config.compose import Composed
+    from autotune.records import StudyRecord
+    from autotune.study import Plan
+
+YAML = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the user typed: the file or the study, KEY=VALUE words, the command behind `--`, and how much effort to spend."""
+
+    what: str
+    overrides: tuple[str, ...]
+    command: list[str] | None
+    runs: Path
+    rounds: int
+    minutes: float
+    long_minutes: float | None
+
+
+def verify(asked: Asked, *, as_json: bool) -> int:
+    """Measures the file's two configurations in turns and prints what is left of its claim.
+
+    Raises:
+        BadInput: the file, the command or a key cannot be used.
+        NothingWorked: the program does not train as it is.
+        ClaimBroken: the claim does not hold here and now.
+        Interrupted, FolderLost: as for `run`.
+    """
+    from autotune.config.claim import Verify, read_claim
+    from autotune.machine import circumstances, host_facts
+
+    _check(asked)
+    facts = host_facts()
+    study, file = _source(asked)
+    claim = read_claim(file, circumstances(facts, None, is_recipe=False))
+    if not claim.changed:
+        return _nothing(claim, as_json=as_json)
+    claim, composed = (claim, _of_study(study, claim)) if study else _of_file(asked, claim, facts)
+    wanted = Verify(claim=claim, rounds=asked.rounds, minutes=asked.minutes, long_minutes=asked.long_minutes)
+    folder = create(asked.runs if study else Path(composed.config.runs_dir), composed.name)
+    from autotune.study import run_study
+
+    return carry_out(run_study, plan_to_verify(composed, wanted, facts), folder, as_json=as_json)
+
+
+def plan_to_verify(composed: Composed, wanted: Verify, facts: dict[str, object]) -> Plan:
+    """Returns the plan of a study that verifies: nothing is searched, and its rounds end it, not a budget."""
+    from autotune.config.schema import Budget
+    from autotune.space import SearchSpace
+
+    composed.config.study.budget = Budget(minutes=None, trials=None)
+    composed.space = SearchSpace(domains={}, pinned=composed.space.pinned, tiers=composed.space.tiers)
+    return replace(plan_of(composed, facts), verify=wanted)
+
+
+def plan_to_resume(study: StudyRecord) -> Callable[[Composed, dict[str, object]], Plan]:
+    """Returns what makes the plan of a verification that was interrupted.
+
+    Raises:
+        BadInput: it cannot be gone on with.
+    """
+    from autotune.config.claim import Verify
+    from autotune.masking import is_masked
+
+    again = "Verify the file again with `autotune verify`."
+    try:
+        wanted = Verify.from_json(study.verifies)
+    except ValueError as error:
+        raise BadInput(f"STUDY: a verification that cannot be gone on with, got {study.name!r} ({error}). {again}") from error
+    if is_masked(wanted.claim.changed):
+        raise BadInput(f"STUDY: the file changes a secret, which was not written down, got {study.name!r}. {again}")
+    return lambda composed, facts: plan_to_verify(composed, wanted, facts)
+
+
+def _source(asked: Asked) -> tuple[StudyFolder | None, Path]:
+    """Returns the study whose own program is to be run, None for a file's, and the file that claims."""
+    if asked.what.endswith(YAML) or os.path.isfile(asked.what):
+        return None, Path(asked.what)
+    folder = find(asked.runs, asked.what)
+    if not folder.best_file.is_file():
+        raise BadInput(
+            f"BEST: the study has no winner to verify, got {folder.name!r}. `autotune show {folder.name}` tells why."
+        )
+    if asked.command is not None or asked.overrides:
+        return None, folder.best_file
+    return folder, folder.best_file
+
+
+def _of_study(study: StudyFolder, claim: Claim) -> Composed:
+    """Returns what a study of ours was made of: as for `resume`, its own records say what to run."""
+    from autotune.config.recorded import recorded
+
+    try:
+        record = study.read_study()
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"{study.study_file}: cannot be read, got: {error}. Give its file and the command behind `--`."
+        ) from error
+    composed = recorded(record, study.config_file)
+    if not os.path.isdir(record.cwd):
+        raise BadInput(f"cwd: the folder the program ran in is gone, got {record.cwd!r}. Bring it back.")
+    composed.name = _name(claim, study.name)
+    return composed
+
+
+def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, Composed]:
+    """Returns a file's claim, secrets hidden, and what to run: the recipe that it names, or the command that was typed."""
+    from autotune.config.claim import typed_command
+    from autotune.config.compose import compose
+    from autotune.config.overrides import RECIPE_KEYS
+    from autotune.masking import Secrets
+
+    has_command = asked.command is not None
+    names_recipe = claim.is_recipe or any(word.startswith(("model=", "model.name=")) for word in asked.overrides)
+    if not has_command and not names_recipe:
+        raise BadInput(
+            f"COMMAND: {claim.file} is about a program of yours, and nothing is started because a file says so, got no '--'. "
+            f"If this is the one that you mean, type `{typed_command(claim)}`."
+        )
+    composed = compose(
+        asked.overrides,
+        command=asked.command,
+        runs_dir=None if any(word.startswith("runs_dir=") for word in asked.overrides) else str(asked.runs),
+        facts=facts,
+        document=claim.document(without=RECIPE_KEYS if has_command else [word.partition("=")[0] for word in asked.overrides]),
+    )
+    composed.name = composed.config.study.name or _name(claim, Path(claim.file).stem)
+    if twice := sorted(composed.space.pinned.keys() & claim.changed.keys()):
+        raise BadInput(
+            f"{key}: what the file changes is what it makes a claim of, got it on the command line too. Leave it out."
+            for key in twice
+        )
+    if absent := [key for key in claim.secret if key not in composed.space.pinned]:
+        raise BadInput(f"{key}: a secret that the file does not hold, got nothing. Give it: {key}=VALUE." for key in absent)
+    hidden = {key: composed.hidden.hide(key, value) for key, value in claim.changed.items()}
+    composed.secrets = Secrets.known(words=[*asked.overrides, *(asked.command or ())], typed=composed.hidden)
+    return replace(claim, changed=hidden, pinned={}), composed  # what is pinned, composed has without its secrets
+
+
+def _check(asked: Asked) -> None:
+    from autotune.config.domains import parse
+
+    problems = [
+        f"{option}: not a length of time, got {value}. Give minutes: {option} 5."
+        for option, value in (("--minutes", asked.minutes), ("--long-minutes", asked.long_minutes))
+        if value is not None and not math.isfinite(value)
+    ]
+    for word in asked.overrides:
+        key = word.partition("=")[0].lstrip("+")
+        if key.startswith("study.budget."):
+            problems.append(f"{key}: nothing is searched here, got {word!r}. Give --rounds N or --minutes M.")
+        elif "=" in word and parse(word).is_sweep_override():
+            problems.append(f"{key}: nothing is searched here, got {word!r}. Give one value.")
+    if problems:
+        raise BadInput(problems)
+
+
+def _name(claim: Claim, otherwise: str) -> str:
+    """Returns the name of the study that verifies: a file's own words go into no path as they are."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", claim.study or otherwise).strip("-_")[:60]
+    return plain if plain.startswith("verify-") else f"verify-{plain or 'best'}"
+
+
+def _nothing(claim: Claim, *, as_json: bool) -> int:
+    reason = "the file changes nothing: there is nothing to verify"
+    if as_json:
+        print_json({"verification": {"file": claim.file, "verdict": "holds", "reason": reason}})
+    else:
+        print(f"{claim.file}: {reason}.")
+    return 0

@@ -1,0 +1,289 @@
+"""Verification: the baseline and the configuration of a best.yaml again, in turns, here and now, beside the file's claim."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from autotune import stats
+from autotune.config.claim import Claim, Verify
+from autotune.harness.protocol import MeasureRules
+from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
+from autotune.study.budget import finals_rules
+from autotune.study.finals import Decision, by_round, judge
+from autotune.study.session import Session
+from autotune.study.turns import Pair, Turns
+from autotune.wording import one_line
+
+VERIFIED = "the rounds were measured"
+FIRST, ROUND, LONG = "the file's configuration", "verify, in turn", "verify, long run"  # why a trial is run
+MAX_TEXT = 100  # of a value that the file was measured with
+MIN_ROUNDS = 2  # an interval needs a spread
+MAX_LOST_ROUNDS = 2  # rounds in which a configuration failed; then it is given up
+KEPT_FRAC = 0.5  # of the claimed gain, on the log scale: what must be shown before a claim is said to hold
+PROGRAM_PARTS = ("machine.", "program.torch", "program.device_name", "program.executable")
+
+Verdict = Literal["holds", "no longer holds", "ambiguous"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What may be said of a claim.
+
+    Attributes:
+        verdict: whether it holds.
+        reason: why, in a sentence's words.
+        left: the speed-up now over the claimed one.
+    """
+
+    verdict: Verdict
+    reason: str
+    left: stats.Ratio
+
+
+def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN_FRAC) -> Comparison:
+    """Returns what today's rounds say of a claimed speed-up.
+
+    Two ratios, each with an error of its own: whether their intervals overlap says little (two that just touch differ by far
+    more than chance), so the quotient gets an interval, Welch's on the log scale (`stats.quotient`). The claim
+
+    - no longer holds when even the upper end of what is left of it lies more than the margin below 1, or when the best was
+      shown not to be faster than the baseline any more (as long as more than that was claimed);
+    - holds when neither is so and today's rounds alone show at least half of the claimed gain: without that, any interval
+      wide enough would "agree" with anything;
+    - else the rounds do not tell.
+
+    A true claim is refused in less than 2.5 % of cases: the upper end of a 95 % interval would have to miss, by the margin.
+
+    Args:
+        claimed: best over baseline, as the file has it.
+        now: the same from today's rounds.
+        margin: equivalence margin as a fraction: this machine's own A/A spread.
+    """
+    left = stats.quotient(now, claimed)
+    if now.ci is None or left.ci is None:
+        return Comparison(verdict="ambiguous", reason="one round only: no interval", left=left)
+    if left.ci[1] < 1 / (1 + margin):
+        kept = f"{left.ratio:.2f} [{left.ci[0]:.2f}, {left.ci[1]:.2f}]"
+        reason = f"{now.ratio:.2f}x here and now where {claimed.ratio:.2f}x is claimed, {kept} of it is left"
+        return Comparison(verdict="no longer holds", reason=reason, left=left)
+    if now.ci[1] < 1 + stats.FASTER_FRAC < claimed.ratio:
+        reason = f"it is not faster than the baseline any more: {now.ratio:.3f}x, at most {now.ci[1]:.3f}x"
+        return Comparison(verdict="no longer holds", reason=reason, left=left)
+    needed = math.exp(KEPT_FRAC * math.log(claimed.ratio))
+    if now.ci[0] > needed:
+        return Comparison(verdict="holds", reason="", left=left)
+    reason = f"{now.num_rounds} rounds do not tell: the speed-up may be anything from {now.ci[0]:.2f}x to {now.ci[1]:.2f}x"
+    return Comparison(verdict="ambiguous", reason=reason, left=left)
+
+
+class Verification:
+    """Measures the two configurations of a study that verifies a claim; what an earlier run of it has measured counts.
+
+    The first measurement of each is not compared: it fills caches, shows whether the knobs take effect, and says what a round
+    will cost.
+
+    Attributes:
+        decision: what the rounds say so far, as `Finals.decision`.
+    """
+
+    def __init__(self, session: Session, verify: Verify) -> None:
+        self._session, self._verify = session, verify
+        self._random = random.Random(session.plan.config.study.seed)
+        self._round = max((record.round or 0 for record in session.records), default=0)
+        self.decision = Decision()
+
+    def run(self) -> Decision:
+        """Returns the decision; `decision` holds what there is of it when the user ends the rounds early."""
+        best = self._first()
+        if not best.outcome.has_value:
+            self.decision = Decision(reason=f"the file's configuration could not be measured: {_how(best)}")
+            return self.decision
+        if not best.changed:
+            self.decision = Decision(
+                reason="the program runs with all of the file's knobs already, so there is no baseline left"
+            )
+            return self.decision
+        self._session.listener.finals_started([0, best.number], None)
+        self._rounds(best)
+        if self._verify.long_minutes:
+            self._long_runs(best, self._verify.long_minutes * 60)
+        return self.decision
+
+    def _first(self) -> TrialRecord:
+        """Measures the file's configuration for the first time, unless an earlier run has."""
+        session = self._session
+        if (before := _first_of(session.records)) and before.outcome is not Outcome.interrupted:
+            return before
+        space = session.resolved
+        knobs = space.active({**space.baseline, **self._verify.claim.changed})
+        return session.measure(knobs, FIRST, origin="file")
+
+    def _rounds(self, best: TrialRecord) -> None:
+        session, verify = self._session, self._verify
+        pairs = _pairs(session.records, best)
+        if pairs:
+            self.decision = judge(best, pairs)
+        rules = self._rules()
+        turns = Turns(best, session.baseline, measure=lambda r: self._again(r, rules, ROUND), order=self._random, pairs=pairs)
+        num_lost = 0
+        while len(pairs) < verify.rounds and num_lost < MAX_LOST_ROUNDS:
+            if len(pairs) >= MIN_ROUNDS and session.budget.spent_s + self._round_s(best) > verify.minutes * 60:
+                session.listener.notice(f"{len(pairs)} of {verify.rounds} rounds fit into {verify.minutes:g} min.")
+                break
+            self._round += 1
+            if turns.round():
+                self.decision = judge(best, pairs)
+            else:
+                num_lost += 1
+        if not pairs:
+            self.decision = Decision(reason=f"no round could be completed: {_failures(session.records)}")
+
+    def _long_runs(self, best: TrialRecord, seconds: float) -> None:
+        """Measures each once for minutes: what the short windows promised, and what training gets."""
+        rules = self._session.plan.config.measure.finals
+        length = {"min_s": seconds, "max_s": seconds, "slow_max_s": seconds, "half_width_frac": 0.0}
+        done = {record.repeats for record in self._session.records if record.why == LONG and record.value}
+        self._round += 1
+        for record in (self._session.baseline, best):
+            if record.number not in done:
+                self._again(record, MeasureRules(**{**vars(rules), **length}), LONG)
+
+    def _again(self, first: TrialRecord, rules: MeasureRules, why: str) -> TrialRecord:
+        return self._session.measure_again(first, round_number=self._round, rules=rules, why=why)
+
+    def _rules(self) -> MeasureRules:
+        each_s = self._verify.minutes * 60 / (2 * self._verify.rounds + 2)
+        return finals_rules(self._session.plan.config.measure.finals, seconds_each=each_s, baseline=self._session.baseline)
+
+    def _round_s(self, best: TrialRecord) -> float:
+        """Returns the seconds that another round will take: as the last one did."""
+        last = [record.seconds for record in self._session.records if record.why == ROUND][-2:]
+        return sum(last) or best.seconds + self._session.baseline.seconds
+
+
+def verification(about: StudyRecord, records: list[TrialRecord], decision: Decision | None) -> dict[str, Any]:
+    """Returns what a summary says of a verification.
+
+    {"file", "study", "changed": {knob: value}, "verdict": "holds|no longer holds|ambiguous" | null while it runs, "reason",
+     "claimed": {"ratio", "ci", "baseline": {"value", "ci"}, "best": {"value", "ci"}}, "now": the same | null,
+     "left": {"ratio", "ci"} | null (speed-up now over speed-up claimed), "differences": [phrase],
+     "long": {"seconds", "baseline": {"claimed", "short", "achieved"}, "best": the same} | null}
+
+    Args:
+        about: study.json.
+        records: finished trials, by number.
+        decision: what the rounds say; None before they have begun.
+    """
+    claim = Verify.from_json(about.verifies).claim
+    best = _first_of(records)
+    found = _found(claim, best, records, decision)
+    ratio = decision.ratio if decision else None
+    return {
+        "file": claim.file,
+        "study": claim.study,
+        "changed": claim.changed,
+        "verdict": found.verdict if found else None,
+        "reason": found.reason if found else "",
+        "claimed": {**_ratio(claim.speedup), "baseline": asdict(claim.baseline), "best": asdict(claim.best)},
+        "now": _now(decision, ratio, best) if decision and ratio and best else None,
+        "left": _ratio(found.left) if found and ratio else None,
+        "differences": differences(claim, about.identity) + (_already(claim, best) if best else []),
+        "long": _long(claim, records, decision, best),
+    }
+
+
+def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
+    """Returns what is another machine or program than the one the claim was made with: "torch: 2.14.1 there, 2.15.0 here".
+
+    Args:
+        claim: what the file says.
+        now: identity of the study that verifies it.
+    """
+    names = [name for name in sorted(claim.identity) if name.startswith(PROGRAM_PARTS) and now.get(name) is not None]
+    return [
+        f"{one_line(name.partition('.')[2], MAX_TEXT)}: {_text(claim.identity[name])} there, {_text(now[name])} here"
+        for name in names
+        if claim.identity[name] is not None and claim.identity[name] != now[name]
+    ]
+
+
+def _already(claim: Claim, best: TrialRecord) -> list[str]:
+    """Returns which of the file's changes the program makes by itself now: they are no part of today's speed-up."""
+    there = [key for key in claim.changed if key in best.knobs and key not in best.changed]
+    return [f"{key}: the program has {best.knobs[key]} already" for key in there]
+
+
+def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], decision: Decision | None) -> Comparison | None:
+    """Returns the verdict; None before there is one."""
+    nothing = stats.Ratio(ratio=math.nan, ci=None, num_rounds=0)
+    if best and not best.outcome.has_value and best.outcome is not Outcome.interrupted:
+        # The program trains as it is and not as the file has it: whatever the reason, the claim cannot be had here.
+        verdict: Verdict = "ambiguous" if best.outcome.is_no_answer else "no longer holds"
+        return Comparison(verdict=verdict, reason=f"its configuration could not be measured: {_how(best)}", left=nothing)
+    if decision is None:
+        return None
+    if decision.ratio is None:
+        lost = {record.repeats for record in records if record.why == ROUND and record.score is None}
+        is_best = bool(best and lost == {best.number})
+        return Comparison(verdict="no longer holds" if is_best else "ambiguous", reason=decision.reason, left=nothing)
+    return compare(claim.speedup, decision.ratio, decision.margin)
+
+
+def _first_of(records: list[TrialRecord]) -> TrialRecord | None:
+    """Returns the first measurement of the file's configuration; of several, after an interrupt, the last."""
+    return next((record for record in reversed(records) if record.kind is Kind.search), None)
+
+
+def _pairs(records: list[TrialRecord], best: TrialRecord) -> list[Pair]:
+    """Returns the scores of the rounds that an earlier run has completed, of the file's configuration and the baseline."""
+    scores = [
+        [measured[number].score if number in measured else None for number in (best.number, 0)]
+        for measured in by_round([record for record in records if record.kind is Kind.final], ROUND)
+    ]
+    return [(own, other) for own, other in scores if own is not None and other is not None]
+
+
+def _now(decision: Decision, ratio: stats.Ratio, best: TrialRecord) -> dict[str, Any]:
+    sides = {}
+    for name, number in (("baseline", 0), ("best", best.number)):
+        value, ci = stats.log_mean_interval(decision.values[number])
+        sides[name] = {"value": value, "ci": ci}
+    return {**_ratio(ratio), "num_rounds": ratio.num_rounds, "margin": decision.margin, **sides}
+
+
+def _long(
+    claim: Claim, records: list[TrialRecord], decision: Decision | None, best: TrialRecord | None
+) -> dict[str, Any] | None:
+    runs = {record.repeats: record for record in records if record.why == LONG and record.value is not None}
+    if not runs or best is None:
+        return None
+    made: dict[str, Any] = {"seconds": max(record.phases_s.get("steady", 0.0) for record in runs.values())}
+    for name, number, rate in (("baseline", 0, claim.baseline), ("best", best.number, claim.best)):
+        short = decision.values.get(number) if decision else None
+        made[name] = {
+            "claimed": rate.value,
+            "short": stats.log_mean_interval(short)[0] if short else None,
+            "achieved": runs[number].value if number in runs else None,
+        }
+    return made
+
+
+def _ratio(ratio: stats.Ratio) -> dict[str, Any]:
+    return {"ratio": ratio.ratio, "ci": ratio.ci}
+
+
+def _how(record: TrialRecord) -> str:
+    return f"{record.outcome}: {record.reason}" if record.reason else str(record.outcome)
+
+
+def _failures(records: list[TrialRecord]) -> str:
+    failed = [record for record in records if record.why == ROUND and record.score is None]
+    return _how(failed[-1]) if failed else "none was begun"
+
+
+def _text(value: Any) -> str:
+    text = ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+    return one_line(text, MAX_TEXT)

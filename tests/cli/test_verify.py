@@ -1,0 +1,162 @@
+"""`autotune verify` as users run it: a whole study of a program that answers at once, then its best.yaml again."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+
+import pytest
+import yaml
+
+from autotune.errors import ClaimBroken
+from autotune.testing.stub_programs import PRELUDE
+from tests.cli.conftest import Cli
+
+# bf16 is as many times as fast as the file `factor` says; with `halt` the baseline never answers, with `refuse` bf16 cannot be.
+PROGRAM = """
+factor = float(open("factor").read())
+if os.path.exists("halt") and not spec["knobs"].get("precision.amp"):
+    time.sleep(60)
+if os.environ.get("HF_TOKEN"):
+    print("token", os.environ["HF_TOKEN"])
+rate = 300.0 * (factor if spec["knobs"].get("precision.amp") == "bf16" else 1.0)
+observed = {"loader.batch_size": 32, "loader.num_workers": 0, "precision.amp": "off", "threads.intra": 2}
+knobs = {key: {"status": "applied"} for key in spec["knobs"]}
+if os.path.exists("refuse") and "precision.amp" in knobs:
+    knobs["precision.amp"] = {"status": "not applicable", "reason": "the model casts by itself"}
+result(throughput_per_s=rate, unit="samples", target=[], observed=observed, phases_s={"spawn": 0.1}, knobs=knobs,
+       facts={"torch": "2.14.1", "device": "cpu", "isa": ["amx_bf16"]})
+"""
+COMMAND = ["--", sys.executable, "-S", "train.py"]
+QUICK = ["--rounds", "2"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder in which a study of the program has been run."""
+    place = tmp_path_factory.mktemp("user")
+    (place / "train.py").write_text(PRELUDE + PROGRAM)
+    (place / "space.yaml").write_text("precision.amp: ['off', bf16]\n")
+    (place / "factor").write_text("1.5")
+    options = [
+        "tracker.uri=none",
+        "device.kind=cpu",
+        "search_space=./space.yaml",
+        "loader.batch_size=32",
+        "env.HF_TOKEN=hunter2222",
+    ]
+    ended = Cli(place)("run", *options, "study.name=s", "study.budget.minutes=0.5", "study.budget.trials=1", *COMMAND)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return place
+
+
+@pytest.fixture
+def cli(place, monkeypatch):
+    (place / "factor").write_text("1.5")
+    yield Cli(place)
+    for name in ("halt", "refuse"):
+        (place / name).unlink(missing_ok=True)
+
+
+@pytest.fixture
+def own(cli):
+    """Returns what a study's own claim needs beside its name: the secret it was pinned to."""
+    cli.environment["HF_TOKEN"] = "hunter2222"
+    return cli
+
+
+def test_a_fresh_best_yaml_is_agreed_with(own):
+    ended = own("verify", "s", *QUICK, "--json")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["verification"]["verdict"] == "holds"
+    assert found["verification"]["changed"] == {"precision.amp": "bf16"}
+    assert found["verification"]["differences"] == []
+    assert found["study"].startswith("verify-s")
+    assert all(trial["knobs"]["loader.batch_size"] == 32 for trial in found["trials"])
+
+
+def test_a_planted_slowdown_ends_with_exit_code_4_and_is_shown_again(own, place):
+    (place / "factor").write_text("1.1")
+    ended = own("verify", "s", *QUICK)
+    assert ended.returncode == ClaimBroken.exit_code == 4
+    assert "verdict  no longer holds: 1.10x now, 1.50x claimed" in ended.stdout
+    assert ended.stderr.startswith("autotune: runs/s/best.yaml: the claim does not hold: 1.10x here and now where 1.50x")
+    assert ended.stderr.count("\n") == 1
+    shown = own("show", "verify-s")
+    assert shown.returncode == 0, shown.stderr
+    assert "no longer holds: 1.10x now, 1.50x claimed" in shown.stdout
+    assert "now / claimed" in shown.stdout
+    assert "no longer holds" in own("list").stdout
+
+
+def test_a_knob_that_cannot_be_applied_here_breaks_the_claim(own, place):
+    (place / "refuse").touch()
+    ended = own("verify", "s", *QUICK)
+    assert ended.returncode == 4
+    assert "could not be measured: invalid: precision.amp" in ended.stderr
+    assert "the model casts by itself" in ended.stderr
+
+
+def test_no_program_is_started_because_a_file_says_so_and_what_to_type_works(cli, place):
+    message = cli.refused("verify", "runs/s/best.yaml", *QUICK, "env.HF_TOKEN=hunter2222")
+    words = shlex.split(message.partition("type `")[2].partition("`")[0])
+    assert words[:2] == ["autotune", "verify"]
+    at = words.index("--")
+    ended = cli(*words[1:at], *QUICK, "env.HF_TOKEN=hunter2222", "tracker.uri=none", *words[at:])
+    assert ended.returncode == 0, ended.stderr
+    assert "verdict  holds: 1.50x now" in ended.stdout
+
+
+def test_a_secret_that_the_baseline_had_is_asked_for_and_written_nowhere(cli, place):
+    message = cli.refused("verify", "runs/s/best.yaml", *COMMAND)
+    assert "env.HF_TOKEN: a secret that the file does not hold" in message
+    for file in place.glob("runs/**/*"):
+        if file.is_file():
+            assert b"hunter2222" not in file.read_bytes(), file
+
+
+def test_a_file_from_elsewhere_is_verified_and_the_differences_are_named(cli, place):
+    document = yaml.safe_load((place / "runs/s/best.yaml").read_text())
+    document["provenance"]["identity"] |= {"machine.cpu_model": "Elsewhere 9000", "program.torch": "2.9.0"}
+    document["provenance"] |= {"study": "../../x y", "pinned": [], "secret": []}
+    document["env"] = {"HF_TOKEN": "s3cret-of-theirs"}
+    (place / "theirs.yaml").write_text("# @package _global_\n" + yaml.safe_dump(document))
+    ended = cli("verify", "theirs.yaml", *QUICK, "tracker.uri=none", *COMMAND)
+    assert ended.returncode == 0, ended.stderr
+    assert "differs  cpu_model: Elsewhere 9000 there, " in ended.stdout
+    assert "differs  torch: 2.9.0 there, 2.14.1 here" in ended.stdout
+    assert "files  runs/verify-x-y" in ended.stdout
+    assert "token ***" in (place / "runs/verify-x-y/trials/0001/stdout.log").read_text()
+    for file in place.glob("runs/verify-x-y/**/*"):
+        assert file.is_dir() or b"s3cret-of-theirs" not in file.read_bytes(), file
+
+
+def test_an_interrupted_verification_goes_on_and_ends_as_its_verdict_wants(own, place):
+    (place / "factor").write_text("1.1")
+    (place / "halt").touch()  # the baseline never answers
+    running = own.start("verify", "s", *QUICK)
+    deadline = time.monotonic() + 60
+    while "baseline starts" not in running.stdout.readline():
+        assert time.monotonic() < deadline
+    time.sleep(0.5)
+    os.kill(running.pid, signal.SIGTERM)
+    said = running.communicate(timeout=60)[0]
+    assert running.returncode == 130, said
+    (place / "halt").unlink()
+    go_on = said.partition("To go on: autotune ")[2].split()
+    ended = own(*go_on)
+    assert ended.returncode == 4, ended.stdout + ended.stderr
+    again = own(*go_on)
+    assert again.returncode == 4
+    assert "To go on" not in again.stdout
+
+
+def test_a_file_that_changes_nothing_holds_without_a_run(cli, place):
+    document = yaml.safe_load((place / "runs/s/best.yaml").read_text())
+    del document["precision"]
+    (place / "nothing.yaml").write_text("# @package _global_\n" + yaml.safe_dump(document))
+    ended = cli("verify", "nothing.yaml")
+    assert (ended.returncode, ended.stdout) == (0, "nothing.yaml: the file changes nothing: there is nothing to verify.\n")

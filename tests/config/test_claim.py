@@ -1,0 +1,143 @@
+import shlex
+
+import pytest
+
+from autotune.config.claim import read_claim, typed_command
+from autotune.config.compose import compose
+from autotune.errors import BadInput
+from autotune.export import export
+from autotune.knobs.base import Circumstances
+
+HERE = Circumstances(num_cores=4)
+KNOBS = {"precision.amp": "off", "compile.mode": "default", "loader.num_workers": 2}
+
+
+@pytest.fixture
+def summary():
+    return {
+        "study": "s", "title": "python train.py", "status": "complete", "objective": "throughput", "unit": "samples",
+        "machine": {"cpu_model": "Fake CPU", "num_cores": 4, "gpus": []},
+        "baseline": {"trial": 0, "value": 100.0, "ci": [99.0, 101.0], "knobs": {}},
+        "best": {"trial": 7, "value": 180.0, "ci": None, "overrides": KNOBS, "knobs": KNOBS}, "best_by_tier": {},
+        "speedup": {"ratio": 1.8, "ci": [1.75, 1.85], "verdict": "faster", "reason": "", "num_rounds": 5},
+        "fingerprint": "abc", "versions": {"torch": "2.14.1"}, "started_at": 1_750_000_000.0,
+        "identity": {"machine.num_cores": 4, "program.torch": "2.14.1", "space.precision.amp": {"choice": ["off"]}},
+        "pinned": {"loader.batch_size": 64, "env.MODE": "a${b}"}, "settings": {"device.kind": "cpu", "study.seed": 3},
+        "command": ["python", "train.py", "--out", "${HOME}"], "cwd": "/home/me", "is_recipe": False, "trials": [],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Writes a file and returns what it claims."""
+
+    def _read(text):
+        (tmp_path / "best.yaml").write_text(text, encoding="utf-8")
+        return read_claim(tmp_path / "best.yaml", HERE)
+
+    return _read
+
+
+def test_a_file_says_what_was_changed_what_was_pinned_and_what_is_claimed(read, summary):
+    claim = read(export(summary, "yaml", None))
+    assert claim.changed == KNOBS
+    assert claim.pinned == {"loader.batch_size": 64, "env.MODE": "a${b}"}
+    assert (claim.speedup.ratio, claim.speedup.ci, claim.speedup.num_rounds) == (1.8, (1.75, 1.85), 5)
+    assert (claim.baseline.value, claim.best.value, claim.best.ci) == (100.0, 180.0, None)
+    assert claim.identity == {"machine.num_cores": 4, "program.torch": "2.14.1"}
+    assert (claim.command, claim.cwd) == (["python", "train.py", "--out", "${HOME}"], "/home/me")
+
+
+def test_settings_and_pins_hold_for_both_configurations_and_changes_for_neither(read, summary):
+    claim = read(export(summary, "yaml", None))
+    composed = compose(["device.index=0"], command=["python", "-c", "pass"], document=claim.document(without=()))
+    assert (composed.config.device.kind, composed.config.study.seed) == ("cpu", 3)
+    assert composed.space.pinned == {"loader.batch_size": 64, "env.MODE": "a${b}"}
+    assert composed.config.env == {"MODE": "a${b}"}
+
+
+def test_a_recipe_s_file_is_enough_by_itself(read, summary):
+    summary |= {"is_recipe": True, "settings": {"model.name": "resnet18", "data.name": "synthetic", "model.image_size": 64}}
+    claim = read(export(summary, "yaml", None))
+    assert claim.is_recipe
+    assert claim.command == []
+    composed = compose([], command=None, document=claim.document(without=()))
+    assert composed.title == "resnet18 on synthetic"
+    assert composed.config.model.image_size == 64
+
+
+def test_the_user_s_word_comes_before_the_file_s(read, summary):
+    summary |= {"is_recipe": True, "settings": {"model.name": "resnet18", "data.name": "synthetic", "study.seed": 3}}
+    claim = read(export(summary, "yaml", None))
+    words = ["model=resnet50", "study.seed=4"]
+    composed = compose(words, command=None, document=claim.document(without=["model"]))
+    assert (composed.config.model.name, composed.config.study.seed) == ("resnet50", 4)
+    assert composed.config.data.name == "synthetic"
+
+
+def test_the_file_s_program_is_text_to_type_and_nothing_else(read, summary):
+    claim = read(export(summary, "yaml", None))
+    words = shlex.split(typed_command(claim))
+    assert words[:4] == ["cd", "/home/me", "&&", "autotune"]
+    assert words[-5:] == ["--", "python", "train.py", "--out", "${HOME}"]
+
+
+def test_what_a_stranger_s_file_says_is_one_harmless_line(read):
+    said = 'provenance: {speedup: {ratio: 1.5}, secret: [nodot, 3], program: {command: ["a\\e[2J", "b\\nrm"], cwd: "/x\\r"}}'
+    line = typed_command(read(f"{TOP}{said}\n"))
+    assert line.isprintable()
+    assert "b rm" in line
+
+
+def test_a_file_that_changes_nothing_needs_no_ratio(read, summary):
+    summary["best"] |= {"overrides": {}}
+    summary["speedup"] = None
+    assert read(export(summary, "yaml", None)).changed == {}
+
+
+def test_pinned_secrets_are_asked_for_and_changed_ones_too(read, summary):
+    summary["pinned"] = {"env.HF_TOKEN": "***"}
+    assert read(export(summary, "yaml", None)).secret == ["env.HF_TOKEN"]
+    summary["pinned"] = {}
+    summary["best"] |= {"overrides": {**KNOBS, "env.HF_TOKEN": "***1"}}
+    with pytest.raises(BadInput, match=r"env\.HF_TOKEN: a secret that .* changes and does not hold"):
+        read(export(summary, "yaml", None))
+
+
+TOP = "# @package _global_\nprecision: {amp: bf16}\n"
+GOOD = "provenance: {speedup: {ratio: 1.5, ci: [1.4, 1.6]}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (TOP, "provenance: nothing claimed in "),
+        (f"{TOP}provenance: 3\n", "provenance: wrong type, got 3"),
+        (f"{TOP}provenance: {{}}\n", "provenance.speedup.ratio: no speed-up to compare with, got None"),
+        (f"{TOP}provenance: {{speedup: {{ratio: fast}}}}\n", "got 'fast'"),
+        (f"{TOP}provenance: {{speedup: {{ratio: .nan}}}}\n", "got nan"),
+        (f"{TOP}provenance: {{speedup: {{ratio: -1}}}}\n", "got -1"),
+        (
+            f"{TOP}{GOOD}, settings: {{runs_dir: /tmp}}}}\n",
+            "runs_dir: nothing that a claim depends on, got '/tmp'",
+        ),
+        (f"{TOP}{GOOD}, settings: {{program.python: ./evil}}}}\n", "program.python: nothing that a claim"),
+        (f"{TOP}{GOOD}, settings: {{env.X: y}}}}\n", "env.X: nothing that a claim"),
+        (f"{TOP}{GOOD}, settings: {{study.seed: many}}}}\n", "study.seed: wrong type, got 'many'"),
+        (f"{TOP}{GOOD}, settings: {{data.root: '***'}}}}\n", "data.root: a secret"),
+        (TOP.replace("bf16", "'${oc.env:HOME}'") + GOOD + "}\n", "precision.amp: a reference"),
+    ],
+)
+def test_files_without_a_usable_claim_are_refused_by_name(read, text, words):
+    with pytest.raises(BadInput) as refused:
+        read(text)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "said", ["{ratio: 1.5}", "{ratio: 1.5, ci: 3}", "{ratio: 1.5, ci: [2, 1]}", "{ratio: 1.5, ci: [-1, x]}"]
+)
+def test_an_interval_that_is_none_is_left_out(read, said):
+    assert (
+        read(f"{TOP}provenance: {{speedup: {said}, baseline: 7, program: x, identity: [], pinned: {{}}}}\n").speedup.ci is None
+    )

@@ -1,0 +1,267 @@
+"""What is said of a claim: the arithmetic by simulation, the rounds on the fake launcher."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from autotune import stats
+from autotune.config.claim import Claim, Rate, Verify
+from autotune.errors import NothingWorked
+from autotune.harness.protocol import NOT_APPLICABLE, KnobReport
+from autotune.stats import Ratio
+from autotune.study import resume_study
+from autotune.study.verify import LONG, ROUND, compare, differences
+from autotune.testing.fake_launcher import Failure, Surface
+
+BF16 = {"precision.amp": "bf16"}
+FASTER = Surface(gains={("precision.amp", "bf16"): 1.5}, loader_per_s=1e6, start_s=1.0, window_s=3.0)
+CLAIMED = Ratio(ratio=1.5, ci=(1.47, 1.53), num_rounds=5)
+
+
+def claim(speedup=CLAIMED, changed=BF16, **more):
+    return Claim(file="best.yaml", study="s", changed=changed, speedup=speedup, **more)
+
+
+@pytest.fixture
+def verified(bench):
+    """Returns a function that verifies a claim on a surface and returns the study."""
+
+    def _verified(surface=FASTER, of=None, *, rounds=4, minutes=10.0, long_minutes=None, seed=0):
+        wanted = Verify(claim=of or claim(), rounds=rounds, minutes=minutes, long_minutes=long_minutes)
+        study = bench(surface, "study.budget.minutes=null", "search_space=quick", seed=seed, verify=wanted)
+        study.plan.space.domains.clear()
+        return study
+
+    return _verified
+
+
+def measured(rng, *, true, noise, rounds):
+    own, other = (np.exp(rng.normal(math.log(rate), noise, rounds)).tolist() for rate in (100 * true, 100))
+    return stats.paired_ratio(own, other), stats.margin_frac(other)
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.02, 0.05])
+@pytest.mark.parametrize("true", [1.02, 1.2, 2.0])
+def test_a_true_claim_is_refused_in_at_most_5_percent(true, noise):
+    rng, found = np.random.default_rng(1), Counter()
+    for number in range(300):
+        claimed, _ = measured(rng, true=true, noise=noise, rounds=(2, 3, 5, 8)[number % 4])
+        found[compare(claimed, *measured(rng, true=true, noise=noise, rounds=4)).verdict] += 1
+    assert found["no longer holds"] <= 15, found
+
+
+@pytest.mark.parametrize("true", [1.05, 1.2, 2.0])
+def test_a_fifth_less_is_found_in_95_percent_at_2_percent_noise(true):
+    rng, found = np.random.default_rng(2), Counter()
+    for number in range(300):
+        claimed, _ = measured(rng, true=true, noise=0.02, rounds=(3, 5, 8)[number % 3])
+        found[compare(claimed, *measured(rng, true=0.8 * true, noise=0.02, rounds=4)).verdict] += 1
+    assert found["no longer holds"] >= 285, found
+
+
+def test_a_true_claim_worth_having_is_confirmed_mostly():
+    rng, found = np.random.default_rng(3), Counter()
+    for _ in range(300):
+        claimed, _ = measured(rng, true=1.3, noise=0.02, rounds=5)
+        found[compare(claimed, *measured(rng, true=1.3, noise=0.02, rounds=4)).verdict] += 1
+    assert found["holds"] >= 285, found
+
+
+def test_a_claim_that_was_never_measured_in_turns_gets_the_spread_of_one_round():
+    rng, found = np.random.default_rng(4), Counter()
+    for _ in range(300):
+        once, _ = measured(rng, true=1.3, noise=0.02, rounds=1)
+        found[compare(once, *measured(rng, true=1.3, noise=0.02, rounds=4)).verdict] += 1
+    assert found["no longer holds"] <= 15, found
+    assert found["holds"] >= 270, found
+
+
+def test_the_quotient_s_interval_covers():
+    rng, hits = np.random.default_rng(5), 0
+    for _ in range(500):
+        then, _ = measured(rng, true=1.4, noise=0.03, rounds=4)
+        now, _ = measured(rng, true=1.2, noise=0.03, rounds=6)
+        low, high = stats.quotient(now, then).ci
+        hits += low <= 1.2 / 1.4 <= high
+    assert 460 <= hits <= 490
+
+
+@pytest.mark.parametrize(
+    ("now", "verdict", "reason"),
+    [
+        (Ratio(ratio=1.49, ci=(1.45, 1.53), num_rounds=4), "holds", ""),
+        (Ratio(ratio=1.80, ci=(1.70, 1.90), num_rounds=4), "holds", ""),
+        (Ratio(ratio=1.20, ci=(1.18, 1.22), num_rounds=4), "no longer holds", "1.20x here and now where 1.50x is claimed"),
+        (Ratio(ratio=1.45, ci=(1.00, 2.10), num_rounds=4), "ambiguous", "anything from 1.00x to 2.10x"),
+        (Ratio(ratio=1.45, ci=None, num_rounds=1), "ambiguous", "one round only"),
+    ],
+)
+def test_verdicts(now, verdict, reason):
+    found = compare(CLAIMED, now)
+    assert found.verdict == verdict
+    assert reason in found.reason
+
+
+def test_what_is_not_faster_any_more_is_refused_however_wide_the_claim():
+    found = compare(Ratio(ratio=1.3, ci=(0.7, 2.4), num_rounds=2), Ratio(ratio=0.98, ci=(0.96, 1.0), num_rounds=4))
+    assert found.verdict == "no longer holds"
+    assert "not faster than the baseline any more" in found.reason
+
+
+def test_the_machine_s_own_spread_is_no_loss():
+    now = Ratio(ratio=1.44, ci=(1.435, 1.445), num_rounds=4)
+    exact = Ratio(ratio=1.5, ci=(1.495, 1.505), num_rounds=5)
+    assert compare(exact, now, 0.01).verdict == "no longer holds"
+    assert compare(exact, now, 0.05).verdict == "holds"
+
+
+def test_a_claim_that_holds(verified):
+    study = verified()
+    summary = study.run()
+    found = summary["verification"]
+    assert (summary["status"], found["verdict"]) == ("complete", "holds")
+    assert found["claimed"]["ratio"] == 1.5
+    assert found["now"]["ratio"] == pytest.approx(1.5, rel=0.05)
+    assert found["left"]["ci"][0] < 1 < found["left"]["ci"][1]
+    assert summary["best"]["overrides"] == BF16
+
+
+def test_rounds_take_turns_in_fresh_processes_and_the_first_of_each_is_not_among_them(verified):
+    study = verified(rounds=3)
+    study.run()
+    kinds = [(str(trial.kind), trial.repeats) for trial in study.trials]
+    assert kinds[:2] == [("baseline", None), ("search", None)]
+    turns = [number for _, number in kinds[2:]]
+    assert sorted(turns) == [0, 0, 0, 1, 1, 1]
+    assert turns[:2] == turns[2:4][::-1]
+    assert all(trial.why == ROUND for trial in study.trials[2:])
+
+
+def test_a_planted_slowdown_is_found(verified):
+    slow = Surface(gains={("precision.amp", "bf16"): 1.15}, loader_per_s=1e6, start_s=1.0, window_s=3.0)
+    found = verified(slow).run()["verification"]
+    assert found["verdict"] == "no longer holds"
+    assert found["reason"].startswith(f"{found['now']['ratio']:.2f}x here and now where 1.50x is claimed, 0.7")
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (
+            Failure(knob_reports={"precision.amp": KnobReport(status=NOT_APPLICABLE, reason="no autocast here")}),
+            "invalid: precision.amp",
+        ),
+        (Failure(error={"type": "RuntimeError", "message": "no such kernel", "traceback": ""}), "error: RuntimeError"),
+    ],
+)
+def test_a_configuration_that_cannot_be_had_here_breaks_its_claim(verified, failure, words):
+    surface = Surface(gains=FASTER.gains, failures=lambda trial, knobs: failure if knobs["precision.amp"] == "bf16" else None)
+    study = verified(surface)
+    found = study.run()["verification"]
+    assert found["verdict"] == "no longer holds"
+    assert words in found["reason"]
+    assert len(study.trials) == 2, "there is nothing to take turns with"
+
+
+def test_a_configuration_that_fails_in_its_rounds_breaks_its_claim(verified):
+    crash = Failure(error={"type": "RuntimeError", "message": "boom", "traceback": ""})
+    surface = Surface(
+        gains=FASTER.gains, failures=lambda trial, knobs: crash if trial > 1 and knobs["precision.amp"] == "bf16" else None
+    )
+    found = verified(surface).run()["verification"]
+    assert found["verdict"] == "no longer holds"
+    assert "boom" in found["reason"]
+
+
+def test_a_program_that_does_not_train_is_not_the_claim_s_fault(verified):
+    crash = Failure(error={"type": "RuntimeError", "message": "no data", "traceback": ""})
+    with pytest.raises(NothingWorked, match="no data"):
+        verified(Surface(failures=lambda *_: crash)).run()
+
+
+def test_no_further_round_is_begun_that_would_not_fit_but_two_are_always_measured(verified):
+    study = verified(rounds=20, minutes=1.0)
+    found = study.run()["verification"]
+    assert 2 <= found["now"]["num_rounds"] < 8
+    assert any("of 20 rounds fit into 1 min" in line for line in study.listener.named("notice"))
+    assert verified(rounds=20, minutes=0.1).run()["verification"]["now"]["num_rounds"] == 2
+
+
+def test_a_small_gain_in_noise_is_ambiguous_and_says_so(verified):
+    noisy = Surface(gains={("precision.amp", "bf16"): 1.02}, noise_frac=0.05, loader_per_s=1e6)
+    found = verified(noisy, claim(Ratio(ratio=1.02, ci=(1.01, 1.03), num_rounds=8))).run()["verification"]
+    assert found["verdict"] == "ambiguous"
+    assert found["reason"].startswith("4 rounds do not tell")
+
+
+def test_long_runs_measure_each_once_and_tell_what_the_claim_is_worth_there(verified):
+    of = claim(baseline=Rate(value=60.0), best=Rate(value=90.0))
+    study = verified(of=of, rounds=2, long_minutes=2.0)
+    found = study.run()["verification"]["long"]
+    runs = [trial for trial in study.trials if trial.why == LONG]
+    assert [trial.repeats for trial in runs] == [0, 1]
+    rules = study.launcher.launches[-1].spec.rules
+    assert (rules.min_s, rules.max_s, rules.slow_max_s) == (120.0, 120.0, 120.0)
+    assert found["best"]["claimed"] == 90.0
+    assert found["best"]["achieved"] == pytest.approx(90.0, rel=0.05)
+
+
+def test_what_the_program_does_by_itself_now_is_named_and_all_of_it_leaves_nothing_to_compare(verified):
+    surface = Surface(**{**vars(FASTER), "observed": {**FASTER.observed, "precision.amp": "bf16"}})
+    found = verified(surface, claim(changed={**BF16, "loader.num_workers": 2})).run()["verification"]
+    assert "precision.amp: the program has bf16 already" in found["differences"]
+    assert not any("num_workers" in phrase for phrase in found["differences"])
+    same = verified(surface)
+    found = same.run()["verification"]
+    assert (found["verdict"], len(same.trials)) == ("ambiguous", 2)
+    assert "runs with all of the file's knobs already" in found["reason"]
+
+
+def test_pins_of_the_file_hold_in_both(verified):
+    study = verified()
+    study.plan.space.pinned["loader.batch_size"] = 64
+    study.run()
+    assert {launch.spec.knobs["loader.batch_size"] for launch in study.launcher.launches} == {64}
+    assert [launch.spec.knobs.get("precision.amp") for launch in study.launcher.launches[:2]] == [None, "bf16"]
+
+
+def test_an_interrupted_verification_is_gone_on_with_and_repeats_nothing(verified):
+    stops = Surface(**{**vars(FASTER), "failures": lambda trial, _: Failure(raises=KeyboardInterrupt) if trial == 4 else None})
+    study = verified(stops)
+    assert study.run()["status"] == "interrupted"
+    before = [trial.number for trial in study.trials if trial.value is not None]
+    study.surface.failures = lambda *_: None
+    summary = resume_study(study.plan, study.folder, study.listener)
+    assert summary["verification"]["verdict"] == "holds"
+    assert summary["verification"]["now"]["num_rounds"] == 4
+    assert [trial.number for trial in study.trials if trial.value is not None][: len(before)] == before
+    assert sum(1 for trial in study.trials if str(trial.kind) == "search") == 1
+
+
+def test_what_differs_from_where_the_claim_was_made_is_named():
+    made_with = {
+        "machine.gpus": ["H200"],
+        "machine.cpu_model": "A",
+        "machine.isa": ["avx2"],
+        "program.torch": "2.9",
+        "program.device_name": None,
+    }
+    now = {
+        "machine.gpus": [],
+        "machine.cpu_model": "B",
+        "machine.isa": ["avx2"],
+        "program.torch": "2.14",
+        "program.device_name": "H200",
+        "x": 1,
+    }
+    found = differences(claim(identity=made_with), now)
+    assert found == ["cpu_model: A there, B here", "gpus: H200 there, none here", "torch: 2.9 there, 2.14 here"]
+
+
+def test_a_claim_survives_json():
+    wanted = Verify(claim=claim(best=Rate(value=1.0, ci=(0.9, 1.1)), command=["a"]), rounds=4, minutes=5.0, long_minutes=None)
+    assert Verify.from_json(wanted.as_json()) == wanted
+    with pytest.raises(ValueError, match="not a claim"):
+        Verify.from_json({"rounds": 3})
