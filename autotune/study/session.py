@@ -136,7 +136,7 @@ class Session:
         """
         rivals = [r for r in self.searched if r.outcome.may_win and r.ci and r.tier.rank <= tier.rank]
         proven_per_s = max((rival.ci[0] for rival in rivals if rival.ci), default=None)
-        is_fit = self.plan.config.measure.racing and self.plan.config.objective == "throughput"
+        is_fit = self.plan.config.measure.racing and self.runner.goal.follows_rate
         return RACED_FRAC * proven_per_s if is_fit and proven_per_s is not None else None
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
