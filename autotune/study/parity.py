@@ -18,7 +18,7 @@ from typing import Any
 from autotune.knobs.catalogue import knob
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
 from autotune.study.losses import Comparison, Verdict, compare
-from autotune.study.session import ConfigurationKey, Session, configuration_key
+from autotune.study.session import RACED_FRAC, ConfigurationKey, Session, configuration_key
 from autotune.wording import changes_phrase
 
 MAX_S = 20.0  # of steps in one run: slow programs are compared over fewer
@@ -142,7 +142,17 @@ class Parity:
             record.outcome = Outcome.parity  # its value stays: it was measured
             record.reason = f"{changes_phrase(failed.changed)}: {failed.reason} (trial {failed.number})"
             self._session.folder.write_trial(record)
+        self._give_back_raced()
         return [record.number for record in barred]
+
+    def _give_back_raced(self) -> None:
+        """Lets trials win again that were stopped early for being slower than what is out now."""
+        searched = self._session.searched
+        best = max((r.score for r in searched if r.outcome.may_win and r.score), default=0.0)
+        for record in searched:
+            if record.outcome is Outcome.raced and (record.score or 0.0) >= RACED_FRAC * best:
+                record.outcome, record.reason = Outcome.ok, "a short window: what it was raced against is out"
+                self._session.folder.write_trial(record)
 
 
 def no_losses(record: TrialRecord) -> str:

@@ -126,7 +126,9 @@ class Study:
         self.true_per_s, self.machine, self.trial_s = true_per_s, machine, trial_s
         self.clock = VirtualClock()
         self.budget = Budget(clock=self.clock, total_s=seconds)
-        config = SimpleNamespace(study=SimpleNamespace(seed=0), measure=SimpleNamespace(finals=MeasureRules()))
+        config = SimpleNamespace(
+            study=SimpleNamespace(seed=0), measure=SimpleNamespace(finals=MeasureRules()), parity=SimpleNamespace(steps=0)
+        )
         self.plan, self.listener = SimpleNamespace(config=config), Listener()
         self.costs = SimpleNamespace(again_s=lambda knobs, changed: trial_s)
         self.records = [self._record(number, Kind.search if number else Kind.baseline) for number in range(len(true_per_s))]

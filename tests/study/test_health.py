@@ -174,8 +174,9 @@ def test_a_disturbed_round_of_the_finals_is_left_out_and_does_not_count_against_
     study = []
 
     def failures(trial, knobs):
-        finals = [t for t in study[0].trials if t.kind is Kind.final]
-        study[0].cpu.foreign_cores = 1.0 if len(finals) in (3, 6, 9) else 0.0
+        kinds = [kind for _, kind, *_ in study[0].listener.named("trial_started")]
+        is_hit = kinds[-1] is Kind.final and kinds.count(Kind.final) in (4, 7, 10)
+        study[0].cpu.foreign_cores = 1.0 if is_hit else 0.0
 
     surface = Surface(gains={("precision.amp", "bf16"): 2.0}, failures=failures)
     study.append(bench(surface, "study.budget.trials=6", minutes=20))
