@@ -88,7 +88,8 @@ def _rewrite(path: Path, mask: Callable[[str], str]) -> None:
             return
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
-            temporary.write_bytes(after)
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(after)
             temporary.replace(path)
         except OSError:
             temporary.unlink(missing_ok=True)

@@ -13,6 +13,8 @@ from autotune.records import Outcome
 from tests.faults import trial_studies
 from tests.faults.quick_study import QuickStudy
 
+pytestmark = pytest.mark.thorough
+
 # Its rate is what it really gets done; fewer passes a step are the best knob by half. Finals have short windows.
 PROGRAM = """
 passes, seconds = int(os.environ.get("PASSES", "3")), spec["rules"]["min_s"]

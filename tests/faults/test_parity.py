@@ -6,6 +6,8 @@ import pytest
 
 from tests.faults.trial_studies import start
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def divergent(tmp_path_factory):

@@ -8,6 +8,8 @@ import pytest
 from autotune.launchers.supervisor import LOOK_S
 from tests.faults.stub_study import StubStudy, is_alive, pids_in
 
+pytestmark = pytest.mark.thorough
+
 # Trial 1 gathers a family round it and waits, the first time.
 STUCK_ONCE = """
 progress('init'); progress('steady', 3)

@@ -6,6 +6,8 @@ import pytest
 
 from tests.faults.trial_studies import start
 
+pytestmark = pytest.mark.thorough
+
 # What goes wrong -> how the trial ends, and what its reason says.
 ENDS = {  # every other one in each of two studies, evenly by what they take
     "hangs in a step": ("timeout", r"^step: nothing moved in phase \w+ within 4 s; user code at faulty\.py:\d+ in hang"),

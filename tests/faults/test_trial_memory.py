@@ -4,6 +4,8 @@ import pytest
 
 from tests.faults.trial_studies import is_root, start
 
+pytestmark = pytest.mark.thorough
+
 LIMIT = "1200MiB"
 
 

@@ -26,6 +26,7 @@ def test_all_knobs_at_once_are_applied_and_observed(trial: Trial) -> None:
     assert found.observed["precision.amp"] == "off"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "knobs", "status", "reason"),
     [

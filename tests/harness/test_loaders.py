@@ -29,6 +29,7 @@ def test_knobs_hold_at_the_training_loader_alone_and_chain_the_own_worker_init(t
     assert found.loader_rate_per_s is not None
 
 
+@pytest.mark.thorough
 def test_an_evaluation_between_steps_is_no_part_of_the_window(trial: Trial) -> None:
     found = trial("loaders.py", "validated", "samples=2400", "pause=0.4").result()
     assert set(found.steps["samples"]) == {12}
@@ -37,6 +38,7 @@ def test_an_evaluation_between_steps_is_no_part_of_the_window(trial: Trial) -> N
     assert min(rates) > 0.08 * max(rates)  # a block of 20 ms with the evaluation in it would be at 5 %
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["accelerate", "rebuilt", "sampler"])
 def test_loaders_built_twice_anew_or_round_a_sampler_are_turned(trial: Trial, kind: str) -> None:
     baseline, found = baseline_then(trial, "loaders.py", kind, knobs=KNOBS)
@@ -79,6 +81,7 @@ def test_an_unknown_target_is_told(trial: Trial) -> None:
     assert "not the loader that trained in the baseline" in report.reason
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["slow", "slow_epochs"])
 def test_full_queues_do_not_make_a_slow_loader_look_fast(trial: Trial, kind: str) -> None:
     rules = dataclasses.replace(RULES, warmup_min_device_s=0.0, min_steps=6, min_s=0.4 if kind == "slow" else 1.5)
@@ -90,6 +93,7 @@ def test_full_queues_do_not_make_a_slow_loader_look_fast(trial: Trial, kind: str
         assert found.throughput_per_s == pytest.approx(truth_per_s, rel=0.1)
 
 
+@pytest.mark.thorough
 def test_workers_that_compute_share_the_cores_and_those_that_wait_do_not(trial: Trial) -> None:
     one_core = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable]
     busy = trial("loaders.py", "busy", argv=one_core).result()

@@ -22,6 +22,7 @@ def curve(run: Run, rank: int = 0) -> list[Any]:
     return list(loss["curve"])
 
 
+@pytest.mark.thorough
 def test_a_parity_run_ends_after_its_steps_and_has_their_losses_the_same_twice_under_one_seed(trial: Trial) -> None:
     run = trial("unseeded.py", **PARITY)
     found = run.result()
@@ -34,11 +35,13 @@ def test_a_parity_run_ends_after_its_steps_and_has_their_losses_the_same_twice_u
     assert curve(run) != other
 
 
+@pytest.mark.thorough
 def test_a_parity_run_of_slow_steps_ends_when_its_time_is_up(trial: Trial) -> None:
     found = trial("basic.py", "sleep=0.05", **{**PARITY, "max_steps": 1000, "max_s": 0.01}).result()
     assert 8 <= found.detected["num_steps"] <= 10
 
 
+@pytest.mark.thorough
 def test_a_measured_trial_keeps_the_first_losses_only(trial: Trial) -> None:
     run = trial("unseeded.py", rules=dataclasses.replace(RULES, min_steps=100, max_s=10.0))
     told = [float(line) for line in (run.folder / "losses.txt").read_text().split()]
@@ -46,6 +49,7 @@ def test_a_measured_trial_keeps_the_first_losses_only(trial: Trial) -> None:
     assert curve(run) == pytest.approx(told[: losses.MAX_LOSSES - 1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["gan", "lbfgs"])
 def test_a_step_has_one_loss_however_often_backward_is_called(trial: Trial, kind: str) -> None:
     found = curve(trial("kinds.py", kind, **PARITY))
@@ -66,6 +70,7 @@ def test_a_program_that_hides_its_loss_has_none(trial: Trial) -> None:
     assert trial("unseeded.py", "backward=functional", **PARITY).result().loss is None
 
 
+@pytest.mark.thorough
 def test_every_rank_keeps_its_own_and_all_leave_together(trial: Trial) -> None:
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
     run = trial("ddp.py", argv=words, **PARITY)

@@ -8,6 +8,8 @@ import pytest
 from autotune.harness.protocol import APPLIED
 from tests.harness.conftest import Trial, baseline_then
 
+pytestmark = pytest.mark.thorough
+
 
 def test_copies_pickles_and_looks_are_those_of_the_program_s_own_class(trial: Trial, plain: Trial) -> None:
     run = trial("friends.py", knobs={"precision.amp": "bf16"})

@@ -27,6 +27,7 @@ def test_a_measured_trial_ends_the_program_and_tells_everything(trial: Trial) ->
     assert lines[-1]["phase"] == "exit"
 
 
+@pytest.mark.thorough
 def test_a_graph_compiled_in_the_window_begins_it_anew(trial: Trial) -> None:
     found = trial("recompiling.py", rules=dataclasses.replace(RULES, warmup_max_s=20.0, min_s=1.0, max_s=2.0)).result()
     assert found.compiled["graphs"] == 2

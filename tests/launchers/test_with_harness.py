@@ -57,12 +57,14 @@ def test_isolated_interpreter_has_no_harness(train):
     assert reason.startswith("harness not loaded")
 
 
+@pytest.mark.thorough
 def test_program_without_steps_trains_nothing(train):
     outcome, reason = train("model(torch.ones(4, 8))")
     assert outcome is Outcome.error
     assert reason.startswith("no optimizer step was seen")
 
 
+@pytest.mark.thorough
 def test_program_that_ends_early_is_told_its_steps(train):
     outcome, reason = train("step(); step(); step()")
     assert outcome is Outcome.error
@@ -73,6 +75,7 @@ def test_exception_after_steps_is_the_user_s(train):
     assert train("step(); raise ValueError('bad batch')") == (Outcome.error, "ValueError: bad batch")
 
 
+@pytest.mark.thorough
 def test_memory_that_the_cpu_refuses_is_host_oom(train):
     outcome, reason = train("step(); torch.empty(1 << 50)")
     assert outcome is Outcome.host_oom
@@ -84,6 +87,7 @@ def test_diverging_training_is_nonfinite(train):
     assert outcome is Outcome.nonfinite
 
 
+@pytest.mark.thorough
 def test_segfault_of_one_rank_under_torchrun_is_the_trial_s_crash(tmp_path):
     folder = tmp_path / "runs" / "study" / "trials" / "0007"
     folder.parent.mkdir(parents=True)

@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = Path(__file__).parents[2] / "autotune" / "programs" / "vision.py"
 TINY = ("--image-size", "32", "--batch-size", "8", "--samples-per-epoch", "32", "--print-every", "1", "--device", "cpu")
 

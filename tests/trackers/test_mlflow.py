@@ -212,6 +212,7 @@ def test_two_at_once_do_not_write_everything_twice(runs):
     assert "another" in state.problem
 
 
+@pytest.mark.thorough
 def test_first_use_by_many_at_once_makes_one_whole_store(tmp_path):
     for name in ("one", "two"):
         make_study(tmp_path, name, num_trials=1)
