@@ -13,7 +13,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from mlflow import MlflowClient
 
-pytestmark = [pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # MLflow's own use of SQLAlchemy, pytest.mark.thorough]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),
+    pytest.mark.thorough,
+]  # MLflow's own use of SQLAlchemy
 PROGRAM = Path(__file__).with_name("loader_bound.py")
 REPOSITORY = Path(__file__).parents[2]
 

@@ -16,7 +16,7 @@ import pytest
 from autotune.cli.processes import own_environment
 from autotune.trackers import store
 
-pytestmark = [pytest.mark.filterwarnings("ignore")  # MLflow's own use of SQLAlchemy, pytest.mark.thorough]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.thorough]  # MLflow's own use of SQLAlchemy
 KINDS = ("ctrl-c", "terminal closed", "SIGKILL")
 
 
