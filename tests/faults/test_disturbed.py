@@ -49,7 +49,9 @@ class Hogs:
 
     def start(self):
         number = 2 * len(os.sched_getaffinity(0))
-        self._running = [subprocess.Popen([sys.executable, "-S", str(self._script)]) for _ in range(number)]
+        # A session each: Linux shares the cores out by session, and all in one would leave the trial a core of its own.
+        command = [sys.executable, "-S", str(self._script)]
+        self._running = [subprocess.Popen(command, start_new_session=True) for _ in range(number)]
 
     def end(self):
         for process in self._running:
