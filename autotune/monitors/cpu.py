@@ -28,6 +28,7 @@ from autotune.monitors.host import CGROUPS, PROC, cgroup_quota
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h, in the flags of /proc/<pid>/stat
 SCRIPTS = (".py", ".sh", ".pl", ".rb", ".R", ".jar")  # arguments that say what a program runs
+COVERED_FRAC = 0.5  # of a window: looks at less of it do not speak for it
 NAMED_CORES = 0.05  # a stranger below it is not worth naming
 
 
@@ -135,10 +136,14 @@ class WaitingWatch:
         self._last_s: float | None = None
         self._waited_s = self._seconds = 0.0
 
-    @property
-    def waiting_cores(self) -> float | None:
-        """Threads waiting, on the average over the looks; None before two looks, or where the kernel does not say."""
-        return self._waited_s / self._seconds if self._seconds > 0 else None
+    def waiting_cores(self, seconds: float) -> float | None:
+        """Returns the threads waiting, on the average over the looks.
+
+        Args:
+            seconds: length of what is asked about; None is the answer when the looks cover too little of it, as with a trial
+                that ended before the second one, and where the kernel does not say.
+        """
+        return self._waited_s / self._seconds if self._seconds > COVERED_FRAC * seconds else None
 
     def look(self, now_s: float, pids: Iterable[int]) -> None:
         """Reads the delays of all threads of the processes.
@@ -198,6 +203,11 @@ class CpuMonitor:
     def own(self, look: CpuLook) -> frozenset[int]:
         """Returns the ids of this study's processes."""
         return tree(look.processes, self._root)
+
+    def trial(self, look: CpuLook) -> frozenset[int]:
+        """Returns the ids of the trial's processes: below the supervisor, which like all helpers is a child of the tuner."""
+        parents = {pid: look.processes[pid].parent for pid in self.own(look) if pid != self._root}
+        return frozenset(pid for pid, parent in parents.items() if parent != self._root)
 
     def use(self, before: CpuLook, after: CpuLook) -> CpuUse | None:
         """Returns what happened between two looks; None when no time has passed."""

@@ -40,6 +40,7 @@ class MachineWatch:
         self._host_metrics: dict[str, float] = {}
         self._waiting = WaitingWatch()
         self._own: frozenset[int] = frozenset()
+        self._trial: frozenset[int] = frozenset()
         self._strangers: dict[int, float | None] = {}
         self._is_own_seen = self._is_closed = False
         self.use(device)
@@ -71,7 +72,7 @@ class MachineWatch:
             self._looked_s = now_s
             self._device.sample(is_steady=phase == STEADY)
             if phase == STEADY:
-                self._waiting.look(now_s, self._own)
+                self._waiting.look(now_s, self._trial)
                 self._look_at_sharers()
 
     def ended(self) -> None:
@@ -81,8 +82,10 @@ class MachineWatch:
         self._is_closed = True
         if self._opened is not None:
             self._device.close_window()
-            use = self._cpu.use(self._opened, self._cpu.look(self._clock.monotonic()))
-            self._use = dataclasses.replace(use, waiting_cores=self._waiting.waiting_cores) if use else None
+            now_s = self._clock.monotonic()
+            self._waiting.look(now_s, self._trial)
+            use = self._cpu.use(self._opened, self._cpu.look(now_s))
+            self._use = dataclasses.replace(use, waiting_cores=self._waiting.waiting_cores(use.seconds)) if use else None
         self._host_metrics = self._host.metrics()
 
     def disturbances(self) -> list[Disturbance]:
@@ -126,9 +129,9 @@ class MachineWatch:
         self._host.restart()
         self._device.open_window()
         self._opened = self._cpu.look(self._clock.monotonic())
-        self._own = self._cpu.own(self._opened) - {os.getpid()}
+        self._own, self._trial = self._cpu.own(self._opened) - {os.getpid()}, self._cpu.trial(self._opened)
         self._waiting = WaitingWatch()
-        self._waiting.look(self._opened.time_s, self._own)
+        self._waiting.look(self._opened.time_s, self._trial)
         self._device.compute_processes()  # shares are told since the last question
 
     def _look_at_sharers(self) -> None:

@@ -150,7 +150,7 @@ def test_this_machine_s_processes_are_read_and_a_stranger_found():
         hog.wait()
     assert hog.pid in {pid for pid, _ in use.culprits} or use.foreign_cores > 1
     assert use.foreign_cores > 0
-    assert waiting.waiting_cores is None or waiting.waiting_cores >= 0
+    assert waiting.waiting_cores(0.5) is None or waiting.waiting_cores(0.5) >= 0
 
 
 def test_a_tree_is_a_process_and_all_below_it():
@@ -182,7 +182,7 @@ def test_waiting_is_counted_thread_by_thread_while_they_live(tmp_path):
         (folder / "schedstat").write_text(f"1000 {waited_ns} 3\n")
 
     watch = WaitingWatch(tmp_path)
-    assert watch.waiting_cores is None
+    assert watch.waiting_cores(4.0) is None
     write(5, 0)
     write(6, 10**9)
     watch.look(0.0, [5, 404])
@@ -190,4 +190,21 @@ def test_waiting_is_counted_thread_by_thread_while_they_live(tmp_path):
     write(6, 2 * 10**9)
     write(7, 9 * 10**9)  # new: what it waited before is not of this span
     watch.look(4.0, [5])
-    assert watch.waiting_cores == pytest.approx(0.5)
+    assert watch.waiting_cores(4.0) == pytest.approx(0.5)
+    assert watch.waiting_cores(10.0) is None  # of the larger part nothing is known
+
+
+def test_what_has_ended_tells_nothing_of_the_time_in_which_it_was_gone(tmp_path):
+    stat = tmp_path / "5" / "task" / "5" / "schedstat"
+    stat.parent.mkdir(parents=True)
+    stat.write_text("1000 0 3\n")
+    watch = WaitingWatch(tmp_path)
+    watch.look(0.0, [5])
+    stat.unlink()
+    watch.look(2.0, [5])
+    assert watch.waiting_cores(2.0) is None
+
+
+def test_the_trial_is_below_the_supervisor_and_the_helpers_are_not_of_it():
+    processes = {10: process(1, 0), 11: process(10, 0), 12: process(11, 0), 13: process(12, 0), 14: process(10, 0)}
+    assert CpuMonitor(root=10).trial(look(0.0, processes, busy_s=0.0)) == {12, 13}
