@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config.compose import compose
-from autotune.harness.protocol import MeasureRules, RankResult
+from autotune.config.schema import MeasureOptions
+from autotune.harness.protocol import RankResult
 from autotune.launchers.local import LocalLauncher
 from tests.benchmarks.reporting import machine_lines, table
 from tests.benchmarks.trials import Bench, Measured
@@ -140,7 +141,7 @@ def naive_per_s(result: RankResult) -> float | None:
 
 def short_trial(bench: Bench) -> Short:
     """Returns what a search trial makes of the program."""
-    measured: Measured = bench.measure({}, MeasureRules())
+    measured: Measured = bench.measure({}, MeasureOptions().screening)
     result = measured.result
     if result is None or result.window is None:
         raise SystemExit(f"{bench.command.argv({})}: {measured.outcome}: {measured.reason}, see {bench.last_folder}")
