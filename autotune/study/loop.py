@@ -21,8 +21,9 @@ from autotune.run_dir import FULL, StudyFolder
 from autotune.space import ResolvedSpace, resolve
 from autotune.study.attribution import Attributor
 from autotune.study.budget import Budget, Costs
+from autotune.study.decision import Decision
 from autotune.study.earlier import Earlier, read_earlier
-from autotune.study.finals import Decision, Finals
+from autotune.study.finals import Finals
 from autotune.study.front import confirm_front
 from autotune.study.identity import about, differences
 from autotune.study.interrupts import Interrupts

@@ -12,8 +12,8 @@ from autotune.records import SCHEMA, StudyRecord, Summary, Tier, TrialRecord, ob
 from autotune.study import parity
 from autotune.study.attribution import Attribution
 from autotune.study.budget import START_PHASES
+from autotune.study.decision import Decision
 from autotune.study.diagnosis import diagnose
-from autotune.study.finals import Decision
 from autotune.study.front import front, measured_again
 from autotune.study.health import PAGE_CACHE, caveat
 from autotune.study.objective import means

@@ -9,7 +9,8 @@ from autotune import stats
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.study.budget import finals_rules
-from autotune.study.finals import MIN_PAIRS, Decision, by_round, judge
+from autotune.study.decision import Decision, by_round, judge
+from autotune.study.finals import MIN_PAIRS
 from autotune.study.session import Session
 from autotune.study.turns import Pair, Turns
 

@@ -12,7 +12,7 @@ from autotune.config.claim import Claim, Verify
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.study.budget import finals_rules
-from autotune.study.finals import Decision, by_round, judge
+from autotune.study.decision import Decision, by_round, judge
 from autotune.study.session import Session
 from autotune.study.turns import Pair, Turns
 from autotune.wording import one_line

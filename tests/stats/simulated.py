@@ -11,7 +11,8 @@ from autotune.harness.meter import DONE, Meter
 from autotune.harness.protocol import MeasureRules, RankResult
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study.budget import Budget
-from autotune.study.finals import Decision, Finals
+from autotune.study.decision import Decision
+from autotune.study.finals import Finals
 from autotune.study.numbers import interval, why_no_interval
 from autotune.study.plan import Listener
 from autotune.testing.clock import VirtualClock

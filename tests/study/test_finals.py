@@ -2,7 +2,7 @@ import pytest
 
 from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.stats import Ratio
-from autotune.study.finals import Decision, _without_finalist, choose, finalists, judge
+from autotune.study.decision import Decision, choose, finalists, judge, without_finalist
 from autotune.testing.fake_launcher import Failure, Surface
 
 
@@ -150,5 +150,5 @@ def test_finalist_that_fails_when_measured_again_is_replaced(bench):
 
 def test_failures_alone_say_nothing_about_speed():
     failed = [trial(number, None, Outcome.error, a=str(number)) for number in (1, 2)]
-    decision = _without_finalist([trial(0, 10.0), *failed])
+    decision = without_finalist([trial(0, 10.0), *failed])
     assert (decision.verdict, decision.reason) == ("ambiguous", "none of the configurations tried could be measured: error")

@@ -14,7 +14,8 @@ from autotune.errors import BadInput, NothingWorked
 from autotune.records import Kind, Outcome
 from autotune.run_dir import StudyFolder
 from autotune.study import resume_study
-from autotune.study.finals import REPORTED, by_round, that_count
+from autotune.study.decision import by_round, that_count
+from autotune.study.finals import REPORTED
 from autotune.testing.fake_launcher import Failure, Surface
 
 FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3, ("threads.intra", 4): 1.2}

@@ -2,7 +2,7 @@ import pytest
 
 from autotune.records import Kind, Outcome, StudyRecord, Tier, TrialRecord
 from autotune.stats import Ratio
-from autotune.study.finals import Decision, _without_finalist, judge
+from autotune.study.decision import Decision, judge, without_finalist
 from autotune.study.summary import Standing, summarise
 
 ABOUT = StudyRecord(name="s", title="t", command=["python"], cwd="/")
@@ -45,7 +45,7 @@ def test_without_a_finalist_and_without_finals_there_is_no_verdict(records, stat
 
 
 def test_candidates_that_were_slower_by_one_measurement_each_claim_no_ratio():
-    decision = _without_finalist([trial(0, 100.0), trial(1, 60.0)])
+    decision = without_finalist([trial(0, 100.0), trial(1, 60.0)])
     summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 60.0)], Standing(status="complete", decision=decision))
     speedup = summary["speedup"]
     assert (speedup["ratio"], speedup["ci"], speedup["verdict"]) == (None, None, "same")

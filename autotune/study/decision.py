@@ -1,0 +1,197 @@
+"""Who comes into the finals, who is chosen, what the rounds say: the rules of the finals as functions of the trials.
+
+`resume` decides as the first run would have, from what is on disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autotune import stats
+from autotune.records import Kind, Outcome, TrialRecord
+from autotune.study.session import configuration_key
+from autotune.study.turns import Pair
+
+MAX_FINALISTS = 3
+CONTENDER_FRAC = 0.85  # of the best value: below that, noise alone does not explain the difference
+MIN_GAIN_FRAC = 0.97  # of the baseline's value: a finalist must at least come near it
+DEAR_FACTOR = 5.0  # times the other's compile phase: the difference is a compilation
+DEAR_GAIN_FRAC = 0.03  # what a compilation must gain in the search to be worth its cost in every round of the finals
+ONE_ROUND_FRAC = 0.15  # what a single round must gain to be handed over: three times what two noisy runs, 3.5 % each, differ by
+
+
+@dataclass(kw_only=True)
+class Decision:
+    """What the finals found.
+
+    Attributes:
+        finalist: search trial that was chosen and reported; None when no configuration came near the baseline.
+        ratio: finalist over baseline, from the reporting rounds; None without a complete round.
+        verdict: "faster", "same" or "ambiguous".
+        reason: why the verdict is not plain, "" when it is.
+        margin: equivalence margin used.
+        num_lost: reporting rounds that are left out because one of the two failed in them.
+        values: trial number -> rates of its reporting rounds, per second, the baseline (0) and the finalist.
+    """
+
+    finalist: TrialRecord | None = None
+    ratio: stats.Ratio | None = None
+    verdict: stats.Judgement = "ambiguous"
+    reason: str = ""
+    margin: float = stats.MARGIN_FRAC
+    num_lost: int = 0
+    values: dict[int, list[float]] = field(default_factory=dict)
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the finalist was shown to be slower than the baseline."""
+        return self.ratio is not None and stats.is_slower(self.ratio)
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the finalist is handed over as the best, rather than the baseline.
+
+        Shown faster; or ambiguous on the right side: by more than the margin, with an interval that holds no loss, or by a
+        lot where there was time for one round only. Everything else goes to the configuration with fewer changes, which is
+        the baseline.
+        """
+        if self.finalist is None or self.ratio is None or self.verdict == "same":
+            return False
+        if self.ratio.ci is None:
+            return self.ratio.ratio > 1 + max(self.margin, ONE_ROUND_FRAC)
+        return self.verdict == "faster" or (self.ratio.ci[0] >= 1 and self.ratio.ratio > 1 + self.margin)
+
+
+def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
+    """Returns the search trials worth measuring again, best first, three at most.
+
+    Args:
+        records: first measurements, the baseline first.
+    """
+    baseline, *searched = records
+    able = [record for record in searched if record.outcome.may_win and record.score]
+    distinct = {configuration_key(record.changed): record for record in able if record.changed}
+    worthy = [record for record in distinct.values() if not _is_superfluous(record, able)]
+    ranked = sorted(worthy, key=lambda record: -(record.score or 0.0))
+    # A baseline that breaks a constraint is no measure of what may win.
+    least = 0.0 if baseline.outcome is Outcome.infeasible else MIN_GAIN_FRAC * (baseline.score or 0.0)
+    floor = max(CONTENDER_FRAC * (ranked[0].score or 0.0), least) if ranked else 0.0
+    return [record for record in ranked if (record.score or 0.0) >= floor][:MAX_FINALISTS]
+
+
+def _is_superfluous(record: TrialRecord, others: list[TrialRecord]) -> bool:
+    """Returns whether a part of the record's changes alone is as fast, within what one measurement each can tell."""
+
+    def needed(other: TrialRecord) -> float:
+        is_dear = record.phases_s.get("compile", 0.0) > DEAR_FACTOR * max(1.0, other.phases_s.get("compile", 0.0))
+        return 1 + (DEAR_GAIN_FRAC if is_dear else stats.MARGIN_FRAC)
+
+    return any(
+        other.changed.items() < record.changed.items() and (other.score or 0.0) * needed(other) >= (record.score or 0.0)
+        for other in others
+    )
+
+
+def choose(values: dict[int, list[float]], candidates: list[TrialRecord], margin: float = stats.MARGIN_FRAC) -> TrialRecord:
+    """Returns the candidate to report: the fastest, or among those within the margin of it the one with fewest changes.
+
+    Args:
+        values: trial number -> rates of the choosing rounds. Who has none is not chosen before one that has: its search
+            value, which brought it here, overstates. Without any rounds all count with their search values.
+        candidates: best first by the search.
+        margin: equivalence margin.
+    """
+    measured = [candidate for candidate in candidates if values.get(candidate.number)]
+    candidates = measured or candidates
+    rates = {c.number: stats.log_mean_interval(values.get(c.number) or [c.score or 1.0])[0] for c in candidates}
+    top = max(rates.values())
+    alike = [candidate for candidate in candidates if rates[candidate.number] >= top / (1 + margin)]
+    return min(alike, key=lambda candidate: (len(candidate.changed), candidate.tier.rank, -rates[candidate.number]))
+
+
+def that_count(records: list[TrialRecord]) -> list[TrialRecord]:
+    """Returns the finals measured so far that still count: the search has found no other finalists since.
+
+    Args:
+        records: all trials, by number.
+    """
+    searched = [record for record in records if record.kind in (Kind.baseline, Kind.search)]
+    now = {record.number for record in finalists(searched)}
+
+    def is_fair(final: TrialRecord) -> bool:
+        then = finalists([record for record in searched if record.number < final.number])
+        return {record.number for record in then} == now
+
+    return [record for record in records if record.kind is Kind.final and is_fair(record)]
+
+
+def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]]:
+    """Returns the rounds of one kind, in order, each as number of the trial measured again -> its final; cut off ones left out.
+
+    Args:
+        finals: by number.
+        why: CHOOSING or REPORTED.
+    """
+    rounds: dict[int, dict[int, TrialRecord]] = {}
+    for final in finals:
+        if final.why == why and final.outcome is not Outcome.interrupted:
+            rounds.setdefault(final.round or 0, {})[final.repeats or 0] = final
+    return [rounds[number] for number in sorted(rounds)]
+
+
+def _slower(chosen: TrialRecord, ratio: stats.Ratio) -> str:
+    assert ratio.ci is not None
+    interval = f"{ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}"
+    return f"the finalist, trial {chosen.number}, was worse when measured again: {ratio.ratio:.3f} x ({interval})"
+
+
+def without_finalist(records: list[TrialRecord]) -> Decision:
+    """Returns what is said when no search trial came into the finals.
+
+    Args:
+        records: first measurements, the baseline first.
+    """
+    if len(records) == 1:
+        return Decision(verdict="ambiguous", reason="nothing but the baseline was measured")
+    if not any(record.score for record in records[1:]):
+        failures = ", ".join(sorted({str(record.outcome) for record in records[1:]}))
+        return Decision(verdict="ambiguous", reason=f"none of the configurations tried could be measured: {failures}")
+    if any(record.outcome is Outcome.parity for record in records[1:]):
+        return Decision(verdict="same", reason="what was faster does not train as the baseline does: see its losses")
+    return Decision(verdict="same", reason="no configuration that trained came near the baseline")
+
+
+def judge(
+    chosen: TrialRecord, pairs: list[Pair], *, looks: int = 1, num_lost: int = 0, repeats: list[float] | None = None
+) -> Decision:
+    """Returns what the reporting rounds say.
+
+    Args:
+        chosen: the finalist.
+        pairs: its rate and the baseline's, per round.
+        looks: how often the rounds are judged while they grow; the interval holds at all of them together.
+        num_lost: rounds left out because one of the two failed.
+        repeats: more measurements of the baseline, in order, for the machine's own spread; None takes those of the pairs.
+    """
+    own, other = [a for a, _ in pairs], [b for _, b in pairs]
+    ratio, margin = stats.paired_ratio(own, other, stats.LOOK_CONFIDENCE[looks]), stats.margin_frac(repeats or other)
+    verdict = stats.verdict(ratio, margin)
+    reasons = []
+    if ratio.ci is None:
+        reasons.append("one round only: no interval")
+    elif stats.is_slower(ratio):
+        verdict = "same"
+        reasons.append(_slower(chosen, ratio))
+    elif verdict == "ambiguous":
+        reasons.append(f"{len(pairs)} rounds do not tell; the interval reaches from {ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}")
+    if num_lost:
+        reasons.append(f"{num_lost} more round{'s' if num_lost > 1 else ''}, in which one of the two failed, left out")
+    return Decision(
+        finalist=chosen,
+        ratio=ratio,
+        verdict=verdict,
+        reason="; ".join(reasons),
+        margin=margin,
+        num_lost=num_lost,
+        values={0: other, chosen.number: own},
+    )
