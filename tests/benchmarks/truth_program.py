@@ -55,6 +55,11 @@ class Kind:
     compiled_at: tuple[int, ...] = ()
     growth: float = 0.0
 
+    @property
+    def batch(self) -> int:
+        """Returns samples of a batch: more for a real network, which would have nothing to do otherwise."""
+        return BATCH * 16 if self.matmul else BATCH
+
 
 KINDS = {
     "loader-1": Kind(workers=1, prefetch=8, batch_s=0.020, step_s=0.012),
@@ -110,8 +115,7 @@ class Collate:
             time.sleep(chance.gamma(1 / kind.cv**2, kind.batch_s * kind.cv**2) if kind.cv else kind.batch_s)
         for _ in range(kind.sorts):
             np.sort(chance.random(2**15))
-        width = kind.matmul or WIDTH
-        return torch.randn(BATCH * (16 if kind.matmul else 1), width)
+        return torch.randn(kind.batch, kind.matmul or WIDTH)
 
 
 class Slowly:
@@ -149,7 +153,9 @@ class Loop:
         prefetch = kind.prefetch if kind.workers else None
         data: Any = Stream() if kind.is_iterable else Data()
         return iter(
-            DataLoader(data, batch_size=BATCH, num_workers=kind.workers, prefetch_factor=prefetch, collate_fn=Collate(kind))
+            DataLoader(
+                data, batch_size=kind.batch, num_workers=kind.workers, prefetch_factor=prefetch, collate_fn=Collate(kind)
+            )
         )
 
     def step(self) -> int:
