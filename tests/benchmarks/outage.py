@@ -126,11 +126,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="a study with the tracking server down against one with a store that works")
     parser.add_argument("--trials", type=int, default=8, help="search trials of each study")
     parser.add_argument("--pairs", type=int, default=4, help="pairs of studies, for each kind of outage")
+    parser.add_argument("--only", choices=KINDS, nargs="+", default=KINDS, help="kinds of outage")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="outage-") as folder:
         place = Path(folder)
         run(place, "first", num_trials=1, uri=None)  # makes the store and warms the disk's cache
-        rows = [_row(place, kind, _pairs(place, kind, options), options.trials + 1) for kind in KINDS]
+        rows = [_row(place, kind, _pairs(place, kind, options), options.trials + 1) for kind in options.only]
     header = ("server", "pairs", "seconds / good", "95 % interval", "trials lost", "in MLflow after sync", "told", "")
     print("\n" + table(header, [cells for cells, _ in rows]))
     print("\n".join(["", *machine_lines()]))
