@@ -31,7 +31,7 @@ class Rate:
     """A claimed measurement of one configuration.
 
     Attributes:
-        value: `unit` per second, or what the objective counts in; None when the file does not say.
+        value: `unit` per second, whatever the objective; None when the file does not say.
         ci: 95 % interval; None without one.
     """
 

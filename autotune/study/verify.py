@@ -188,10 +188,10 @@ def verification(about: StudyRecord, records: list[TrialRecord], decision: Decis
         "verdict": found.verdict if found else None,
         "reason": found.reason if found else "",
         "claimed": {**_ratio(claim.speedup), "baseline": asdict(claim.baseline), "best": asdict(claim.best)},
-        "now": _now(decision, ratio, best) if decision and ratio and best else None,
+        "now": _now(records, decision, ratio, best) if decision and ratio and best else None,
         "left": _ratio(found.left) if found and ratio else None,
         "differences": differences(claim, about.identity) + (_already(claim, best) if best else []),
-        "long": _long(claim, records, decision, best),
+        "long": _long(claim, records, best),
     }
 
 
@@ -246,26 +246,30 @@ def _pairs(records: list[TrialRecord], best: TrialRecord) -> list[Pair]:
     return [(own, other) for own, other in scores if own is not None and other is not None]
 
 
-def _now(decision: Decision, ratio: stats.Ratio, best: TrialRecord) -> dict[str, Any]:
+def _rates(records: list[TrialRecord], number: int) -> list[float]:
+    """Returns the units a second of a configuration in the rounds, whatever the objective that they are compared by."""
+    return [r.value for r in records if r.why == ROUND and r.repeats == number and r.value is not None]
+
+
+def _now(records: list[TrialRecord], decision: Decision, ratio: stats.Ratio, best: TrialRecord) -> dict[str, Any]:
     sides = {}
     for name, number in (("baseline", 0), ("best", best.number)):
-        value, ci = stats.log_mean_interval(decision.values[number])
+        value, ci = stats.log_mean_interval(_rates(records, number))
         sides[name] = {"value": value, "ci": ci}
     return {**_ratio(ratio), "num_rounds": ratio.num_rounds, "margin": decision.margin, **sides}
 
 
-def _long(
-    claim: Claim, records: list[TrialRecord], decision: Decision | None, best: TrialRecord | None
-) -> dict[str, Any] | None:
+def _long(claim: Claim, records: list[TrialRecord], best: TrialRecord | None) -> dict[str, Any] | None:
+    """Returns the rates of the long runs, in units a second whatever the objective, beside those of the rounds."""
     runs = {record.repeats: record for record in records if record.why == LONG and record.value is not None}
     if not runs or best is None:
         return None
     made: dict[str, Any] = {"seconds": max(record.phases_s.get("steady", 0.0) for record in runs.values())}
     for name, number, rate in (("baseline", 0, claim.baseline), ("best", best.number, claim.best)):
-        short = decision.values.get(number) if decision else None
+        again = _rates(records, number)
         made[name] = {
             "claimed": rate.value,
-            "short": stats.log_mean_interval(short)[0] if short else None,
+            "short": stats.log_mean_interval(again)[0] if again else None,
             "achieved": runs[number].value if number in runs else None,
         }
     return made

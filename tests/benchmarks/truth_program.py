@@ -56,6 +56,11 @@ class Kind:
     growth: float = 0.0
 
     @property
+    def computes(self) -> bool:
+        """Returns whether the step's time is the processor's."""
+        return self.layers > 1
+
+    @property
     def batch(self) -> int:
         """Returns samples of a batch: more for a real network, which would have nothing to do otherwise."""
         return BATCH * 16 if self.matmul else BATCH

@@ -28,9 +28,9 @@ def claim(speedup=CLAIMED, changed=BF16, **more):
 def verified(bench):
     """Returns a function that verifies a claim on a surface and returns the study."""
 
-    def _verified(surface=FASTER, of=None, *, rounds=4, minutes=10.0, long_minutes=None, seed=0):
+    def _verified(surface=FASTER, of=None, *overrides, rounds=4, minutes=10.0, long_minutes=None, seed=0):
         wanted = Verify(claim=of or claim(), rounds=rounds, minutes=minutes, long_minutes=long_minutes)
-        study = bench(surface, "study.budget.minutes=null", "search_space=quick", seed=seed, verify=wanted)
+        study = bench(surface, "study.budget.minutes=null", "search_space=quick", *overrides, seed=seed, verify=wanted)
         study.plan.space.domains.clear()
         return study
 
@@ -206,6 +206,15 @@ def test_long_runs_measure_each_once_and_tell_what_the_claim_is_worth_there(veri
     assert (rules.min_s, rules.max_s, rules.slow_max_s) == (120.0, 120.0, 120.0)
     assert found["best"]["claimed"] == 90.0
     assert found["best"]["achieved"] == pytest.approx(90.0, rel=0.05)
+
+
+def test_a_claim_of_another_objective_is_set_beside_rates_too(verified):
+    of = claim(baseline=Rate(value=60.0), best=Rate(value=90.0))
+    terms = ("objective=cost_per_epoch", "machine.price_per_hour=2", "study.samples=1e6")
+    found = verified(FASTER, of, *terms, rounds=2, long_minutes=2.0).run()["verification"]
+    for side, rate in (("baseline", 60.0), ("best", 90.0)):
+        assert found["now"][side]["value"] == pytest.approx(rate, rel=0.05)
+        assert found["long"][side]["short"] == pytest.approx(rate, rel=0.05)
 
 
 def test_what_the_program_does_by_itself_now_is_named_and_all_of_it_leaves_nothing_to_compare(verified):
