@@ -9,8 +9,8 @@ steps (three steps of warm-up, then the mean of twenty).
 
 D is compared as well where it is claimed: with the same program fed from a batch at hand.
 
-What computes drifts with the machine (by 15 % within a minute on a shared host, measured) and gets three rounds, what sleeps one;
-and a run of it beside which other programs used the cores is made again, as a study would do.
+What computes drifts with the machine (by 15 % within a minute on a shared host, measured) and gets three rounds, what sleeps
+one; and a run of it beside which other programs used the cores is made again, as a study would do.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def long_run(kind: str, seconds: float, *words: str, skip_s: float) -> dict[str,
 
 
 def undisturbed(found: Comparison, run: Callable[[], Any]) -> Any:
-    """Returns what a run gives; of a program that computes made again while others use the cores, MAX_ATTEMPTS times at most."""
+    """Returns what a run gives; of a program that computes made again while others use the cores, a few times."""
     monitor = CpuMonitor()
     for _ in range(MAX_ATTEMPTS if KINDS[found.kind].computes else 1):
         before = monitor.look(time.monotonic())
