@@ -56,6 +56,7 @@ def run(place: Path, name: str, *, num_trials: int, uri: str | None) -> Ran:
     (place / "space.yaml").write_text(f"env.PAUSE_MS: [{values}]\n", encoding="utf-8")
     words = ["run", f"study.name={name}", "study.budget.minutes=null", f"study.budget.trials={num_trials}"]
     words += ["search.sampler=grid", "search_space=space.yaml", "device.kind=cpu"]
+    words += ["measure.quiet=false"]  # a trial that somebody else disturbs and that is repeated is no cost of the tracker
     words += [f"measure.screening.{rule}" for rule in QUICK] + ([f"tracker.uri={uri}"] if uri else [])
     argv = [sys.executable, "-m", "autotune", *words, "--", sys.executable, str(PROGRAM)]
     started_s = time.monotonic()
