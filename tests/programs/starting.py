@@ -1,0 +1,132 @@
+"""Starts each program of the matrix three times: plain, with the harness and no knobs, with the harness and knobs."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from autotune.harness import protocol
+from autotune.harness.protocol import RankResult
+from tests.harness.conftest import INJECT, RULES, Run, execute
+from tests.programs.expectations import Program
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "scripts"
+NUM_PLAIN_STEPS = 80
+WINDOW = dataclasses.replace(RULES, min_s=0.5, max_s=2.0, slow_max_s=2.0)
+
+
+@dataclasses.dataclass
+class Journal:
+    """What a program has told of itself, rank by rank."""
+
+    path: Path
+
+    def lines(self, rank: int | None = None) -> list[dict[str, Any]]:
+        path = self.path if rank is None else Path(f"{self.path}{rank}")
+        return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+    def steps(self, rank: int | None = None) -> list[dict[str, Any]]:
+        return [line for line in self.lines(rank) if "t" in line]
+
+    def losses(self, rank: int | None = None) -> list[str]:
+        return [step["loss"] for step in self.steps(rank)]
+
+    def saw(self, rank: int | None = None) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        for line in self.lines(rank):
+            facts.update(line.get("saw", {}))
+        return facts
+
+    def rate_per_s(self, found: RankResult, rank: int | None = None) -> float:
+        """Samples per second by the program's own watch over the steps of the harness's window, evaluations left out."""
+        assert found.window is not None
+        steps = [(after["t"] - before["t"], after["n"]) for before, after in pairwise(self.steps(rank)) if not after["away"]]
+        first = found.steps["warmup"]
+        inside = steps[first : first + found.window.steps]
+        assert len(inside) >= found.window.steps - 1  # the program is ended at the end of the last one, before it tells of it
+        return float(sum(samples for _, samples in inside) / sum(seconds for seconds, _ in inside))
+
+
+@dataclasses.dataclass
+class Seen:
+    """One program's three runs."""
+
+    plain: Journal
+    bare: Journal
+    bare_run: Run
+    turned: Journal
+    turned_run: Run
+
+
+class PlainRuns:
+    """Programs without a harness, in forks of one process that has imported torch."""
+
+    def __init__(self) -> None:
+        words = [sys.executable, str(HERE / "plain_runs.py")]
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment({}, harness=False)
+        )
+        self._turn = threading.Lock()
+
+    def run(self, program: Program, folder: Path) -> Journal:
+        path = folder / "journal"
+        added = {"JOURNAL": str(path), "JOURNAL_STEPS": str(NUM_PLAIN_STEPS)}
+        ranks: list[dict[str, str]] = [added]
+        if program.ranks > 1:
+            store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "WORLD_SIZE": str(program.ranks)}
+            ranks = [{**added, **store, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(program.ranks)]
+        argv = _filled(program.plain or program.argv, folder)
+        job = {"argv": argv, "folder": str(folder), "env": ranks}
+        with self._turn:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.flush()
+            statuses = json.loads(self._process.stdout.readline())
+        assert statuses == [0] * program.ranks, (folder / "output.log").read_text()
+        return Journal(path)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(timeout=30)
+
+
+def look_at(program: Program, folder: Path, plain_runs: PlainRuns) -> Seen:
+    """Runs a program plain, then with the harness alone, then with its knobs at the loader that was found."""
+    folders = [folder / name for name in ("plain", "bare", "turned")]
+    for each in folders:
+        each.mkdir(parents=True)
+    plain = plain_runs.run(program, folders[0])
+    bare = start(program, folders[1], number=0)
+    turned = start(program, folders[2], number=1, knobs=program.knobs, target=bare.result().target)
+    return Seen(plain, Journal(folders[1] / "journal"), bare, Journal(folders[2] / "journal"), turned)
+
+
+def start(program: Program, folder: Path, number: int, **options: Any) -> Run:
+    """Starts a program as a trial."""
+    spec = protocol.Spec(trial=number, nonce=f"nonce{number}", folder=str(folder), rules=WINDOW, **options)
+    protocol.write_json(str(folder / protocol.SPEC_FILE), spec)
+    variables = {key[4:]: str(value) for key, value in spec.knobs.items() if key.startswith("env.")}
+    added = {protocol.SPEC_VARIABLE: str(folder / protocol.SPEC_FILE), "JOURNAL": str(folder / "journal"), **variables}
+    argv = _filled((*program.starter, *program.argv), folder)
+    return execute(argv, folder, _environment(added, harness=True))
+
+
+def _filled(words: tuple[str, ...], folder: Path) -> list[str]:
+    return [word.format(python=sys.executable, scripts=SCRIPTS, folder=folder) for word in words]
+
+
+def _environment(added: dict[str, str], *, harness: bool) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("AUTOTUNE")}
+    path = f"{INJECT}{os.pathsep}{SCRIPTS}" if harness else str(SCRIPTS)
+    python = os.path.dirname(sys.executable) + os.pathsep + own.get("PATH", "")
+    return {**own, "PYTHONPATH": path, "PATH": python, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **added}
