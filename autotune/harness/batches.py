@@ -14,7 +14,7 @@ from typing import Any, Deque, Iterator, List, Optional, Tuple
 
 NUM_COMPARED = 16  # batches whose shapes are compared with what the sampler asked for
 MAX_DEPTH = 3  # of lists, dictionaries and objects within one another
-OFFSETS = ("torch.int32", "torch.int64")
+INTEGERS = ("torch.int32", "torch.int64")
 
 
 class Ear:
@@ -143,7 +143,7 @@ def is_packed(batch: Any, shape: Tuple[int, ...]) -> bool:
         shape: of the first tensor in it.
     """
     for tensor in _tensors(batch):
-        if len(tensor.shape) != 1 or tensor.shape[0] < 2 or str(getattr(tensor, "dtype", "")) not in OFFSETS:
+        if len(tensor.shape) != 1 or tensor.shape[0] < 2 or str(getattr(tensor, "dtype", "")) not in INTEGERS:
             continue
         if tensor.device.type == "cpu" and int(tensor[0]) == 0 and int(tensor[-1]) == _row(shape):
             return bool((tensor[1:] >= tensor[:-1]).all())
@@ -159,11 +159,52 @@ def first_shape(batch: Any) -> Tuple[int, ...]:
     return next((tuple(tensor.shape) for tensor in _tensors(batch)), ())
 
 
-def leading_dimension(batch: Any) -> float:
-    """Returns the leading dimension of the first tensor found in a (nested) batch; 0 when there is none."""
-    for tensor in _tensors(batch):
-        return float(tensor.shape[0])
-    return 0.0
+class CallSizes:
+    """Counts the samples that a module is called with, where no loader says how many there are.
+
+    Where the command line carries a batch size, the dimension of the first input that equals it counts samples. Without one,
+    a table of integers is tokens, whichever of its sides is the batch, and of anything else the leading dimension counts.
+
+    Args:
+        asked: the batch size that the command line carries; None for none.
+    """
+
+    def __init__(self, asked: Optional[int]) -> None:
+        self.asked = asked
+        self.unit = "samples"
+        self.odd_shape: Optional[Tuple[int, ...]] = None  # of an input in which the batch size asked for cannot be found
+        self._dimension: Optional[int] = None
+
+    @property
+    def is_as_asked(self) -> bool:
+        """Whether the batch size that the command line carries was seen."""
+        return self._dimension is not None
+
+    def count(self, args: Any, kwargs: Any) -> float:
+        """Returns the samples, or the tokens where `unit` says so, of one call."""
+        tensor = next(_tensors(args), None)
+        if tensor is None:
+            tensor = next(_tensors(kwargs), None)
+            if tensor is None:
+                return 0.0
+        shape = tensor.shape
+        if self._dimension is not None and self._dimension < len(shape):
+            return float(shape[self._dimension])
+        if self.asked is not None:
+            return self._as_asked(tuple(shape), self.asked)
+        if len(shape) > 1 and str(getattr(tensor, "dtype", "")) in INTEGERS:
+            self.unit = "tokens"
+            return float(shape[0] * shape[1])
+        return float(shape[0])
+
+    def _as_asked(self, shape: Tuple[int, ...], asked: int) -> float:
+        if asked in shape:
+            self._dimension = shape.index(asked)
+            return float(asked)
+        if shape[0] % asked == 0:  # flattened: rows of all samples, one after the other
+            return float(asked)
+        self.odd_shape = shape
+        return float(shape[0])
 
 
 def _tensors(batch: Any, depth: int = 0) -> Iterator[Any]:

@@ -230,12 +230,12 @@ class LoaderWatch:
         except Exception:
             self._session.broke("reading a batch")
 
-    def take_step(self, forward_samples: float) -> Tuple[float, float, bool]:
+    def take_step(self, forward_samples: float, forward_unit: str) -> Tuple[float, float, bool]:
         """Returns (samples, seconds waited for input, whether a foreign loader ran) of the step that just ended.
 
         Samples are what the training loader delivered: that counts accumulation by itself, a GAN's several forwards once
         and an LBFGS closure's repetitions once; a program that fetches one batch ahead has a step without any. Without a
-        loader they are the leading dimension of the forward calls; without either, the step itself.
+        loader they are read from the inputs of the forward calls; without either, the step itself.
         """
         num_steps = self._session.num_steps
         self._choose_training()
@@ -260,7 +260,7 @@ class LoaderWatch:
             self.unit, self.unit_source = training.sizes.unit, "loader"
             return samples, wait_s, is_foreign
         if forward_samples:
-            self.unit, self.unit_source = "samples", "forward calls"
+            self.unit, self.unit_source = forward_unit, "forward calls"
             return forward_samples, wait_s, is_foreign
         is_counted = self.unit_source == "forward calls"  # then a step without forward has no samples
         return 0.0 if is_counted else 1.0, wait_s, is_foreign

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Set
 from torch.compiler import is_compiling
 
 from .apply import module as apply_module
-from .batches import leading_dimension
+from .batches import CallSizes
 from .protocol import NOT_APPLICABLE, KnobReport
 
 DISCOVERY_STEPS = 3  # every optimizer has stepped by then in programs that alternate
@@ -28,11 +28,12 @@ class Root:
     The module is not kept alive: a program that builds another one wants the memory of the first back.
     """
 
-    def __init__(self, module: Any, observed: Dict[str, Any]) -> None:
+    def __init__(self, module: Any, observed: Dict[str, Any], asked: Optional[int] = None) -> None:
         self._module = weakref.ref(module)
         self.name, self.num_parameters = _name(module), sum(p.numel() for p in module.parameters())
         self.observed = observed
-        self.samples = 0.0  # leading dimensions it was given since the last step
+        self.sizes = CallSizes(asked)
+        self.samples = 0.0  # given to it since the last step
         self.around: Any = None
         self.is_passive = False  # nothing is looked for, counted or set any more: its calls go straight through
 
@@ -54,6 +55,7 @@ class ModuleWatch:
         self.reports: Dict[str, Any] = {}
         self.wrappers: List[str] = []
         self.depth = 0
+        self.unit = "samples"
         self.is_evaluated = False
         self._num_evaluated_steps = 0
         self._compile_counters: Any = None
@@ -126,7 +128,7 @@ class ModuleWatch:
         return any(id(parameter) in held for parameter in module.parameters() if parameter.requires_grad)
 
     def _adopt(self, module: Any) -> Root:
-        root = Root(module, apply_module.observe(module))
+        root = Root(module, apply_module.observe(module), self._session.spec.passed.get("loader.batch_size"))
         self.roots.append(root)
         inner = getattr(module, "module", None)
         if inner is None or inner not in self.prepared:
@@ -203,7 +205,7 @@ class ModuleWatch:
                 session.clock.batch_is_there()
             if session.optimizers.is_stepping and root.samples:
                 return  # a closure repeats its forward: the same samples
-            root.samples += leading_dimension(args) or leading_dimension(kwargs)
+            root.samples += root.sizes.count(args, kwargs)
         except Exception:
             session.broke("counting the samples of a call")
 
@@ -217,14 +219,16 @@ class ModuleWatch:
             root.is_passive = not self.is_looking and not self.is_counting and root.around is None
 
     def take_samples(self) -> float:
-        """Returns the leading dimensions given since the last step to the first root that was called.
+        """Returns the samples given since the last step to the first root that was called; `unit` says whether they are tokens.
 
         Of several that are called in a step the others would count the same samples again.
         """
         samples = 0.0
         for root in self.roots:
-            samples = samples or root.samples
-            root.samples = 0.0
+            if root.samples:
+                if not samples:
+                    samples, self.unit = root.samples, root.sizes.unit
+                root.samples = 0.0
         return samples
 
     def take_evaluated(self) -> bool:

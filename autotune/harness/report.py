@@ -57,7 +57,7 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
     for key in spec.knobs:
         found.knobs.setdefault(key, protocol.KnobReport(protocol.NOT_APPLICABLE, "the harness does not know this knob"))
     found.observed = _observed(session, settings)
-    _check_passed(found, spec.passed)
+    _check_passed(found, spec.passed, session)
 
 
 def _add_applicability(found: protocol.RankResult, session: Any) -> None:
@@ -129,11 +129,18 @@ def _observed(session: Any, settings: Optional[Dict[str, Any]]) -> Dict[str, Any
     return found
 
 
-def _check_passed(found: protocol.RankResult, passed: Dict[str, Any]) -> None:
+def _check_passed(found: protocol.RankResult, passed: Dict[str, Any], session: Any) -> None:
     # Knobs that travelled on the command line: the program must have done what it was asked.
     for key, value in passed.items():
-        observed = found.observed.get(key)
-        if observed is None or observed == value:
+        observed, odd = found.observed.get(key), None
+        if key == "loader.batch_size" and session.loaders.training is None:
+            sizes = [root.sizes for root in session.modules.told]
+            odd = next((each.odd_shape for each in sizes if each.odd_shape and not each.is_as_asked), None)
+            observed = value if any(each.is_as_asked for each in sizes) else None
+        if odd is not None:
+            why = f"the command line asked for {value!r}, the model is given {odd!r}"
+            found.knobs[key] = protocol.KnobReport(protocol.OVERRIDDEN, why)
+        elif observed is None or observed == value:
             found.knobs[key] = protocol.KnobReport(protocol.APPLIED, "", observed)
         else:
             why = f"the command line asked for {value!r}, the program uses {observed!r}"

@@ -15,10 +15,10 @@ SEEN_AS: dict[str, tuple[str, dict[Any, Any]]] = {
     "threads.intra": ("threads", {}),
     "env.COLOUR": ("colour", {}),
 }
-PROCESS: dict[str, Any] = {"threads.intra": 2, "env.COLOUR": "red"}
+THREADS: dict[str, Any] = {"threads.intra": 2}
 LOADER: dict[str, Any] = {"loader.batch_size": 6, "loader.num_workers": 1, "loader.persistent_workers": True}
 MODEL: dict[str, Any] = {"precision.amp": "bf16", "optimizer.implementation": "fused"}
-USUAL = {**PROCESS, **LOADER, **MODEL}
+USUAL = {"env.COLOUR": "red", **LOADER, **MODEL}
 IMAGES = {**USUAL, "layout.channels_last": True}
 NO_LOADER = (NOT_APPLICABLE, "no DataLoader feeds the optimizer's steps")
 NO_LAYOUT = (NOT_APPLICABLE, "no module that trains has convolution weights of four dimensions")
@@ -72,14 +72,15 @@ def script(name: str, *words: str, **expected: Any) -> Program:
 TORCHRUN = ("{python}", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 SILENT_STREAM = "not seen to ask get_worker_info()"
 PROGRAMS = (
-    script("plain", batch_size=16, samples=16, knobs=IMAGES),
+    script("plain", batch_size=16, samples=16, knobs={**IMAGES, **THREADS}),
     script(
         "own_batches",
         has_loader=False,
         batch_size=None,
         modules=("LanguageModel",),
         optimizers=("AdamW",),
-        samples=32,
+        samples=512,
+        unit="tokens",
         source="forward calls",
         blocked={**dict.fromkeys(LOADER, NO_LOADER[1]), "layout.channels_last": NO_LAYOUT[1]},
         knobs=IMAGES,
@@ -104,7 +105,7 @@ PROGRAMS = (
         "own_compile",
         modules=("OptimizedModule(Net)",),
         blocked={"compile.mode": "the program compiles its modules itself"},
-        knobs={**PROCESS, **MODEL, "loader.batch_size": 6, "compile.mode": "default"},
+        knobs={**MODEL, "loader.batch_size": 6, "compile.mode": "default"},
         refused={"compile.mode": (OVERRIDDEN, "the program compiles this module itself")},
         saw={"graphs": 1, "names": ["body.bias", "body.weight", "head.bias", "head.weight"]},
     ),
@@ -114,17 +115,18 @@ PROGRAMS = (
     script(
         "stream",
         "shared",
-        blocked={"loader.num_workers": SILENT_STREAM},
+        blocked=dict.fromkeys(("loader.num_workers", "loader.persistent_workers"), SILENT_STREAM),
         refused=dict.fromkeys(("loader.num_workers", "loader.persistent_workers"), (NOT_APPLICABLE, SILENT_STREAM)),
+        knobs={**USUAL, "loader.num_workers": 2},
         saw={"each_sample_once": True},
     ),
-    script("stream", "sharded", saw={"each_sample_once": True}),
+    script("stream", "sharded", knobs={**USUAL, "loader.num_workers": 2}, saw={"each_sample_once": True}),
     script(
         "buckets",
         batch_size=None,
         optimizers=("Adam",),
         samples=None,
-        blocked={"loader.batch_size": "batch sampler (Buckets) without a batch_size"},
+        blocked={"loader.batch_size": "its own batch sampler (Buckets) without a batch_size"},
         refused={"loader.batch_size": (NOT_APPLICABLE, "its own batch sampler (Buckets) without a batch_size")},
     ),
     script("structures", saw={"outputs": "torch.float32"}),
@@ -137,7 +139,7 @@ PROGRAMS = (
         samples=None,
         unit="tokens",
         optimizers=("Adam",),
-        blocked={"loader.batch_size": "no batch size of its own"},
+        blocked={"loader.batch_size": "the program batches by itself"},
         refused={"loader.batch_size": (NOT_APPLICABLE, "the program batches by itself (batch_size=None)")},
     ),
     Program(
@@ -174,6 +176,7 @@ PROGRAMS = (
         samples=24,
         modules=("Sequential",),
         optimizers=("Adam",),
+        knobs={**USUAL, **THREADS},
         saw={"child_said": True, "handlers": [True, True], "argv": ["--out"], "whole": ["Sequential", True]},
     ),
     Program(name="package", argv=("-m", "pkg.train"), optimizers=("AdamW",)),

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tests.programs.expectations import Program
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 NUM_PLAIN_STEPS = 80
-WINDOW = dataclasses.replace(RULES, min_s=0.5, max_s=2.0, slow_max_s=2.0)
+WINDOW = dataclasses.replace(RULES, min_s=0.4)
 
 
 @dataclasses.dataclass
@@ -43,14 +42,34 @@ class Journal:
             facts.update(line.get("saw", {}))
         return facts
 
-    def rate_per_s(self, found: RankResult, rank: int | None = None) -> float:
-        """Samples per second by the program's own watch over the steps of the harness's window, evaluations left out."""
+    def window(self, found: RankResult, rank: int | None = None) -> "SameWindow":
+        """Returns the steps of the harness's window, evaluations left out, as both have timed them."""
         assert found.window is not None
-        steps = [(after["t"] - before["t"], after["n"]) for before, after in pairwise(self.steps(rank)) if not after["away"]]
+        steps, ends = self.steps(rank), [0.0, *found.steps["end_s"]]
+        training = [number for number in range(1, len(ends)) if number >= len(steps) or not steps[number]["away"]]
         first = found.steps["warmup"]
-        inside = steps[first : first + found.window.steps]
-        assert len(inside) >= found.window.steps - 1  # the program is ended at the end of the last one, before it tells of it
-        return float(sum(samples for _, samples in inside) / sum(seconds for seconds, _ in inside))
+        inside = training[first : first + found.window.steps]
+        # The program is ended at the end of the last step, before it can tell of it.
+        told = [number for number in inside if number < len(steps)]
+        assert len(told) >= len(inside) - 1
+        return SameWindow(
+            harness_s=sum(ends[number] - ends[number - 1] for number in inside),
+            told_harness_s=sum(ends[number] - ends[number - 1] for number in told),
+            told_own_s=sum(steps[number]["t"] - steps[number - 1]["t"] for number in told),
+            told_harness_samples=sum(found.steps["samples"][number - 1] for number in told),
+            told_own_samples=sum(steps[number]["n"] for number in told),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SameWindow:
+    """The steps of one window in the harness's records and in the program's own; those the program has told of."""
+
+    harness_s: float
+    told_harness_s: float
+    told_own_s: float
+    told_harness_samples: float
+    told_own_samples: float
 
 
 @dataclasses.dataclass

@@ -13,6 +13,8 @@ ABOUT_WORKERS = ("num_workers", "prefetch_factor", "persistent_workers")
 WITHOUT_WORKERS = {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
 
 
+OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a batch_size"
+BATCHES_ITSELF = "the program batches by itself (batch_size=None)"
 UNSHARED = "the IterableDataset is not seen to ask get_worker_info(): every worker would yield all of its data"
 
 
@@ -50,11 +52,11 @@ def _set_batch_size(arguments: Dict[str, Any], value: int) -> Optional[str]:
     sampler = arguments.get("batch_sampler")
     if sampler is not None:
         if not isinstance(getattr(sampler, "batch_size", None), int):
-            return f"the loader is built with its own batch sampler ({type(sampler).__name__}) without a batch_size"
+            return OWN_SAMPLER.format(type(sampler).__name__)
         sampler.batch_size = value
         return None
     if arguments.get("batch_size", 1) is None:
-        return "the program batches by itself (batch_size=None)"
+        return BATCHES_ITSELF
     arguments["batch_size"] = value
     return None
 
@@ -129,7 +131,9 @@ def applicability(loader: Any) -> Dict[str, str]:
         return {PREFIX + name: "no DataLoader feeds the optimizer's steps" for name in names}
     reasons = {}
     if loader.batch_size is None:
-        reasons["loader.batch_size"] = "the training loader has no batch size of its own"
+        kind = loader.given_kinds[2]
+        is_own = kind is not type(None)
+        reasons["loader.batch_size"] = OWN_SAMPLER.format(kind.__name__) if is_own else BATCHES_ITSELF
     if not loader.is_shared_out:
         kept = ABOUT_WORKERS[:1] if loader.num_workers else ABOUT_WORKERS
         reasons.update({PREFIX + name: UNSHARED for name in kept})

@@ -42,4 +42,4 @@ while True:
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    journal.step(loss, BATCH * MICRO, optimizer)
+    journal.step(loss, BATCH * MICRO * LENGTH, optimizer)
