@@ -1,9 +1,9 @@
 """Which modules train, how often they are called and how much they are given.
 
 A training root is an outermost *called* module in training mode that owns parameters held by an optimizer; a program may
-have several (GAN, encoder and decoder, the children that a `training_step` beside `__call__` calls). A root gets its class swapped
-for a subclass that only overrides `__call__`: the signature of `forward` stays, deepcopy, pickle and `state_dict` see the
-original class, and nothing global stays behind for the compiler to trip over.
+have several (GAN, encoder and decoder, the children that a `training_step` beside `__call__` calls). A root gets its class
+swapped for a subclass that only overrides `__call__`: the signature of `forward` stays, deepcopy, pickle and `state_dict` see
+the original class, and nothing global stays behind for the compiler to trip over.
 """
 
 from __future__ import annotations

@@ -3,19 +3,18 @@
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 from autotune.harness import protocol
 from autotune.harness.protocol import RankResult
-from tests.harness.conftest import INJECT, RULES, Run, execute
-from tests.programs.expectations import Program
+from tests.harness.conftest import INJECT, RULES, SCRIPTS, Run, execute
+from tests.programs.expectations import PYTHON, Program
 
 HERE = Path(__file__).parent
-SCRIPTS = HERE / "scripts"
 NUM_PLAIN_STEPS = 80
 WINDOW = dataclasses.replace(RULES, min_s=0.4)
 
@@ -83,68 +82,80 @@ class Seen:
     turned_run: Run
 
 
-class PlainRuns:
-    """Programs without a harness, in forks of one process that has imported torch."""
+class Forks:
+    """Runs programs in forks of one process that has imported torch."""
 
     def __init__(self) -> None:
-        words = [sys.executable, str(HERE / "plain_runs.py")]
+        words = [sys.executable, str(HERE / "forks.py")]
         self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment({}, harness=False)
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment({}, harness=False)
         )
-        self._turn = threading.Lock()
 
-    def run(self, program: Program, folder: Path) -> Journal:
-        path = folder / "journal"
-        added = {"JOURNAL": str(path), "JOURNAL_STEPS": str(NUM_PLAIN_STEPS)}
-        ranks: list[dict[str, str]] = [added]
-        if program.ranks > 1:
-            store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "WORLD_SIZE": str(program.ranks)}
-            ranks = [{**added, **store, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(program.ranks)]
-        argv = _filled(program.plain or program.argv, folder)
-        job = {"argv": argv, "folder": str(folder), "env": ranks}
-        with self._turn:
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            self._process.stdin.write(json.dumps(job) + "\n")
-            self._process.stdin.flush()
-            statuses = json.loads(self._process.stdout.readline())
-        assert statuses == [0] * program.ranks, (folder / "output.log").read_text()
-        return Journal(path)
-
-    def close(self) -> None:
+    def run(self, argv: list[str], folder: Path, ranks: list[dict[str, str]]) -> Run:
+        """Runs a program in a folder, a process for each environment in `ranks`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._process.stdin.write(json.dumps({"argv": argv, "folder": str(folder), "env": ranks}) + "\n")
+        self._process.stdin.flush()
+        statuses = json.loads(self._process.stdout.readline())
+        return Run(max(statuses, key=abs), *((folder / f"{name}.log").read_text() for name in ("stdout", "stderr")), folder)
+
+    def close(self) -> None:
+        """Ends the process; nothing is left of it."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
         self._process.wait(timeout=30)
 
 
-def look_at(program: Program, folder: Path, plain_runs: PlainRuns) -> Seen:
+def look_at(program: Program, folder: Path, forks: Forks) -> Seen:
     """Runs a program plain, then with the harness alone, then with its knobs at the loader that was found."""
     folders = [folder / name for name in ("plain", "bare", "turned")]
     for each in folders:
         each.mkdir(parents=True)
-    plain = plain_runs.run(program, folders[0])
-    bare = start(program, folders[1], number=0)
-    turned = start(program, folders[2], number=1, knobs=program.knobs, target=bare.result().target)
+    plain = run_plain(program, folders[0], forks)
+    bare = run_trial(program, folders[1], forks)
+    turned = run_trial(program, folders[2], forks, knobs=program.knobs, target=bare.result().target)
     return Seen(plain, Journal(folders[1] / "journal"), bare, Journal(folders[2] / "journal"), turned)
 
 
-def start(program: Program, folder: Path, number: int, **options: Any) -> Run:
-    """Starts a program as a trial."""
-    spec = protocol.Spec(trial=number, nonce=f"nonce{number}", folder=str(folder), rules=WINDOW, **options)
+def run_plain(program: Program, folder: Path, forks: Forks) -> Journal:
+    """Runs a program without the harness."""
+    path = folder / "journal"
+    added = {"JOURNAL": str(path), "JOURNAL_STEPS": str(NUM_PLAIN_STEPS)}
+    ranks: list[dict[str, str]] = [added]
+    if program.ranks > 1:
+        store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(program.ranks)}
+        ranks = [{**added, **store, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(program.ranks)]
+    run = forks.run(_filled(program.plain or program.argv, folder), folder, ranks)
+    assert run.returncode == 0, run.stderr
+    return Journal(path)
+
+
+def run_trial(program: Program, folder: Path, forks: Forks | None, **options: Any) -> Run:
+    """Runs a program as a trial: in a fork, or, where there is none or another program starts it, from the start."""
+    spec = protocol.Spec(trial=1, nonce="nonce", folder=str(folder), rules=WINDOW, **options)
     protocol.write_json(str(folder / protocol.SPEC_FILE), spec)
     variables = {key[4:]: str(value) for key, value in spec.knobs.items() if key.startswith("env.")}
-    added = {protocol.SPEC_VARIABLE: str(folder / protocol.SPEC_FILE), "JOURNAL": str(folder / "journal"), **variables}
-    argv = _filled((*program.starter, *program.argv), folder)
-    return execute(argv, folder, _environment(added, harness=True))
+    trial = {protocol.SPEC_VARIABLE: str(folder / protocol.SPEC_FILE), "JOURNAL": str(folder / "journal"), **variables}
+    if forks is not None and program.starter == PYTHON:
+        paths = environment(trial, harness=True)["PYTHONPATH"]
+        return forks.run(_filled(program.argv, folder), folder, [{**trial, "PYTHONPATH": paths}])
+    return execute(_filled((*program.starter, *program.argv), folder), folder, environment(trial, harness=True))
 
 
 def _filled(words: tuple[str, ...], folder: Path) -> list[str]:
     return [word.format(python=sys.executable, scripts=SCRIPTS, folder=folder) for word in words]
 
 
-def _environment(added: dict[str, str], *, harness: bool) -> dict[str, str]:
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(added: dict[str, str], *, harness: bool) -> dict[str, str]:
+    """Returns the environment of a program's run."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("AUTOTUNE")}
     path = f"{INJECT}{os.pathsep}{SCRIPTS}" if harness else str(SCRIPTS)
     python = os.path.dirname(sys.executable) + os.pathsep + own.get("PATH", "")

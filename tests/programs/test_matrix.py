@@ -5,13 +5,14 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from autotune.harness.protocol import APPLIED
-from tests.harness.conftest import REPOSITORY
-from tests.programs.expectations import PROGRAMS, SEEN_AS, Program
-from tests.programs.starting import SCRIPTS, Seen
+from tests.harness.conftest import REPOSITORY, SCRIPTS
+from tests.programs.expectations import PROGRAMS, PYTHON, SEEN_AS, Program
+from tests.programs.starting import Journal, Seen, run_trial
 
 Look = Callable[[Program], Seen]
 EVERY = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
@@ -81,6 +82,19 @@ def test_each_knob_is_seen_by_the_program_or_said_not_to_hold(seen: Look, progra
                 expected = words.get(value, value) if status == APPLIED else usual[fact]
                 assert (key, facts[fact]) == (key, expected)
         assert {name: facts.get(name) for name in program.saw} == program.saw
+
+
+@pytest.mark.thorough
+@EVERY
+def test_a_program_that_is_started_and_not_forked_is_seen_the_same(seen: Look, program: Program, tmp_path: Path) -> None:
+    if program.starter != PYTHON:
+        pytest.skip("never forked")
+    run, forked = run_trial(program, tmp_path, None), seen(program).bare_run.result()
+    found = run.result()
+    assert {**found.detected, "num_steps": 0} == {**forked.detected, "num_steps": 0}
+    assert (found.target, found.applicability) == (forked.target, forked.applicability)
+    started, own = Journal(tmp_path / "journal").losses(), seen(program).plain.losses()
+    assert started[:20] == own[:20]
 
 
 def test_no_program_knows_of_the_harness_and_every_program_has_a_row() -> None:

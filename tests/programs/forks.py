@@ -1,7 +1,8 @@
-"""Runs programs as they are, without a harness: one process imports torch, a fork of it becomes each program.
+"""Runs programs in forks of one process that has imported torch, which is what takes the time; started by `starting.py`.
 
-A line of JSON a program on standard input, {"argv": [script or -m module, ...], "env": {...}, "folder": ...}; a line with its
-exit status comes back. Nothing is computed before the fork, so that a program begins as it would in an interpreter of its own.
+A line of JSON a program on standard input, {"argv": [script or -m module, ...], "env": [of each rank, ...], "folder": ...}; a
+line with the exit status of each rank comes back. Nothing is computed before the fork, so that a program begins as it would in
+an interpreter of its own. Where its environment names a trial, the harness gets in as it does at an interpreter's start.
 """
 
 import json
@@ -10,15 +11,18 @@ import runpy
 import sys
 import traceback
 
-import torch  # noqa: F401  (what takes the time)
+import torch
+import torch._dynamo  # noqa: F401  (the first optimizer would import it)
 
 
 def become(argv: list[str], folder: str, added: dict[str, str]) -> None:
-    output = os.open(os.path.join(folder, "output.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for descriptor in (1, 2):
-        os.dup2(output, descriptor)
+    """Turns this process into a program."""
+    for descriptor, name in ((1, "stdout.log"), (2, "stderr.log")):
+        os.dup2(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
     os.environ.update(added)
     os.chdir(folder)
+    if "AUTOTUNE_SPEC" in added:
+        runpy.run_path(os.path.join(added["PYTHONPATH"].split(os.pathsep)[0], "sitecustomize.py"))
     if argv[0] == "-m":
         sys.argv = argv[1:]
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
