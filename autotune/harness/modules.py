@@ -13,6 +13,7 @@ import sys
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Set
 
+from torch import is_grad_enabled
 from torch.compiler import is_compiling
 
 from .apply import module as apply_module
@@ -34,6 +35,7 @@ class Root:
         self.observed = observed
         self.sizes = CallSizes(asked)
         self.samples = 0.0  # given to it since the last step
+        self.trains_in_evaluation = not module.training
         self.around: Any = None
         self.is_passive = False  # nothing is looked for, counted or set any more: its calls go straight through
 
@@ -85,7 +87,7 @@ class ModuleWatch:
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
             if watch.depth or is_compiling():
                 return call(module, *args, **kwargs)
-            root = watch._adopted(module) if module.training else None
+            root = watch._adopted(module) if module.training or watch._trains_in_evaluation() else None
             if root is not None:
                 return watch.run(root, call, args, kwargs)
             watch.depth += 1  # frozen, in evaluation or without parameters: its children are no roots either
@@ -95,6 +97,11 @@ class ModuleWatch:
                 watch.depth -= 1
 
         Module.__call__ = __call__  # type: ignore[method-assign]
+
+    def _trains_in_evaluation(self) -> bool:
+        # A program may train with its model in evaluation mode, to freeze batch normalisation, say: when a step has been made
+        # without a root, calls that keep a graph are taken for training.
+        return not self.roots and self._session.num_steps > 0 and is_grad_enabled()
 
     def look_again(self) -> None:
         """Called when an optimizer is made: what it trains may not have been met yet."""
@@ -200,6 +207,8 @@ class ModuleWatch:
 
     def _called(self, root: Root, args: Any, kwargs: Any) -> None:
         session = self._session
+        if not is_grad_enabled():
+            return  # no sample is trained on: a policy that acts, or weights that take their shapes
         try:
             if session.clock is not None:
                 session.clock.batch_is_there()
@@ -323,7 +332,7 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
             return original.__call__(self, *args, **kwargs)
         if watch.depth or is_compiling():
             return original.__call__(self, *args, **kwargs)
-        if not self.training:
+        if not self.training and not root.trains_in_evaluation:
             watch.evaluated()
             return original.__call__(self, *args, **kwargs)
         return watch.run(root, original.__call__, args, kwargs)

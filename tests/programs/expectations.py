@@ -117,6 +117,18 @@ PROGRAMS = (
         knobs=IMAGES,
         saw={"copies_are_right": [True, True], "copies_differ": True, "copy_dtype": "torch.float32"},
     ),
+    script("fine_tuned", knobs=IMAGES),
+    script(
+        "policy",
+        has_loader=False,
+        batch_size=None,
+        samples=32,
+        source="forward calls",
+        modules=("Policy",),
+        optimizers=("Adam",),
+        blocked=dict.fromkeys(LOADER, NO_LOADER[1]),
+        refused=dict.fromkeys(LOADER, NO_LOADER),
+    ),
     script("evaluating", knobs=IMAGES, saw={"held_out": [40, "torch.float32"]}),
     script(
         "stream",
