@@ -55,7 +55,7 @@ class HeardSampler:
 
 def put_ear_to(iterator: Any) -> Optional[Ear]:
     """Returns an ear at the batch sampler of a loader's iterator that was just made; None where nothing is asked for."""
-    if not getattr(iterator, "_auto_collation", False):
+    if not getattr(iterator, "_auto_collation", False) or not hasattr(iterator, "_sampler_iter"):
         return None
     ear = Ear()
     iterator._sampler_iter = ear.listen(iterator._sampler_iter)
@@ -66,8 +66,7 @@ def put_ear_to(iterator: Any) -> Optional[Ear]:
 class Sizes:
     """Counts the samples in the batches of one loader."""
 
-    def __init__(self, *, is_stream: bool) -> None:
-        self._is_stream = is_stream  # then the last batch may be smaller than what was asked for
+    def __init__(self) -> None:
         self._dimensions: Optional[List[int]] = None  # those that agreed with the sampler so far
         self._num_compared = 0
         self.dimension: Optional[int] = None  # of the first tensor, known to count samples
@@ -102,8 +101,8 @@ class Sizes:
         fitting = [dimension for dimension, size in enumerate(shape) if size == asked]
         if self._dimensions is None:
             self._dimensions = fitting
-        elif self._is_stream and self._dimensions and not fitting and self._dimensions[0] < len(shape):
-            return min(asked, shape[self._dimensions[0]])
+        elif self._dimensions and not fitting and self._dimensions[0] < len(shape) and shape[self._dimensions[0]] < asked:
+            return shape[self._dimensions[0]]  # a stream's last batch, or one that samples were thrown out of
         else:
             self._dimensions = [dimension for dimension in self._dimensions if dimension in fitting]
         self._num_compared += 1
@@ -170,7 +169,7 @@ class CallSizes:
     """
 
     def __init__(self, asked: Optional[int]) -> None:
-        self.asked = asked
+        self.asked = asked if isinstance(asked, int) and asked > 0 else None
         self.unit = "samples"
         self.odd_shape: Optional[Tuple[int, ...]] = None  # of an input in which the batch size asked for cannot be found
         self._dimension: Optional[int] = None

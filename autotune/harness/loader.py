@@ -33,7 +33,7 @@ class Loader:
         self.has_asked_worker_info = False
         self.largest_batch = 0.0
         self.is_stream = issubclass(self.given_kinds[0], IterableDataset)
-        self.sizes = batches.Sizes(is_stream=self.is_stream)
+        self.sizes = batches.Sizes()
         self.usual_batch: Optional[float] = None  # leading dimension of a whole batch, where that is its samples
         self.is_target = False
         # since the last step

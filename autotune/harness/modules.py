@@ -332,7 +332,7 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
             return original.__call__(self, *args, **kwargs)
         if watch.depth or is_compiling():
             return original.__call__(self, *args, **kwargs)
-        if not self.training and not root.trains_in_evaluation:
+        if not self.training and not (root.trains_in_evaluation and is_grad_enabled()):
             watch.evaluated()
             return original.__call__(self, *args, **kwargs)
         return watch.run(root, original.__call__, args, kwargs)

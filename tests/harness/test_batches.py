@@ -52,8 +52,8 @@ def test_what_holds_no_tensor_has_no_samples(batch: Any) -> None:
     assert (first_shape(batch), CallSizes(None).count((batch,), {})) == ((), 0)
 
 
-def counted(batches: list[Tensor], asked: list[int], *, is_stream: bool = False) -> list[float]:
-    sizes = Sizes(is_stream=is_stream)
+def counted(batches: list[Tensor], asked: list[int]) -> list[float]:
+    sizes = Sizes()
     return [sizes.count(batch, tuple(batch.shape), each, 4) for batch, each in zip(batches, asked, strict=True)]
 
 
@@ -66,14 +66,14 @@ def test_where_no_dimension_agrees_the_sampler_is_believed_for_good() -> None:
     assert counted([torch.zeros(30), torch.zeros(41), torch.zeros(8)], [4, 5, 2]) == [4, 5, 2]
 
 
-def test_the_last_batch_of_a_stream_may_be_smaller_than_was_asked_for() -> None:
-    assert counted([torch.zeros(4, 2), torch.zeros(3, 2), torch.zeros(4, 2)], [4, 4, 4], is_stream=True) == [4, 3, 4]
+def test_a_batch_may_be_smaller_than_was_asked_for() -> None:
+    assert counted([torch.zeros(4, 2), torch.zeros(3, 2), torch.zeros(4, 2)], [4, 4, 4]) == [4, 3, 4]
 
 
 def test_a_row_cut_by_offsets_is_tokens_and_an_unbatched_batch_is_not() -> None:
     row = {"tokens": torch.ones(9, dtype=torch.int64), "offsets": torch.tensor([0, 4, 9])}
     for batch, unit, count in ((row, "tokens", 9), ({"x": torch.zeros(6, 2)}, "samples", 6)):
-        sizes = Sizes(is_stream=False)
+        sizes = Sizes()
         assert (sizes.count(batch, first_shape(batch), 0, None), sizes.unit) == (count, unit)
     assert is_packed({"tokens": torch.ones(1, 9), "offsets": torch.tensor([0, 4, 9])}, (1, 9))
     assert not is_packed({"x": torch.ones(9), "labels": torch.tensor([0, 9, 9, 1, 2, 3, 4, 5, 1])}, (9,))
