@@ -11,7 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autotune.harness.protocol import APPLIED, RankResult
+from autotune.harness.protocol import APPLIED, UNMEASURABLE, RankResult
 from autotune.log_messages import (
     CPP_SAID,
     DEVICE_OOM,
@@ -225,6 +225,8 @@ def _class_of(result: RankResult) -> str:
 
 def _of_exception(result: RankResult, facts: Facts) -> Verdict:
     error = result.error or {}
+    if error.get("type") == UNMEASURABLE:
+        return Outcome.error, str(error.get("message"))
     line = f"{_raised(result)}{_on(result, facts)}"
     if _class_of(result) in OOM_CLASSES:
         return Outcome.device_oom, line

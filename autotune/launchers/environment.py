@@ -15,7 +15,10 @@ INJECT = Path(protocol.__file__).resolve().parent / "inject"
 SUPERVISOR = "supervisor"  # in the place of a trial's number in the mark
 
 # Set by the user for a real run of theirs, and wrong in a trial: they name records that trials must not write to.
-UNWANTED = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "WANDB_RUN_ID", "WANDB_RESUME")
+UNWANTED = (
+    "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_REGISTRY_URI", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID",
+    "WANDB_SERVICE",
+)  # fmt: skip
 
 
 def own_environment() -> dict[str, str]:
@@ -63,4 +66,5 @@ def _quiet(folder: Path) -> dict[str, str]:
         "MLFLOW_TRACKING_URI": (scratch / "mlruns").as_uri(),
         "MLFLOW_ALLOW_FILE_STORE": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "TENSORBOARD_LOGGING_DIR": str(scratch / "tensorboard"),  # Hugging Face's Trainer; a plain SummaryWriter asks nobody
     }
