@@ -121,10 +121,10 @@ def _step(result: RankResult) -> str:
     what = f"{usual:g} {result.unit}" if usual and result.unit != "steps" else "counted as one: its samples are not known"
     if result.world_size > 1:
         what += " in each process"
-    batches = result.detected.get("batches_per_step") or 1
+    batches = round(result.detected.get("batches_per_step") or 1)  # a loader that is one batch ahead has 1.2 after five steps
     parts = [f"{what}, {source}" if result.unit != "steps" else what]
     if batches > 1:
-        parts.append(f"{batches:g} batches each")
+        parts.append(f"{batches} batches each")
     gaps_s = [later - earlier for earlier, later in itertools.pairwise(ends_s)]
     if gaps_s and (usual_s := statistics.median(gaps_s)) > 0:
         parts.append(f"about {usual_s:.2g} s ({number_text(1 / usual_s)} steps/s, after so few steps a rough figure)")

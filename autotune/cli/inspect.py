@@ -16,7 +16,7 @@ from rich.text import Text
 from autotune.cli.terminal import console, print_json
 from autotune.detected import doubts, findings
 from autotune.errors import NothingWorked
-from autotune.wording import command_text, value_text
+from autotune.wording import bytes_text, command_text, value_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,11 +47,15 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
     result = _result(ended, launch, composed)
     argv = composed.secrets.words(launch.argv)
     rows = _rows(result, composed, facts)
+    left: dict[str, int] = dict(ended.evidence.get("files_left") or {})
     if as_json:
         document = composed.secrets.document(dataclasses.asdict(result))
-        print_json({"command": argv, "result": document, "knobs": rows})
+        print_json({"command": argv, "result": document, "knobs": rows, "files_left": left})
     else:
         _print(result, rows, argv, composed)
+        if left:
+            names = ", ".join(f"{name} ({bytes_text(size)})" for name, size in left.items())
+            console().print(Text(f"\nwritten by the program, not removed: {names}", style="quiet"))
     return 0
 
 

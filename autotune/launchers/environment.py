@@ -8,9 +8,9 @@ from pathlib import Path
 import autotune
 from autotune.harness import protocol
 from autotune.launchers.base import Launch
+from autotune.launchers.injection import first_on
 
 PACKAGE = Path(autotune.__file__).resolve().parent
-INJECT = Path(protocol.__file__).resolve().parent / "inject"
 
 SUPERVISOR = "supervisor"  # in the place of a trial's number in the mark
 
@@ -50,8 +50,7 @@ def trial_environment(launch: Launch) -> dict[str, str]:
     """
     inherited = {name: value for name, value in os.environ.items() if name not in UNWANTED}
     environment = {**inherited, **_quiet(launch.folder.resolve()), **launch.env}
-    before = environment.get("PYTHONPATH", "")
-    environment["PYTHONPATH"] = f"{INJECT}{os.pathsep}{before}" if before else str(INJECT)
+    environment["PYTHONPATH"] = first_on(environment.get("PYTHONPATH", ""))
     environment[protocol.SPEC_VARIABLE] = str(launch.folder.resolve() / protocol.SPEC_FILE)
     environment[protocol.MARK_VARIABLE] = mark_of(study_of(launch.folder), launch.spec.trial)
     return environment

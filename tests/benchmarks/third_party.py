@@ -45,7 +45,7 @@ class Program:
 
 
 CLM = (
-    "run_clm.py --model_type gpt2 --tokenizer_name tokenizer --config_overrides n_layer=2,n_head=4,n_embd=128 "
+    "run_clm.py --model_type gpt2 --tokenizer_name tokenizer --config_overrides n_layer=2,n_head=4,n_embd=128,vocab_size=4000 "
     "--train_file train.txt --block_size 128 --do_train --use_cpu --output_dir out"
 )
 PROGRAMS = (

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-NUM_DIGITS_TRAIN, NUM_DIGITS_TEST = 12_000, 2_000
+NUM_DIGITS_TRAIN, NUM_DIGITS_TEST = 60_000, 10_000  # as many as MNIST has: programs split them by number
 NUM_PHOTOS = {"train": 512, "val": 64}
 PHOTO_PIXELS = 256
 NUM_PAIRS = {"train": 2_000, "validation": 200}
