@@ -74,7 +74,7 @@ class UserFiles:
                 continue
             inside = _names(folder)
             if folder == self._study.parent:  # `runs`, where TensorBoard's writer puts its own folders, too
-                inside = {entry for entry in inside if not entry.startswith(RESERVED_NAMES) and not _is_study(folder / entry)}
+                inside = {entry for entry in inside if not entry.startswith((".", *RESERVED_NAMES)) and not _is_study(folder / entry)}
             if len(inside) <= MAX_INSIDE:
                 names |= {f"{name}/{entry}" for entry in inside}
         return names
