@@ -74,7 +74,8 @@ class UserFiles:
                 continue
             inside = _names(folder)
             if folder == self._study.parent:  # `runs`, where TensorBoard's writer puts its own folders, too
-                inside = {entry for entry in inside if not entry.startswith((".", *RESERVED_NAMES)) and not _is_study(folder / entry)}
+                ours = {name for name in inside if name.startswith((".", *RESERVED_NAMES)) or _is_study(folder / name)}
+                inside -= ours
             if len(inside) <= MAX_INSIDE:
                 names |= {f"{name}/{entry}" for entry in inside}
         return names
