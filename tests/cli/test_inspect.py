@@ -64,14 +64,12 @@ def test_a_placeholder_is_a_knob_and_a_pin_is_none(cli, program):
     assert knobs["loader.num_workers"]["reason"] == "pinned at 0"
 
 
-def test_a_placeholder_that_the_program_ignores_is_a_doubt(cli, program):
-    ended = cli("inspect", "--", *program, "{loader.batch_size=8}")
-    assert "the command line asked for 8, the program uses 16" in " ".join(ended.stdout.split())
-
-
-def test_what_the_program_wrote_meanwhile_is_told(cli, program):
+def test_an_ignored_placeholder_is_a_doubt_and_what_the_program_wrote_is_told(cli, program):
     (cli.cwd / "train.py").write_text("open('log.txt', 'w').write('1234')\n" + PROGRAM, encoding="utf-8")
-    assert "not removed: log.txt (4 B)" in cli("inspect", "--", *program).stdout
+    ended = cli("inspect", "--", *program, "{loader.batch_size=8}")
+    told = " ".join(ended.stdout.split())
+    assert "doubt loader.batch_size: overridden by the program, the command line asked for 8, the program uses 16" in told
+    assert "not removed: log.txt (4 B)" in told
 
 
 WITHOUT_OPTIMIZER = """
