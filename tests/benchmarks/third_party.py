@@ -166,14 +166,17 @@ def _row(program: Program, folder: Path, found: dict[str, Any]) -> tuple[str, ..
     summary = json.loads(studies[-1].read_text()) if studies else {}
     best, speedup, unit = summary.get("best") or {}, summary.get("speedup") or {}, summary.get("unit", "")
     ratio = f"{speedup['ratio']:.2f} {_interval(speedup['ci'])} {speedup['verdict']}" if speedup.get("ratio") else "none"
-    refused = [f"{row['knob']}: {row['reason']}" for row in found.get("knobs", []) if not row["can_be_turned"]]
+    refused: dict[str, list[str]] = {}
+    for row in found.get("knobs", []):
+        if not row["can_be_turned"]:
+            refused.setdefault(row["reason"], []).append(row["knob"])
     return (
         program.name,
         rate_text((summary.get("baseline") or {}).get("value"), unit),
         rate_text(best.get("value"), unit),
         ratio,
         ", ".join(f"{knob}={value}" for knob, value in (best.get("overrides") or {}).items()),
-        "; ".join(refused),
+        "; ".join(f"{', '.join(knobs)}: {reason}" for reason, knobs in refused.items()),
         ", ".join(sorted({item["name"] for item in summary.get("files", {}).get("left", [])})),
     )
 
