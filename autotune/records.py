@@ -148,7 +148,7 @@ class TrialRecord:
         value: throughput, samples (or `unit`) per second over all ranks; None without a measurement.
         ci: 95 % interval of `value` from block means, within one process; None when it could not be had.
         why_no_ci: why not; "" when there is one, and without a value.
-        unit: "samples" or "steps".
+        unit: "samples", "tokens" or "steps".
         tier: highest tier among the changed knobs.
         started_at: seconds since the epoch.
         seconds: wall time from launch to the last process gone.

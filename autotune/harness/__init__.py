@@ -7,7 +7,8 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
     inject/sitecustomize.py   gets in, and chains to the sitecustomize it shadows
     boot.py                   waits for `import torch`
     session.py                one per process: what was asked, what was seen, where it ends
-    loaders.py                which DataLoader trains; input wait
+    loaders.py, loader.py     which DataLoader trains; input wait
+    batches.py                how many samples a batch, or a module's input, holds
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step
     modules.py                which modules train; the class swap that carries autocast and counting
     optimizers.py             what a step is
@@ -15,6 +16,7 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
     interval.py               how far the window's rate may lie from the truth (pure)
     trend.py                  whether the step time keeps changing (pure)
     process.py                facts and memory of the process
+    adapters.py               what is known of particular libraries: the only module that names one
     apply/                    how each family of knobs is set and read back
 """
 

@@ -19,7 +19,7 @@ from . import protocol
 class TorchFinder(importlib.abc.MetaPathFinder):
     """Finds torch as the other finders would, with a loader that starts the session once torch has been executed.
 
-    `importlib.util.find_spec("torch")` (transformers asks so) gets a spec and uses nothing up: the hook steps aside only
+    `importlib.util.find_spec("torch")` (libraries ask so) gets a spec and uses nothing up: the hook steps aside only
     inside `exec_module`.
     """
 

@@ -2,7 +2,7 @@
 
 The training loader is not known at construction, where its knobs must be set. The baseline finds it: the loader whose
 batches come with the optimizer's steps, named by construction site and ordinal, together with the loader it was made from
-(Accelerate constructs a second one around the first's batch sampler). Later trials turn knobs at those sites.
+(libraries construct a second one around the first's batch sampler). Later trials turn knobs at those sites.
 """
 
 from __future__ import annotations
@@ -15,55 +15,9 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import worker
+from . import batches, worker
 from .apply import loader as apply_loader
-
-_HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-
-
-class Loader:
-    """What is known of one DataLoader of the program."""
-
-    def __init__(self, number: int, site: str, arguments: Dict[str, Any]) -> None:
-        self.number = number
-        self.site, self.ordinal = site, 0
-        self.dataset = arguments.get("dataset")
-        self.given_batch_sampler = arguments.get("batch_sampler")
-        self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
-        self.given_kinds = [type(arguments.get(name)) for name in ("sampler", "batch_sampler", "collate_fn")]
-        self.batch_sampler: Any = None
-        self.settings: Dict[str, Any] = {}
-        self.batch_size: Optional[int] = None
-        self.num_workers = 0
-        self.counters_file = ""
-        self.has_asked_worker_info = False
-        self.largest_batch = 0.0
-        self.usual_batch: Optional[float] = None  # leading dimension of a whole batch, where that is its samples
-        self.is_target = False
-        # since the last step
-        self.samples = 0.0
-        self.wait_s = 0.0
-        self.num_yields = 0
-        # over the trial
-        self.num_steps_fed = 0
-        self.num_steps_running = 0  # without a step between that it did not feed
-        self.fed_step = -1
-        self.total_samples = self.total_wait_s = self.total_batches = 0.0
-
-    def is_rebuilt_as(self, other: "Loader") -> bool:
-        """Whether another one is this one made anew (each epoch, say): same site, data and arguments, after it has trained."""
-        same = self.site == other.site and self.dataset is other.dataset
-        return same and self.num_steps_fed > 0 and self.given == other.given and self.given_kinds == other.given_kinds
-
-    def __deepcopy__(self, memo: Any) -> "Loader":
-        return self
-
-    def __reduce__(self) -> Any:
-        return _nothing, ()  # a pickled DataLoader leaves us behind
-
-
-def _nothing() -> None:
-    return None
+from .loader import Loader
 
 
 class LoaderWatch:
@@ -116,8 +70,9 @@ class LoaderWatch:
 
         @functools.wraps(start)
         def __init__(self: Any, loader: Any) -> None:
-            self._autotune = watch._current = loader.__dict__.get("_autotune")
+            self._autotune = watch._current = info = loader.__dict__.get("_autotune")
             start(self, loader)
+            self._autotune_ear = None if info is None or info.sizes.is_known else batches.put_ear_to(self)
 
         @functools.wraps(advance)
         def __next__(self: Any) -> Any:
@@ -129,7 +84,7 @@ class LoaderWatch:
             batch = advance(self)
             first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
             if info.num_yields or first.__class__ is not tensor or first.dim() == 0 or first.size(0) != info.usual_batch:
-                watch._yielded(info, batch, monotonic() - began_s)
+                watch._yielded(info, batch, monotonic() - began_s, self._autotune_ear)
                 return batch
             # One batch like those before, which nearly all are: in place, since every call costs a microsecond of cold code.
             info.samples = info.usual_batch
@@ -142,7 +97,7 @@ class LoaderWatch:
         _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
 
     def _patch_workers(self) -> None:
-        # Only while the workers start: the loader shows the program its own worker_init_fn (Lightning looks at it).
+        # Only while the workers start: the loader shows the program its own worker_init_fn (some look at it).
         from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
         start, watch = _MultiProcessingDataLoaderIter.__init__, self
@@ -183,6 +138,8 @@ class LoaderWatch:
             is_torch = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")  # default_collate asks, too
             if watch._current is not None and not is_torch:
                 watch._current.has_asked_worker_info = True
+            if not is_torch:
+                worker.note_asking()
             return ask()
 
         torch.utils.data.get_worker_info = get_worker_info
@@ -204,14 +161,18 @@ class LoaderWatch:
 
     def _constructing(self, arguments: Dict[str, Any]) -> Optional[Loader]:
         try:
-            info = Loader(len(self.loaders), _construction_site(), arguments)
-            info = next((known for known in self.loaders if known.is_rebuilt_as(info)), info)
-            if info.number == len(self.loaders):
+            new = Loader(len(self.loaders), arguments)
+            info = next((known for known in self.loaders if known.is_rebuilt_as(new)), new)
+            if info is not new:
+                info.renew(arguments)
+            else:
                 info.ordinal = self._ordinals.get(info.site, 0)
                 self._ordinals[info.site] = info.ordinal + 1
                 info.is_target = self._is_target(info)
             if info.is_target:
-                apply_loader.apply(self._spec.knobs, arguments, self.reports, self._is_chained(info, arguments))
+                own = self._chosen(info) or {}
+                is_chained, is_unshared = self._is_chained(info, arguments), bool(own.get("is_unshared"))
+                apply_loader.apply(self._spec.knobs, arguments, self.reports, is_chained=is_chained, is_unshared=is_unshared)
         except Exception:
             self._session.broke("reading or changing a DataLoader's arguments")
             return None
@@ -235,7 +196,11 @@ class LoaderWatch:
             return False
         if self._spec.target is None:
             return True  # nobody has said yet which loader trains: the user's pins hold for all
-        return any(t["site"] == info.site and t["ordinal"] == info.ordinal for t in self._spec.target)
+        return self._chosen(info) is not None
+
+    def _chosen(self, info: Loader) -> Optional[Dict[str, Any]]:
+        chosen = self._spec.target or []
+        return next((each for each in chosen if each["site"] == info.site and each["ordinal"] == info.ordinal), None)
 
     def _is_chained(self, info: Loader, arguments: Dict[str, Any]) -> bool:
         """Whether this loader is made around the batch sampler of an earlier target, which carries the batch size."""
@@ -244,36 +209,41 @@ class LoaderWatch:
 
     # --- batches and steps ---
 
-    def _yielded(self, info: Loader, batch: Any, wait_s: float) -> None:
+    def _yielded(self, info: Loader, batch: Any, wait_s: float, ear: Optional[batches.Ear]) -> None:
         try:
             if not info.num_yields:
                 self.touched.append(info)
             info.num_yields += 1
             info.wait_s += wait_s
-            leading = leading_dimension(batch)
-            if leading > info.largest_batch:
-                info.largest_batch = leading
-            samples = num_samples(batch, leading, info.batch_size)
+            shape, sizes = batches.first_shape(batch), info.sizes
+            asked = ear.last() if ear is not None else 0
+            samples = sizes.count(batch, shape, asked, info.batch_size)
+            if sizes.is_known and ear is not None:
+                ear.is_listening = False
+            if samples > info.largest_batch:
+                info.largest_batch = samples
             info.samples += samples
-            info.usual_batch = samples if samples == leading else None
+            is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
+            info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
             if self._session.phase == "init":
                 self._session.enter("first_batch")
         except Exception:
             self._session.broke("reading a batch")
 
-    def take_step(self, forward_samples: float) -> Tuple[float, float, bool]:
+    def take_step(self, forward_samples: float, forward_unit: str) -> Tuple[float, float, bool]:
         """Returns (samples, seconds waited for input, whether a foreign loader ran) of the step that just ended.
 
         Samples are what the training loader delivered: that counts accumulation by itself, a GAN's several forwards once
         and an LBFGS closure's repetitions once; a program that fetches one batch ahead has a step without any. Without a
-        loader they are the leading dimension of the forward calls; without either, the step itself.
+        loader they are read from the inputs of the forward calls; without either, the step itself.
         """
         num_steps = self._session.num_steps
         self._choose_training()
+        training = self.training
         samples = wait_s = 0.0
         is_foreign = False
         for info in self.touched:
-            if info is self.training:
+            if info is training:
                 samples = info.samples
                 wait_s += info.wait_s
                 info.total_samples += samples
@@ -286,11 +256,11 @@ class LoaderWatch:
             info.samples = info.wait_s = 0.0
             info.num_yields = 0
         self.touched.clear()
-        if self._is_fed_by_loader(num_steps):
-            self.unit, self.unit_source = "samples", "loader"
+        if training is not None and self._is_fed_by_loader(num_steps):
+            self.unit, self.unit_source = training.sizes.unit, "loader"
             return samples, wait_s, is_foreign
         if forward_samples:
-            self.unit, self.unit_source = "samples", "forward calls"
+            self.unit, self.unit_source = forward_unit, "forward calls"
             return forward_samples, wait_s, is_foreign
         is_counted = self.unit_source == "forward calls"  # then a step without forward has no samples
         return 0.0 if is_counted else 1.0, wait_s, is_foreign
@@ -328,42 +298,10 @@ class LoaderWatch:
         for other in reversed(self.loaders[: self.training.number]):
             if _is_around(chain[0].given_batch_sampler, other.batch_sampler) and other.batch_sampler is not None:
                 chain.insert(0, other)
-        return [{"site": info.site, "ordinal": info.ordinal} for info in chain]
-
-
-def num_samples(batch: Any, leading: float, batch_size: Optional[int]) -> float:
-    """Returns how many samples a batch holds: its leading dimension, or the loader's batch size where they disagree.
-
-    A last, smaller batch counts as what it is; a list of images of one sample each, whose first tensor's leading dimension
-    is a channel count, counts as its length.
-    """
-    if batch_size is None or leading == batch_size:
-        return leading
-    if isinstance(batch, (list, tuple)) and len(batch) == batch_size:
-        return batch_size
-    return leading if 0 < leading <= batch_size else batch_size
-
-
-def leading_dimension(batch: Any, depth: int = 0) -> float:
-    """Returns the leading dimension of the first tensor found in a (nested) batch; 0 when there is none."""
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return shape[0] if len(shape) else 0
-    if depth > 3:
-        return 0
-    if isinstance(batch, dict) or hasattr(batch, "keys"):
-        items: Any = (batch[key] for key in batch)
-    elif isinstance(batch, (list, tuple)):
-        items = batch
-    elif hasattr(batch, "__dict__"):
-        items = vars(batch).values()
-    else:
-        return 0
-    for item in items:
-        found = leading_dimension(item, depth + 1)
-        if found:
-            return found
-    return 0
+        named: List[Dict[str, Any]] = [{"site": info.site, "ordinal": info.ordinal} for info in chain]
+        if not self.training.is_shared_out:
+            named[-1]["is_unshared"] = True  # more workers would yield more data, not the same data sooner
+        return named
 
 
 def _is_around(outer: Any, inner: Any) -> bool:
@@ -375,17 +313,3 @@ def _is_around(outer: Any, inner: Any) -> bool:
             return True
         outer = getattr(outer, "batch_sampler", None)
     return False
-
-
-def _construction_site() -> str:
-    """Returns "file:line" of the nearest caller outside torch and the harness."""
-    import torch
-
-    library = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((library, _HARNESS)) and not name.startswith("<frozen"):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return "?"

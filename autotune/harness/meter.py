@@ -159,13 +159,15 @@ class Meter:
                     self._left.is_steady, self._left.reason = False, "a graph was compiled inside the window"
                 return
         min_s, num_before = self.rules.block_min_s, len(self._window)
-        for step_s, step_samples in zip(steps_s, samples):  # noqa: B905 (Python 3.9)
+        for number, (step_s, step_samples) in enumerate(zip(steps_s, samples), 1):  # noqa: B905 (Python 3.9)
             self._window_s += step_s
             self._window_samples += step_samples
             self._window_steps += 1
             if self._window.add(step_s, step_samples) or step_s >= min_s:  # else a short step in a block decides nothing
                 self._decide(is_closed=len(self._window) > num_before)
                 num_before = len(self._window)
+                if self.phase == WARMUP:
+                    self.warmup_steps += len(steps_s) - number  # left out: what is looked at next comes after them
                 if self.phase != STEADY:
                     return
 

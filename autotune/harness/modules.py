@@ -1,35 +1,46 @@
 """Which modules train, how often they are called and how much they are given.
 
 A training root is an outermost *called* module in training mode that owns parameters held by an optimizer; a program may
-have several (GAN, encoder and decoder, the children that Lightning's training_step calls). A root gets its class swapped
-for a subclass that only overrides `__call__`: the signature of `forward` stays, deepcopy, pickle and `state_dict` see the
-original class, and nothing global stays behind for the compiler to trip over.
+have several (GAN, encoder and decoder, the children that a `training_step` beside `__call__` calls). A root gets its class
+swapped for a subclass that only overrides `__call__`: the signature of `forward` stays, deepcopy, pickle and `state_dict` see
+the original class, and nothing global stays behind for the compiler to trip over.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from typing import Any, Callable, Dict, List, Optional, Set
 
 from torch.compiler import is_compiling
 
 from .apply import module as apply_module
-from .loaders import leading_dimension
+from .batches import CallSizes
 from .protocol import NOT_APPLICABLE, KnobReport
 
 DISCOVERY_STEPS = 3  # every optimizer has stepped by then in programs that alternate
 
 
 class Root:
-    """A training root: the module, what it was like when it was first called, and what its calls are wrapped in."""
+    """A training root: the module, what it was like when it was first called, and what its calls are wrapped in.
 
-    def __init__(self, module: Any, observed: Dict[str, Any], is_counted: bool) -> None:
-        self.module = module
+    The module is not kept alive: a program that builds another one wants the memory of the first back.
+    """
+
+    def __init__(self, module: Any, observed: Dict[str, Any], asked: Optional[int] = None) -> None:
+        self._module = weakref.ref(module)
+        self.name, self.num_parameters = _name(module), sum(p.numel() for p in module.parameters())
         self.observed = observed
-        self.is_counted = is_counted  # its calls carry the samples of a step; other roots' calls would count them again
+        self.sizes = CallSizes(asked)
+        self.samples = 0.0  # given to it since the last step
         self.around: Any = None
         self.is_passive = False  # nothing is looked for, counted or set any more: its calls go straight through
+
+    @property
+    def module(self) -> Any:
+        """The module; None when it is gone."""
+        return self._module()
 
 
 class ModuleWatch:
@@ -39,11 +50,12 @@ class ModuleWatch:
         self._session = session
         self.knobs = session.spec.knobs
         self.roots: List[Root] = []
-        self.prepared: Dict[int, Any] = {}  # id -> module whose layout and compilation were set at a wrapper's construction
+        # Modules whose layout and compilation were set at a wrapper's construction.
+        self.prepared: "weakref.WeakSet[Any]" = weakref.WeakSet()
         self.reports: Dict[str, Any] = {}
         self.wrappers: List[str] = []
         self.depth = 0
-        self._samples = 0.0
+        self.unit = "samples"
         self.is_evaluated = False
         self._num_evaluated_steps = 0
         self._compile_counters: Any = None
@@ -116,10 +128,10 @@ class ModuleWatch:
         return any(id(parameter) in held for parameter in module.parameters() if parameter.requires_grad)
 
     def _adopt(self, module: Any) -> Root:
-        root = Root(module, apply_module.observe(module), is_counted=not self.roots)
+        root = Root(module, apply_module.observe(module), self._session.spec.passed.get("loader.batch_size"))
         self.roots.append(root)
         inner = getattr(module, "module", None)
-        if id(inner) not in self.prepared:
+        if inner is None or inner not in self.prepared:
             apply_module.prepare(module, self.knobs, self.reports, root.observed)
         root.around = apply_module.autocast_of(module, self.knobs, self.reports)
         if not swap_class(root, self) and root.around is not None:
@@ -131,7 +143,7 @@ class ModuleWatch:
         return root
 
     def _watch_autocast(self) -> None:
-        # A program may enter autocast inside its module (Accelerate wraps `forward`): out of sight when the root is adopted.
+        # A program may enter autocast inside its module (libraries wrap `forward`): out of sight when the root is adopted.
         import torch
 
         self._enter_autocast = enter = torch.autocast.__enter__
@@ -165,8 +177,8 @@ class ModuleWatch:
         DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign, assignment]
 
     def _wrapping(self, wrapper: Any, module: Any) -> None:
-        if id(module) not in self.prepared:
-            self.prepared[id(module)] = module
+        if module not in self.prepared:
+            self.prepared.add(module)
             apply_module.prepare(module, self.knobs, self.reports, apply_module.observe(module))
         self.wrappers.append(type(wrapper).__name__)
 
@@ -174,8 +186,8 @@ class ModuleWatch:
 
     def run(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
         """Calls a root by `call`, the call of its own class, with its samples counted and in the trial's precision."""
-        if root.is_counted and self.is_counting:
-            self._called(args, kwargs)
+        if self.is_counting:
+            self._called(root, args, kwargs)
         if self.is_looking:
             self.stop_looking()  # the compiler must meet modules as torch made them
         self.depth += 1
@@ -186,14 +198,14 @@ class ModuleWatch:
             if self.is_looking:
                 self.look()
 
-    def _called(self, args: Any, kwargs: Any) -> None:
+    def _called(self, root: Root, args: Any, kwargs: Any) -> None:
         session = self._session
         try:
             if session.clock is not None:
                 session.clock.batch_is_there()
-            if session.optimizers.is_stepping and self._samples:
+            if session.optimizers.is_stepping and root.samples:
                 return  # a closure repeats its forward: the same samples
-            self._samples += leading_dimension(args) or leading_dimension(kwargs)
+            root.samples += root.sizes.count(args, kwargs)
         except Exception:
             session.broke("counting the samples of a call")
 
@@ -207,8 +219,16 @@ class ModuleWatch:
             root.is_passive = not self.is_looking and not self.is_counting and root.around is None
 
     def take_samples(self) -> float:
-        """Returns the leading dimensions given to the first root since the last step."""
-        samples, self._samples = self._samples, 0.0
+        """Returns the samples given since the last step to the first root that was called; `unit` says whether they are tokens.
+
+        Of several that are called in a step the others would count the same samples again.
+        """
+        samples = 0.0
+        for root in self.roots:
+            if root.samples:
+                if not samples:
+                    samples, self.unit = root.samples, root.sizes.unit
+                root.samples = 0.0
         return samples
 
     def take_evaluated(self) -> bool:
@@ -229,9 +249,19 @@ class ModuleWatch:
 
     # --- facts ---
 
+    @property
+    def living(self) -> List[Root]:
+        """The roots whose modules are still there."""
+        return [root for root in self.roots if root.module is not None]
+
+    @property
+    def told(self) -> List[Root]:
+        """The roots to tell of: the living ones; all there were when the program is over and has let go of them."""
+        return self.living or self.roots
+
     def device_type(self) -> str:
         """Returns "cuda" when trained parameters live there, else "cpu"."""
-        for root in self.roots:
+        for root in self.living:
             for parameter in root.module.parameters():
                 return "cuda" if parameter.device.type == "cuda" else "cpu"
         return str(self._session.optimizers.device_type())
@@ -310,11 +340,8 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
     return True
 
 
-def root_names(watch: ModuleWatch) -> List[str]:
-    """Returns the class names of the training roots, wrapped ones as "Wrapper(Inner)"."""
-    names = []
-    for root in watch.roots:
-        inner: Optional[Any] = getattr(root.module, "module", None) or getattr(root.module, "_orig_mod", None)
-        name = type(root.module).__name__
-        names.append(f"{name}({type(inner).__name__})" if inner is not None else name)
-    return names
+def _name(module: Any) -> str:
+    """Returns the class name of a module, of a wrapped one as "Wrapper(Inner)"."""
+    inner: Optional[Any] = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
+    name = type(module).__name__
+    return f"{name}({type(inner).__name__})" if inner is not None else name

@@ -36,6 +36,7 @@ class OptimizerWatch:
         self.reports: Dict[str, Any] = {}
         self._prepared: Set[int] = set()
         self.observed: Optional[str] = None
+        self.applicability = apply_optimizer.applicability(None)  # of the optimizer that stepped first
         self._patch()
 
     def _patch(self) -> None:
@@ -161,6 +162,7 @@ class OptimizerWatch:
         """Sets the implementation before an optimizer's first step."""
         if self.observed is None:
             self.observed = apply_optimizer.implementation(optimizer)
+            self.applicability = apply_optimizer.applicability(optimizer)
         apply_optimizer.apply(optimizer, self._knobs, self.reports)
 
     def open_window(self) -> None:

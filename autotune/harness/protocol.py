@@ -170,7 +170,8 @@ class RankResult:
         error: {"type", "message", "traceback"} of the exception that ended the program; None otherwise. Also "worker", "12,
             SIGKILL", when a loader worker was ended by a signal.
         phases_s: seconds spent in each phase of PHASES.
-        unit: "samples", or "steps" when no batch dimension could be found; `unit_source` says where it was read.
+        unit: "samples"; "tokens" where batches are rows or tables of them whose samples nobody tells; "steps" when no batch
+            dimension could be found. `unit_source` says where it was read.
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}; `end_s` on the
             monotonic clock from the first step's end, `wait_s` host seconds inside the loader's __next__.
         window: None when no window was reached.
@@ -188,7 +189,8 @@ class RankResult:
         knobs: knob key -> KnobReport for every knob of the spec.
         observed: knob key -> the program's own value, for every knob the harness can read (what "baseline" means).
         applicability: knob key -> reason why that knob cannot be turned in this program; absent = it can.
-        target: loaders whose batches reach the optimizer, as [{"site", "ordinal"}]; None without a DataLoader.
+        target: loaders whose batches reach the optimizer, as [{"site", "ordinal"}]; None without a DataLoader. "is_unshared":
+            true marks a stream that does not ask which worker it is in: its workers are left as they are.
         detected: what `inspect` prints: {"loader", "modules", "optimizers", "precision", "compile", "world_size", ...}.
         facts: interpreter, torch, device and instruction set as the program's process sees them.
         compiled: {"graphs", "recompile_limit_hit", "seconds"}.

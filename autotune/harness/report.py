@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, Optional
 
-from . import modules, process, protocol
+from . import process, protocol
 from .apply import loader as apply_loader
 from .apply import module as apply_module
 from .apply import optimizer as apply_optimizer
@@ -62,21 +62,21 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
         **apply_process.verify(spec.knobs),
         **apply_loader.verify(spec.knobs, session.loaders.reports, training),
         **apply_module.verify(
-            spec.knobs, session.modules.reports, [root.module for root in session.modules.roots], session.modules.num_graphs()
+            spec.knobs, session.modules.reports, [root.module for root in session.modules.living], session.modules.num_graphs()
         ),
         **apply_optimizer.verify(spec.knobs, session.optimizers.reports, session.optimizers.clock()),
     }
     for key in spec.knobs:
         found.knobs.setdefault(key, protocol.KnobReport(protocol.NOT_APPLICABLE, "the harness does not know this knob"))
     found.observed = _observed(session, settings)
-    _check_passed(found, spec.passed)
+    _check_passed(found, spec.passed, session)
 
 
 def _add_applicability(found: protocol.RankResult, session: Any) -> None:
     found.applicability = {
         **apply_loader.applicability(session.loaders.training),
-        **apply_module.applicability(session.modules.roots),
-        **apply_optimizer.applicability(session.optimizers.clock()),
+        **apply_module.applicability(session.modules.told),
+        **session.optimizers.applicability,
         **apply_process.applicability(session.device),
     }
     found.target = session.loaders.target()
@@ -134,18 +134,25 @@ def _observed(session: Any, settings: Optional[Dict[str, Any]]) -> Dict[str, Any
     found: Dict[str, Any] = dict(apply_process.observe())
     found.update(settings or {})
     if session.modules.roots:
-        first = session.modules.roots[0].observed
+        first = session.modules.told[0].observed
         found.update({key: first[key] for key in apply_module.KEYS})
     if session.optimizers.observed is not None:
         found[apply_optimizer.KEY] = session.optimizers.observed
     return found
 
 
-def _check_passed(found: protocol.RankResult, passed: Dict[str, Any]) -> None:
+def _check_passed(found: protocol.RankResult, passed: Dict[str, Any], session: Any) -> None:
     # Knobs that travelled on the command line: the program must have done what it was asked.
     for key, value in passed.items():
-        observed = found.observed.get(key)
-        if observed is None or observed == value:
+        observed, odd = found.observed.get(key), None
+        if key == "loader.batch_size" and session.loaders.training is None:
+            sizes = [root.sizes for root in session.modules.told]
+            odd = next((each.odd_shape for each in sizes if each.odd_shape and not each.is_as_asked), None)
+            observed = value if any(each.is_as_asked for each in sizes) else None
+        if odd is not None:
+            why = f"the command line asked for {value!r}, the model is given {odd!r}"
+            found.knobs[key] = protocol.KnobReport(protocol.OVERRIDDEN, why)
+        elif observed is None or observed == value:
             found.knobs[key] = protocol.KnobReport(protocol.APPLIED, "", observed)
         else:
             why = f"the command line asked for {value!r}, the program uses {observed!r}"
@@ -156,20 +163,20 @@ def _add_detected(found: protocol.RankResult, session: Any) -> None:
     training, watch = session.loaders.training, session.modules
     loader = None
     if training is not None:
-        kind = type(training.dataset)
+        kind = training.given_kinds[0]
         name = f"{kind.__module__}.{kind.__qualname__}"
-        loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, "num_samples": _length(training.dataset)}
+        loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, "num_samples": training.num_data}
         loader.update(training.settings)
     num_fed = training.num_steps_fed if training is not None else 0
-    first = watch.roots[0].observed if watch.roots else {}
+    first = watch.told[0].observed if watch.roots else {}
     found.detected = {
         "num_steps": session.num_steps,
         "loader": loader,
         "num_loaders": len(session.loaders.loaders),
         "batches_per_step": training.total_batches / num_fed if num_fed else None,
-        "modules": modules.root_names(watch),
+        "modules": [root.name for root in watch.told],
         "wrappers": list(watch.wrappers),
-        "num_parameters": [sum(p.numel() for p in root.module.parameters()) for root in watch.roots],
+        "num_parameters": [root.num_parameters for root in watch.told],
         "optimizers": [type(o).__name__ for o in session.optimizers.optimizers()],
         "precision": {"autocast": first.get("precision.amp"), "parameters": first.get("parameter_dtypes")},
         "grad_scaler": session.optimizers.scaler is not None,
@@ -180,13 +187,6 @@ def _add_detected(found: protocol.RankResult, session: Any) -> None:
         "unit": session.loaders.unit,
         "unit_source": session.loaders.unit_source,
     }
-
-
-def _length(dataset: Any) -> Optional[int]:
-    try:
-        return len(dataset)
-    except Exception:  # a stream, or a program's own idea of a length
-        return None
 
 
 def _compiled(session: Any) -> Dict[str, Any]:

@@ -200,7 +200,7 @@ class Session:
             self.modules.step_done()
         if self._is_applying:
             return
-        samples, wait_s, is_foreign = self.loaders.take_step(self.modules.take_samples())
+        samples, wait_s, is_foreign = self.loaders.take_step(self.modules.take_samples(), self.modules.unit)
         if self.modules.is_evaluated:
             is_foreign = self.modules.take_evaluated() or is_foreign
         now_s = self.clock.mark(samples, wait_s, is_foreign)

@@ -8,13 +8,15 @@ and takes no /dev/shm.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import struct
 import time
 from typing import Any, Callable, List, NamedTuple, Optional
 
-SLOT = struct.Struct("5d")
+SLOT = struct.Struct("6d")
+COUNTS, ASKED = struct.Struct("5d"), struct.Struct("d")  # its two parts
 OWN_DELAYS = "/proc/thread-self/schedstat"  # nanoseconds on a core, nanoseconds waited for one, turns
 
 
@@ -27,6 +29,7 @@ class Counters(NamedTuple):
         cpu_s: processor seconds of the worker, whatever it did with them.
         delay_s: of the busy seconds, those in which it could have run and had no core; 0 where the kernel does not say.
         began_s: when the batch in hand was begun, on the monotonic clock; 0 when there is none.
+        has_asked: whether the data set has asked which worker it is in.
     """
 
     batches: float
@@ -34,6 +37,15 @@ class Counters(NamedTuple):
     cpu_s: float
     delay_s: float
     began_s: float
+    has_asked: float = 0.0
+
+
+_note_asking: Callable[[], None] = lambda: None  # noqa: E731
+
+
+def note_asking() -> None:
+    """Called when the program asks which worker it is in; means something inside a worker only."""
+    _note_asking()
 
 
 class WorkerInit:
@@ -52,6 +64,8 @@ class WorkerInit:
             return  # the folder is gone: the loader must work all the same
         from torch.utils.data._utils import fetch
 
+        global _note_asking
+        _note_asking = functools.partial(ASKED.pack_into, slots, worker_id * SLOT.size + COUNTS.size, 1.0)
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             kind.fetch = _counted(kind.fetch, slots, worker_id * SLOT.size)  # type: ignore[method-assign]
 
@@ -64,16 +78,16 @@ def _counted(fetch: Callable[..., Any], slots: mmap.mmap, offset: int) -> Callab
     def counted_fetch(self: Any, index: Any) -> Any:
         nonlocal batches, busy_s, delay_s
         began_s, began_delay_s = time.monotonic(), delay_of_s()
-        SLOT.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, began_s)
+        COUNTS.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, began_s)
         try:
             batch = fetch(self, index)
         except BaseException:  # a stream's end, or the data set's own trouble: no batch, and none in hand
-            SLOT.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, 0.0)
+            COUNTS.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, 0.0)
             raise
         batches += 1.0
         busy_s += time.monotonic() - began_s
         delay_s += delay_of_s() - began_delay_s
-        SLOT.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, 0.0)
+        COUNTS.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, 0.0)
         return batch
 
     return counted_fetch

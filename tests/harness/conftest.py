@@ -15,6 +15,7 @@ from autotune.harness import protocol
 REPOSITORY = Path(__file__).resolve().parents[2]
 INJECT = REPOSITORY / "autotune" / "harness" / "inject"
 PROGRAMS = Path(__file__).parent / "programs"
+SCRIPTS = REPOSITORY / "tests" / "programs" / "scripts"  # the matrix's, which serve here, too
 RULES = protocol.MeasureRules(
     warmup_min_device_s=0.1,
     warmup_max_s=3.0,

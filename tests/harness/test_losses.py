@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.harness import losses
-from tests.harness.conftest import RULES, Run, Trial
+from tests.harness.conftest import RULES, SCRIPTS, Run, Trial
 
 PARITY: dict[str, Any] = {"mode": "parity", "seed": 7, "max_steps": 12}
 
@@ -50,12 +50,12 @@ def test_a_measured_trial_keeps_the_first_losses_only(trial: Trial) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["gan", "lbfgs"])
+@pytest.mark.parametrize("kind", ["gan", "closure"])
 def test_a_step_has_one_loss_however_often_backward_is_called(trial: Trial, kind: str) -> None:
-    found = curve(trial("kinds.py", kind, **PARITY))
+    found = curve(trial(f"{SCRIPTS}/{kind}.py", **PARITY))
     assert len(found) == 12
     assert all(math.isfinite(loss) for loss in found)
-    if kind == "lbfgs":  # each step begins where the last one ended: at a loss that has fallen
+    if kind == "closure":  # each step begins where the last one ended: at a loss that has fallen
         assert found[-1] < found[0]
 
 
@@ -73,7 +73,7 @@ def test_a_program_that_hides_its_loss_has_none(trial: Trial) -> None:
 @pytest.mark.thorough
 def test_every_rank_keeps_its_own_and_all_leave_together(trial: Trial) -> None:
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
-    run = trial("ddp.py", argv=words, **PARITY)
+    run = trial(f"{SCRIPTS}/ddp.py", argv=words, **PARITY)
     assert run.returncode == 0, run.stderr
     both = [curve(run, rank) for rank in (0, 1)]
     assert [len(one) for one in both] == [12, 12]

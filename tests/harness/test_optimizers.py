@@ -8,9 +8,6 @@ from tests.harness.conftest import Trial
 @pytest.mark.parametrize(
     ("kind", "samples", "source"),
     [
-        ("gan", 12, "loader"),
-        ("lbfgs", 12, "loader"),
-        ("accumulate", 36, "loader"),
         ("without_loader", 14, "forward calls"),
         ("rebuilt_optimizer", 12, "loader"),
     ],

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
+from ..adapters import reads_batch_size_as_it_goes
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 
 PREFIX = "loader."
 SETTABLE = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+ABOUT_WORKERS = ("num_workers", "prefetch_factor", "persistent_workers")
 WITHOUT_WORKERS = {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
 
 
-def apply(knobs: Dict[str, Any], arguments: Dict[str, Any], reports: Dict[str, KnobReport], is_chained: bool) -> None:
+OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a batch_size"
+BATCHES_ITSELF = "the program batches by itself (batch_size=None)"
+UNSHARED = "the IterableDataset is not seen to ask get_worker_info(): every worker would yield all of its data"
+
+
+def apply(
+    knobs: Dict[str, Any], arguments: Dict[str, Any], reports: Dict[str, KnobReport], *, is_chained: bool, is_unshared: bool
+) -> None:
     """Changes the constructor's arguments in place and notes the knobs that have no hold there.
 
     Args:
@@ -19,6 +28,7 @@ def apply(knobs: Dict[str, Any], arguments: Dict[str, Any], reports: Dict[str, K
         arguments: bound arguments of `DataLoader.__init__`.
         reports: where knobs without effect are noted.
         is_chained: the loader is made around an earlier target's batch sampler, which carries the batch size already.
+        is_unshared: the data set is a stream that does not ask which worker it is in: its workers stay as they are.
     """
     for key, value in knobs.items():
         if not key.startswith(PREFIX):
@@ -26,6 +36,8 @@ def apply(knobs: Dict[str, Any], arguments: Dict[str, Any], reports: Dict[str, K
         name = key[len(PREFIX) :]
         if name == "batch_size":
             problem = None if is_chained else _set_batch_size(arguments, value)
+        elif is_unshared and name in ABOUT_WORKERS and not (name != "num_workers" and arguments.get("num_workers")):
+            problem = UNSHARED
         elif name in SETTABLE:
             arguments[name] = value
             problem = None
@@ -40,11 +52,11 @@ def _set_batch_size(arguments: Dict[str, Any], value: int) -> Optional[str]:
     sampler = arguments.get("batch_sampler")
     if sampler is not None:
         if not isinstance(getattr(sampler, "batch_size", None), int):
-            return f"the loader is built with its own batch sampler ({type(sampler).__name__}) without a batch_size"
+            return OWN_SAMPLER.format(type(sampler).__name__)
         sampler.batch_size = value
         return None
     if arguments.get("batch_size", 1) is None:
-        return "the program batches by itself (batch_size=None)"
+        return BATCHES_ITSELF
     arguments["batch_size"] = value
     return None
 
@@ -94,6 +106,8 @@ def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], training: Any) -
             missed = "" if training.is_target else " (it is not the loader that trained in the baseline)"
             why = f"the training loader{missed} has {observed!r}, {value!r} was asked"
             reports[key] = KnobReport(OVERRIDDEN, why, observed)
+        elif key == PREFIX + "num_workers" and value > 1 and not training.is_shared_out:
+            reports[key] = KnobReport(NOT_APPLICABLE, UNSHARED, observed)
         elif key == PREFIX + "batch_size" and not _yields(training, value):
             seen = int(training.largest_batch)
             why = f"the program's own batch sampler yields batches of {seen}, {value!r} was asked"
@@ -106,7 +120,7 @@ def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], training: Any) -
 def _yields(training: Any, size: int) -> bool:
     # A batch sampler of the program's own may have its batches ready when its batch_size is changed.
     sampler, largest = training.given_batch_sampler, training.largest_batch
-    is_own = sampler is not None and not type(sampler).__module__.startswith(("torch.", "accelerate."))
+    is_own = sampler is not None and not reads_batch_size_as_it_goes(sampler)
     return not is_own or not largest or largest == size
 
 
@@ -117,13 +131,10 @@ def applicability(loader: Any) -> Dict[str, str]:
         return {PREFIX + name: "no DataLoader feeds the optimizer's steps" for name in names}
     reasons = {}
     if loader.batch_size is None:
-        reasons["loader.batch_size"] = "the training loader has no batch size of its own"
-    from torch.utils.data import IterableDataset
-
-    # Asked in the process itself, or running with several workers already: then the program's author has seen to it. One
-    # worker proves nothing, and whether it asks cannot be seen from here.
-    if isinstance(loader.dataset, IterableDataset) and not loader.has_asked_worker_info and loader.num_workers <= 1:
-        why = "the IterableDataset is not seen to ask get_worker_info(): every worker would yield all of its data"
-        for name in ("num_workers",) if loader.num_workers else ("num_workers", "prefetch_factor", "persistent_workers"):
-            reasons[PREFIX + name] = why
+        kind = loader.given_kinds[2]
+        is_own = kind is not type(None)
+        reasons["loader.batch_size"] = OWN_SAMPLER.format(kind.__name__) if is_own else BATCHES_ITSELF
+    if not loader.is_shared_out:
+        kept = ABOUT_WORKERS[:1] if loader.num_workers else ABOUT_WORKERS
+        reasons.update({PREFIX + name: UNSHARED for name in kept})
     return reasons

@@ -7,6 +7,8 @@ call or, under DDP, before the wrapper is built.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
@@ -76,7 +78,7 @@ def autocast_of(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobRepor
 
     def around(call: Any, self: Any, args: Any, kwargs: Any) -> Any:
         if is_channels_last:
-            args = tuple(_channels_last(a) for a in args)
+            args, kwargs = _in_layout(args, kwargs)
         context = torch.autocast(device, dtype=dtype)
         context.is_autotunes_own = True  # type: ignore[attr-defined]
         with context:
@@ -87,7 +89,12 @@ def autocast_of(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobRepor
 
 
 def _with_layout(call: Any, self: Any, args: Any, kwargs: Any) -> Any:
-    return call(self, *(_channels_last(a) for a in args), **kwargs)
+    args, kwargs = _in_layout(args, kwargs)
+    return call(self, *args, **kwargs)
+
+
+def _in_layout(args: Any, kwargs: Any) -> Any:
+    return tuple(_channels_last(each) for each in args), {name: _channels_last(each) for name, each in kwargs.items()}
 
 
 def note_inner_autocast(roots: List[Any], knobs: Dict[str, Any], reports: Dict[str, KnobReport], context: Any) -> None:
@@ -127,7 +134,17 @@ def _to_float32(out: Any) -> Any:
 
     if isinstance(out, torch.Tensor):
         return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
-    return _pytree.tree_map(lambda x: _to_float32(x) if isinstance(x, torch.Tensor) else x, out)
+    if _is_own_dataclass(out):  # a leaf to torch
+        fields = {field.name: getattr(out, field.name) for field in dataclasses.fields(out) if hasattr(out, field.name)}
+        out = copy.copy(out)
+        for name, value in fields.items():
+            object.__setattr__(out, name, _to_float32(value))
+        return out
+    return _pytree.tree_map(lambda x: _to_float32(x) if isinstance(x, torch.Tensor) or _is_own_dataclass(x) else x, out)
+
+
+def _is_own_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, (type, dict))
 
 
 def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], roots: List[Any], num_graphs: int) -> Dict[str, KnobReport]:
@@ -144,7 +161,7 @@ def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], roots: List[Any]
         if key not in knobs:
             continue
         report = noted.get(key)
-        if not roots or report is None:
+        if report is None:
             report = KnobReport(NOT_APPLICABLE, "no module call was seen that owns parameters of the optimizer")
         elif key == LAYOUT and report.status == APPLIED:
             report = _verify_layout(roots, bool(knobs[LAYOUT]))

@@ -17,19 +17,6 @@ def batches():
         yield from loader
 
 
-def gan():
-    g, d = nn.Linear(4, 4), nn.Linear(4, 1)
-    for_g = torch.optim.Adam(g.parameters())
-    for_d = torch.optim.Adam(d.parameters())
-    for x, _ in batches():
-        for_d.zero_grad()
-        (d(x).mean() - d(g(torch.randn(12, 4)).detach()).mean()).backward()
-        for_d.step()
-        for_g.zero_grad()
-        d(g(torch.randn(12, 4))).mean().backward()
-        for_g.step()
-
-
 def scaler():
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused="fused" in FLAGS)
@@ -42,30 +29,6 @@ def scaler():
         scale.scale(loss * (float("inf") if number in (1, 3) else 1.0)).backward()
         scale.step(optimizer)
         scale.update()
-
-
-def lbfgs():
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
-    for x, y in batches():
-
-        def closure(x=x, y=y):
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-
-
-def accumulate():
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for number, (x, y) in enumerate(batches(), 1):
-        nn.functional.mse_loss(model(x), y).backward()
-        if number % 3 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
 
 
 def without_loader():

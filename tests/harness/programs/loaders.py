@@ -77,18 +77,11 @@ def main():
         loader = build([torch.zeros(6, 4) for _ in range(50)], batch_size=None)
     elif KIND.startswith("iterable"):
         loader = build(Stream(), batch_size=12)
-    elif KIND == "accelerate":
-        from accelerate import Accelerator
-
-        loader = build(data, batch_size=12, shuffle=True)
     else:
         loader = build(data, batch_size=12, worker_init_fn=own_init)
     held_out = DataLoader(data, batch_size=30)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    if KIND == "accelerate":
-        accelerator = Accelerator(cpu=True)
-        model, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
     number = 0
     while True:
         for x in loader:

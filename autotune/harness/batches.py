@@ -1,0 +1,230 @@
+"""How many samples a batch holds, whatever it looks like.
+
+The leading dimension of a batch's first tensor need not count its samples: sequences may lie along it, documents may be
+packed one after the other, a batch sampler may make batches of any size. A loader's sampler says how many samples it asks
+for; where a dimension of the first tensor agrees with that batch after batch, it is read from the shape from then on, and
+where none does, the sampler is listened to for good.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Any, Deque, Iterator, List, Optional, Tuple
+
+NUM_COMPARED = 16  # batches whose shapes are compared with what the sampler asked for
+MAX_DEPTH = 3  # of lists, dictionaries and objects within one another
+INTEGERS = ("torch.int32", "torch.int64")
+
+
+class Ear:
+    """What a batch sampler is heard to ask for, batch by batch, in one pass over a loader."""
+
+    def __init__(self) -> None:
+        self.asked: Deque[int] = deque()
+        self.is_listening = True
+
+    def listen(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yields what a sampler's iterator yields."""
+        for indices in batches:
+            if self.is_listening:
+                self.asked.append(len(indices) if hasattr(indices, "__len__") else 0)
+            yield indices
+
+    def last(self) -> int:
+        """Returns how many samples the oldest batch not yet told of was to have; 0 when that was not heard."""
+        return self.asked.popleft() if self.asked else 0
+
+
+class HeardSampler:
+    """A loader's batch sampler with an ear at it; torch begins it anew at each pass over persistent workers."""
+
+    def __init__(self, sampler: Any, ear: Ear) -> None:
+        self._sampler, self._ear = sampler, ear
+
+    def __iter__(self) -> Iterator[Any]:
+        self._ear.asked.clear()
+        return self._ear.listen(iter(self._sampler))
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+
+def put_ear_to(iterator: Any) -> Optional[Ear]:
+    """Returns an ear at the batch sampler of a loader's iterator that was just made; None where nothing is asked for."""
+    if not getattr(iterator, "_auto_collation", False):
+        return None
+    ear = Ear()
+    iterator._sampler_iter = ear.listen(iterator._sampler_iter)
+    iterator._index_sampler = HeardSampler(iterator._index_sampler, ear)
+    return ear
+
+
+class Sizes:
+    """Counts the samples in the batches of one loader."""
+
+    def __init__(self, *, is_stream: bool) -> None:
+        self._is_stream = is_stream  # then the last batch may be smaller than what was asked for
+        self._dimensions: Optional[List[int]] = None  # those that agreed with the sampler so far
+        self._num_compared = 0
+        self.dimension: Optional[int] = None  # of the first tensor, known to count samples
+        self._is_packed: Optional[bool] = None  # batches that no sampler asked for may be whole rows of tokens
+
+    @property
+    def unit(self) -> str:
+        """What is counted: "samples" or "tokens"."""
+        return "tokens" if self._is_packed else "samples"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the shape says it and nobody needs to listen any more."""
+        return self.dimension is not None
+
+    def count(self, batch: Any, shape: Tuple[int, ...], asked: int, batch_size: Optional[int]) -> float:
+        """Returns the samples of a batch, or its tokens where `unit` says so.
+
+        Args:
+            batch: as the loader yields it.
+            shape: of the first tensor in it.
+            asked: indices that the sampler gave for it; 0 when it was not heard.
+            batch_size: the loader's; None when it has none.
+        """
+        if self.dimension is not None and self.dimension < len(shape):
+            return shape[self.dimension]
+        if not asked:
+            return self._unheard(batch, shape, batch_size)
+        return self._compared(shape, asked)
+
+    def _compared(self, shape: Tuple[int, ...], asked: int) -> float:
+        fitting = [dimension for dimension, size in enumerate(shape) if size == asked]
+        if self._dimensions is None:
+            self._dimensions = fitting
+        elif self._is_stream and self._dimensions and not fitting and self._dimensions[0] < len(shape):
+            return min(asked, shape[self._dimensions[0]])
+        else:
+            self._dimensions = [dimension for dimension in self._dimensions if dimension in fitting]
+        self._num_compared += 1
+        if self._dimensions and self._num_compared >= NUM_COMPARED:
+            self.dimension = self._dimensions[0]
+        return asked
+
+    def _unheard(self, batch: Any, shape: Tuple[int, ...], batch_size: Optional[int]) -> float:
+        leading = shape[0] if shape else 0
+        if batch_size is not None:
+            return num_samples(batch, leading, batch_size)
+        if self._is_packed is None:
+            self._is_packed = is_packed(batch, shape)
+        return _row(shape) if self._is_packed else leading
+
+
+def num_samples(batch: Any, leading: float, batch_size: int) -> float:
+    """Returns how many samples a batch holds by its shape: its leading dimension, or the batch size where they disagree.
+
+    A last, smaller batch counts as what it is; a list of images of one sample each, whose first tensor's leading dimension
+    is a channel count, counts as its length.
+    """
+    if leading == batch_size:
+        return leading
+    if isinstance(batch, (list, tuple)) and len(batch) == batch_size:
+        return batch_size
+    return leading if 0 < leading <= batch_size else batch_size
+
+
+def is_packed(batch: Any, shape: Tuple[int, ...]) -> bool:
+    """Whether a batch is a row of sequences, one after the other without padding.
+
+    What says so is an array of offsets beside it: integers of one dimension, from 0 to the row's length.
+
+    Args:
+        batch: as the loader yields it.
+        shape: of the first tensor in it.
+    """
+    for tensor in _tensors(batch):
+        if len(tensor.shape) != 1 or tensor.shape[0] < 2 or str(getattr(tensor, "dtype", "")) not in INTEGERS:
+            continue
+        if tensor.device.type == "cpu" and int(tensor[0]) == 0 and int(tensor[-1]) == _row(shape):
+            return bool((tensor[1:] >= tensor[:-1]).all())
+    return False
+
+
+def _row(shape: Tuple[int, ...]) -> int:
+    return shape[1] if len(shape) > 1 and shape[0] == 1 else shape[0] if shape else 0
+
+
+def first_shape(batch: Any) -> Tuple[int, ...]:
+    """Returns the shape of the first tensor with a dimension in a (nested) batch; () when there is none."""
+    return next((tuple(tensor.shape) for tensor in _tensors(batch)), ())
+
+
+class CallSizes:
+    """Counts the samples that a module is called with, where no loader says how many there are.
+
+    Where the command line carries a batch size, the dimension of the first input that equals it counts samples. Without one,
+    a table of integers is tokens, whichever of its sides is the batch, and of anything else the leading dimension counts.
+
+    Args:
+        asked: the batch size that the command line carries; None for none.
+    """
+
+    def __init__(self, asked: Optional[int]) -> None:
+        self.asked = asked
+        self.unit = "samples"
+        self.odd_shape: Optional[Tuple[int, ...]] = None  # of an input in which the batch size asked for cannot be found
+        self._dimension: Optional[int] = None
+
+    @property
+    def is_as_asked(self) -> bool:
+        """Whether the batch size that the command line carries was seen."""
+        return self._dimension is not None
+
+    def count(self, args: Any, kwargs: Any) -> float:
+        """Returns the samples, or the tokens where `unit` says so, of one call."""
+        tensor = next(_tensors(args), None)
+        if tensor is None:
+            tensor = next(_tensors(kwargs), None)
+            if tensor is None:
+                return 0.0
+        shape = tensor.shape
+        if self._dimension is not None and self._dimension < len(shape):
+            return float(shape[self._dimension])
+        if self.asked is not None:
+            return self._as_asked(tuple(shape), self.asked)
+        if len(shape) > 1 and str(getattr(tensor, "dtype", "")) in INTEGERS:
+            self.unit = "tokens"
+            return float(shape[0] * shape[1])
+        return float(shape[0])
+
+    def _as_asked(self, shape: Tuple[int, ...], asked: int) -> float:
+        if asked in shape:
+            self._dimension = shape.index(asked)
+            return float(asked)
+        if shape[0] % asked == 0:  # flattened: rows of all samples, one after the other
+            return float(asked)
+        self.odd_shape = shape
+        return float(shape[0])
+
+
+def _tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        if len(shape):
+            yield batch
+        return
+    if depth > MAX_DEPTH or isinstance(batch, (str, bytes)):
+        return
+    for item in _parts(batch):
+        yield from _tensors(item, depth + 1)
+
+
+def _parts(batch: Any) -> Any:
+    if isinstance(batch, dict) or hasattr(batch, "keys"):
+        keys = batch.keys() if callable(batch.keys) else batch.keys
+        return [batch[key] for key in keys]
+    if isinstance(batch, (list, tuple)):
+        return batch
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
+    return list(vars(batch).values()) if hasattr(batch, "__dict__") else ()

@@ -1,0 +1,132 @@
+"""One DataLoader of the program: where it was made, from what, and what it has delivered."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from typing import Any, Callable, Dict, List, Optional
+
+from . import batches, worker
+
+_HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class Loader:
+    """What is known of one DataLoader of the program. The program's own objects are not kept alive."""
+
+    def __init__(self, number: int, arguments: Dict[str, Any]) -> None:
+        from torch.utils.data import IterableDataset
+
+        self.number, self.ordinal = number, 0
+        self.stack = _construction_stack()
+        self.site = self.stack[0]
+        self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
+        self.given_kinds = [type(arguments.get(name)) for name in ("dataset", "sampler", "batch_sampler", "collate_fn")]
+        self.num_data = None if issubclass(self.given_kinds[0], IterableDataset) else _length(arguments.get("dataset"))
+        self._dataset = self._batch_sampler = self._given_batch_sampler = _nothing
+        self.renew(arguments)
+        self.settings: Dict[str, Any] = {}
+        self.batch_size: Optional[int] = None
+        self.num_workers = 0
+        self.counters_file = ""
+        self.has_asked_worker_info = False
+        self.largest_batch = 0.0
+        self.is_stream = issubclass(self.given_kinds[0], IterableDataset)
+        self.sizes = batches.Sizes(is_stream=self.is_stream)
+        self.usual_batch: Optional[float] = None  # leading dimension of a whole batch, where that is its samples
+        self.is_target = False
+        # since the last step
+        self.samples = 0.0
+        self.wait_s = 0.0
+        self.num_yields = 0
+        # over the trial
+        self.num_steps_fed = 0
+        self.num_steps_running = 0  # without a step between that it did not feed
+        self.fed_step = -1
+        self.total_samples = self.total_wait_s = self.total_batches = 0.0
+
+    def renew(self, arguments: Dict[str, Any]) -> None:
+        """Takes in what it is made from, when it is made and each time it is made anew."""
+        self._dataset = _weakly(arguments.get("dataset"))
+        self._given_batch_sampler = _weakly(arguments.get("batch_sampler"))
+
+    @property
+    def dataset(self) -> Any:
+        """The data set; None when it is gone."""
+        return self._dataset()
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The batch sampler of the loader; None when it has none or is gone."""
+        return self._batch_sampler()
+
+    @batch_sampler.setter
+    def batch_sampler(self, value: Any) -> None:
+        self._batch_sampler = _weakly(value)
+
+    @property
+    def given_batch_sampler(self) -> Any:
+        """The one it was constructed with; None when there was none or it is gone."""
+        return self._given_batch_sampler()
+
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether several workers do not each yield all of the data: a stream must ask which worker it is in.
+
+        One that runs with several workers already has had its author see to it; one worker proves nothing.
+        """
+        if not self.is_stream or self.has_asked_worker_info or (self.num_workers > 1 and not self.is_target):
+            return True
+        return any(each.has_asked for each in worker.read(self.counters_file)) if self.counters_file else False
+
+    def is_rebuilt_as(self, other: "Loader") -> bool:
+        """Whether another one is this one made anew (each epoch, say), after it has trained: same site and arguments.
+
+        Its data are the same, or it was made by the same calls when the data before were gone, or from as much of them.
+        """
+        if self.site != other.site or self.num_steps_fed == 0:
+            return False
+        if self.given != other.given or self.given_kinds != other.given_kinds:
+            return False
+        is_new_part = self.dataset is None or (self.num_data is not None and self.num_data == other.num_data)
+        return self.dataset is other.dataset or (is_new_part and self.stack == other.stack)
+
+    def __deepcopy__(self, memo: Any) -> "Loader":
+        return self
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()  # a pickled DataLoader leaves us behind
+
+
+def _nothing() -> Any:
+    return None
+
+
+def _weakly(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value) if value is not None else _nothing
+    except TypeError:  # a list, say
+        return lambda: value
+
+
+def _length(dataset: Any) -> Optional[int]:
+    try:
+        return len(dataset)
+    except Exception:  # a stream, or a program's own idea of a length
+        return None
+
+
+def _construction_stack() -> List[str]:
+    """Returns "file:line" of the callers outside torch and the harness, nearest first."""
+    import torch
+
+    library = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+    frame: Any = sys._getframe(1)
+    found = []
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((library, _HARNESS)) and not name.startswith("<frozen"):
+            found.append(f"{name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return found or ["?"]

@@ -1,0 +1,119 @@
+"""How many samples a batch holds, from its shape, from what its sampler asked for, and from what the command line says."""
+
+import dataclasses
+from collections import UserDict, namedtuple
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from autotune.harness.batches import NUM_COMPARED, CallSizes, Ear, HeardSampler, Sizes, first_shape, is_packed
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batch:
+    name: str
+    inputs: Any
+
+
+class Graph:
+    """As graph libraries have them: keys by a method or a list, values by index."""
+
+    def __init__(self, keys: Any) -> None:
+        self.keys = keys
+
+    def __getitem__(self, key: str) -> Tensor:
+        return torch.zeros(5, 2)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.zeros(5, 2),
+        (torch.zeros(5, 2), torch.zeros(7)),
+        ["a", torch.tensor(1.0), torch.zeros(5, 2)],
+        {"text": "a", "inputs": {"ids": torch.zeros(5, 2)}},
+        UserDict(ids=torch.zeros(5, 2)),
+        Pair(torch.zeros(5, 2), 1),
+        Batch("a", [torch.zeros(5, 2)]),
+        Graph(["x"]),
+        Graph(lambda: ["x"]),
+    ],
+)
+def test_the_first_tensor_of_a_batch_of_any_kind_is_found(batch: Any) -> None:
+    assert (first_shape(batch), CallSizes(None).count((batch,), {})) == ((5, 2), 5)
+
+
+@pytest.mark.parametrize("batch", ["text", ["a", "b"], {}, None, torch.tensor(1.0), 3])
+def test_what_holds_no_tensor_has_no_samples(batch: Any) -> None:
+    assert (first_shape(batch), CallSizes(None).count((batch,), {})) == ((), 0)
+
+
+def counted(batches: list[Tensor], asked: list[int], *, is_stream: bool = False) -> list[float]:
+    sizes = Sizes(is_stream=is_stream)
+    return [sizes.count(batch, tuple(batch.shape), each, 4) for batch, each in zip(batches, asked, strict=True)]
+
+
+def test_the_dimension_that_agrees_with_the_sampler_counts_from_then_on() -> None:
+    usual, last = [torch.zeros(4, 4, 2)] + [torch.zeros(6, 4, 2)] * NUM_COMPARED, torch.zeros(6, 3, 2)
+    assert counted([*usual, last], [4] * len(usual) + [0]) == [4] * len(usual) + [3]
+
+
+def test_where_no_dimension_agrees_the_sampler_is_believed_for_good() -> None:
+    assert counted([torch.zeros(30), torch.zeros(41), torch.zeros(8)], [4, 5, 2]) == [4, 5, 2]
+
+
+def test_the_last_batch_of_a_stream_may_be_smaller_than_was_asked_for() -> None:
+    assert counted([torch.zeros(4, 2), torch.zeros(3, 2), torch.zeros(4, 2)], [4, 4, 4], is_stream=True) == [4, 3, 4]
+
+
+def test_a_row_cut_by_offsets_is_tokens_and_an_unbatched_batch_is_not() -> None:
+    row = {"tokens": torch.ones(9, dtype=torch.int64), "offsets": torch.tensor([0, 4, 9])}
+    for batch, unit, count in ((row, "tokens", 9), ({"x": torch.zeros(6, 2)}, "samples", 6)):
+        sizes = Sizes(is_stream=False)
+        assert (sizes.count(batch, first_shape(batch), 0, None), sizes.unit) == (count, unit)
+    assert is_packed({"tokens": torch.ones(1, 9), "offsets": torch.tensor([0, 4, 9])}, (1, 9))
+    assert not is_packed({"x": torch.ones(9), "labels": torch.tensor([0, 9, 9, 1, 2, 3, 4, 5, 1])}, (9,))
+
+
+def test_a_sampler_is_heard_once_and_begun_no_more_often() -> None:
+    class Sampler:
+        begun = 0
+
+        def __iter__(self) -> Any:
+            self.begun += 1
+            return iter([[1, 2], [3]])
+
+        def __len__(self) -> int:
+            return 2
+
+    ear, sampler = Ear(), Sampler()
+    heard = HeardSampler(sampler, ear)
+    assert (list(heard), len(heard), sampler.begun) == ([[1, 2], [3]], 2, 1)
+    assert [ear.last() for _ in range(3)] == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "inputs", "count", "unit"),
+    [
+        (20, torch.zeros(35, 20, dtype=torch.int64), 20, "samples"),
+        (20, torch.zeros(20, 35), 20, "samples"),
+        (20, torch.zeros(700, 8), 20, "samples"),
+        (None, torch.zeros(35, 20, dtype=torch.int64), 700, "tokens"),
+        (None, torch.zeros(35, 20), 35, "samples"),
+    ],
+)
+def test_a_call_s_samples_are_those_of_the_command_line_or_else_tokens(
+    asked: int | None, inputs: Tensor, count: float, unit: str
+) -> None:
+    sizes = CallSizes(asked)
+    assert (sizes.count((), {"inputs": inputs}), sizes.unit, sizes.odd_shape) == (count, unit, None)
+
+
+def test_an_input_without_the_batch_size_asked_for_is_told() -> None:
+    sizes = CallSizes(20)
+    sizes.count((torch.zeros(35, 16),), {})
+    assert (sizes.odd_shape, sizes.is_as_asked) == ((35, 16), False)

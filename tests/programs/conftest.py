@@ -1,0 +1,35 @@
+"""Runs the programs of the matrix, two at a time, ahead of the tests that look at them."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from tests.programs.expectations import PROGRAMS, Program
+from tests.programs.starting import Forks, Seen, look_at
+
+NUM_AT_ONCE = 2
+
+
+@pytest.fixture(scope="session")
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Program], Seen]]:
+    """Returns a function that returns what was seen of a program; those of the tests selected are started at once."""
+    chosen = [item.callspec.params.get("program") for item in request.session.items if hasattr(item, "callspec")]
+    folder, started, here = tmp_path_factory.mktemp("matrix"), [], threading.local()
+
+    def begin() -> None:
+        here.forks = Forks()
+        started.append(here.forks)
+
+    def look(program: Program) -> Seen:
+        return look_at(program, folder / program.name, here.forks)
+
+    with ThreadPoolExecutor(NUM_AT_ONCE, initializer=begin) as pool:
+        futures: dict[str, Future[Seen]] = {
+            program.name: pool.submit(look, program) for program in PROGRAMS if program in chosen
+        }
+        yield lambda program: futures[program.name].result()
+        pool.shutdown(cancel_futures=True)
+    for forks in started:
+        forks.close()

@@ -1,0 +1,189 @@
+"""What is expected of each program of `scripts/`: what the harness finds in it, which knobs hold, and which do not and why."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.harness.protocol import NOT_APPLICABLE, OVERRIDDEN
+
+# The fact of its journal by which a program sees a knob: (fact, value of the knob -> what it sees then).
+SEEN_AS: dict[str, tuple[str, dict[Any, Any]]] = {
+    "loader.batch_size": ("batch", {}),
+    "loader.num_workers": ("workers", {}),
+    "precision.amp": ("dtype", {"bf16": "bfloat16", "fp16": "float16"}),
+    "layout.channels_last": ("channels_last", {}),
+    "optimizer.implementation": ("fused", {"fused": True}),
+    "threads.intra": ("threads", {}),
+    "env.COLOUR": ("colour", {}),
+}
+PYTHON = ("{python}",)
+THREADS: dict[str, Any] = {"threads.intra": 2}
+LOADER: dict[str, Any] = {"loader.batch_size": 6, "loader.num_workers": 1, "loader.persistent_workers": True}
+MODEL: dict[str, Any] = {"precision.amp": "bf16", "optimizer.implementation": "fused"}
+USUAL = {"env.COLOUR": "red", **LOADER, **MODEL}
+IMAGES = {**USUAL, "layout.channels_last": True}
+NO_LOADER = (NOT_APPLICABLE, "no DataLoader feeds the optimizer's steps")
+NO_LAYOUT = (NOT_APPLICABLE, "no module that trains has convolution weights of four dimensions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One program, and what is to be found in it.
+
+    Attributes:
+        name: of the row.
+        argv: the command after the interpreter, `{scripts}` and `{folder}` filled in; or the whole of it, by `starter`.
+        starter: what starts it, `{python}` filled in.
+        plain: the command after the interpreter that is the same without its starter; `argv` where empty.
+        ranks: processes that train together.
+        batch_size: of the training loader; None where there is no loader, or none with a size of its own.
+        has_loader: whether a DataLoader feeds the steps.
+        modules: class names of the modules that train.
+        optimizers: class names, in the order of construction.
+        samples: of nearly all steps; None where they differ from step to step.
+        unit, source: what is counted, and where it is read.
+        blocked: knob -> part of the reason why it cannot be turned, as the run without knobs finds it.
+        knobs: asked for in the second run.
+        refused: knob -> (status, part of the reason) of those that do not hold; all others do.
+        saw: facts of its journal with the knobs, besides those of the knobs themselves.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    starter: tuple[str, ...] = PYTHON
+    plain: tuple[str, ...] = ()
+    ranks: int = 1
+    batch_size: int | None = 12
+    has_loader: bool = True
+    modules: tuple[str, ...] = ("Net",)
+    optimizers: tuple[str, ...] = ("SGD",)
+    samples: int | None = 12
+    unit: str = "samples"
+    source: str = "loader"
+    blocked: dict[str, str] = field(default_factory=dict)
+    knobs: dict[str, Any] = field(default_factory=lambda: USUAL)
+    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    saw: dict[str, Any] = field(default_factory=dict)
+
+
+def script(name: str, *words: str, **expected: Any) -> Program:
+    """Returns the row of a script of that name, started as `python NAME.py WORDS`."""
+    return Program(name="_".join((name, *words)), argv=(f"{{scripts}}/{name}.py", *words), **expected)
+
+
+TORCHRUN = (*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+SILENT_STREAM = "not seen to ask get_worker_info()"
+PROGRAMS = (
+    script("plain", batch_size=16, samples=16, knobs={**IMAGES, **THREADS}),
+    script(
+        "own_batches",
+        has_loader=False,
+        batch_size=None,
+        modules=("LanguageModel",),
+        optimizers=("AdamW",),
+        samples=512,
+        unit="tokens",
+        source="forward calls",
+        blocked={**dict.fromkeys(LOADER, NO_LOADER[1]), "layout.channels_last": NO_LAYOUT[1]},
+        knobs=IMAGES,
+        refused={**dict.fromkeys(LOADER, NO_LOADER), "layout.channels_last": NO_LAYOUT},
+    ),
+    script("gan", modules=("Sequential", "Critic"), optimizers=("Adam", "Adam"), saw={"both_fused": [True, True]}),
+    script("accumulate", optimizers=("AdamW",), samples=36),
+    script(
+        "closure",
+        optimizers=("LBFGS",),
+        blocked={"optimizer.implementation": "LBFGS has no implementations"},
+        refused={"optimizer.implementation": (NOT_APPLICABLE, "LBFGS has no implementations to choose from")},
+    ),
+    script(
+        "own_precision",
+        blocked={"precision.amp": "the program enters autocast(bf16) itself"},
+        knobs={**USUAL, "precision.amp": "fp16"},
+        refused={"precision.amp": (OVERRIDDEN, "the program enters autocast(bf16) itself")},
+        saw={"outputs": "torch.bfloat16"},
+    ),
+    script(
+        "own_compile",
+        modules=("OptimizedModule(Net)",),
+        blocked={"compile.mode": "the program compiles its modules itself"},
+        knobs={**MODEL, "loader.batch_size": 6, "compile.mode": "default"},
+        refused={"compile.mode": (OVERRIDDEN, "the program compiles this module itself")},
+        # Two graphs with and without the harness: its own hook breaks them.
+        saw={"graphs": 2, "names": ["body.bias", "body.weight", "head.bias", "head.weight"]},
+    ),
+    script("late_model", optimizers=("Adam",), knobs=IMAGES, saw={"kept_alive": 0}),
+    script(
+        "averaged",
+        knobs=IMAGES,
+        saw={"copies_are_right": [True, True], "copies_differ": True, "copy_dtype": "torch.float32"},
+    ),
+    script("evaluating", knobs=IMAGES, saw={"held_out": [40, "torch.float32"]}),
+    script(
+        "stream",
+        "shared",
+        blocked=dict.fromkeys(("loader.num_workers", "loader.persistent_workers"), SILENT_STREAM),
+        refused=dict.fromkeys(("loader.num_workers", "loader.persistent_workers"), (NOT_APPLICABLE, SILENT_STREAM)),
+        knobs={**USUAL, "loader.num_workers": 2},
+        saw={"each_sample_once": True},
+    ),
+    script("stream", "sharded", knobs={**USUAL, "loader.num_workers": 2}, saw={"each_sample_once": True}),
+    script(
+        "buckets",
+        batch_size=None,
+        optimizers=("Adam",),
+        samples=None,
+        blocked={"loader.batch_size": "its own batch sampler (Buckets) without a batch_size"},
+        refused={"loader.batch_size": (NOT_APPLICABLE, "its own batch sampler (Buckets) without a batch_size")},
+    ),
+    script("structures", saw={"outputs": "torch.float32"}),
+    script("time_major", optimizers=("Adam",)),
+    script("packed", "collated", batch_size=8, samples=8, optimizers=("Adam",)),
+    script(
+        "packed",
+        "ready",
+        batch_size=None,
+        samples=None,
+        unit="tokens",
+        optimizers=("Adam",),
+        blocked={"loader.batch_size": "the program batches by itself"},
+        refused={"loader.batch_size": (NOT_APPLICABLE, "the program batches by itself (batch_size=None)")},
+    ),
+    Program(
+        name="hf_trainer",
+        argv=("{scripts}/hf_trainer.py", "{folder}"),
+        modules=("BertForSequenceClassification",),
+        optimizers=("AdamW",),
+    ),
+    script("accelerated", optimizers=("AdamW",), samples=24, knobs=IMAGES),
+    script(
+        "lightning_module",
+        batch_size=16,
+        samples=16,
+        modules=("Sequential",),
+        optimizers=("Adam",),
+        knobs=IMAGES,
+        saw={"outputs": "torch.float32"},
+    ),
+    script(
+        "ddp",
+        starter=TORCHRUN,
+        ranks=2,
+        batch_size=16,
+        samples=16,
+        modules=("DistributedDataParallel(Sequential)",),
+        knobs=IMAGES,
+    ),
+    Program(
+        name="bystander_from_bash",
+        starter=("bash",),
+        argv=("{scripts}/train.sh", "--out", "{folder}/made/here", "--batch-size=24"),
+        plain=("{scripts}/bystander.py", "--out", "{folder}/made/here", "--batch-size=24"),
+        batch_size=24,
+        samples=24,
+        modules=("Sequential",),
+        optimizers=("Adam",),
+        knobs={**USUAL, **THREADS},
+        saw={"child_said": True, "handlers": [True, True], "argv": ["--out"], "whole": ["Sequential", True]},
+    ),
+    Program(name="package", argv=("-m", "pkg.train"), optimizers=("AdamW",)),
+)

@@ -1,0 +1,57 @@
+"""A training program's own stopwatch and notes: a line of JSON a step, and one whenever what it sees has changed.
+
+JOURNAL names the file, JOURNAL_STEPS ends the program after so many steps (0: never).
+"""
+
+import json
+import multiprocessing
+import os
+import time
+
+import torch
+
+_file = open(os.environ.get("JOURNAL", os.devnull) + os.environ.get("RANK", ""), "w")  # noqa: SIM115
+_last_step = int(os.environ.get("JOURNAL_STEPS", "0"))
+_number, _was_away, _seen = 0, False, {}
+
+
+def step(loss, samples, optimizer=None):
+    """Notes the end of a step: when, its loss bit by bit, and of how many samples it was."""
+    global _number, _was_away
+    now_s = time.perf_counter()
+    _number += 1
+    _write({"t": now_s, "loss": float(loss.detach()).hex(), "n": samples, "away": _was_away})
+    _was_away = False
+    if _number % 8 == 0:
+        note(threads=torch.get_num_threads(), workers=len(multiprocessing.active_children()), colour=os.environ.get("COLOUR"))
+        if optimizer is not None:
+            note(fused=bool(optimizer.param_groups[0].get("fused")))
+    if _number == _last_step:
+        _file.close()
+        os._exit(0)
+
+
+def away():
+    """Stops the watch: what lies between the last step and the next one is no training."""
+    global _was_away
+    _was_away = True
+
+
+def inside(inputs, hidden, batch=None):
+    """Notes what a model sees inside its forward call."""
+    note(batch=inputs.shape[0] if batch is None else batch, dtype=str(hidden.dtype).removeprefix("torch."))
+    if inputs.dim() == 4:
+        note(channels_last=inputs.is_contiguous(memory_format=torch.channels_last) and not inputs.is_contiguous())
+
+
+@torch.compiler.disable
+def note(**facts):
+    """Notes facts of any kind."""
+    if any(name not in _seen or _seen[name] != value for name, value in facts.items()):
+        _seen.update(facts)
+        _write({"saw": facts})
+
+
+def _write(line):
+    _file.write(json.dumps(line) + "\n")
+    _file.flush()  # a program may be ended at any moment

@@ -1,0 +1,1 @@
+"""A project that is a package: `python -m pkg.train`."""

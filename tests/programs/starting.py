@@ -1,0 +1,162 @@
+"""Starts each program of the matrix three times: plain, with the harness and no knobs, with the harness and knobs."""
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from autotune.harness import protocol
+from autotune.harness.protocol import RankResult
+from tests.harness.conftest import INJECT, RULES, SCRIPTS, Run, execute
+from tests.programs.expectations import PYTHON, Program
+
+HERE = Path(__file__).parent
+NUM_PLAIN_STEPS = 80
+WINDOW = dataclasses.replace(RULES, min_s=0.4)
+
+
+@dataclasses.dataclass
+class Journal:
+    """What a program has told of itself, rank by rank."""
+
+    path: Path
+
+    def lines(self, rank: int | None = None) -> list[dict[str, Any]]:
+        path = self.path if rank is None else Path(f"{self.path}{rank}")
+        return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+    def steps(self, rank: int | None = None) -> list[dict[str, Any]]:
+        return [line for line in self.lines(rank) if "t" in line]
+
+    def losses(self, rank: int | None = None) -> list[str]:
+        return [step["loss"] for step in self.steps(rank)]
+
+    def saw(self, rank: int | None = None) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        for line in self.lines(rank):
+            facts.update(line.get("saw", {}))
+        return facts
+
+    def window(self, found: RankResult, rank: int | None = None) -> "SameWindow":
+        """Returns the steps of the harness's window, evaluations left out, as both have timed them."""
+        assert found.window is not None
+        steps, ends = self.steps(rank), [0.0, *found.steps["end_s"]]
+        training = [number for number in range(1, len(ends)) if number >= len(steps) or not steps[number]["away"]]
+        first = found.steps["warmup"]
+        inside = training[first : first + found.window.steps]
+        # The program is ended at the end of the last step, before it can tell of it.
+        told = [number for number in inside if number < len(steps)]
+        assert len(told) >= len(inside) - 1
+        return SameWindow(
+            harness_s=sum(ends[number] - ends[number - 1] for number in inside),
+            told_harness_s=sum(ends[number] - ends[number - 1] for number in told),
+            told_own_s=sum(steps[number]["t"] - steps[number - 1]["t"] for number in told),
+            told_harness_samples=sum(found.steps["samples"][number - 1] for number in told),
+            told_own_samples=sum(steps[number]["n"] for number in told),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SameWindow:
+    """The steps of one window in the harness's records and in the program's own; those the program has told of."""
+
+    harness_s: float
+    told_harness_s: float
+    told_own_s: float
+    told_harness_samples: float
+    told_own_samples: float
+
+
+@dataclasses.dataclass
+class Seen:
+    """One program's three runs."""
+
+    plain: Journal
+    bare: Journal
+    bare_run: Run
+    turned: Journal
+    turned_run: Run
+
+
+class Forks:
+    """Runs programs in forks of one process that has imported torch."""
+
+    def __init__(self) -> None:
+        words = [sys.executable, str(HERE / "forks.py")]
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment({}, harness=False)
+        )
+
+    def run(self, argv: list[str], folder: Path, ranks: list[dict[str, str]]) -> Run:
+        """Runs a program in a folder, a process for each environment in `ranks`."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"argv": argv, "folder": str(folder), "env": ranks}) + "\n")
+        self._process.stdin.flush()
+        statuses = json.loads(self._process.stdout.readline())
+        return Run(max(statuses, key=abs), *((folder / f"{name}.log").read_text() for name in ("stdout", "stderr")), folder)
+
+    def close(self) -> None:
+        """Ends the process; nothing is left of it."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self._process.wait(timeout=30)
+
+
+def look_at(program: Program, folder: Path, forks: Forks) -> Seen:
+    """Runs a program plain, then with the harness alone, then with its knobs at the loader that was found."""
+    folders = [folder / name for name in ("plain", "bare", "turned")]
+    for each in folders:
+        each.mkdir(parents=True)
+    plain = run_plain(program, folders[0], forks)
+    bare = run_trial(program, folders[1], forks)
+    turned = run_trial(program, folders[2], forks, knobs=program.knobs, target=bare.result().target)
+    return Seen(plain, Journal(folders[1] / "journal"), bare, Journal(folders[2] / "journal"), turned)
+
+
+def run_plain(program: Program, folder: Path, forks: Forks) -> Journal:
+    """Runs a program without the harness."""
+    path = folder / "journal"
+    added = {"JOURNAL": str(path), "JOURNAL_STEPS": str(NUM_PLAIN_STEPS)}
+    ranks: list[dict[str, str]] = [added]
+    if program.ranks > 1:
+        store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(program.ranks)}
+        ranks = [{**added, **store, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(program.ranks)]
+    run = forks.run(_filled(program.plain or program.argv, folder), folder, ranks)
+    assert run.returncode == 0, run.stderr
+    return Journal(path)
+
+
+def run_trial(program: Program, folder: Path, forks: Forks | None, **options: Any) -> Run:
+    """Runs a program as a trial: in a fork, or, where there is none or another program starts it, from the start."""
+    spec = protocol.Spec(trial=1, nonce="nonce", folder=str(folder), rules=WINDOW, **options)
+    protocol.write_json(str(folder / protocol.SPEC_FILE), spec)
+    variables = {key[4:]: str(value) for key, value in spec.knobs.items() if key.startswith("env.")}
+    trial = {protocol.SPEC_VARIABLE: str(folder / protocol.SPEC_FILE), "JOURNAL": str(folder / "journal"), **variables}
+    if forks is not None and program.starter == PYTHON:
+        paths = environment(trial, harness=True)["PYTHONPATH"]
+        return forks.run(_filled(program.argv, folder), folder, [{**trial, "PYTHONPATH": paths}])
+    return execute(_filled((*program.starter, *program.argv), folder), folder, environment(trial, harness=True))
+
+
+def _filled(words: tuple[str, ...], folder: Path) -> list[str]:
+    return [word.format(python=sys.executable, scripts=SCRIPTS, folder=folder) for word in words]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(added: dict[str, str], *, harness: bool) -> dict[str, str]:
+    """Returns the environment of a program's run."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("AUTOTUNE")}
+    path = f"{INJECT}{os.pathsep}{SCRIPTS}" if harness else str(SCRIPTS)
+    python = os.path.dirname(sys.executable) + os.pathsep + own.get("PATH", "")
+    return {**own, "PYTHONPATH": path, "PATH": python, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **added}

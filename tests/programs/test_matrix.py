@@ -1,0 +1,113 @@
+"""Programs of every kind, unmodified: what is found in them, what holds, what they see of it, and what their own watch says.
+
+`expectations.py` has a row for each program of `scripts/`.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autotune.harness.protocol import APPLIED
+from tests.harness.conftest import REPOSITORY, SCRIPTS
+from tests.programs.expectations import PROGRAMS, PYTHON, SEEN_AS, Program
+from tests.programs.starting import Journal, Seen, run_trial
+
+Look = Callable[[Program], Seen]
+EVERY = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+
+
+def ranks_of(program: Program) -> list[int | None]:
+    return [None] if program.ranks == 1 else list(range(program.ranks))
+
+
+@EVERY
+def test_what_trains_is_found(seen: Look, program: Program) -> None:
+    run = seen(program).bare_run
+    assert run.returncode == 0, run.stderr
+    found = run.result()
+    assert (found.status, found.world_size, found.detected.get("harness_problems")) == ("measured", program.ranks, None)
+    assert (found.target is not None) == program.has_loader
+    assert found.observed.get("loader.batch_size") == program.batch_size
+    assert (found.detected["modules"], found.detected["optimizers"]) == ([*program.modules], [*program.optimizers])
+    assert (found.unit, found.unit_source.split(":")[0]) == (program.unit, program.source)
+    told = {key: reason for key, reason in found.applicability.items() if key in program.knobs}
+    assert told.keys() == program.blocked.keys() & program.knobs.keys()
+    for key, reason in program.blocked.items():
+        assert reason in found.applicability.get(key, "can be turned")
+
+
+@EVERY
+def test_samples_are_counted_and_timed_as_the_program_does(seen: Look, program: Program) -> None:
+    for journal, run in ((seen(program).bare, seen(program).bare_run), (seen(program).turned, seen(program).turned_run)):
+        for rank in ranks_of(program):
+            found = run.result(rank or 0)
+            assert found.window is not None
+            same = journal.window(found, rank)
+            assert found.window.seconds == pytest.approx(same.harness_s, abs=1e-4)
+            rate_per_s, own_per_s = same.told_harness_samples / same.told_harness_s, same.told_own_samples / same.told_own_s
+            assert rate_per_s == pytest.approx(own_per_s, rel=0.03)
+            if not found.regime:  # without workers there is no queue whose fall is allowed for
+                assert found.throughput_per_s == pytest.approx(found.window.samples / same.harness_s, rel=0.001)
+    own = [step["n"] for step in seen(program).bare.steps(ranks_of(program)[0])]
+    if program.samples is not None:
+        assert max(set(own), key=own.count) == program.samples
+
+
+@EVERY
+def test_without_knobs_the_losses_are_the_program_s_own_bit_by_bit(seen: Look, program: Program) -> None:
+    for rank in ranks_of(program):
+        alone, watched = seen(program).plain.losses(rank), seen(program).bare.losses(rank)
+        num = min(len(alone), len(watched))
+        assert num >= 20
+        assert watched[:num] == alone[:num]
+
+
+@EVERY
+def test_each_knob_is_seen_by_the_program_or_said_not_to_hold(seen: Look, program: Program) -> None:
+    run, before = seen(program).turned_run, seen(program).bare
+    assert run.returncode == 0, run.stderr
+    assert "stride" not in run.stderr
+    assert "caught" not in run.stdout
+    for rank in ranks_of(program):
+        found, facts, usual = run.result(rank or 0), seen(program).turned.saw(rank), before.saw(rank)
+        reports = {key: (report.status, report.reason) for key, report in found.knobs.items()}
+        for key, value in program.knobs.items():
+            status, reason = program.refused.get(key, (APPLIED, ""))
+            assert (key, reports[key][0]) == (key, status), reports[key]
+            assert reason in reports[key][1]
+            if key in SEEN_AS and SEEN_AS[key][0] in usual:
+                fact, words = SEEN_AS[key]
+                expected = words.get(value, value) if status == APPLIED else usual[fact]
+                assert (key, facts[fact]) == (key, expected)
+        assert {name: facts.get(name) for name in program.saw} == program.saw
+
+
+@pytest.mark.thorough
+@EVERY
+def test_a_program_that_is_started_and_not_forked_is_seen_the_same(seen: Look, program: Program, tmp_path: Path) -> None:
+    if program.starter != PYTHON:
+        pytest.skip("never forked")
+    run, forked = run_trial(program, tmp_path, None), seen(program).bare_run.result()
+    found = run.result()
+    assert {**found.detected, "num_steps": 0} == {**forked.detected, "num_steps": 0}
+    assert (found.target, found.applicability) == (forked.target, forked.applicability)
+    started, own = Journal(tmp_path / "journal").losses(), seen(program).plain.losses()
+    assert started[:20] == own[:20]
+
+
+def test_no_program_knows_of_the_harness_and_every_program_has_a_row() -> None:
+    used = {word.rpartition("/")[2] for program in PROGRAMS for word in (*program.argv, *program.plain)}
+    for path in SCRIPTS.rglob("*.py"):
+        assert "autotune" not in path.read_text().lower()
+        if path.parent == SCRIPTS and path.name != "journal.py":
+            assert path.name in used
+    assert len(PROGRAMS) >= 15
+
+
+def test_one_table_names_the_libraries_that_programs_are_written_with() -> None:
+    names = re.compile("lightning|accelerate|transformers|hugging|deepspeed|nanogpt|fairscale|timm", re.IGNORECASE)
+    harness = REPOSITORY / "autotune" / "harness"
+    naming = {str(path.relative_to(harness)) for path in harness.rglob("*.py") if names.search(path.read_text())}
+    assert naming == {"adapters.py"}
