@@ -71,8 +71,10 @@ def _modules(found: dict[str, Any]) -> str:
 
 
 def _size(num_parameters: int) -> str:
-    unit, name = (1e9, " G") if num_parameters >= 1e9 else (1e6, " M") if num_parameters >= 1e6 else (1e3, " k")
-    return f"{number_text(num_parameters / unit)}{name} parameters"
+    for size, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if num_parameters >= size:
+            return f"{number_text(num_parameters / size)}{name} parameters"
+    return f"{num_parameters} parameters"
 
 
 def _precision(found: dict[str, Any]) -> str:
