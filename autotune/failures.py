@@ -11,7 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autotune.harness.protocol import APPLIED, RankResult
+from autotune.harness.protocol import APPLIED, UNMEASURABLE, RankResult
 from autotune.log_messages import (
     CPP_SAID,
     DEVICE_OOM,
@@ -73,6 +73,7 @@ class Facts:
         log_tail: end of standard error.
         stop_reason: why it was stopped, or what was lost; "" otherwise.
         deadline: the limit that passed, in words; "" otherwise.
+        shut_out: why the harness is in no Python process of a running trial; "" when it is, or nobody knows.
         hang: what its processes were doing then, in words; "" when nobody looked.
         oom_kills: how many processes of our cgroup the kernel killed for memory meanwhile.
         is_harness_seen: whether the harness left any sign: a progress line or a result.
@@ -92,6 +93,7 @@ class Facts:
     log_tail: str = ""
     stop_reason: str = ""
     deadline: str = ""
+    shut_out: str = ""
     hang: str = ""
     oom_kills: int = 0
     is_harness_seen: bool = False
@@ -225,6 +227,8 @@ def _class_of(result: RankResult) -> str:
 
 def _of_exception(result: RankResult, facts: Facts) -> Verdict:
     error = result.error or {}
+    if error.get("type") == UNMEASURABLE:
+        return Outcome.error, str(error.get("message"))
     line = f"{_raised(result)}{_on(result, facts)}"
     if _class_of(result) in OOM_CLASSES:
         return Outcome.device_oom, line
@@ -315,6 +319,8 @@ def _of_ending(facts: Facts) -> Verdict:
 
 def _of_silence(facts: Facts) -> Verdict:
     """A deadline has passed. Who waits for a process that died for want of memory is not slow."""
+    if facts.shut_out:
+        return Outcome.error, f"harness not loaded: {facts.shut_out}"
     limit = facts.deadline or f"a deadline passed in phase {facts.phase}"
     limit += f"; {facts.hang}" if facts.hang else ""
     if WORKER_KILLED.search(facts.log_tail) and facts.oom_kills:

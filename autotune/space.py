@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from autotune.errors import BadInput
@@ -248,6 +248,8 @@ def resolve(space: SearchSpace, circumstances: Circumstances, *, passed: Knobs) 
         passed: knobs that travel through the command line -> value there in the baseline.
     """
     reference, dropped, domains = _reference(space, circumstances, passed), {}, {}
+    # Values worth trying lie around the program's own, which only the command line knows where nothing of it was observed.
+    circumstances = replace(circumstances, observed={**passed, **circumstances.observed})
     for key, asked in space.domains.items():
         found = knob(key)
         if reason := _reason_against(found, space, circumstances, passed):

@@ -14,10 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.terminal import console, print_json
+from autotune.detected import doubts, findings
 from autotune.errors import NothingWorked
 from autotune.wording import bytes_text, command_text, value_text
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from autotune.config.compose import Composed
     from autotune.harness.protocol import RankResult
     from autotune.launchers.base import Ended, Launch
@@ -44,11 +47,15 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
     result = _result(ended, launch, composed)
     argv = composed.secrets.words(launch.argv)
     rows = _rows(result, composed, facts)
+    left: dict[str, int] = dict(ended.evidence.get("files_left") or {})
     if as_json:
         document = composed.secrets.document(dataclasses.asdict(result))
-        print_json({"command": argv, "result": document, "knobs": rows})
+        print_json({"command": argv, "result": document, "knobs": rows, "files_left": left})
     else:
-        _print(result, rows, argv)
+        _print(result, rows, argv, composed)
+        if left:
+            names = ", ".join(f"{name} ({bytes_text(size)})" for name, size in left.items())
+            console().print(Text(f"\nwritten by the program, not removed: {names}", style="quiet"))
     return 0
 
 
@@ -105,87 +112,80 @@ def _run(launch: Launch, *, is_quiet: bool) -> Ended:
 def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
     from autotune.failures import classify
 
-    if ended.results and ended.results[0].status != "failed" and ended.results[0].detected:
-        return ended.results[0]
+    first = ended.results[0] if ended.results else None
+    if first and first.status != "failed" and first.detected.get("num_steps"):
+        return first
     outcome, reason = classify(ended.facts(launch.spec))
-    tail = "\n".join(str(ended.evidence.get("log_tail", "")).strip().splitlines()[-TAIL_LINES:])
-    said = f"{outcome}: {reason}" if reason else f"{outcome}: the program took no optimizer step"
-    shown = f". The end of its log:{os.linesep}{tail}" if tail else ""
-    raise NothingWorked(composed.secrets.text(f"the program could not be inspected, {said}{shown}"))
+    lines = [f"the program could not be inspected, {outcome}: {reason or 'the program took no optimizer step'}"]
+    lines += [f"{label}: {text}" for label, text in (findings(first) if first else [])]
+    tail = str(ended.evidence.get("log_tail", "")).strip().splitlines()[-TAIL_LINES:]
+    lines += ["The end of its log:", *(f"  | {line}" for line in tail)] if tail else []
+    raise NothingWorked(composed.secrets.text("\n".join(lines)))
 
 
 def _rows(result: RankResult, composed: Composed, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns what `run` would do with each knob, as its own search space says: the two cannot disagree."""
     from autotune.knobs.catalogue import CATALOGUE
     from autotune.machine import circumstances
+    from autotune.space import resolve
 
     here = circumstances(facts, result, is_recipe=composed.command.is_recipe)
+    passed = composed.command.placeholders
+    space = resolve(composed.space, here, passed=passed)
     rows = []
-    for key, knob in CATALOGUE.items():
-        why_not = result.applicability.get(key) or knob.blocked(here)
-        tried = [] if why_not else knob.domain(here)
-        value = result.observed.get(key, composed.command.placeholders.get(key))
-        rows.append({"knob": key, "value": value, "can_be_turned": not why_not, "reason": why_not or "", "values": tried})
+    for key in [*CATALOGUE, *(key for key in composed.space.domains if key not in CATALOGUE)]:
+        value = result.observed.get(key, passed.get(key))
+        row: dict[str, Any] = {"knob": key, "value": value, "can_be_turned": True, "reason": "", "values": []}
+        if key in space.pinned:
+            row |= {"can_be_turned": False, "reason": f"pinned at {value_text(space.pinned[key])}"}
+        elif key in space.domains:
+            row["values"] = list(space.domains[key].values)
+            row["reason"] = "through the command's placeholder" if key in passed else ""
+        elif key in space.dropped:
+            row |= {"can_be_turned": False, "reason": space.dropped[key]}
+        elif why_not := CATALOGUE[key].blocked(here) or here.not_applicable.get(key):
+            row |= {"can_be_turned": False, "reason": why_not}
+        else:
+            row["reason"] = f"only when asked for: {key}=choice(...)"
+        rows.append(row)
     return rows
 
 
-def _print(result: RankResult, rows: list[dict[str, Any]], argv: list[str]) -> None:
+def _print(result: RankResult, rows: list[dict[str, Any]], argv: list[str], composed: Composed) -> None:
     out = console()
+    lines = [("program", command_text(argv)), *findings(result), *(("doubt", text) for text in doubts(result))]
     found = Table.grid(padding=(0, 2, 0, 0))
     found.add_column(no_wrap=True, style="quiet")
     found.add_column(overflow="fold")
-    for name, text in _findings(result, argv):
-        if text:
-            found.add_row(name, Text(text))
+    for label, text in lines:
+        found.add_row(label, Text(composed.secrets.text(text), style="warn" if label == "doubt" else ""))
     out.print(found)
     out.print()
-    table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False, expand=True)
-    table.add_column("knob", no_wrap=True, style="key")
-    table.add_column("now", no_wrap=True)
-    table.add_column("can be turned", ratio=1, overflow="fold")
+    _print_turnable(out, [row for row in rows if row["can_be_turned"]])
+    _print_refused(out, [row for row in rows if not row["can_be_turned"]])
+
+
+def _print_turnable(out: Console, rows: list[dict[str, Any]]) -> None:
+    table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("can be turned", "now", "tried"):
+        table.add_column(name, no_wrap=name != "tried", style="key" if name == "can be turned" else "", overflow="fold")
     for row in rows:
-        values = ", ".join(value_text(v) for v in row["values"]) or "when you list values"
-        what = Text(values) if row["can_be_turned"] else Text(f"no: {row['reason']}", style="quiet")
-        table.add_row(row["knob"], Text(value_text(row["value"])), what)
-    out.print(table)
+        tried = ", ".join(map(value_text, row["values"]))
+        table.add_row(row["knob"], Text(value_text(row["value"])), Text("; ".join(filter(None, [tried, row["reason"]]))))
+    out.print(table if rows else Text("no setting can be turned", style="warn"))
 
 
-def _findings(result: RankResult, argv: list[str]) -> list[tuple[str, str]]:
-    found, facts, memory = result.detected, result.facts, result.memory
-    loader, precision = found.get("loader") or {}, found.get("precision") or {}
-    counts = found.get("num_parameters") or []
-    modules = [f"{name} ({n:,} parameters)" for name, n in zip(found.get("modules") or [], counts, strict=False)]
-    modules = modules or [str(name) for name in found.get("modules") or []]
-    peak = bytes_text(memory.get("peak_bytes")) if memory.get("peak_bytes") else ""
-    return [
-        ("program", command_text(argv)),
-        ("torch", " ".join(str(facts[key]) for key in ("torch", "interpreter") if facts.get(key))),
-        ("device", str(found.get("device") or facts.get("device") or "")),
-        ("processes", str(found.get("world_size") or result.world_size)),
-        ("modules", ", ".join([*modules, *map(str, found.get("wrappers") or [])])),
-        ("optimizer", ", ".join(map(str, found.get("optimizers") or []))),
-        ("precision", _precision(precision)),
-        ("loader", _loader(loader) or "no DataLoader reaches the optimizer"),
-        ("counted in", f"{result.unit}{f', from {result.unit_source}' if result.unit_source else ''}"),
-        ("memory", peak),
-    ]
-
-
-def _loader(loader: dict[str, Any]) -> str:
-    if not loader:
-        return ""
-    extras = {k: v for k, v in loader.items() if k not in ("site", "ordinal", "dataset") and v is not None}
-    words = [str(loader.get("dataset") or ""), *(f"{key} {value_text(value)}" for key, value in extras.items())]
-    return f"{', '.join(word for word in words if word)}; made at {_near(str(loader.get('site')))}"
-
-
-def _near(site: str) -> str:
-    """Returns "train.py:7" for a file of the working directory, the path as it is for others."""
-    return site.removeprefix(f"{os.getcwd()}{os.sep}")
-
-
-def _precision(precision: Any) -> str:
-    if not isinstance(precision, dict):
-        return str(precision or "")
-    parameters = precision.get("parameters")
-    kinds = ", ".join(map(str, parameters)) if isinstance(parameters, list | tuple | dict) else str(parameters or "")
-    return f"autocast {value_text(precision.get('autocast'))}{f', parameters {kinds}' if kinds else ''}"
+def _print_refused(out: Console, rows: list[dict[str, Any]]) -> None:
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        reasons.setdefault(row["reason"], []).append(f"{row['knob']} ({value_text(row['value'])})")
+    if not reasons:
+        return
+    out.print()
+    out.print(Text("cannot be turned", style="quiet"))
+    for reason, knobs in reasons.items():
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(width=2)
+        grid.add_column(overflow="fold")
+        grid.add_row("", Text.assemble((", ".join(knobs), "key"), f": {reason}"))
+        out.print(grid)

@@ -11,6 +11,13 @@ from typing import Any, Dict, List, Optional, Tuple
 
 FIRST_GAP_S = 0.25  # between two looks at a loss, later
 MAX_LOSSES = 64  # losses looked at one by one, and kept
+# Backward passes after which a program without an optimizer of torch.optim is one that changes its parameters itself. Nobody
+# accumulates over so many before even making an optimizer.
+PASSES_WITHOUT_OPTIMIZER = 64
+UNCOUNTABLE = (
+    f"{PASSES_WITHOUT_OPTIMIZER} backward passes and no optimizer of torch.optim: the program changes its parameters itself, "
+    "so its steps cannot be counted. Let it use an optimizer of torch.optim (some programs have an option for it)"
+)
 SCALED_ELSEWHERE = "a gradient scaler scales the loss in a way that cannot be undone here"
 
 
@@ -75,6 +82,8 @@ class LossWatch:
 
     def _see(self, loss: Any) -> None:
         self._num_seen += 1
+        if self._num_seen == PASSES_WITHOUT_OPTIMIZER and not self._session.optimizers.has_any:
+            self._session.give_up(UNCOUNTABLE)
         scaled, plain = self._scaled
         if scaled is not None and scaled() is loss:
             self._scaled = (None, None)
@@ -98,6 +107,11 @@ class LossWatch:
                 return
             self._closed_step = step
         self._kept.append((step, self._last.clone()))  # a CUDA graph would write the next one over it
+
+    @property
+    def num_seen(self) -> int:
+        """Losses that `backward()` was seen to be called on."""
+        return self._num_seen
 
     def look_again(self, now_s: float) -> None:
         """Looks at the next loss when it is time, unless the program has put something else in place meanwhile."""

@@ -171,6 +171,11 @@ class OptimizerWatch:
 
     # --- facts ---
 
+    @property
+    def has_any(self) -> bool:
+        """Whether an optimizer was ever made."""
+        return bool(self._known)
+
     def scaling(self) -> Optional[Dict[str, Any]]:
         """Returns {"scale", "skipped", "skipped_in_window"}; None without a GradScaler. Waits for the device."""
         if self.scaler is None:

@@ -37,6 +37,8 @@ PHASES = ("spawn", "import", "init", "first_batch", "compile", "warmup", "steady
 
 SEPARATE, SHARED = "separate", "shared"  # whether a loader's workers have cores of their own
 
+UNMEASURABLE = "autotune.Unmeasurable"  # RankResult.error["type"] where the harness gave up: the message says why
+
 # What a rank says of each knob it was given.
 APPLIED, NOT_APPLICABLE, OVERRIDDEN = "applied", "not applicable", "overridden by the program"
 

@@ -28,6 +28,18 @@ def bare(session: Any, status: str) -> protocol.RankResult:
     )
 
 
+def unmeasured(session: Any) -> protocol.RankResult:
+    """Returns what was seen of a program that takes no step that could be counted."""
+    found = bare(session, "failed")
+    found.detected.update(
+        loaders=[loader.site for loader in session.loaders.loaders],
+        optimizers=[type(o).__name__ for o in session.optimizers.optimizers()],
+        num_backwards=session.losses.num_seen,
+    )
+    found.memory, found.facts = session.memory.summary(), process.facts(session.device)
+    return found
+
+
 def result(session: Any, status: str) -> protocol.RankResult:
     """Returns the result of this rank; a part that fails is left out and named under detected["harness_problems"]."""
     found = bare(session, status)
@@ -155,11 +167,13 @@ def _add_detected(found: protocol.RankResult, session: Any) -> None:
         name = f"{kind.__module__}.{kind.__qualname__}"
         loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, "num_samples": training.num_data}
         loader.update(training.settings)
+    num_fed = training.num_steps_fed if training is not None else 0
     first = watch.told[0].observed if watch.roots else {}
     found.detected = {
         "num_steps": session.num_steps,
         "loader": loader,
         "num_loaders": len(session.loaders.loaders),
+        "batches_per_step": training.total_batches / num_fed if num_fed else None,
         "modules": [root.name for root in watch.told],
         "wrappers": list(watch.wrappers),
         "num_parameters": [root.num_parameters for root in watch.told],

@@ -23,7 +23,7 @@ from .clock import Finished, make_clock
 from .meter import DONE, STEADY, WARMUP, Meter
 
 HEARTBEAT_S = 0.2  # at most five lines a second
-INSPECT_STEPS = 3
+INSPECT_STEPS = 5  # every optimizer has had its turn, and there are steps to time roughly
 PARITY_STEPS = 8  # a parity run makes so many, however slow they are
 EAGER_STEPS = 8  # looked at one by one
 LOOK_S = 0.1  # then at most ten looks a second: two blocks, as a look finds its code cold and costs some for that
@@ -351,6 +351,21 @@ class Session:
             protocol.write_json(path, report.bare(self, "failed"))
         finally:
             os._exit(EXIT_BROKEN)
+
+    def give_up(self, why: str) -> None:
+        """Ends a program that cannot be measured, with what was seen of it, and the process at once."""
+        if self.is_over or self.spec.mode == "apply":
+            return
+        self.is_over = True
+        self.error = {"type": protocol.UNMEASURABLE, "message": why, "traceback": ""}
+        try:
+            from . import report
+
+            protocol.write_json(os.path.join(self.spec.folder, protocol.result_file(self.rank)), report.unmeasured(self))
+            _say(f"autotune: {why}; autotune ends the program here")
+            _end_daemons()
+        finally:
+            os._exit(0)
 
     def _at_exit(self) -> None:
         # The program ended by itself, or by an exception, before the window was full.

@@ -102,6 +102,7 @@ class Ended:
             log_tail=str(self.evidence.get("log_tail", "")),
             stop_reason=str(self.evidence.get("stop_reason", "")),
             deadline=str(self.evidence.get("deadline", "")),
+            shut_out=str(self.evidence.get("shut_out", "")),
             hang=str(self.evidence.get("hang", {}).get("summary", "")),
             oom_kills=self.evidence.get("oom_kills") or 0,
             is_harness_seen=bool(self.evidence.get("is_harness_seen")),

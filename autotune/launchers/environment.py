@@ -8,14 +8,17 @@ from pathlib import Path
 import autotune
 from autotune.harness import protocol
 from autotune.launchers.base import Launch
+from autotune.launchers.injection import first_on
 
 PACKAGE = Path(autotune.__file__).resolve().parent
-INJECT = Path(protocol.__file__).resolve().parent / "inject"
 
 SUPERVISOR = "supervisor"  # in the place of a trial's number in the mark
 
 # Set by the user for a real run of theirs, and wrong in a trial: they name records that trials must not write to.
-UNWANTED = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "WANDB_RUN_ID", "WANDB_RESUME")
+UNWANTED = (
+    "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_REGISTRY_URI", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID",
+    "WANDB_SERVICE",
+)  # fmt: skip
 
 
 def own_environment() -> dict[str, str]:
@@ -47,8 +50,7 @@ def trial_environment(launch: Launch) -> dict[str, str]:
     """
     inherited = {name: value for name, value in os.environ.items() if name not in UNWANTED}
     environment = {**inherited, **_quiet(launch.folder.resolve()), **launch.env}
-    before = environment.get("PYTHONPATH", "")
-    environment["PYTHONPATH"] = f"{INJECT}{os.pathsep}{before}" if before else str(INJECT)
+    environment["PYTHONPATH"] = first_on(environment.get("PYTHONPATH", ""))
     environment[protocol.SPEC_VARIABLE] = str(launch.folder.resolve() / protocol.SPEC_FILE)
     environment[protocol.MARK_VARIABLE] = mark_of(study_of(launch.folder), launch.spec.trial)
     return environment
@@ -63,4 +65,5 @@ def _quiet(folder: Path) -> dict[str, str]:
         "MLFLOW_TRACKING_URI": (scratch / "mlruns").as_uri(),
         "MLFLOW_ALLOW_FILE_STORE": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "TENSORBOARD_LOGGING_DIR": str(scratch / "tensorboard"),  # Hugging Face's Trainer; a plain SummaryWriter asks nobody
     }

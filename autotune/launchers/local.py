@@ -20,6 +20,7 @@ from autotune.harness import protocol
 from autotune.launchers import deadlines, hangs, process_tree, shared_memory
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
 from autotune.launchers.environment import is_mark_of, study_of, trial_environment
+from autotune.launchers.injection import AGAIN_S, LATE_S, why_shut_out, with_harness
 from autotune.launchers.progress_file import ProgressFile
 from autotune.launchers.rank_results import RankResults
 from autotune.launchers.supervision import SupervisorLost, SupervisorProcess
@@ -138,8 +139,10 @@ class LocalRunning(Running):
         self._problems: list[str] = []
         self._ended: Ended | None = None
         self._started_s = time.monotonic()
+        self._next_search_s = self._started_s + LATE_S
         try:
-            supervisor.start(self._mark, argv=launch.argv, cwd=launch.cwd, env=self._environment, folder=self._folder)
+            argv = with_harness(launch.argv)
+            supervisor.start(self._mark, argv=argv, cwd=launch.cwd, env=self._environment, folder=self._folder)
         except BaseException:
             self._files.restore()
             raise
@@ -209,6 +212,11 @@ class LocalRunning(Running):
             self._why["deadline"] = limit
             self._why["hang"] = hangs.look(self._members(), self._folder / protocol.STDERR_FILE).as_json()
             self._conclude("deadline")
+        elif self._progress.newest is None and now_s > self._next_search_s:
+            self._next_search_s = now_s + AGAIN_S
+            if why := why_shut_out(self._members()):
+                self._why["shut_out"] = why
+                self._conclude("deadline")
 
     def _look_after_supervisor(self, now_s: float) -> None:
         """Does the supervisor's work when it cannot: it was killed, or does not end what it was told to end."""

@@ -19,11 +19,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
+from autotune.run_dir import RESERVED_NAMES
+
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".h5", ".npz", ".msgpack")
 MAX_KEPT = 64  # files under a lease: each takes a descriptor
 MAX_COPIED_BYTES = 1 << 30  # beforehand, where there are no leases
 MAX_ENTRIES = 10_000  # of one folder: a data set's is not searched to its end
 MAX_LEFT = 50
+MAX_FOLDERS, MAX_INSIDE = 100, 1000  # folders of the working directory that are looked into, and entries of one: logs, no data
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})
 
@@ -34,13 +37,14 @@ class UserFiles:
     Args:
         argv: the trial's command.
         cwd: its working directory.
-        place: folder for copies, the trial's own.
+        place: folder for copies, the trial's own, `<study>/trials/0007`.
         ours: names that earlier trials of the study left in `cwd`; those of this one are added at the end.
     """
 
     def __init__(self, argv: Iterable[str], cwd: str, place: Path, ours: set[str]) -> None:
         self._cwd, self._ours = Path(cwd), ours
-        self._before = _names(self._cwd)
+        self._study = place.resolve().parent.parent
+        self._before = self._all_names()
         own = {(self._cwd / name).resolve() for name in ours}
         candidates = dict.fromkeys(path for path in _candidates(argv, self._cwd) if path not in own)
         self._kept = [kept for path in list(candidates)[:MAX_KEPT] if (kept := Kept(path, place)).is_open]
@@ -51,10 +55,30 @@ class UserFiles:
             kept.look()
 
     def left(self) -> dict[str, int]:
-        """Returns the names that are new in the working directory, with the bytes they hold."""
-        new = sorted(_names(self._cwd) - self._before - IGNORED)[:MAX_LEFT]
-        self._ours.update(new)
-        return {name: _size_bytes(self._cwd / name) for name in new}
+        """Returns the names that are new in the working directory, with the bytes they hold.
+
+        Also those one folder below it, where programs keep a folder a run: "lightning_logs/version_3".
+        """
+        new = self._all_names() - self._before
+        new = {name for name in new if os.path.dirname(name) not in new and os.path.basename(name) not in IGNORED}
+        named = sorted(new)[:MAX_LEFT]
+        self._ours.update(named)
+        return {name: _size_bytes(self._cwd / name) for name in named}
+
+    def _all_names(self) -> set[str]:
+        names = _names(self._cwd)
+        folders = [name for name in sorted(names) if not name.startswith(".") and name not in IGNORED][:MAX_FOLDERS]
+        for name in folders:
+            folder = self._cwd / name
+            if folder.is_symlink() or not folder.is_dir() or folder == self._study:
+                continue
+            inside = _names(folder)
+            if folder == self._study.parent:  # `runs`, where TensorBoard's writer puts its own folders, too
+                ours = {name for name in inside if name.startswith((".", *RESERVED_NAMES)) or _is_study(folder / name)}
+                inside -= ours
+            if len(inside) <= MAX_INSIDE:
+                names |= {f"{name}/{entry}" for entry in inside}
+        return names
 
     def restore(self) -> list[str]:
         """Puts back every kept file that the trial has changed; returns their paths. Called once, at the end."""
@@ -171,6 +195,10 @@ def _candidates(argv: Iterable[str], cwd: Path) -> Iterator[Path]:
             path = folder / name
             if name.endswith(CHECKPOINTS) and path.is_file():
                 yield path.resolve()
+
+
+def _is_study(path: Path) -> bool:
+    return (path / "study.json").exists() or (path / "trials").is_dir()
 
 
 def _is_binary(path: Path) -> bool:

@@ -11,6 +11,7 @@ import json
 import subprocess
 from typing import Any
 
+from autotune.detected import findings
 from autotune.errors import BadInput, FolderLost, NothingWorked
 from autotune.export import export
 from autotune.harness.protocol import RankResult
@@ -233,7 +234,7 @@ class _Study:
         if earlier and (failed := earlier.failed_baseline):
             record.evidence["earlier_run"] = {"outcome": failed.outcome, "reason": failed.reason, "seconds": failed.seconds}
         if not record.outcome.has_value or record.value is None:
-            raise NothingWorked(_why_nothing(record, self._folder))
+            raise NothingWorked(_why_nothing(record, self._folder, results))
         return results[0]
 
     def _write(self, status: str, reason: str = "") -> Summary:
@@ -323,8 +324,9 @@ def _resolved(plan: Plan, first: RankResult) -> ResolvedSpace:
     return resolve(plan.space, here, passed=plan.command.placeholders)
 
 
-def _why_nothing(record: TrialRecord, folder: StudyFolder) -> str:
+def _why_nothing(record: TrialRecord, folder: StudyFolder, results: list[RankResult]) -> str:
     lines = [f"baseline: the program could not be measured as it is run today, got {record.outcome}: {record.reason}."]
+    lines += [f"  {label}: {text}" for label, text in (findings(results[0]) if results else [])]
     lines += log_lines(record.evidence)
     lines.append(f"Nothing is tuned before it can; its output is in {folder.trial_path(0)}.")
     return "\n".join(lines)

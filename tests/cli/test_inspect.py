@@ -31,8 +31,18 @@ def program(cli) -> list[str]:
 def test_loader_optimizer_and_knobs_are_named_with_reasons(cli, program):
     ended = cli("inspect", "--", *program)
     assert ended.returncode == 0, ended.stderr
-    for words in ("loader.batch_size 16", "SGD", "Linear", "train.py:7", "fp32", "loader.num_workers", "no: "):
-        assert words in ended.stdout, words
+    told = " ".join(ended.stdout.split())
+    for words in (
+        "Linear (36 parameters)",
+        "fp32 parameters, no autocast, not compiled",
+        "SGD",
+        "TensorDataset of 64 samples, batch 16, workers 0, made at train.py:7",
+        "16 samples, as the loader's batches say; about",
+        "loader.batch_size 16 8, 16, 32",
+        "cannot be turned",
+        "layout.channels_last (false): no module that trains has convolution weights",
+    ):
+        assert words in told, words
 
 
 def test_json_holds_values_and_reasons(cli, program):
@@ -42,6 +52,50 @@ def test_json_holds_values_and_reasons(cli, program):
     assert knobs["loader.batch_size"]["can_be_turned"]
     assert not knobs["layout.channels_last"]["can_be_turned"]
     assert "convolution" in knobs["layout.channels_last"]["reason"]
+
+
+def test_a_placeholder_is_a_knob_and_a_pin_is_none(cli, program):
+    source = PROGRAM.replace("batch_size=16", "batch_size=int(__import__('sys').argv[1])")
+    (cli.cwd / "train.py").write_text(source, encoding="utf-8")
+    ended = cli("inspect", "--json", "loader.num_workers=0", "--", *program, "{loader.batch_size=8}")
+    knobs = {row["knob"]: row for row in json.loads(ended.stdout)["knobs"]}
+    assert knobs["loader.batch_size"]["values"][:3] == [4, 8, 16]
+    assert "placeholder" in knobs["loader.batch_size"]["reason"]
+    assert knobs["loader.num_workers"]["reason"] == "pinned at 0"
+
+
+def test_an_ignored_placeholder_is_a_doubt_and_what_the_program_wrote_is_told(cli, program):
+    (cli.cwd / "train.py").write_text("open('log.txt', 'w').write('1234')\n" + PROGRAM, encoding="utf-8")
+    ended = cli("inspect", "--", *program, "{loader.batch_size=8}")
+    told = " ".join(ended.stdout.split())
+    assert "doubt loader.batch_size: overridden by the program, the command line asked for 8, the program uses 16" in told
+    assert "not removed: log.txt (4 B)" in told
+
+
+WITHOUT_OPTIMIZER = """
+import torch
+from torch.utils.data import DataLoader
+
+model = torch.nn.Linear(8, 4)
+while True:
+    for x in DataLoader(torch.randn(64, 8), batch_size=16):
+        model.zero_grad()
+        model(x).square().mean().backward()
+        for parameter in model.parameters():
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+"""
+
+
+@pytest.mark.parametrize("words", [("inspect",), ("run", "study.budget.minutes=1", "tracker.uri=none")])
+def test_a_program_without_an_optimizer_is_3_with_what_was_seen_and_what_to_do(cli, program, words):
+    (cli.cwd / "train.py").write_text(WITHOUT_OPTIMIZER, encoding="utf-8")
+    ended = cli(*words, "--", *program)
+    assert ended.returncode == 3
+    told = " ".join(ended.stderr.split())
+    assert "64 backward passes and no optimizer of torch.optim" in told
+    assert "seen: a DataLoader made at train.py:7; 64 backward passes; no optimizer step" in told
+    assert "Let it use an optimizer" in told
+    assert "Traceback" not in ended.stderr
 
 
 def test_program_that_does_not_train_is_3_with_its_last_words(cli):

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.launchers.environment import INJECT, trial_environment
+from autotune.launchers.environment import trial_environment
+from autotune.launchers.injection import INJECT
 from autotune.testing.launcher_contract import a_launch
 
 

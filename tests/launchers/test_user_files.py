@@ -113,3 +113,22 @@ def test_a_file_without_a_lease_is_copied_beforehand():
         finally:
             os.seteuid(0)
         assert path.read_bytes() == PRECIOUS
+
+
+def test_a_run_s_folder_beside_older_ones_is_left(cwd):
+    (cwd / "logs" / "version_0").mkdir(parents=True)
+    code = "import os; os.mkdir('logs/version_1'); open('logs/version_1/b', 'w').write('1234')"
+    assert run(cwd, code, "x")[1] == {"logs/version_1": 4}
+
+
+def test_what_a_program_leaves_among_the_studies_is_told_from_them(cwd):
+    runs, study = cwd / "runs", cwd / "runs" / "train"
+    place = study / "trials" / "0000"
+    place.mkdir(parents=True)
+    files = UserFiles([], str(cwd), place, set())
+    (study / "trials" / "0001").mkdir()
+    (runs / "mlflow.db-wal").write_text("ours")
+    (runs / "other" / "trials").mkdir(parents=True)
+    (runs / "Nov21_host").mkdir()
+    (runs / "Nov21_host" / "events").write_text("123")
+    assert files.left() == {"runs/Nov21_host": 3}

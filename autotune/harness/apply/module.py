@@ -174,7 +174,8 @@ def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], roots: List[Any]
 
 
 def _verify_layout(roots: List[Any], asked: bool) -> KnobReport:
-    weights = [w for root in roots for w in _convolution_weights(root) if max(w.shape[2:]) > 1]
+    # A depthwise or 1x1 convolution's weight lies in memory as both formats want it: it tells nothing.
+    weights = [w for root in roots for w in _convolution_weights(root) if not _is_either_format(w)]
     found = bool(weights) and all(_is_channels_last(w) for w in weights)
     if weights and found != asked:
         return KnobReport(OVERRIDDEN, "the program has changed the memory format since", found)
@@ -234,6 +235,12 @@ def _is_channels_last(weight: Any) -> bool:
     import torch
 
     return bool(weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous())
+
+
+def _is_either_format(weight: Any) -> bool:
+    import torch
+
+    return bool(weight.is_contiguous() and weight.is_contiguous(memory_format=torch.channels_last))
 
 
 def _is_compiled(module: Any) -> bool:

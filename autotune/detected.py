@@ -1,0 +1,157 @@
+"""What the harness found out about a program, worded for people: `inspect` prints it, and `run` where it cannot measure."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+from autotune.harness.protocol import APPLIED, RankResult
+from autotune.records import KnobValue
+from autotune.wording import bytes_text, number_text, value_text
+
+SOURCES = {"loader": "as the loader's batches say", "forward calls": "as the calls of the model say"}
+NO_LOADER = "none of torch's: no DataLoader feeds the optimizer's steps"
+
+
+def findings(result: RankResult) -> list[tuple[str, str]]:
+    """Returns (label, text) of everything that was detected; what is not known is left out.
+
+    Args:
+        result: of rank 0, of a trial that was measured, inspected or has failed on the way.
+    """
+    found = result.detected
+    lines = [("torch", _torch(result)), ("device", _device(result))]
+    if not _num_steps(result):
+        lines += [("seen", _seen_without_steps(found))]
+        return [line for line in lines if line[1]]
+    lines += [
+        ("trains", _modules(found)),
+        ("precision", _precision(found)),
+        ("optimizer", ", ".join(_counted(found.get("optimizers") or []))),
+        ("loader", _loader(found)),
+        ("step", _step(result)),
+        ("memory", bytes_text(result.memory.get("peak_bytes")) if result.memory.get("peak_bytes") else ""),
+    ]
+    return [line for line in lines if line[1]]
+
+
+def doubts(result: RankResult) -> list[str]:
+    """Returns the knobs that were asked for, pinned or in the command's own arguments, and are not there: one sentence each."""
+    reports = {key: report for key, report in result.knobs.items() if report.status != APPLIED}
+    lines = [f"{key}: {report.status}{f', {report.reason}' if report.reason else ''}" for key, report in reports.items()]
+    return [*lines, *map(str, result.detected.get("harness_problems") or [])]
+
+
+def _torch(result: RankResult) -> str:
+    facts = result.facts
+    words = [str(facts.get("torch") or "")]
+    if facts.get("python"):
+        words.append(f"Python {facts['python']}, {facts.get('executable')}")
+    return ", ".join(filter(None, words))
+
+
+def _device(result: RankResult) -> str:
+    facts = result.facts
+    if not facts.get("device"):
+        return ""
+    name = facts.get("device_name") or facts["device"]
+    threads = f", {facts['num_threads']} threads" if facts.get("device") == "cpu" and facts.get("num_threads") else ""
+    processes = "1 process" if result.world_size == 1 else f"{result.world_size} processes that train together"
+    return f"{name}{threads}, {processes}"
+
+
+def _modules(found: dict[str, Any]) -> str:
+    names, counts = list(map(str, found.get("modules") or [])), list(found.get("num_parameters") or [])
+    words = [f"{name} ({_size(counts[i])})" if i < len(counts) else name for i, name in enumerate(names)]
+    wrappers = [str(name) for name in found.get("wrappers") or [] if not any(str(name) in word for word in words)]
+    return ", ".join([*words, *wrappers])
+
+
+def _size(num_parameters: int) -> str:
+    for size, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if num_parameters >= size:
+            return f"{number_text(num_parameters / size)}{name} parameters"
+    return f"{num_parameters} parameters"
+
+
+def _precision(found: dict[str, Any]) -> str:
+    precision = found.get("precision") or {}
+    kinds = ", ".join(map(str, precision.get("parameters") or []))
+    autocast, compiled = precision.get("autocast"), found.get("compile")
+    words = [
+        f"{kinds} parameters" if kinds else "",
+        f"autocast {value_text(autocast)}" if autocast not in (None, "off") else "no autocast",
+        "a gradient scaler" if found.get("grad_scaler") else "",
+        "compiled" if compiled not in (None, "off") else "not compiled",
+    ]
+    return ", ".join(filter(None, words))
+
+
+def _loader(found: dict[str, Any]) -> str:
+    loader = found.get("loader") or {}
+    if not loader:
+        return NO_LOADER
+    length = loader.get("num_samples")
+    dataset = str(loader.get("dataset") or "").rpartition(".")[2]
+    made = f"made at {near(str(loader.get('site')))}"
+    holds = f"{dataset} of {length:,} samples" if isinstance(length, int) else f"{dataset}, a stream or of unknown length"
+    workers = loader.get("loader.num_workers")
+    words = [
+        holds,
+        _setting("batch", loader.get("loader.batch_size")),
+        _setting("workers", workers),
+        _setting("prefetch", loader.get("loader.prefetch_factor")) if workers else "",
+        "pinned" if loader.get("loader.pin_memory") else "",
+        "persistent" if loader.get("loader.persistent_workers") else "",
+        f"one of {found['num_loaders']}" if (found.get("num_loaders") or 1) > 1 else "",
+    ]
+    return ", ".join([*filter(None, words), made])
+
+
+def _setting(name: str, value: KnobValue | None) -> str:
+    return "" if value is None else f"{name} {value_text(value)}"
+
+
+def _step(result: RankResult) -> str:
+    """Returns what a step is and how long it takes, roughly: "16 samples, as the loader's batches say; about 0.17 s"."""
+    samples, ends_s = result.steps.get("samples") or [], result.steps.get("end_s") or []
+    usual = statistics.median(samples) if samples else None
+    source = SOURCES.get(result.unit_source, result.unit_source)
+    what = f"{usual:g} {result.unit}" if usual and result.unit != "steps" else "counted as one: its samples are not known"
+    if result.world_size > 1:
+        what += " in each process"
+    batches = round(result.detected.get("batches_per_step") or 1)  # a loader that is one batch ahead has 1.2 after five steps
+    parts = [f"{what}, {source}" if result.unit != "steps" else what]
+    if batches > 1:
+        parts.append(f"{batches} batches each")
+    gaps_s = [later - earlier for earlier, later in itertools.pairwise(ends_s)]
+    if gaps_s and (usual_s := statistics.median(gaps_s)) > 0:
+        parts.append(f"about {usual_s:.2g} s ({number_text(1 / usual_s)} steps/s, after so few steps a rough figure)")
+    return "; ".join(parts)
+
+
+def _seen_without_steps(found: dict[str, Any]) -> str:
+    """Returns what is known of a program that never came to an optimizer step."""
+    loaders = [f"a DataLoader made at {near(str(site))}" for site in found.get("loaders") or []]
+    passes = found.get("num_backwards")
+    words = [*loaders, f"{passes} backward passes" if passes else "", *_counted(found.get("optimizers") or [])]
+    return "; ".join(filter(None, [*words, "no optimizer step"]))
+
+
+def _counted(names: list[Any]) -> list[str]:
+    """Returns names with how often they come: ["Adam", "Adam"] is ["2 x Adam"]."""
+    kinds = list(dict.fromkeys(map(str, names)))
+    return [f"{names.count(kind)} x {kind}" if names.count(kind) > 1 else kind for kind in kinds]
+
+
+def near(site: str) -> str:
+    """Returns "train.py:7" for a file of the working directory, "lib/loading.py:7" for one elsewhere (its last two names)."""
+    inside = site.removeprefix(f"{os.getcwd()}{os.sep}")
+    return inside if inside != site or not os.path.isabs(site) else str(Path(*Path(site).parts[-2:]))
+
+
+def _num_steps(result: RankResult) -> int:
+    return int(result.detected.get("num_steps") or 0)

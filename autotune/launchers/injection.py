@@ -1,0 +1,51 @@
+"""How the harness gets into a trial's Python processes: first on PYTHONPATH, and whether it stays there."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import psutil
+
+from autotune.harness import protocol
+
+INJECT = Path(protocol.__file__).resolve().parent / "inject"
+LATE_S = 20.0  # a Python process signs in within its first second, before anything of the program runs
+AGAIN_S = 10.0  # between two looks: they read every process of the trial
+YOUNG_S = 3.0
+PYTHON_PATH = re.compile(r"^PYTHONPATH=(.*)", re.DOTALL)
+PYTHON = re.compile(r"python[\d.]*")
+ISOLATING = re.compile(r"-[A-Za-z]*[IES][A-Za-z]*")
+
+
+def first_on(python_path: str) -> str:
+    """Returns a PYTHONPATH with the harness in front; no empty entry, which would be the current folder."""
+    return f"{INJECT}:{python_path}" if python_path else str(INJECT)
+
+
+def with_harness(argv: Sequence[str]) -> list[str]:
+    """Returns the command with the harness in the PYTHONPATH that it sets itself: `env PYTHONPATH=src python train.py`."""
+    return [PYTHON_PATH.sub(lambda found: f"PYTHONPATH={first_on(found[1])}", word) for word in argv]
+
+
+def why_shut_out(processes: Iterable[psutil.Process]) -> str:
+    """Returns why the harness is in no Python process of a trial, though one has been running for a while; "" when unknown."""
+    for process in processes:
+        try:
+            if time.time() - process.create_time() < YOUNG_S:
+                continue
+            is_python = bool(PYTHON.fullmatch(Path(process.exe()).name))
+            environment, words = process.environ(), process.cmdline()
+        except (psutil.Error, OSError):
+            continue
+        if not is_python:
+            continue
+        if protocol.SPEC_VARIABLE not in environment:
+            return "the environment was cleared on the way"
+        if str(INJECT) not in environment.get("PYTHONPATH", "").split(":"):
+            return "PYTHONPATH was replaced on the way. Let the script add to it: PYTHONPATH=src:$PYTHONPATH"
+        if any(ISOLATING.fullmatch(word) for word in words[1:2]):
+            return f"Python was started with {words[1]}, which keeps it out. Leave that out"
+    return ""

@@ -1,0 +1,189 @@
+"""Tunes other people's training programs, unmodified, and prints what came of it.
+
+    python -m tests.benchmarks.third_party --checkouts DIR [--only NAME ...] [--minutes 3] [--inspect] [KEY=VALUE ...]
+
+DIR holds the repositories, as CONTRIBUTING.md clones them; nothing is downloaded. What a program trains on is made beside it
+(tests/benchmarks/third_party_data.py), then `autotune inspect` and `autotune run` are run in its folder, as a user would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.wording import rate_text
+from tests.benchmarks import third_party_data as data
+from tests.benchmarks.reporting import table
+
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+DONE_FILE = ".autotune-data"  # in a program's folder: its data is made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One program of somebody else's.
+
+    Attributes:
+        name: what `--only` calls it; programs of one folder share its data.
+        folder: working directory, below the checkouts.
+        command: as typed behind `--`.
+        prepare: makes its data; given the folder.
+    """
+
+    name: str
+    folder: str
+    command: str
+    prepare: Callable[[Path], None] = lambda folder: None
+
+
+CLM = (
+    "run_clm.py --model_type gpt2 --tokenizer_name tokenizer --config_overrides n_layer=2,n_head=4,n_embd=128,vocab_size=4000 "
+    "--train_file train.txt --block_size 128 --do_train --use_cpu --output_dir out"
+)
+PROGRAMS = (
+    Program(
+        name="imagenet",
+        folder="examples/imagenet",
+        command="python main.py -a shufflenet_v2_x0_5 -b 16 -j 2 --no-accel photos",
+        prepare=lambda folder: data.photos(folder / "photos"),
+    ),
+    Program(
+        name="word_language_model",
+        folder="examples/word_language_model",
+        command="python main.py --use-optimizer --lr 0.001 --data text --batch_size {loader.batch_size=20}",
+        prepare=lambda folder: data.word_files(folder / "text"),
+    ),
+    Program(
+        name="mnist",
+        folder="examples/mnist",
+        command="python main.py --no-accel",
+        prepare=lambda folder: data.mnist(folder.parent / "data"),
+    ),
+    Program(
+        name="dcgan",
+        folder="examples/dcgan",
+        command="python main.py --dataset mnist --dataroot ../data --ngf 16 --ndf 16 --outf out",
+        prepare=lambda folder: (data.mnist(folder.parent / "data"), (folder / "out").mkdir(exist_ok=True))[0],
+    ),
+    Program(
+        name="nanogpt",
+        folder="nanoGPT",
+        command="python train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --block_size=64 "
+        "--batch_size={loader.batch_size=12} --n_layer=4 --n_head=4 --n_embd=128 --dropout=0.0",
+        prepare=lambda folder: data.characters(folder / "data" / "shakespeare_char"),
+    ),
+    Program(
+        name="mingpt",
+        folder="minGPT/projects/adder",
+        command="env PYTHONPATH=../.. python adder.py",
+    ),
+    Program(
+        name="trainer",
+        folder="transformers/examples/pytorch/language-modeling",
+        command=f"python {CLM}",
+        prepare=data.causal_tokenizer,
+    ),
+    Program(
+        name="trainer-torchrun",
+        folder="transformers/examples/pytorch/language-modeling",
+        command=f"torchrun --nproc_per_node=2 {CLM} --ddp_backend gloo",
+        prepare=data.causal_tokenizer,
+    ),
+    Program(
+        name="accelerate",
+        folder="accelerate/examples",
+        command="accelerate launch --cpu nlp_example.py --cpu",
+        prepare=data.sentence_pairs,
+    ),
+    Program(
+        name="lightning",
+        folder="pytorch-lightning/examples/pytorch/basics",
+        command="python autoencoder.py --trainer.accelerator cpu",
+        prepare=lambda folder: data.mnist(folder / "data", folder.parents[1] / "Datasets"),
+    ),
+)
+
+
+def main() -> int:
+    """Runs what was asked for and prints the table; returns 1 when a program could not be tuned."""
+    arguments, overrides = _arguments()
+    rows, failed = [], 0
+    for program in PROGRAMS:
+        folder = Path(arguments.checkouts).resolve() / program.folder
+        if arguments.only and program.name not in arguments.only:
+            continue
+        if not folder.is_dir():
+            print(f"{program.name}: not checked out, no folder {folder}", flush=True)
+            continue
+        _prepare(program, folder)
+        print(f"\n=== {program.name}: cd {program.folder} && autotune run -- {program.command}", flush=True)
+        if arguments.inspect:
+            failed += _autotune(program, folder, "inspect", *overrides).returncode != 0
+            continue
+        failed += _autotune(program, folder, "run", f"study.budget.minutes={arguments.minutes}", *overrides).returncode != 0
+        answer = _autotune(program, folder, "inspect", "--json", is_read=True)
+        rows.append(_row(program, folder, json.loads(answer.stdout) if answer.returncode == 0 else {}))
+    if rows:
+        print("\n" + table(("program", "baseline", "best", "ratio", "changed", "cannot be turned", "left behind"), rows))
+    return 1 if failed else 0
+
+
+def _arguments() -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkouts", required=True, metavar="DIR")
+    parser.add_argument("--only", nargs="+", choices=[program.name for program in PROGRAMS])
+    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--inspect", action="store_true", help="inspect only")
+    return parser.parse_known_args()
+
+
+def _prepare(program: Program, folder: Path) -> None:
+    if not (folder / DONE_FILE).exists():
+        program.prepare(folder)
+        (folder / DONE_FILE).touch()
+
+
+def _autotune(program: Program, folder: Path, *words: str, is_read: bool = False) -> subprocess.CompletedProcess[str]:
+    """Runs autotune in a program's folder, with the programs of this interpreter's environment first on PATH."""
+    paths = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PATH": path}
+    command = [sys.executable, "-m", "autotune", *words, "--", *shlex.split(program.command)]
+    output = subprocess.PIPE if is_read else None
+    return subprocess.run(command, cwd=folder, env=environment, check=False, text=True, stdout=output)
+
+
+def _row(program: Program, folder: Path, found: dict[str, Any]) -> tuple[str, ...]:
+    studies = sorted((folder / "runs").glob("*/summary.json"), key=lambda path: path.stat().st_mtime)
+    summary = json.loads(studies[-1].read_text()) if studies else {}
+    best, speedup, unit = summary.get("best") or {}, summary.get("speedup") or {}, summary.get("unit", "")
+    ratio = f"{speedup['ratio']:.2f} {_interval(speedup['ci'])} {speedup['verdict']}" if speedup.get("ratio") else "none"
+    refused: dict[str, list[str]] = {}
+    for row in found.get("knobs", []):
+        if not row["can_be_turned"]:
+            refused.setdefault(row["reason"], []).append(row["knob"])
+    return (
+        program.name,
+        rate_text((summary.get("baseline") or {}).get("value"), unit),
+        rate_text(best.get("value"), unit),
+        ratio,
+        ", ".join(f"{knob}={value}" for knob, value in (best.get("overrides") or {}).items()),
+        "; ".join(f"{', '.join(knobs)}: {reason}" for reason, knobs in refused.items()),
+        ", ".join(sorted({item["name"] for item in summary.get("files", {}).get("left", [])})),
+    )
+
+
+def _interval(ci: list[float] | None) -> str:
+    return f"[{ci[0]:.2f}, {ci[1]:.2f}]" if ci else "[no interval]"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The harness stays in front on PYTHONPATH, and a program that it cannot get into is told so."""
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from autotune.launchers import injection
+from autotune.launchers.injection import INJECT, why_shut_out, with_harness
+
+SLEEP = "import time; time.sleep(60)"
+
+
+def test_a_python_path_among_the_command_s_words_keeps_the_harness_in_front():
+    words = ["env", "PYTHONPATH=src:lib", "python", "train.py", "--note", "my PYTHONPATH=x"]
+    assert with_harness(words) == ["env", f"PYTHONPATH={INJECT}:src:lib", *words[2:]]
+    assert with_harness(["env", "PYTHONPATH=", "python"]) == ["env", f"PYTHONPATH={INJECT}", "python"]
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Starts a Python that sleeps; returns its process."""
+    monkeypatch.setattr(injection, "YOUNG_S", -60.0)
+    started = []
+
+    def start_python(*options, **environment):
+        program = subprocess.Popen([sys.executable, *options, "-c", SLEEP], env=environment)
+        started.append(program)
+        while SLEEP not in psutil.Process(program.pid).cmdline():
+            pass  # it is not Python yet
+        return psutil.Process(program.pid)
+
+    yield start_python
+    for program in started:
+        program.kill()
+        program.wait()
+
+
+def test_what_keeps_the_harness_out_is_named(start):
+    there = {"PYTHONPATH": f"{INJECT}{os.pathsep}src", "AUTOTUNE_SPEC": "spec.json"}
+    assert why_shut_out([start(**there)]) == ""
+    assert "-I" in why_shut_out([start("-I", **there)])
+    assert "PYTHONPATH was replaced" in why_shut_out([start(**{**there, "PYTHONPATH": "src"})])
+    assert "environment was cleared" in why_shut_out([start(PATH="")])
+    assert why_shut_out([]) == ""

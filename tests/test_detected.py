@@ -1,0 +1,73 @@
+"""What was detected, in words."""
+
+from autotune.detected import NO_LOADER, doubts, findings, near
+from autotune.harness.protocol import APPLIED, OVERRIDDEN, KnobReport, RankResult
+
+LOADER = {
+    "site": "/elsewhere/lib/loading.py:7",
+    "ordinal": 0,
+    "dataset": "data.Pictures",
+    "num_samples": 1200,
+    "loader.batch_size": 16,
+    "loader.num_workers": 2,
+    "loader.prefetch_factor": 4,
+    "loader.pin_memory": True,
+    "loader.persistent_workers": False,
+}
+DETECTED = {
+    "num_steps": 4,
+    "loader": LOADER,
+    "num_loaders": 2,
+    "batches_per_step": 4.2,
+    "modules": ["DistributedDataParallel(Net)", "Head"],
+    "num_parameters": [1_500_000, 900],
+    "wrappers": ["DistributedDataParallel"],
+    "optimizers": ["Adam", "SGD", "Adam"],
+    "precision": {"autocast": "bf16", "parameters": ["fp32"]},
+    "grad_scaler": True,
+    "compile": "default",
+}
+
+
+def a_result(**fields) -> RankResult:
+    return RankResult(**{"trial": 0, "nonce": "n", "rank": 0, "world_size": 2, "pid": 1, "status": "measured", **fields})
+
+
+def test_everything_that_was_seen_is_told_in_a_few_lines():
+    facts = {"torch": "2.9", "python": "3.11.7", "executable": "/venv/bin/python", "device": "cuda", "device_name": "H200"}
+    steps = {"end_s": [0.0, 0.5, 1.0, 1.5], "samples": [64, 64, 64, 64]}
+    result = a_result(detected=DETECTED, facts=facts, steps=steps, unit="samples", unit_source="loader")
+    assert dict(findings(result)) == {
+        "torch": "2.9, Python 3.11.7, /venv/bin/python",
+        "device": "H200, 2 processes that train together",
+        "trains": "DistributedDataParallel(Net) (1.50 M parameters), Head (900 parameters)",
+        "precision": "fp32 parameters, autocast bf16, a gradient scaler, compiled",
+        "optimizer": "2 x Adam, SGD",
+        "loader": "Pictures of 1,200 samples, batch 16, workers 2, prefetch 4, pinned, one of 2, made at lib/loading.py:7",
+        "step": "64 samples in each process, as the loader's batches say; 4 batches each; about 0.5 s "
+        "(2.00 steps/s, after so few steps a rough figure)",
+    }
+
+
+def test_what_is_not_there_is_said_and_what_is_not_known_left_out():
+    told = dict(findings(a_result(detected={"num_steps": 3, "loader": None}, world_size=1)))
+    assert told["loader"] == NO_LOADER
+    assert told["step"] == "counted as one: its samples are not known"
+    assert not {"torch", "device", "memory", "trains"} & set(told)
+
+
+def test_a_program_that_never_stepped_tells_what_was_seen():
+    detected = {"num_steps": 0, "loaders": ["train.py:7"], "num_backwards": 64, "optimizers": []}
+    assert findings(a_result(detected=detected)) == [
+        ("seen", "a DataLoader made at train.py:7; 64 backward passes; no optimizer step")
+    ]
+
+
+def test_settings_that_did_not_take_effect_are_doubts():
+    knobs = {"loader.batch_size": KnobReport(OVERRIDDEN, "asked 8, uses 16", 16), "precision.amp": KnobReport(APPLIED)}
+    assert doubts(a_result(knobs=knobs)) == ["loader.batch_size: overridden by the program, asked 8, uses 16"]
+
+
+def test_a_file_of_the_working_directory_has_its_short_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert near(f"{tmp_path}/src/train.py:3") == "src/train.py:3"
