@@ -78,7 +78,13 @@ def about(
         spent_s=before.spent_s if before else 0.0,
         settings=plan.secrets.document(settings(plan.config)),
         verifies=plan.secrets.document(plan.verify.as_json()) if plan.verify else {},
+        detected=plan.secrets.document(_detected(first)) if first else before.detected if before else {},
     )
+
+
+def _detected(first: RankResult) -> dict[str, Any]:
+    found = first.detected
+    return {"target": first.target, **{name: found.get(name) for name in ("optimizers", "modules", "world_size")}}
 
 
 def identity(plan: Plan, space: ResolvedSpace | None, first: RankResult | None) -> dict[str, Any]:

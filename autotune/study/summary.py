@@ -90,6 +90,8 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "pinned": about.pinned,
         "settings": about.settings,
         "command": about.command,
+        "placeholders": about.placeholders,
+        "detected": about.detected,
         "disturbed_by": caveat(records),
         "page_cache": best.evidence.get(PAGE_CACHE) if best else None,
         "cwd": about.cwd,
