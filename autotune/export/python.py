@@ -49,7 +49,7 @@ def _best(winner: Winner) -> str:
     lines.append("}")
     if winner.variables:
         lines.append("# Before Python starts, in the shell:")
-        lines += [one_line(f"#   export {name}={shlex.quote(text)}", MAX_LINE) for name, text in winner.variables.items()]
+        lines += [f"#   {one_line(f'export {name}={shlex.quote(text)}', MAX_LINE)}" for name, text in winner.variables.items()]
     others = [key for key in winner.in_program if not (key in IN_PARTS or key.startswith(LOADER))]
     lines += [f"# {left_out_line(key, winner.active[key])}" for key in others]
     return "\n".join([*lines, ""])

@@ -13,7 +13,7 @@ from autotune.records import Tier
 
 
 def loaded(text):
-    return OmegaConf.to_container(OmegaConf.create(text))
+    return OmegaConf.to_container(OmegaConf.create(text), resolve=True)
 
 
 def test_yaml_begins_with_the_package_line_and_says_what_it_claims(summary):

@@ -11,7 +11,7 @@ def main():
     torch.manual_seed(0)
     before = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     best.start()
-    model = best.prepare(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.LazyLinear(2)))
+    model = best.prepare(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(288, 2)))
     torch.compiler.set_stance("force_eager")  # whether it is compiled is seen without waiting for it
     model(torch.randn(1, 3, 8, 8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **best.OPTIMIZER)
