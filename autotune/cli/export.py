@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.cli.show import read_summary
 from autotune.errors import BadInput, one_of
-from autotune.export import export
+from autotune.export import render
 from autotune.records import Tier
 from autotune.run_dir import StudyFolder
 
@@ -23,7 +23,7 @@ def write(folder: StudyFolder, *, format_: str, tier: str | None, output: Path |
         tier: the highest tier that may be used; None for the study's best.
         output: file to write; None or "-" for standard output.
     """
-    exported = export(read_summary(folder), format_, _tier(tier), file=str(output or ""))
+    exported = render(read_summary(folder), format_, _tier(tier), file=str(output or ""))
     if output is None or str(output) == "-":
         sys.stdout.write(exported.text)
     else:

@@ -89,6 +89,7 @@ def _again(summary: Summary) -> dict[str, Any]:
         "identity": {name: value for name, value in identity.items() if name.startswith("machine.") or name in PROGRAM},
         "settings": summary.get("settings") or {},
         "pinned": sorted(summary.get("pinned") or {}),  # hold in the baseline too
+        **({"target": summary["target"]} if summary.get("target") else {}),  # which DataLoader trains, for `autotune apply`
         "program": program,
     }
 

@@ -248,7 +248,7 @@ class _Study:
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
         self._folder.write_summary(summary)
         if summary["best"]:
-            self._folder.write_best(export(summary, "yaml", None).text)
+            self._folder.write_best(export(summary, "yaml", None))
         return summary
 
     def _note_progress(self) -> None:

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from autotune.errors import BadInput
-from autotune.export import DOCUMENTS, FORMATS, export
+from autotune.export import DOCUMENTS, FORMATS, render
 from autotune.records import Tier
 
 
@@ -17,14 +17,14 @@ def loaded(text):
 
 
 def test_yaml_begins_with_the_package_line_and_says_what_it_claims(summary):
-    text = export(summary, "yaml", None).text
+    text = render(summary, "yaml", None).text
     assert text.startswith("# @package _global_\n")
     assert "# 1.800 x the baseline, 95 % interval 1.750 to 1.850: faster" in text
     assert "# Measured on Fake CPU, 4 cores, 2025-06-15, torch 2.14.1, autotune 0.1.0." in text
 
 
 def test_yaml_keeps_off_a_word_and_pins_beside_the_changes(summary):
-    text = export(summary, "yaml", None).text
+    text = render(summary, "yaml", None).text
     document = loaded(text)
     assert document["precision"]["amp"] == "off"
     assert document["loader"] == {"batch_size": 64, "num_workers": 4, "pin_memory": True}
@@ -36,7 +36,7 @@ def test_yaml_keeps_off_a_word_and_pins_beside_the_changes(summary):
 
 def test_yaml_loads_with_plain_hydra_whatever_the_title_holds(summary, tmp_path):
     (tmp_path / "runs" / "s").mkdir(parents=True)
-    (tmp_path / "runs" / "s" / "best.yaml").write_text(export(summary, "yaml", None).text)
+    (tmp_path / "runs" / "s" / "best.yaml").write_text(render(summary, "yaml", None).text)
     (tmp_path / "runs" / "main.yaml").write_text("loader: {num_workers: 0}\nmodel: mine\n")
     with initialize_config_dir(str(tmp_path / "runs"), version_base="1.3"):
         config = compose("main", overrides=["+s=best"])
@@ -50,19 +50,20 @@ def test_yaml_tells_the_machine_the_program_the_tiers_and_what_was_not_checked(s
     gpu = {"name": "NVIDIA H100", "driver": "580.65"}
     summary["machine"] |= {"gpus": [gpu, gpu], "device": "cuda", "device_name": "NVIDIA H100", "cuda": "13.0"}
     summary |= {
-        "detected": {"target": target, "optimizers": ["AdamW"], "modules": ["Net"], "world_size": 2},
+        "target": target, "detected": {"optimizers": ["AdamW"], "modules": ["Net"], "world_size": 2},
         "parity": {"verdict": "not checked", "text": "not checked: the program was not seen to call backward()"},
         "command": ["torchrun", "train.py", "--lr", "${LR}"], "cwd": "/home/me", "is_recipe": False, "placeholders": {},
         "identity": {"space.loader.num_workers": {}, "space.backend.cudnn_benchmark": {}, "machine.num_cores": 4},
         "disturbed_by": {"words": "other programs took 1.0 core"},
     }  # fmt: skip
-    text = export(summary, "yaml", None).text
+    text = render(summary, "yaml", None).text
     said = loaded(text)["provenance"]
     assert (said["device"], said["driver"], said["cuda"]) == ("NVIDIA H100", "580.65", "13.0")
     assert said["program"] == {
         "command": ["torchrun", "train.py", "--lr", "${LR}"], "cwd": "/home/me", "python": "3.11.7",
-        "target": target, "optimizers": ["AdamW"], "modules": ["Net"], "world_size": 2,
+        "optimizers": ["AdamW"], "modules": ["Net"], "world_size": 2,
     }  # fmt: skip
+    assert said["target"] == target
     assert said["tiers"]["exact"]["changes"] == ["loader.num_workers"]
     assert said["tiers"]["numerics"]["ci"] == [1.75, 1.85]
     assert said["parity"].startswith("not checked: ")
@@ -78,7 +79,7 @@ def test_arguments_of_the_program_s_own_are_told_filled_in(summary, format):
         "command": ["python", "train.py", "--workers={loader.num_workers=0}"],
         "placeholders": {"loader.num_workers": 0},
     }
-    exported = export(summary, format, None)
+    exported = render(summary, format, None)
     line = "The program takes some of it as arguments: python train.py --workers=4"
     assert (line in exported.text) or (format == "deepspeed" and line in exported.notes)
     if format == "yaml":
@@ -87,7 +88,7 @@ def test_arguments_of_the_program_s_own_are_told_filled_in(summary, format):
 
 def test_env_exports_variables_and_names_what_is_none(summary, tmp_path):
     file = tmp_path / "best.env"
-    exported = export(summary, "env", None)
+    exported = render(summary, "env", None)
     file.write_text(exported.text)
     shown = subprocess.run(
         ["sh", "-c", f". {shlex.quote(str(file))} && env"],
@@ -102,7 +103,7 @@ def test_env_exports_variables_and_names_what_is_none(summary, tmp_path):
 
 
 def test_tier_picks_its_own_best_and_says_how_it_was_measured(summary):
-    text = export(summary, "yaml", Tier.exact).text
+    text = render(summary, "yaml", Tier.exact).text
     document = loaded(text)
     assert "precision" not in document
     assert document["provenance"]["trial"] == 3
@@ -111,21 +112,21 @@ def test_tier_picks_its_own_best_and_says_how_it_was_measured(summary):
 
 def test_unknown_format_names_the_nearest(summary):
     with pytest.raises(BadInput, match=r"--format: no such format, got 'yml'\. Did you mean 'yaml'\?"):
-        export(summary, "yml", None)
+        render(summary, "yml", None)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_study_without_winner_cannot_be_exported(summary, format):
     summary["best"] = None
     with pytest.raises(BadInput, match="has no winner to export, got 's' \\(complete\\)"):
-        export(summary, format, None)
+        render(summary, format, None)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_baseline_that_won_is_a_valid_file_that_changes_nothing(summary, format):
     summary["best"] = {"trial": 0, "value": 100.0, "ci": None, "overrides": {}, "knobs": {}}
     summary["pinned"] = {}
-    exported = export(summary, format, None)
+    exported = render(summary, format, None)
     assert "nothing to change" in exported.text + "".join(exported.notes)
     assert exported.left_out == []
 
@@ -133,7 +134,7 @@ def test_a_baseline_that_won_is_a_valid_file_that_changes_nothing(summary, forma
 def test_measured_values_have_the_digits_they_are_worth_and_knobs_all_of_theirs(summary):
     summary["baseline"] |= {"value": 12345.678912, "ci": [12300.123456, 12391.98765]}
     summary["pinned"] = {"loader.batch_size": 1048576}
-    text = export(summary, "yaml", None).text
+    text = render(summary, "yaml", None).text
     assert "# 12,346 samples/s -> 180.0 samples/s" in text
     document = loaded(text)
     assert document["provenance"]["baseline"] == {"value": 12346.0, "ci": [12300.0, 12392.0]}
@@ -143,7 +144,7 @@ def test_measured_values_have_the_digits_they_are_worth_and_knobs_all_of_theirs(
 def test_text_that_looks_like_a_reference_stays_text(summary, tmp_path):
     values = {"env.A": "${oc.env:HOME}", "env.B": "\\${x}", "env.C": "$HOME", "env.D": "two\nlines", "env.E": "a # b: c"}
     summary["pinned"] = values
-    (tmp_path / "best.yaml").write_text(export(summary, "yaml", None).text)
+    (tmp_path / "best.yaml").write_text(render(summary, "yaml", None).text)
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
         config = compose("best")
     assert {f"env.{name}": config.env[name] for name in "ABCDE"} == values
@@ -155,7 +156,7 @@ def test_a_title_of_several_lines_stays_a_comment(summary, format):
     summary["title"] = evil
     summary["baseline"]["knobs"]["env.MALLOC_ARENA_MAX"] = evil
     summary["best"]["overrides"]["env.MINE"] = evil
-    exported = export(summary, format, None)
+    exported = render(summary, format, None)
     if format == "env":  # a shell's quotes hold lines
         return
     lines = exported.text.splitlines()
@@ -170,27 +171,27 @@ def test_yaml_says_what_each_change_is_worth_and_what_bought_nothing(summary):
         {"knob": "precision.amp", "ratio": None, "ci": None, "verdict": "not separated", "reason": "no time"},
     ]
     summary["minimality"] = {"dropped": [{"knob": "threads.intra", **worth, "ratio": 1.0, "verdict": "same"}]}
-    text = export(summary, "yaml", None).text
+    text = render(summary, "yaml", None).text
     assert "  num_workers: 4  # was 0; 1.400 x [1.350, 1.450]\n" in text
     assert '  amp: "off"  # not separated (no time)\n' in text
     assert "# Bought nothing, so left as they were: threads.intra.\n" in text
     provenance = loaded(text)["provenance"]
     assert provenance["attribution"]["loader.num_workers"] == {"ratio": 1.4, "ci": [1.35, 1.45], "verdict": "faster"}
     assert provenance["bought_nothing"]["threads.intra"]["verdict"] == "same"
-    assert "Bought nothing" not in export(summary, "yaml", Tier.exact).text
+    assert "Bought nothing" not in render(summary, "yaml", Tier.exact).text
 
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "yaml"])
 def test_a_pin_that_means_nothing_beside_the_winner_is_left_out(changed, format):
     summary = changed({"loader.num_workers": 0}, pinned={"loader.prefetch_factor": 4})
-    exported = export(summary, format, None)
+    exported = render(summary, format, None)
     assert "prefetch_factor" not in exported.text
-    assert "prefetch_factor" in export(summary, "yaml", None).text  # `verify` has to know all pins
+    assert "prefetch_factor" in render(summary, "yaml", None).text  # `verify` has to know all pins
 
 
 @pytest.mark.parametrize("format", DOCUMENTS)
 def test_every_knob_of_the_winner_is_in_the_file_or_named_as_left_out(summary, format):
-    exported = export(summary, format, None)
+    exported = render(summary, format, None)
     values = {"loader.batch_size": "batch_size", "loader.num_workers": "num_workers", "loader.pin_memory": "pin_memory"}
     words = {**values, "compile.mode": "reduce-overhead", "precision.amp": "", "threads.omp": "OMP_NUM_THREADS=2"}
     for key, word in words.items():
@@ -201,7 +202,7 @@ def test_every_knob_of_the_winner_is_in_the_file_or_named_as_left_out(summary, f
 
 
 def test_a_json_file_has_no_comments_and_notes_say_what_they_would_have(summary):
-    exported = export(summary, "lightning", None, file="best.json")
+    exported = render(summary, "lightning", None, file="best.json")
     assert json.loads(exported.text) == {"trainer": {"precision": "32-true"}}
     assert any('"num_workers": 4' in note for note in exported.notes)
 
@@ -216,7 +217,7 @@ def test_hugging_face_has_names_for_adamw_s_kernels_alone(changed):
         ([], "cuda", "fused", None),
     ):
         summary = changed({"optimizer.implementation": value}, device, detected={"optimizers": optimizers})
-        exported = export(summary, "hf", None, file="x.json")
+        exported = render(summary, "hf", None, file="x.json")
         assert json.loads(exported.text).get("optim") == name
         assert bool(exported.left_out) is (name is None)
 
@@ -225,20 +226,20 @@ def test_hugging_face_s_compile_leaves_tf32_as_it_was_measured(changed):
     summary = changed({"compile.mode": "default"}, "cuda")
     for matmul, expected in (("highest", False), ("high", True), ("medium", None)):
         summary["baseline"]["knobs"]["precision.matmul"] = matmul
-        assert json.loads(export(summary, "hf", None, file="x.json").text).get("tf32") is expected
+        assert json.loads(render(summary, "hf", None, file="x.json").text).get("tf32") is expected
 
 
 def test_several_processes_are_several_for_accelerate(changed):
     for device, kind in (("cuda", "MULTI_GPU"), ("cpu", "MULTI_CPU")):
         summary = changed({"precision.amp": "bf16"}, device, detected={"world_size": 4})
-        said = json.loads(export(summary, "accelerate", None, file="x.json").text)
+        said = json.loads(render(summary, "accelerate", None, file="x.json").text)
         assert (said["distributed_type"], said["num_processes"], said["use_cpu"]) == (kind, 4, device == "cpu")
 
 
 def test_deepspeed_gets_the_program_s_own_batch_or_says_that_it_needs_one(changed):
     summary = changed({"precision.amp": "bf16"})
-    exported = export(summary, "deepspeed", None)
+    exported = render(summary, "deepspeed", None)
     assert json.loads(exported.text)["train_micro_batch_size_per_gpu"] == 64
     assert any("weights in bf16" in note for note in exported.notes)
     summary["baseline"]["knobs"] = {}
-    assert any("DeepSpeed needs it" in note for note in export(summary, "deepspeed", None).notes)
+    assert any("DeepSpeed needs it" in note for note in render(summary, "deepspeed", None).notes)

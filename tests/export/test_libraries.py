@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.export import accelerate, deepspeed, export, huggingface, lightning
+from autotune.export import accelerate, deepspeed, huggingface, lightning, render
 from autotune.export.winner import winner
 from autotune.knobs.catalogue import CATALOGUE
 
@@ -53,7 +53,7 @@ def answers(tmp_path_factory):
     """What each library has read, or the error it raised; one process asks them all, since each takes seconds to import."""
     folder = tmp_path_factory.mktemp("exported")
     for name in ("hf.yaml", "hf.json", "lightning.yaml", "accelerate.yaml", "accelerate.json", "deepspeed.json"):
-        (folder / name).write_text(export(study(OVERRIDES), name.partition(".")[0], None, file=name).text)
+        (folder / name).write_text(render(study(OVERRIDES), name.partition(".")[0], None, file=name).text)
     done = python(HERE / "libraries.py", folder, cwd=folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -100,7 +100,7 @@ def test_accelerate_reads_it(read, ending):
 
 
 def test_accelerate_launches_a_script_with_it(tmp_path):
-    (tmp_path / "best.yaml").write_text(export(study(OVERRIDES), "accelerate", None).text)
+    (tmp_path / "best.yaml").write_text(render(study(OVERRIDES), "accelerate", None).text)
     words = ["-m", "accelerate.commands.launch", "--config_file", "best.yaml", "--num_cpu_threads_per_process", "2"]
     done = python(*words, HERE / "launched.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

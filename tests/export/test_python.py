@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.export import export
-from autotune.export.python import render
+from autotune.export import python, render
 from autotune.export.winner import winner
 from autotune.knobs.catalogue import CATALOGUE
 
@@ -49,13 +48,13 @@ def run(tmp_path):
 
 def test_every_knob_is_written_down_as_python(changed):
     assert set(ALL) == set(CATALOGUE), "a new knob: add it here, to user_script.py and to autotune/export/python.py"
-    text = export(changed(ALL), "python", None).text
+    text = render(changed(ALL), "python", None).text
     assert "\n#   export OMP_NUM_THREADS=2\n" in text
     assert "autotune knobs" not in text
 
 
 def test_a_script_that_imports_it_has_the_knobs(changed, run):
-    seen = run(export(changed(ALL), "python", None).text)
+    seen = run(render(changed(ALL), "python", None).text)
     assert seen["before"] == [2, "highest", False]
     assert (seen["threads"], seen["matmul"], seen["benchmark"]) == (1, "high", True)
     assert seen["loader"] == [8, 1, 4, True]
@@ -66,7 +65,7 @@ def test_a_script_that_imports_it_has_the_knobs(changed, run):
 
 def test_values_that_turn_something_off_say_so(changed):
     off = {"precision.amp": "off", "layout.channels_last": False, "compile.mode": "off", "optimizer.implementation": "default"}
-    text = render(winner(changed(off), None)).text
+    text = python.render(winner(changed(off), None)).text
     assert "enabled=False" in text
     assert "contiguous_format" in text
     assert "model.compile(" not in text
@@ -75,7 +74,7 @@ def test_values_that_turn_something_off_say_so(changed):
 
 
 def test_importing_it_changes_nothing(changed):
-    text = export(changed({"threads.intra": 1, "env.A": "x'\n\"y"}), "python", None).text
+    text = render(changed({"threads.intra": 1, "env.A": "x'\n\"y"}), "python", None).text
     names: dict[str, object] = {}
     exec(compile(text.replace("import torch\n", ""), "best.py", "exec"), names)
     assert names["BEST"] == {"threads.intra": 1, "env.A": "x'\n\"y"}

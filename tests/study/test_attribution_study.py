@@ -184,7 +184,7 @@ def test_lower_tiers_are_measured_claims_where_there_is_time(bench, tmp_path):
     assert exact["speedup"]["verdict"] == "faster"
     low, high = exact["speedup"]["ci"]
     assert low <= 1.3 <= high
-    text = export(summary, "yaml", Tier.exact).text
+    text = export(summary, "yaml", Tier.exact)
     assert "faster" in text
     assert "from the search" not in text
 

@@ -66,7 +66,7 @@ def test_what_trains_alike_wins_and_the_verdict_says_how_close(bench, space):
     found = summary["parity"]
     assert (found["verdict"], found["num_steps"], found["failed"]) == ("passed", 40, [])
     assert found["text"] == "within 0.1 % of the baseline's loss over 40 steps"
-    assert f"# Loss parity: {found['text']}" in export(summary, "yaml", None).text
+    assert f"# Loss parity: {found['text']}" in export(summary, "yaml", None)
     runs = of_kind(one.trials, Kind.parity)
     assert [run.outcome for run in runs] == [Outcome.ok, Outcome.ok]  # the baseline once, the changes of all finalists once
     assert runs[1].repeats in {trial.number for trial in of_kind(one.trials, Kind.search)}
