@@ -81,11 +81,11 @@ def left_out_line(key: str, value: KnobValue) -> str:
 def as_yaml(winner: Winner, document: Document) -> Exported:
     """Returns a document as YAML, everything else beside it as comments."""
     lines = [*winner.headline, *document.usage, *document.notes]
-    parts = ["".join(f"# {line}\n" for line in lines), _dump(document.settings) if document.settings else ""]
+    parts = ["".join(f"# {line}\n" for line in lines), f"\n{_dump(document.settings)}" if document.settings else ""]
     for title, settings in document.apart.items():
-        parts.append(f"# {title}\n" + "".join(f"# {line}\n" for line in _dump(settings).splitlines()))
+        parts.append(f"\n# {title}\n" + "".join(f"# {line}\n" for line in _dump(settings).splitlines()))
     if document.left_out:
-        parts.append("# Not expressible here; `autotune apply` sets these, too:\n")
+        parts.append("\n# Not expressible here; `autotune apply` sets these, too:\n")
         parts += [f"#   {line}\n" for line in document.left_out]
     return Exported(text="".join(parts), left_out=document.left_out, notes=document.notes)
 

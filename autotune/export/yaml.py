@@ -23,6 +23,13 @@ class _Dumper(yaml.SafeDumper):
     """Safe dumper that knows `_Quoted`."""
 
 
+def _list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
+    """Returns a list as YAML: an interval stays on its line."""
+    are_numbers = all(isinstance(item, int | float) for item in items)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=are_numbers)
+
+
+_Dumper.add_representer(list, _list)
 _Dumper.add_representer(_Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"'))
 
 

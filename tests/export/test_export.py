@@ -20,6 +20,7 @@ def test_yaml_begins_with_the_package_line_and_says_what_it_claims(summary):
     text = render(summary, "yaml", None).text
     assert text.startswith("# @package _global_\n")
     assert "# 1.800 x the baseline, 95 % interval 1.750 to 1.850: faster" in text
+    assert "\n    ci: [178.0, 182.0]\n" in text
     assert "# Measured on Fake CPU, 4 cores, 2025-06-15, torch 2.14.1, autotune 0.1.0." in text
 
 
