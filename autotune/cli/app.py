@@ -193,7 +193,9 @@ def show(study: AnyStudy = None, runs_dir: RunsDir = None, as_json: AsJson = Fal
 @app.command(rich_help_panel=_PANEL_SEE)
 def export(
     study: AnyStudy = None,
-    format_: Annotated[str, typer.Option("--format", "-f", metavar="FORMAT", help="yaml, env or python.")] = "yaml",
+    format_: Annotated[
+        str, typer.Option("--format", "-f", metavar="FORMAT", help="yaml, env, python, hf, lightning, accelerate or deepspeed.")
+    ] = "yaml",
     tier: Annotated[
         str | None,
         typer.Option("--tier", metavar="TIER", help="Best of this tier: exact, numerics or training.", show_default=False),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.cli.show import read_summary
 from autotune.errors import BadInput, one_of
-from autotune.export import export
+from autotune.export import render
 from autotune.records import Tier
 from autotune.run_dir import StudyFolder
 
@@ -15,22 +15,31 @@ from autotune.run_dir import StudyFolder
 def write(folder: StudyFolder, *, format_: str, tier: str | None, output: Path | None) -> int:
     """Writes the study's best configuration to a file, or to standard output.
 
+    What the format cannot express is told on standard error.
+
     Args:
         folder: the study.
-        format_: "yaml", "env" or "python".
+        format_: member of `export.FORMATS`.
         tier: the highest tier that may be used; None for the study's best.
         output: file to write; None or "-" for standard output.
     """
-    text = export(read_summary(folder), format_, _tier(tier))
+    exported = render(read_summary(folder), format_, _tier(tier), file=str(output or ""))
     if output is None or str(output) == "-":
-        sys.stdout.write(text)
-        return 0
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"--output: cannot be written, got {str(output)!r} ({error.strerror}). Give another file.") from error
-    print(f"wrote {output}", file=sys.stderr)
+        sys.stdout.write(exported.text)
+    else:
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(exported.text, encoding="utf-8")
+        except OSError as error:
+            raise BadInput(
+                f"--output: cannot be written, got {str(output)!r} ({error.strerror}). Give another file."
+            ) from error
+        print(f"wrote {output}", file=sys.stderr)
+    for line in exported.notes:
+        print(f"note: {line}", file=sys.stderr)
+    if exported.left_out:
+        print(f"not expressible in {format_}; `autotune apply` sets these, too:", file=sys.stderr)
+        print("\n".join(f"  {line}" for line in exported.left_out), file=sys.stderr)
     return 0
 
 

@@ -1,32 +1,54 @@
-"""The winner of a study as a file for other tools: YAML for Hydra and autotune, shell exports, a Python dictionary."""
+"""The winner of a study as a file for other tools.
+
+`yaml` is autotune's own and Hydra's; `env` and `python` are for shells and scripts; the others are the configuration files of
+training libraries, none of which is imported here: their keys stand in a table each, which a test holds against the library.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import PurePath
 
 from autotune.errors import BadInput, one_of
-from autotune.export import environment, python, yaml
+from autotune.export import accelerate, deepspeed, document, environment, huggingface, lightning, python, yaml
+from autotune.export.document import Document, Exported
 from autotune.export.winner import Winner, winner
 from autotune.records import Summary, Tier
 
-FORMATS: dict[str, Callable[[Winner], str]] = {
-    "yaml": yaml.render,
-    "env": environment.render,
-    "python": python.render,
+TEXTS: dict[str, Callable[[Winner], Exported]] = {"yaml": yaml.render, "env": environment.render, "python": python.render}
+DOCUMENTS: dict[str, Callable[[Winner], Document]] = {
+    "hf": huggingface.document,
+    "lightning": lightning.document,
+    "accelerate": accelerate.document,
+    "deepspeed": deepspeed.document,
 }
+FORMATS = (*TEXTS, *DOCUMENTS)
+JSON_ONLY = ("deepspeed",)
 
 
 def export(summary: Summary, format: str, tier: Tier | None) -> str:
-    """Returns the best configuration of a study as text.
+    """Returns the best configuration of a study as text; see `render`."""
+    return render(summary, format, tier).text
+
+
+def render(summary: Summary, format: str, tier: Tier | None, *, file: str = "") -> Exported:
+    """Returns the best configuration of a study in a format, and what the format cannot say.
 
     Args:
         summary: the study's summary.
         format: member of FORMATS.
         tier: the best that changes no more than this; None for the study's best.
+        file: name of the file it is written to, "" for none; a library's configuration is JSON where it ends in ".json", as
+            the libraries themselves tell the two apart, and YAML otherwise.
 
     Raises:
         BadInput: no such format, or the study has no winner yet.
     """
     if format not in FORMATS:
         raise BadInput(f"--format: no such format, got {format!r}. {one_of(format, FORMATS)}")
-    return FORMATS[format](winner(summary, tier))
+    found = winner(summary, tier)
+    if format in TEXTS:
+        return TEXTS[format](found)
+    made = DOCUMENTS[format](found)
+    is_json = format in JSON_ONLY or PurePath(file).suffix == ".json"
+    return document.as_json(found, made) if is_json else document.as_yaml(found, made)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shlex
 
+from autotune.export.document import Exported, left_out_line
 from autotune.export.winner import Winner
-from autotune.knobs.catalogue import knob
 
 
-def render(winner: Winner) -> str:
-    """Returns lines for `source best.env`."""
+def render(winner: Winner) -> Exported:
+    """Returns lines for `. best.env`."""
+    left_out = [left_out_line(key, winner.active[key]) for key in winner.in_program]
     lines = [f"# {line}" for line in winner.headline]
-    for key, value in winner.knobs.items():
-        variables = knob(key).environment(value)
-        lines += [f"export {name}={shlex.quote(text)}" for name, text in variables.items()]
-        if not variables:
-            lines.append(f"# {key}={value} is no environment variable: set it in the program.")
-    return "\n".join(lines) + "\n"
+    lines += [f"export {name}={shlex.quote(text)}" for name, text in winner.variables.items()]
+    if left_out:
+        lines += [
+            "# No environment variables; the program sets these, or `autotune apply` does:",
+            *(f"#   {x}" for x in left_out),
+        ]
+    return Exported(text="\n".join(lines) + "\n", left_out=left_out)

@@ -1,38 +1,110 @@
-"""A Python dictionary with, beside each knob, how it is set in code."""
+"""Python source that sets the knobs: definitions to import into a training script or to paste, a few lines each."""
 
 from __future__ import annotations
 
+import shlex
+
+from autotune.export.document import MAX_LINE, Exported, left_out_line
+from autotune.export.in_code import LOADER
 from autotune.export.winner import Winner
-from autotune.knobs.catalogue import knob
-from autotune.records import KnobValue
+from autotune.records import Knobs
+from autotune.wording import one_line
 
-# Knob key -> how a training script sets it; {value} is filled with the Python literal.
-IN_CODE = {
-    "loader.batch_size": "DataLoader(..., batch_size={value})",
-    "loader.num_workers": "DataLoader(..., num_workers={value})",
-    "loader.prefetch_factor": "DataLoader(..., prefetch_factor={value})",
-    "loader.pin_memory": "DataLoader(..., pin_memory={value})",
-    "loader.persistent_workers": "DataLoader(..., persistent_workers={value})",
-    "precision.amp": "'bf16': forward and loss under torch.autocast(device.type, dtype=torch.bfloat16); 'off': no autocast",
-    "precision.matmul": "torch.set_float32_matmul_precision({value})",
-    "layout.channels_last": "model.to(memory_format=torch.channels_last), and the same for the inputs, when True",
-    "compile.mode": "model = torch.compile(model, mode={value}), unless 'off'",
-    "optimizer.implementation": "'fused' or 'foreach' = True in the optimizer's constructor; neither for 'default'",
-    "backend.cudnn_benchmark": "torch.backends.cudnn.benchmark = {value}",
-    "threads.intra": "torch.set_num_threads({value})",
+# Knob key -> statement at the program's start; {value} is filled with the Python literal.
+AT_START = {
+    "threads.intra": "torch.set_num_threads({value!r})",
+    "precision.matmul": "torch.set_float32_matmul_precision({value!r})",
+    "backend.cudnn_benchmark": "torch.backends.cudnn.benchmark = {value!r}",
 }
+OPTIMIZER, LAYOUT, COMPILE, AMP = "optimizer.implementation", "layout.channels_last", "compile.mode", "precision.amp"
+IN_PARTS = {*AT_START, OPTIMIZER, LAYOUT, COMPILE, AMP}  # beside the loader's
 
 
-def render(winner: Winner) -> str:
-    """Returns Python source that defines `BEST`."""
-    lines = [f"# {line}" for line in winner.headline]
-    lines.append("BEST = {")
-    lines += [f"    {key!r}: {value!r},  # {_how(key, value)}" for key, value in winner.knobs.items()]
-    return "\n".join([*lines, "}", ""])
+def render(winner: Winner) -> Exported:
+    """Returns Python source that defines `BEST` and what sets it; importing it changes nothing yet."""
+    knobs = winner.active
+    parts = [
+        _head(winner),
+        _best(winner),
+        _loader(knobs),
+        _optimizer(knobs),
+        _start(knobs),
+        _model(knobs),
+        _inputs(knobs),
+        _amp(knobs),
+    ]
+    return Exported(text="".join(part for part in parts if part))
 
 
-def _how(key: str, value: KnobValue) -> str:
-    variables = knob(key).environment(value)
-    if variables:
-        return "before Python starts: " + " ".join(f"{name}={text}" for name, text in variables.items())
-    return IN_CODE.get(key, f"autotune knobs {key}").format(value=repr(value))
+def _head(winner: Winner) -> str:
+    lines = [*winner.headline, "", "Import this file into the training script, or paste what is needed."]
+    comments = "".join(f"# {line}".rstrip() + "\n" for line in lines)
+    return comments + ("\nimport torch\n" if any(key in AT_START or key in (LAYOUT, AMP) for key in winner.active) else "")
+
+
+def _best(winner: Winner) -> str:
+    """Returns the dictionary of all knobs, and those that no line of Python sets in time."""
+    lines = ["", "# Every setting as it was measured.", "BEST = {"]
+    lines += [f"    {key!r}: {value!r}," for key, value in winner.active.items()]
+    lines.append("}")
+    if winner.variables:
+        lines.append("# Before Python starts, in the shell:")
+        lines += [f"#   {one_line(f'export {name}={shlex.quote(text)}', MAX_LINE)}" for name, text in winner.variables.items()]
+    others = [key for key in winner.in_program if not (key in IN_PARTS or key.startswith(LOADER))]
+    lines += [f"# {left_out_line(key, winner.active[key])}" for key in others]
+    return "\n".join([*lines, ""])
+
+
+def _loader(knobs: Knobs) -> str:
+    given = {key.removeprefix(LOADER): value for key, value in knobs.items() if key.startswith(LOADER)}
+    return f"\n# The DataLoader that trains: DataLoader(dataset, shuffle=True, **LOADER)\nLOADER = {given!r}\n" if given else ""
+
+
+def _optimizer(knobs: Knobs) -> str:
+    if (value := knobs.get(OPTIMIZER)) is None:
+        return ""
+    given = {} if value == "default" else {str(value): True}
+    return f"\n# torch.optim.AdamW(model.parameters(), lr=lr, **OPTIMIZER), or whichever it is\nOPTIMIZER = {given!r}\n"
+
+
+def _start(knobs: Knobs) -> str:
+    body = [statement.format(value=knobs[key]) for key, statement in AT_START.items() if key in knobs]
+    return _function("start()", "Sets what holds for the whole process; call it first.", body) if body else ""
+
+
+def _model(knobs: Knobs) -> str:
+    """Returns the function that makes the model ready: the layout before the compilation, both before DDP."""
+    body = []
+    if LAYOUT in knobs:
+        body.append(f"model = model.to(memory_format=torch.{'channels_last' if knobs[LAYOUT] else 'contiguous_format'})")
+    if (mode := knobs.get(COMPILE)) is not None:
+        body.append(
+            "# not compiled: nothing to do"
+            if mode == "off"
+            else f"model.compile({'' if mode == 'default' else f'mode={mode!r}'})"
+        )
+    said = "Returns the model ready to train; call it once, before DistributedDataParallel and the optimizer."
+    return _function("prepare(model)", said, [*body, "return model"]) if body else ""
+
+
+def _inputs(knobs: Knobs) -> str:
+    body = ["return images.to(memory_format=torch.channels_last)"]
+    return (
+        _function("prepare_images(images)", "Returns a batch of images in the model's layout.", body)
+        if knobs.get(LAYOUT)
+        else ""
+    )
+
+
+def _amp(knobs: Knobs) -> str:
+    if (value := knobs.get(AMP)) is None:
+        return ""
+    said = (
+        'Returns what the model is called in: `with autocast("cuda"): output = model(inputs)`; the loss takes output.float().'
+    )
+    enabled = "" if value == "bf16" else ", enabled=False"
+    return _function("autocast(device_type)", said, [f"return torch.autocast(device_type, dtype=torch.bfloat16{enabled})"])
+
+
+def _function(signature: str, said: str, body: list[str]) -> str:
+    return "\n".join(["", "", f"def {signature}:", f'    """{said}"""', *(f"    {line}" for line in body), ""])

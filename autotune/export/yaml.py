@@ -7,10 +7,12 @@ from typing import Any
 import yaml
 
 from autotune.config.keys import literal
+from autotune.export.document import Exported
 from autotune.export.winner import Winner
 from autotune.records import KnobValue
 
 PACKAGE_LINE = "# @package _global_"
+PROVENANCE = "# Where this comes from: `autotune verify` and `autotune apply` read it, nothing in it is executed."
 
 
 class _Quoted(str):
@@ -21,18 +23,32 @@ class _Dumper(yaml.SafeDumper):
     """Safe dumper that knows `_Quoted`."""
 
 
+def _list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
+    """Returns a list as YAML: an interval stays on its line."""
+    are_numbers = all(isinstance(item, int | float) for item in items)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=are_numbers)
+
+
+_Dumper.add_representer(list, _list)
 _Dumper.add_representer(_Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"'))
 
 
-def render(winner: Winner) -> str:
-    """Returns the file's text: the package line, comments, knob groups, provenance."""
-    document: dict[str, Any] = {}
+def render(winner: Winner) -> Exported:
+    """Returns the file's text: the package line, comments, knob groups with what each is worth, provenance."""
+    lines = [PACKAGE_LINE, *(f"# {line}" for line in winner.headline)]
+    groups: dict[str, list[str]] = {}
     for key, value in winner.knobs.items():
         group, _, name = key.partition(".")
-        document.setdefault(group, {})[name] = _quoted(value, is_text=group == "env")
-    document["provenance"] = _quoted_all(winner.provenance)
-    body = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
-    return "\n".join([PACKAGE_LINE, *(f"# {line}" for line in winner.headline), body])
+        remark = winner.remarks.get(key)
+        pair = _dump({name: _quoted(value, is_text=group == "env")}).rstrip("\n")
+        groups.setdefault(group, []).append(f"  {pair}  # {remark}" if remark else f"  {pair}")
+    for group, pairs in groups.items():
+        lines += ["", f"{group}:", *pairs]
+    return Exported(text="\n".join([*lines, "", PROVENANCE, _dump({"provenance": _quoted_all(winner.provenance)})]))
+
+
+def _dump(document: dict[str, Any]) -> str:
+    return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
 
 
 def _quoted(value: KnobValue, *, is_text: bool = False) -> KnobValue:

@@ -61,6 +61,7 @@ def about(
         title=plan.title,
         command=plan.secrets.words(plan.command.parts),
         placeholders=plan.command.placeholders,
+        detected=_detected(plan, first) if first else before.detected if before else {},
         is_recipe=plan.command.is_recipe,
         cwd=plan.command.cwd,
         objective=plan.config.objective,
@@ -77,8 +78,14 @@ def about(
         budget_trials=budget.trials,
         spent_s=before.spent_s if before else 0.0,
         settings=plan.secrets.document(settings(plan.config)),
+        target=first.target if first else before.target if before else None,
         verifies=plan.secrets.document(plan.verify.as_json()) if plan.verify else {},
     )
+
+
+def _detected(plan: Plan, first: RankResult) -> dict[str, Any]:
+    found = {name: first.detected.get(name) for name in ("optimizers", "modules", "world_size")}
+    return dict(plan.secrets.document(found))
 
 
 def identity(plan: Plan, space: ResolvedSpace | None, first: RankResult | None) -> dict[str, Any]:

@@ -1,60 +1,43 @@
+import json
 import os
+import shlex
 import subprocess
-import sys
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from autotune.errors import BadInput
-from autotune.export import FORMATS, export
+from autotune.export import DOCUMENTS, FORMATS, render
 from autotune.records import Tier
 
-OVERRIDES = {
-    "loader.num_workers": 4,
-    "loader.pin_memory": True,
-    "precision.amp": "off",
-    "compile.mode": "reduce-overhead",
-    "threads.omp": 2,
-    "env.MALLOC_ARENA_MAX": "2",
-}
 
-
-@pytest.fixture
-def summary():
-    exact = {"trial": 3, "value": 110.0, "ci": None, "overrides": {"loader.num_workers": 4}}
-    best = {"trial": 7, "value": 180.0, "ci": [178.0, 182.0], "overrides": OVERRIDES, "knobs": OVERRIDES}
-    return {
-        "study": "s", "title": "python train.py --out ${HOME}", "status": "complete", "objective": "throughput",
-        "unit": "samples", "machine": {"cpu_model": "Fake CPU", "num_cores": 4, "gpus": []},
-        "baseline": {"trial": 0, "value": 100.0, "ci": [99.0, 101.0], "knobs": {}}, "best": best,
-        "best_by_tier": {"exact": exact, "numerics": best, "training": best},
-        "speedup": {"ratio": 1.8, "ci": [1.75, 1.85], "verdict": "faster", "reason": ""},
-        "fingerprint": "abc", "versions": {"torch": "2.14.1"}, "started_at": 1_750_000_000.0,
-        "pinned": {"loader.batch_size": 64},
-        "trials": [{"number": 0, "value": 98.0}, {"number": 3, "value": 110.0}, {"number": 7, "value": 180.0}],
-    }  # fmt: skip
+def loaded(text):
+    return OmegaConf.to_container(OmegaConf.create(text), resolve=True)
 
 
 def test_yaml_begins_with_the_package_line_and_says_what_it_claims(summary):
-    text = export(summary, "yaml", None)
+    text = render(summary, "yaml", None).text
     assert text.startswith("# @package _global_\n")
     assert "# 1.800 x the baseline, 95 % interval 1.750 to 1.850: faster" in text
-    assert "# Measured on Fake CPU, 4 cores, 2025-06-15." in text
+    assert "\n    ci: [178.0, 182.0]\n" in text
+    assert "# Measured on Fake CPU, 4 cores, 2025-06-15, torch 2.14.1, autotune 0.1.0." in text
 
 
 def test_yaml_keeps_off_a_word_and_pins_beside_the_changes(summary):
-    text = export(summary, "yaml", None)
-    document = OmegaConf.to_container(OmegaConf.create(text))
+    text = render(summary, "yaml", None).text
+    document = loaded(text)
     assert document["precision"]["amp"] == "off"
     assert document["loader"] == {"batch_size": 64, "num_workers": 4, "pin_memory": True}
     assert document["env"] == {"MALLOC_ARENA_MAX": "2"}
     assert document["provenance"]["speedup"]["ratio"] == 1.8
+    assert "  batch_size: 64  # pinned by you, in the baseline too\n" in text
+    assert "  num_workers: 4  # was 0\n" in text
 
 
 def test_yaml_loads_with_plain_hydra_whatever_the_title_holds(summary, tmp_path):
     (tmp_path / "runs" / "s").mkdir(parents=True)
-    (tmp_path / "runs" / "s" / "best.yaml").write_text(export(summary, "yaml", None))
+    (tmp_path / "runs" / "s" / "best.yaml").write_text(render(summary, "yaml", None).text)
     (tmp_path / "runs" / "main.yaml").write_text("loader: {num_workers: 0}\nmodel: mine\n")
     with initialize_config_dir(str(tmp_path / "runs"), version_base="1.3"):
         config = compose("main", overrides=["+s=best"])
@@ -63,32 +46,66 @@ def test_yaml_loads_with_plain_hydra_whatever_the_title_holds(summary, tmp_path)
     assert config.provenance.title == "python train.py --out ${HOME}"
 
 
+def test_yaml_tells_the_machine_the_program_the_tiers_and_what_was_not_checked(summary):
+    target = [{"site": "/home/me/train.py:40", "ordinal": 0, "code": "train.py:main:1f", "nth": 0}]
+    gpu = {"name": "NVIDIA H100", "driver": "580.65"}
+    summary["machine"] |= {"gpus": [gpu, gpu], "device": "cuda", "device_name": "NVIDIA H100", "cuda": "13.0"}
+    summary |= {
+        "target": target, "detected": {"optimizers": ["AdamW"], "modules": ["Net"], "world_size": 2},
+        "parity": {"verdict": "not checked", "text": "not checked: the program was not seen to call backward()"},
+        "command": ["torchrun", "train.py", "--lr", "${LR}"], "cwd": "/home/me", "is_recipe": False, "placeholders": {},
+        "identity": {"space.loader.num_workers": {}, "space.backend.cudnn_benchmark": {}, "machine.num_cores": 4},
+        "disturbed_by": {"words": "other programs took 1.0 core"},
+    }  # fmt: skip
+    text = render(summary, "yaml", None).text
+    said = loaded(text)["provenance"]
+    assert (said["device"], said["driver"], said["cuda"]) == ("NVIDIA H100", "580.65", "13.0")
+    assert said["program"] == {
+        "command": ["torchrun", "train.py", "--lr", "${LR}"], "cwd": "/home/me", "python": "3.11.7",
+        "optimizers": ["AdamW"], "modules": ["Net"], "world_size": 2,
+    }  # fmt: skip
+    assert said["target"] == target
+    assert said["tiers"]["exact"]["changes"] == ["loader.num_workers"]
+    assert said["tiers"]["numerics"]["ci"] == [1.75, 1.85]
+    assert said["parity"].startswith("not checked: ")
+    assert said["left_alone"] == ["backend.cudnn_benchmark"]
+    assert said["caveats"] == ["measured beside other work: other programs took 1.0 core"]
+    assert "# Loss parity: not checked: " in text
+    assert "# Note: measured beside other work: " in text
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_arguments_of_the_program_s_own_are_told_filled_in(summary, format):
+    summary |= {
+        "command": ["python", "train.py", "--workers={loader.num_workers=0}"],
+        "placeholders": {"loader.num_workers": 0},
+    }
+    exported = render(summary, format, None)
+    line = "The program takes some of it as arguments: python train.py --workers=4"
+    assert (line in exported.text) or (format == "deepspeed" and line in exported.notes)
+    if format == "yaml":
+        assert loaded(exported.text)["provenance"]["program"]["placeholders"] == {"loader.num_workers": 0}
+
+
 def test_env_exports_variables_and_names_what_is_none(summary, tmp_path):
     file = tmp_path / "best.env"
-    file.write_text(export(summary, "env", None))
+    exported = render(summary, "env", None)
+    file.write_text(exported.text)
     shown = subprocess.run(
-        ["sh", "-c", f". {file} && echo $OMP_NUM_THREADS $MALLOC_ARENA_MAX"],
+        ["sh", "-c", f". {shlex.quote(str(file))} && env"],
         env={"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert shown.stdout.split() == ["2", "2"]
-    assert "# loader.num_workers=4 is no environment variable" in file.read_text()
-
-
-def test_python_defines_a_dictionary_and_how_each_knob_is_set(summary):
-    text = export(summary, "python", None)
-    source = f"{text}\nassert BEST['loader.num_workers'] == 4 and BEST['precision.amp'] == 'off'"
-    subprocess.run([sys.executable, "-c", source], check=True)
-    assert "# DataLoader(..., num_workers=4)" in text
-    assert "torch.compile(model, mode='reduce-overhead')" in text
-    assert "before Python starts: OMP_NUM_THREADS=2" in text
+    assert {"OMP_NUM_THREADS=2", "MALLOC_ARENA_MAX=2"} <= set(shown.stdout.splitlines())
+    assert "loader.num_workers=4: DataLoader(..., num_workers=4)" in exported.left_out
+    assert "#   loader.num_workers=4: DataLoader(..., num_workers=4)\n" in exported.text
 
 
 def test_tier_picks_its_own_best_and_says_how_it_was_measured(summary):
-    text = export(summary, "yaml", Tier.exact)
-    document = OmegaConf.to_container(OmegaConf.create(text))
+    text = render(summary, "yaml", Tier.exact).text
+    document = loaded(text)
     assert "precision" not in document
     assert document["provenance"]["trial"] == 3
     assert "1.122 x the baseline, no interval: ambiguous (from the search: one measurement, picked as the best" in text
@@ -96,46 +113,56 @@ def test_tier_picks_its_own_best_and_says_how_it_was_measured(summary):
 
 def test_unknown_format_names_the_nearest(summary):
     with pytest.raises(BadInput, match=r"--format: no such format, got 'yml'\. Did you mean 'yaml'\?"):
-        export(summary, "yml", None)
+        render(summary, "yml", None)
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@pytest.mark.parametrize("format", FORMATS)
 def test_a_study_without_winner_cannot_be_exported(summary, format):
     summary["best"] = None
     with pytest.raises(BadInput, match="has no winner to export, got 's' \\(complete\\)"):
-        export(summary, format, None)
+        render(summary, format, None)
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@pytest.mark.parametrize("format", FORMATS)
 def test_a_baseline_that_won_is_a_valid_file_that_changes_nothing(summary, format):
     summary["best"] = {"trial": 0, "value": 100.0, "ci": None, "overrides": {}, "knobs": {}}
     summary["pinned"] = {}
-    assert "nothing to change" in export(summary, format, None)
+    exported = render(summary, format, None)
+    assert "nothing to change" in exported.text + "".join(exported.notes)
+    assert exported.left_out == []
 
 
 def test_measured_values_have_the_digits_they_are_worth_and_knobs_all_of_theirs(summary):
     summary["baseline"] |= {"value": 12345.678912, "ci": [12300.123456, 12391.98765]}
     summary["pinned"] = {"loader.batch_size": 1048576}
-    text = export(summary, "yaml", None)
+    text = render(summary, "yaml", None).text
     assert "# 12,346 samples/s -> 180.0 samples/s" in text
-    document = OmegaConf.to_container(OmegaConf.create(text))
+    document = loaded(text)
     assert document["provenance"]["baseline"] == {"value": 12346.0, "ci": [12300.0, 12392.0]}
     assert document["loader"]["batch_size"] == 1048576
 
 
 def test_text_that_looks_like_a_reference_stays_text(summary, tmp_path):
-    summary["pinned"] = {"env.A": "${oc.env:HOME}", "env.B": "\\${x}", "env.C": "$HOME"}
-    (tmp_path / "best.yaml").write_text(export(summary, "yaml", None))
+    values = {"env.A": "${oc.env:HOME}", "env.B": "\\${x}", "env.C": "$HOME", "env.D": "two\nlines", "env.E": "a # b: c"}
+    summary["pinned"] = values
+    (tmp_path / "best.yaml").write_text(render(summary, "yaml", None).text)
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
         config = compose("best")
-    assert (config.env.A, config.env.B, config.env.C) == ("${oc.env:HOME}", "\\${x}", "$HOME")
+    assert {f"env.{name}": config.env[name] for name in "ABCDE"} == values
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@pytest.mark.parametrize("format", FORMATS)
 def test_a_title_of_several_lines_stays_a_comment(summary, format):
-    summary["title"] = "python -c 'x'\nloader: {num_workers: 99}\nexport EVIL=1\nimport os"
-    lines = export(summary, format, None).splitlines()
+    evil = "python -c 'x'\nloader: {num_workers: 99}\nexport EVIL=1\nimport os"
+    summary["title"] = evil
+    summary["baseline"]["knobs"]["env.MALLOC_ARENA_MAX"] = evil
+    summary["best"]["overrides"]["env.MINE"] = evil
+    exported = render(summary, format, None)
+    if format == "env":  # a shell's quotes hold lines
+        return
+    lines = exported.text.splitlines()
     assert not any(line.startswith(("loader: {num_workers: 99}", "export EVIL", "import os")) for line in lines)
+    assert all("\n" not in line for line in exported.left_out)
 
 
 def test_yaml_says_what_each_change_is_worth_and_what_bought_nothing(summary):
@@ -145,11 +172,75 @@ def test_yaml_says_what_each_change_is_worth_and_what_bought_nothing(summary):
         {"knob": "precision.amp", "ratio": None, "ci": None, "verdict": "not separated", "reason": "no time"},
     ]
     summary["minimality"] = {"dropped": [{"knob": "threads.intra", **worth, "ratio": 1.0, "verdict": "same"}]}
-    text = export(summary, "yaml", None)
-    assert "# loader.num_workers: faster, 1.400 x, 1.350 to 1.450\n" in text
-    assert "# precision.amp: not separated, no time\n" in text
+    text = render(summary, "yaml", None).text
+    assert "  num_workers: 4  # was 0; 1.400 x [1.350, 1.450]\n" in text
+    assert '  amp: "off"  # not separated (no time)\n' in text
     assert "# Bought nothing, so left as they were: threads.intra.\n" in text
-    provenance = OmegaConf.to_container(OmegaConf.create(text))["provenance"]
+    provenance = loaded(text)["provenance"]
     assert provenance["attribution"]["loader.num_workers"] == {"ratio": 1.4, "ci": [1.35, 1.45], "verdict": "faster"}
     assert provenance["bought_nothing"]["threads.intra"]["verdict"] == "same"
-    assert "Bought nothing" not in export(summary, "yaml", Tier.exact)
+    assert "Bought nothing" not in render(summary, "yaml", Tier.exact).text
+
+
+@pytest.mark.parametrize("format", [name for name in FORMATS if name != "yaml"])
+def test_a_pin_that_means_nothing_beside_the_winner_is_left_out(changed, format):
+    summary = changed({"loader.num_workers": 0}, pinned={"loader.prefetch_factor": 4})
+    exported = render(summary, format, None)
+    assert "prefetch_factor" not in exported.text
+    assert "prefetch_factor" in render(summary, "yaml", None).text  # `verify` has to know all pins
+
+
+@pytest.mark.parametrize("format", DOCUMENTS)
+def test_every_knob_of_the_winner_is_in_the_file_or_named_as_left_out(summary, format):
+    exported = render(summary, format, None)
+    values = {"loader.batch_size": "batch_size", "loader.num_workers": "num_workers", "loader.pin_memory": "pin_memory"}
+    words = {**values, "compile.mode": "reduce-overhead", "precision.amp": "", "threads.omp": "OMP_NUM_THREADS=2"}
+    for key, word in words.items():
+        is_left_out = any(line.startswith(f"{key}=") for line in exported.left_out)
+        assert is_left_out or word in exported.text, key
+    assert any("OMP_NUM_THREADS=2" in line for line in exported.left_out)
+    assert any(line.startswith("env.MALLOC_ARENA_MAX=2: ") for line in exported.left_out)
+
+
+def test_a_json_file_has_no_comments_and_notes_say_what_they_would_have(summary):
+    exported = render(summary, "lightning", None, file="best.json")
+    assert json.loads(exported.text) == {"trainer": {"precision": "32-true"}}
+    assert any('"num_workers": 4' in note for note in exported.notes)
+
+
+def test_hugging_face_has_names_for_adamw_s_kernels_alone(changed):
+    for optimizers, device, value, name in (
+        (["AdamW"], "cpu", "fused", "adamw_torch_fused"),
+        (["AdamW"], "cuda", "foreach", "adamw_torch"),
+        (["AdamW"], "cpu", "default", "adamw_torch"),
+        (["AdamW"], "cpu", "foreach", None),
+        (["SGD"], "cuda", "fused", None),
+        ([], "cuda", "fused", None),
+    ):
+        summary = changed({"optimizer.implementation": value}, device, detected={"optimizers": optimizers})
+        exported = render(summary, "hf", None, file="x.json")
+        assert json.loads(exported.text).get("optim") == name
+        assert bool(exported.left_out) is (name is None)
+
+
+def test_hugging_face_s_compile_leaves_tf32_as_it_was_measured(changed):
+    summary = changed({"compile.mode": "default"}, "cuda")
+    for matmul, expected in (("highest", False), ("high", True), ("medium", None)):
+        summary["baseline"]["knobs"]["precision.matmul"] = matmul
+        assert json.loads(render(summary, "hf", None, file="x.json").text).get("tf32") is expected
+
+
+def test_several_processes_are_several_for_accelerate(changed):
+    for device, kind in (("cuda", "MULTI_GPU"), ("cpu", "MULTI_CPU")):
+        summary = changed({"precision.amp": "bf16"}, device, detected={"world_size": 4})
+        said = json.loads(render(summary, "accelerate", None, file="x.json").text)
+        assert (said["distributed_type"], said["num_processes"], said["use_cpu"]) == (kind, 4, device == "cpu")
+
+
+def test_deepspeed_gets_the_program_s_own_batch_or_says_that_it_needs_one(changed):
+    summary = changed({"precision.amp": "bf16"})
+    exported = render(summary, "deepspeed", None)
+    assert json.loads(exported.text)["train_micro_batch_size_per_gpu"] == 64
+    assert any("weights in bf16" in note for note in exported.notes)
+    summary["baseline"]["knobs"] = {}
+    assert any("DeepSpeed needs it" in note for note in render(summary, "deepspeed", None).notes)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from autotune.cli.processes import own_environment
+from autotune.export import FORMATS
 from autotune.run_dir import StudyFolder
 from autotune.trackers import store
 from tests.trackers.servers import Listener, Mirror
@@ -112,7 +113,7 @@ def trial_that(summary: dict, outcome: str) -> dict:
 
 
 def test_no_secret_is_in_any_file_or_on_the_screen(user, summary):
-    for words in (["list"], ["show", "s"], *(["export", "s", "--format", name] for name in ("yaml", "env", "python"))):
+    for words in (["list"], ["show", "s"], *(["export", "s", "--format", name] for name in FORMATS)):
         assert user(*words).returncode == 0
     assert user.leaks() == []
 

@@ -1,0 +1,41 @@
+"""Accelerate: the file of `accelerate launch --config_file`. Loaders, optimizer and layout are the script's own there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.export.document import Document, Row, expressed
+from autotune.export.winner import Winner
+
+ROWS: dict[str, Row] = {
+    "precision.amp": lambda value, _: {"mixed_precision": "bf16" if value == "bf16" else "no"},
+    "compile.mode": lambda value, _: {
+        "dynamo_config": ({"dynamo_backend": "NO"} if value == "off" else {"dynamo_backend": "INDUCTOR", "dynamo_mode": value})
+    },
+}
+USAGE = ["Load: accelerate launch --config_file FILE train.py (a FILE ending in .json is written, and read, as JSON)"]
+THREADS = "`accelerate launch` sets OMP_NUM_THREADS, often to 1, unless --num_cpu_threads_per_process is given{}."
+
+
+def document(winner: Winner) -> Document:
+    """Returns the winner as configuration of `accelerate launch`, with as many processes as were measured."""
+    settings, left_out = expressed(winner, ROWS)
+    omp = winner.active.get("threads.omp")
+    return Document(
+        settings={**_place(winner), **settings},
+        usage=USAGE,
+        left_out=left_out,
+        notes=[THREADS.format(f": say {omp}" if omp else "")],
+    )
+
+
+def _place(winner: Winner) -> dict[str, Any]:
+    """Returns the keys without which the launcher does not read a file."""
+    is_cpu, is_several = winner.device == "cpu", winner.world_size > 1
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": ("MULTI_CPU" if is_cpu else "MULTI_GPU") if is_several else "NO",
+        "num_machines": 1,
+        "num_processes": winner.world_size,
+        "use_cpu": is_cpu,
+    }

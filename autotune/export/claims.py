@@ -1,0 +1,119 @@
+"""What a study says of the configuration that is exported: how much faster, from where that is known, what each change buys."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.records import Summary, Tier
+from autotune.wording import one_line, score_of, value_text
+
+MAX_REMARK = 120
+SPACE = "space."  # of a study's identity: the knobs that were searched
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claimed:
+    """An entry of a summary, and what can be said of it.
+
+    Attributes:
+        summary: the study's.
+        entry: its best, or the best of a tier.
+        tier: the tier that was asked for; None for the study's best.
+        speedup: ratio, interval, verdict and reason against the baseline; None unknown.
+    """
+
+    summary: Summary
+    entry: dict[str, Any]
+    tier: Tier | None
+    speedup: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, summary: Summary, entry: dict[str, Any], tier: Tier | None) -> Claimed:
+        """Returns what can be said of an entry of a summary."""
+        is_best = _is_best(summary, entry)
+        return cls(summary=summary, entry=entry, tier=tier, speedup=summary["speedup"] if is_best else measured(summary, entry))
+
+    @property
+    def is_best(self) -> bool:
+        """Whether it is the study's best, which the finals reported and the attribution took apart."""
+        return _is_best(self.summary, self.entry)
+
+    @property
+    def worth(self) -> dict[str, dict[str, Any]]:
+        """Knob key -> what the change is worth, as in the summary's attribution."""
+        return {change["knob"]: change for change in self.summary.get("attribution") or []} if self.is_best else {}
+
+    @property
+    def dropped(self) -> dict[str, dict[str, Any]]:
+        """Knob key -> the change that bought nothing and was put back."""
+        found = (self.summary.get("minimality") or {}).get("dropped") or []
+        return {change["knob"]: change for change in found} if self.is_best else {}
+
+    @property
+    def left_alone(self) -> list[str]:
+        """Knobs that were searched, none of whose other values is part of it or was put back."""
+        names = [name.removeprefix(SPACE) for name in self.summary.get("identity") or {} if name.startswith(SPACE)]
+        return [name for name in names if name not in self.entry["overrides"] and name not in self.dropped]
+
+    @property
+    def parity(self) -> str:
+        """What became of the comparison of losses, "" when there is nothing to say."""
+        compared = (self.summary.get("parity") or {}) if self.is_best else self.entry.get("parity")
+        return str((compared.get("text") if isinstance(compared, dict) else compared) or "")
+
+    @property
+    def caveats(self) -> list[str]:
+        """What was not as it should be while it was measured."""
+        beside = (self.summary.get("disturbed_by") or {}).get("words")
+        found = [f"measured beside other work: {beside}" if beside else "", self.summary.get("page_cache")]
+        return [str(line) for line in found if line]
+
+    def remark(self, key: str, *, is_pinned: bool) -> str:
+        """Returns what stands beside a knob: "was 0; 1.401 x [1.350, 1.452]"."""
+        if is_pinned and key not in self.entry["overrides"]:
+            return "pinned by you, in the baseline too"
+        before = (self.summary["baseline"].get("knobs") or {}).get(key)
+        was = f"was {value_text(before)}" if before not in (None, "") else ""
+        return one_line("; ".join(filter(None, [was, worth_text(self.worth.get(key))])), MAX_REMARK)
+
+
+def worth_text(change: dict[str, Any] | None) -> str:
+    """Returns what one change buys in a few words: "1.401 x [1.350, 1.452]", the verdict where it is not simply faster."""
+    if not change:
+        return ""
+    if not change.get("ratio"):
+        return " ".join(filter(None, [change.get("verdict"), f"({change['reason']})" if change.get("reason") else ""]))
+    interval = f" [{change['ci'][0]:.3f}, {change['ci'][1]:.3f}]" if change.get("ci") else ""
+    verdict = "" if change.get("verdict") in (None, "faster") else f", {change['verdict']}"
+    return f"{change['ratio']:.3f} x{interval}{verdict}"
+
+
+def measured(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
+    """Returns the speedup of a configuration that was not the finals' choice: measured again, else from the search."""
+    if again := entry.get("speedup"):
+        return dict(again)
+    trials = {trial["number"]: trial for trial in summary["trials"]}
+    value, baseline = (score_of(summary, trials.get(number) or {}) for number in (entry["trial"], summary["baseline"]["trial"]))
+    return {
+        "ratio": value / baseline if value and baseline else None,
+        "ci": None,
+        "verdict": "same" if not entry["overrides"] else "ambiguous",
+        "reason": "from the search: one measurement, picked as the best, which overstates",
+    }
+
+
+def day(summary: Summary) -> str:
+    """Returns the day a study began, UTC."""
+    return datetime.datetime.fromtimestamp(summary["started_at"], tz=datetime.UTC).date().isoformat()
+
+
+def describe_machine(machine: dict[str, Any]) -> str:
+    """Returns the machine in a few words."""
+    gpus = [str(gpu.get("name")) for gpu in machine.get("gpus") or []]
+    return ", ".join([*gpus, str(machine.get("cpu_model") or "unknown CPU"), f"{machine.get('num_cores', '?')} cores"])
+
+
+def _is_best(summary: Summary, entry: dict[str, Any]) -> bool:
+    return bool(entry["trial"] == (summary["best"] or {}).get("trial"))

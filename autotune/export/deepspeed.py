@@ -1,0 +1,32 @@
+"""DeepSpeed: ds_config.json. It knows the batch of a device and the precision; the rest is the script's own."""
+
+from __future__ import annotations
+
+from autotune.export.document import Document, Row, expressed
+from autotune.export.winner import Winner
+
+BATCH_SIZE = "loader.batch_size"
+# What was measured is autocast over float32 weights, DeepSpeed's torch_autocast (0.16.9 and later).
+ROWS: dict[str, Row] = {
+    BATCH_SIZE: lambda value, _: {"train_micro_batch_size_per_gpu": value},
+    "precision.amp": lambda value, _: (
+        {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+        if value == "bf16"
+        else {"torch_autocast": {"enabled": False}}
+    ),
+}
+USAGE = ['Load: deepspeed.initialize(model=model, optimizer=optimizer, config="FILE")']
+OTHER_BF16 = 'torch_autocast is what was measured; {"bf16": {"enabled": true}}, with weights in bf16, is something else.'
+NO_BATCH = "train_micro_batch_size_per_gpu is not known of this program, and DeepSpeed needs it: add it."
+
+
+def document(winner: Winner) -> Document:
+    """Returns the winner as DeepSpeed's configuration; it needs a batch size, the program's own where none was changed."""
+    settings, left_out = expressed(winner, ROWS)
+    own = winner.full.get(BATCH_SIZE)
+    if own and "train_micro_batch_size_per_gpu" not in settings:
+        settings = {"train_micro_batch_size_per_gpu": own, **settings}
+    notes = [OTHER_BF16] if winner.active.get("precision.amp") == "bf16" else []
+    if not own:
+        notes.append(NO_BATCH)
+    return Document(settings=settings, usage=USAGE, left_out=left_out, notes=notes)

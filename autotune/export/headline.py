@@ -1,0 +1,65 @@
+"""The comment lines that every format begins with."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from autotune.config.command import CommandTemplate
+from autotune.export.claims import Claimed, day, describe_machine
+from autotune.records import THROUGHPUT, Knobs, Summary
+from autotune.wording import BETTER, gain_words, number_text, objective_of, one_line, side_texts
+
+MAX_LINE = 160
+
+
+def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
+    """Returns what this is, how much faster, where and when it was measured; a line each, none longer than MAX_LINE.
+
+    Args:
+        claimed: what is exported.
+        hidden: knobs whose values are secret.
+    """
+    summary, entry, speedup = claimed.summary, claimed.entry, claimed.speedup
+    lines = [f"autotune: the best configuration found for {summary['title']}"]
+    if not entry["overrides"]:
+        lines.append("Nothing measured was better than the program as it was run: there is nothing to change.")
+    if speedup and speedup.get("ratio"):
+        lines.append(_gain_line(summary, speedup))
+    lines.append(" -> ".join(_measured(summary, side) for side in (summary["baseline"], entry)))
+    if claimed.dropped:
+        lines.append(f"Bought nothing, so left as they were: {', '.join(claimed.dropped)}.")
+    if claimed.parity:
+        lines.append(f"Loss parity: {claimed.parity}")
+    lines += [f"Note: {caveat}" for caveat in claimed.caveats]
+    if summary.get("placeholders") and not summary.get("is_recipe"):
+        lines.append(f"The program takes some of it as arguments: {_filled_in(summary, entry)}")
+    lines.append(_where(summary))
+    lines = [one_line(line, MAX_LINE) for line in lines]  # they become comments, which a line's end would end
+    return lines + [f"{key}={value}: a secret, which is not written down: set it yourself." for key, value in hidden.items()]
+
+
+def _where(summary: Summary) -> str:
+    versions = summary["versions"]
+    made_with = [f"{name} {versions[name]}" for name in ("torch", "autotune") if versions.get(name)]
+    return f"Measured on {describe_machine(summary['machine'])}, {day(summary)}{''.join(f', {word}' for word in made_with)}."
+
+
+def _filled_in(summary: Summary, entry: dict[str, Any]) -> str:
+    template = CommandTemplate(parts=summary["command"], placeholders=summary["placeholders"])
+    return shlex.join(template.argv({**(summary.get("pinned") or {}), **entry["overrides"]}))
+
+
+def _gain_line(summary: Summary, speedup: dict[str, Any]) -> str:
+    """Returns ratio, interval and verdict in the objective's words: "1.310 x less energy per sample, 95 % interval ..."."""
+    interval = f", 95 % interval {speedup['ci'][0]:.3f} to {speedup['ci'][1]:.3f}" if speedup.get("ci") else ", no interval"
+    reason = f" ({speedup['reason']})" if speedup.get("reason") else ""
+    words = BETTER[objective_of(summary)] if speedup["verdict"] == "faster" else speedup["verdict"]
+    of = gain_words(summary, "") or "the baseline"
+    return f"{speedup['ratio']:.3f} x {of}{interval}: {words}{reason}"
+
+
+def _measured(summary: Summary, side: dict[str, Any]) -> str:
+    if objective_of(summary) != THROUGHPUT:
+        return side_texts(summary, side)[0]
+    return f"{number_text(side['value'], digits=4)} {summary['unit']}/s" if side.get("value") else "unknown"

@@ -1,0 +1,56 @@
+"""Hugging Face: keys of `transformers.TrainingArguments`, for `HfArgumentParser`'s YAML or JSON file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.export.document import Document, Row, expressed
+from autotune.export.winner import Winner
+from autotune.records import KnobValue
+
+ADAMW = "AdamW"
+
+
+def _optimizer(value: KnobValue, winner: Winner) -> dict[str, Any] | None:
+    """Returns the Trainer's name for AdamW's kernels; it has names for no other optimizer's."""
+    is_torchs_choice = value == "default" or (value == "foreach" and winner.device == "cuda")
+    if set(winner.optimizers) != {ADAMW} or not (value == "fused" or is_torchs_choice):
+        return None
+    return {"optim": "adamw_torch_fused" if value == "fused" else "adamw_torch"}
+
+
+def _tf32(value: KnobValue, winner: Winner) -> dict[str, Any] | None:
+    """Returns `tf32`, which the Trainer refuses on a CPU; "medium" has no name there."""
+    return {"tf32": value == "high"} if value == "highest" or (value == "high" and winner.device == "cuda") else None
+
+
+# Names that TrainingArguments has had since 4.50 and has in 5.23.
+ROWS: dict[str, Row] = {
+    "loader.batch_size": lambda value, _: {"per_device_train_batch_size": value},
+    "loader.num_workers": lambda value, _: {"dataloader_num_workers": value},
+    "loader.prefetch_factor": lambda value, _: {"dataloader_prefetch_factor": value},
+    "loader.pin_memory": lambda value, _: {"dataloader_pin_memory": value},
+    "loader.persistent_workers": lambda value, _: {"dataloader_persistent_workers": value},
+    "precision.amp": lambda value, _: {"bf16": value == "bf16"},
+    "precision.matmul": _tf32,
+    "compile.mode": lambda value, _: (
+        {"torch_compile": False} if value == "off" else {"torch_compile": True, "torch_compile_mode": value}
+    ),
+    "optimizer.implementation": _optimizer,
+}
+USAGE = [
+    'Load: HfArgumentParser(TrainingArguments).parse_yaml_file("FILE") (parse_json_file after `-o FILE.json`),',
+    "      or copy the keys into your own file of arguments.",
+]
+
+
+def document(winner: Winner) -> Document:
+    """Returns the winner as TrainingArguments."""
+    settings, left_out = expressed(winner, ROWS)
+    notes = []
+    if settings.get("torch_compile") and "tf32" not in settings:  # the Trainer turns TF32 on with it, unless told
+        settings |= _tf32(winner.full.get("precision.matmul", ""), winner) or {}
+    if winner.device == "cpu" and settings:
+        settings["use_cpu"] = True  # without it the Trainer refuses bf16 where there is no GPU
+        notes.append("Measured on a CPU, hence use_cpu: remove it where you train on a GPU.")
+    return Document(settings=settings, usage=USAGE, left_out=left_out, notes=notes)

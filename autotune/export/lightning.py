@@ -1,0 +1,29 @@
+"""Lightning: the Trainer's arguments for LightningCLI or `Trainer(**kwargs)`, and the DataLoader's, which are the program's."""
+
+from __future__ import annotations
+
+from autotune.export.document import Document, Row, expressed
+from autotune.export.in_code import LOADER
+from autotune.export.winner import Winner
+
+ROWS: dict[str, Row] = {
+    "precision.amp": lambda value, _: {"precision": "bf16-mixed" if value == "bf16" else "32-true"},
+    "backend.cudnn_benchmark": lambda value, _: {"benchmark": value},
+}
+USAGE = [
+    "Load: python main.py fit --config FILE (LightningCLI),",
+    '      or Trainer(**yaml.safe_load(open("FILE"))["trainer"]).',
+]
+APART = "The Trainer owns no DataLoader: pass these to yours, DataLoader(dataset, shuffle=True, ...), in train_dataloader()."
+
+
+def document(winner: Winner) -> Document:
+    """Returns the winner as arguments of the Trainer."""
+    loader = {key.removeprefix(LOADER): value for key, value in winner.active.items() if key.startswith(LOADER)}
+    settings, left_out = expressed(winner, ROWS, skip=[f"{LOADER}{name}" for name in loader])
+    return Document(
+        settings={"trainer": settings} if settings else {},
+        usage=USAGE,
+        apart={APART: loader} if loader else {},
+        left_out=left_out,
+    )

@@ -1,0 +1,103 @@
+"""Where a configuration comes from, as plain values: for people, and for `autotune verify` and `autotune apply`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.export.claims import Claimed, day, describe_machine, measured
+from autotune.records import Summary, Tier
+
+DIGITS = 5  # of a measured value; its interval is seldom narrower than the third
+PROGRAM = ("program.torch", "program.device_name", "program.executable")  # of a study's identity, beside the machine's
+
+
+def provenance(claimed: Claimed) -> dict[str, Any]:
+    """Returns study, machine, versions, measurements with intervals, and what it takes to measure and to apply it again."""
+    summary, entry = claimed.summary, claimed.entry
+    return {
+        "study": summary["study"],
+        "title": summary["title"],
+        "status": summary["status"],
+        "date": day(summary),
+        **_machine(summary),
+        "fingerprint": summary["fingerprint"],
+        "objective": summary["objective"],
+        "terms": summary.get("terms") or {},
+        "unit": summary["unit"],
+        "tier": str(claimed.tier or Tier.training),
+        "trial": entry["trial"],
+        "baseline": _rounded({"value": summary["baseline"]["value"], "ci": summary["baseline"]["ci"]}),
+        "best": _rounded({"value": entry["value"], "ci": entry["ci"]}),
+        "speedup": _rounded(claimed.speedup),
+        **_worth(claimed),
+        **({"parity": claimed.parity} if claimed.parity else {}),
+        **({"caveats": claimed.caveats} if claimed.caveats else {}),
+        "tiers": _tiers(summary),
+        "versions": summary["versions"],
+        **_again(summary),
+    }
+
+
+def _machine(summary: Summary) -> dict[str, Any]:
+    """Returns the machine, and what a GPU's driver and CUDA are, where there is one."""
+    machine = summary["machine"]
+    drivers = {str(gpu["driver"]) for gpu in machine.get("gpus") or [] if gpu.get("driver")}
+    found = {
+        "machine": describe_machine(machine),
+        "device": machine.get("device_name") or machine.get("device"),
+        "driver": ", ".join(sorted(drivers)),
+        "cuda": machine.get("cuda") if machine.get("device") == "cuda" else None,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _worth(claimed: Claimed) -> dict[str, Any]:
+    found = {
+        "attribution": {key: _factor(change) for key, change in claimed.worth.items()},
+        "bought_nothing": {key: _factor(change) for key, change in claimed.dropped.items()},
+        "left_alone": claimed.left_alone,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _factor(change: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = _rounded({name: change.get(name) for name in ("ratio", "ci", "verdict")})
+    return made
+
+
+def _tiers(summary: Summary) -> dict[str, Any]:
+    """Returns what the best of each tier changes and what that is worth."""
+    found = {}
+    for tier, entry in (summary.get("best_by_tier") or {}).items():
+        is_best = entry["trial"] == (summary["best"] or {}).get("trial")
+        speedup = (summary["speedup"] if is_best else measured(summary, entry)) or {}
+        said = {name: speedup.get(name) for name in ("ratio", "ci", "verdict")}
+        found[tier] = {"changes": list(entry["overrides"]), **_rounded(said)}
+    return found
+
+
+def _again(summary: Summary) -> dict[str, Any]:
+    """Returns what it takes to measure the claim again and to apply it."""
+    identity, detected = summary.get("identity") or {}, summary.get("detected") or {}
+    program: dict[str, Any] = {}
+    if not summary.get("is_recipe"):
+        program |= {"command": summary.get("command") or [], "cwd": summary.get("cwd") or ""}
+        if placeholders := summary.get("placeholders"):
+            program["placeholders"] = placeholders  # of the command -> value in the baseline
+    program |= {name: value for name, value in {"python": summary["machine"].get("python"), **detected}.items() if value}
+    return {
+        "identity": {name: value for name, value in identity.items() if name.startswith("machine.") or name in PROGRAM},
+        "settings": summary.get("settings") or {},
+        "pinned": sorted(summary.get("pinned") or {}),  # hold in the baseline too
+        **({"target": summary["target"]} if summary.get("target") else {}),  # which DataLoader trains, for `autotune apply`
+        "program": program,
+    }
+
+
+def _rounded(value: Any) -> Any:
+    """Returns measured values with as many digits as they are worth."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

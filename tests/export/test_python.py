@@ -1,0 +1,80 @@
+"""The Python that is exported runs in a script, and every knob is seen to be set."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.export import python, render
+from autotune.export.winner import winner
+from autotune.knobs.catalogue import CATALOGUE
+
+ALL = {
+    "loader.batch_size": 8,
+    "loader.num_workers": 1,
+    "loader.prefetch_factor": 4,
+    "loader.pin_memory": False,
+    "loader.persistent_workers": True,
+    "precision.amp": "bf16",
+    "precision.matmul": "high",
+    "layout.channels_last": True,
+    "compile.mode": "reduce-overhead",
+    "optimizer.implementation": "fused",
+    "backend.cudnn_benchmark": True,
+    "threads.intra": 1,
+    "threads.omp": 2,
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs the script beside an exported best.py and returns what it observed."""
+
+    def _run(text):
+        (tmp_path / "best.py").write_text(text)
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "2"}
+        script = Path(__file__).with_name("user_script.py")
+        done = subprocess.run(
+            [sys.executable, script], env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return _run
+
+
+def test_every_knob_is_written_down_as_python(changed):
+    assert set(ALL) == set(CATALOGUE), "a new knob: add it here, to user_script.py and to autotune/export/python.py"
+    text = render(changed(ALL), "python", None).text
+    assert "\n#   export OMP_NUM_THREADS=2\n" in text
+    assert "autotune knobs" not in text
+
+
+def test_a_script_that_imports_it_has_the_knobs(changed, run):
+    seen = run(render(changed(ALL), "python", None).text)
+    assert seen["before"] == [2, "highest", False]
+    assert (seen["threads"], seen["matmul"], seen["benchmark"]) == (1, "high", True)
+    assert seen["loader"] == [8, 1, 4, True]
+    assert (seen["weights"], seen["images"]) == (True, True)
+    assert (seen["output"], seen["is_compiled"], seen["fused"]) == ("torch.bfloat16", True, True)
+    assert seen["loss"] > 0
+
+
+def test_values_that_turn_something_off_say_so(changed):
+    off = {"precision.amp": "off", "layout.channels_last": False, "compile.mode": "off", "optimizer.implementation": "default"}
+    text = python.render(winner(changed(off), None)).text
+    assert "enabled=False" in text
+    assert "contiguous_format" in text
+    assert "model.compile(" not in text
+    assert "OPTIMIZER = {}" in text
+    compile(text, "best.py", "exec")
+
+
+def test_importing_it_changes_nothing(changed):
+    text = render(changed({"threads.intra": 1, "env.A": "x'\n\"y"}), "python", None).text
+    names: dict[str, object] = {}
+    exec(compile(text.replace("import torch\n", ""), "best.py", "exec"), names)
+    assert names["BEST"] == {"threads.intra": 1, "env.A": "x'\n\"y"}
