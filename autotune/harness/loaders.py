@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import worker
+from . import sites, worker
 from .apply import loader as apply_loader
 
 _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -24,9 +24,10 @@ _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 class Loader:
     """What is known of one DataLoader of the program."""
 
-    def __init__(self, number: int, site: str, arguments: Dict[str, Any]) -> None:
+    def __init__(self, number: int, site: str, code: str, arguments: Dict[str, Any]) -> None:
         self.number = number
         self.site, self.ordinal = site, 0
+        self.code, self.nth = code, 0  # the same for a program that was edited or moved, see sites.py
         self.dataset = arguments.get("dataset")
         self.given_batch_sampler = arguments.get("batch_sampler")
         self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
@@ -59,11 +60,7 @@ class Loader:
         return self
 
     def __reduce__(self) -> Any:
-        return _nothing, ()  # a pickled DataLoader leaves us behind
-
-
-def _nothing() -> None:
-    return None
+        return type(None), ()  # a pickled DataLoader leaves us behind, and is read where there is no harness
 
 
 class LoaderWatch:
@@ -79,11 +76,13 @@ class LoaderWatch:
         self.unit, self.unit_source = "steps", "optimizer steps: no batch dimension was found"
         self.reports: Dict[str, Any] = {}
         self._is_measuring = self._spec.mode != "apply"
+        self._sites = sites.TargetSites(self._spec.target)
+        self.is_at_rest = False
         self._current: Optional[Loader] = None
         self._workers: List[Any] = []  # processes of the loader that started last
         self._patch_construction()
+        self._patch_iteration()
         if self._is_measuring:
-            self._patch_iteration()
             self._patch_workers()
             self._patch_worker_info()
 
@@ -112,6 +111,7 @@ class LoaderWatch:
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         start, advance, watch = _BaseDataLoaderIter.__init__, _BaseDataLoaderIter.__next__, self
+        self._iteration: Any = (start, advance)
         monotonic, tensor = time.monotonic, Tensor
 
         @functools.wraps(start)
@@ -140,6 +140,20 @@ class LoaderWatch:
 
         _BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
         _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
+        self._watched_iteration = (__init__, __next__)
+
+    def rest(self) -> None:
+        """Looks at no batch any more and forgets the loaders; those still to be made get their knobs (mode "apply")."""
+        from torch.utils.data.dataloader import _BaseDataLoaderIter as Iterator
+
+        if self.is_at_rest:
+            return
+        self.is_at_rest = True
+        self._sites.begin_training()
+        self.touched.clear()
+        self.loaders, self.training, self._current = [], None, None
+        if (Iterator.__init__, Iterator.__next__) == self._watched_iteration:  # else the program has put its own around them
+            Iterator.__init__, Iterator.__next__ = self._iteration  # type: ignore[method-assign]
 
     def _patch_workers(self) -> None:
         # Only while the workers start: the loader shows the program its own worker_init_fn (Lightning looks at it).
@@ -204,12 +218,16 @@ class LoaderWatch:
 
     def _constructing(self, arguments: Dict[str, Any]) -> Optional[Loader]:
         try:
-            info = Loader(len(self.loaders), _construction_site(), arguments)
+            info = Loader(len(self.loaders), *_construction_site(), arguments)
+            if self.is_at_rest:
+                self._sites.change(info, arguments, self._spec.knobs)
+                return info
             info = next((known for known in self.loaders if known.is_rebuilt_as(info)), info)
             if info.number == len(self.loaders):
                 info.ordinal = self._ordinals.get(info.site, 0)
+                info.nth = self._sites.nth(info.code)
                 self._ordinals[info.site] = info.ordinal + 1
-                info.is_target = self._is_target(info)
+                info.is_target = self._is_target(info, arguments)
             if info.is_target:
                 apply_loader.apply(self._spec.knobs, arguments, self.reports, self._is_chained(info, arguments))
         except Exception:
@@ -219,6 +237,9 @@ class LoaderWatch:
 
     def _constructed(self, loader: Any, info: Loader) -> None:
         try:
+            if self.is_at_rest:
+                self._sites.made(loader, info)
+                return
             info.batch_sampler = getattr(loader, "batch_sampler", None)
             size = getattr(loader, "batch_size", None)
             info.batch_size = size if size is not None else getattr(info.batch_sampler, "batch_size", None)
@@ -230,9 +251,11 @@ class LoaderWatch:
         except Exception:
             self._session.broke("reading a DataLoader")
 
-    def _is_target(self, info: Loader) -> bool:
+    def _is_target(self, info: Loader, arguments: Dict[str, Any]) -> bool:
         if not any(key.startswith(apply_loader.PREFIX) for key in self._spec.knobs):
             return False
+        if not self._is_measuring:
+            return self._sites.is_target(info, arguments)
         if self._spec.target is None:
             return True  # nobody has said yet which loader trains: the user's pins hold for all
         return any(t["site"] == info.site and t["ordinal"] == info.ordinal for t in self._spec.target)
@@ -240,7 +263,9 @@ class LoaderWatch:
     def _is_chained(self, info: Loader, arguments: Dict[str, Any]) -> bool:
         """Whether this loader is made around the batch sampler of an earlier target, which carries the batch size."""
         given = arguments.get("batch_sampler")
-        return any(other is not info and other.is_target and _is_around(given, other.batch_sampler) for other in self.loaders)
+        return any(
+            other is not info and other.is_target and sites.is_around(given, other.batch_sampler) for other in self.loaders
+        )
 
     # --- batches and steps ---
 
@@ -326,9 +351,9 @@ class LoaderWatch:
             return None
         chain = [self.training]
         for other in reversed(self.loaders[: self.training.number]):
-            if _is_around(chain[0].given_batch_sampler, other.batch_sampler) and other.batch_sampler is not None:
+            if sites.is_around(chain[0].given_batch_sampler, other.batch_sampler) and other.batch_sampler is not None:
                 chain.insert(0, other)
-        return [{"site": info.site, "ordinal": info.ordinal} for info in chain]
+        return [{"site": info.site, "ordinal": info.ordinal, "code": info.code, "nth": info.nth} for info in chain]
 
 
 def num_samples(batch: Any, leading: float, batch_size: Optional[int]) -> float:
@@ -366,26 +391,18 @@ def leading_dimension(batch: Any, depth: int = 0) -> float:
     return 0
 
 
-def _is_around(outer: Any, inner: Any) -> bool:
-    """Whether a batch sampler is another one or was made around it."""
-    for _ in range(4):
-        if outer is None or inner is None:
-            return False
-        if outer is inner:
-            return True
-        outer = getattr(outer, "batch_sampler", None)
-    return False
-
-
-def _construction_site() -> str:
-    """Returns "file:line" of the nearest caller outside torch and the harness."""
+def _construction_site() -> Tuple[str, str]:
+    """Returns "file:line" of the nearest caller outside torch and the harness, and the code there (see sites.py)."""
     import torch
 
     library = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((library, _HARNESS)) and not name.startswith("<frozen"):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return "?"
+
+    def is_skipped(name: str) -> bool:
+        return name.startswith((library, _HARNESS, "<frozen"))
+
+    frame: Any = sys._getframe(1)
+    while frame is not None and is_skipped(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return "?", ""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}", sites.code_of(frame, is_skipped)

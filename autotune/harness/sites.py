@@ -1,0 +1,121 @@
+"""Finds the training loader again in a real run, where the program may be edited, moved or trained for many epochs.
+
+Trials of one study know a loader by file, line and ordinal: the program is the same. A file of settings is used later, when
+lines have moved (a call of `autotune.apply` put above them does it) and the folder is another one, and for epochs that build
+their loaders anew. So a target also carries the code around its construction, and its place among constructions by that code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import os
+from typing import Any, Callable, Dict, List, Optional, Tuple
+from weakref import ref
+
+from .apply import loader as apply_loader
+
+NUM_FRAMES = 2  # the constructing line and the line that called its function: one helper may make every loader
+HASH_DIGITS = 12
+
+
+def code_of(frame: Any, is_skipped: Callable[[str], bool]) -> str:
+    """Returns "train.py:make_loader:3f2a9c1b2d4e<train.py:main:...": the lines that construct, hashed, nearest first.
+
+    Args:
+        frame: where to begin.
+        is_skipped: whether the frames of a file do not count.
+    """
+    found: List[str] = []
+    while frame is not None and len(found) < NUM_FRAMES:
+        code = frame.f_code
+        if not is_skipped(code.co_filename):
+            line = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
+            if not line:
+                return ""  # no source at hand: the line's number has to do
+            digest = hashlib.sha256(line.encode("utf-8", "replace")).hexdigest()[:HASH_DIGITS]
+            found.append(f"{os.path.basename(code.co_filename)}:{code.co_name}:{digest}")
+        frame = frame.f_back
+    return "<".join(found)
+
+
+class TargetSites:
+    """Which constructions get the loader knobs in mode "apply"; once training is under way it keeps none of them alive.
+
+    Args:
+        target: `Spec.target`; None where nobody has said which loaders train.
+    """
+
+    def __init__(self, target: Optional[List[Dict[str, Any]]]) -> None:
+        self._target = target
+        self._made: Dict[str, int] = {}  # code -> constructions of it so far
+        self._period: Dict[str, int] = {}  # the same as training began: what an epoch makes, if epochs build anew
+        self._is_training = False
+        self._batch_samplers: List[Any] = []  # weak references, of targets made since
+
+    def nth(self, code: str) -> int:
+        """Returns how many were made by that code before, and counts this one."""
+        count = self._made[code] = self._made.get(code, -1) + 1
+        return count
+
+    def is_target(self, info: Any, arguments: Dict[str, Any]) -> bool:
+        """Returns whether a loader is one that the study turned knobs at.
+
+        Args:
+            info: the loader: site, ordinal, code and nth.
+            arguments: of its constructor.
+        """
+        if self._target is None:
+            return _trains(arguments)
+        return any(self._is_same(target, info) for target in self._target)
+
+    def _is_same(self, target: Dict[str, Any], info: Any) -> bool:
+        code = target.get("code")
+        if not code or not info.code:
+            return bool(target["site"] == info.site and target["ordinal"] == info.ordinal)
+        if code != info.code:
+            return False
+        period = self._period.get(code) if self._is_training else None
+        return bool(target["nth"] == (info.nth % period if period else info.nth))
+
+    # --- once training is under way ---
+
+    def begin_training(self) -> None:
+        """Called at the first counted step."""
+        self._period = {code: count + 1 for code, count in self._made.items()}
+        self._is_training = True
+
+    def change(self, info: Any, arguments: Dict[str, Any], knobs: Dict[str, Any]) -> None:
+        """Turns the knobs at a loader that is made while the program trains; `info` may be forgotten afterwards."""
+        info.nth = self.nth(info.code)
+        info.is_target = self.is_target(info, arguments)
+        if info.is_target:
+            given = arguments.get("batch_sampler")
+            is_chained = any(is_around(given, known()) for known in self._batch_samplers)
+            apply_loader.apply(knobs, arguments, {}, is_chained)
+
+    def made(self, loader: Any, info: Any) -> None:
+        """Remembers the batch sampler of a target: another loader may be made around it."""
+        self._batch_samplers = [known for known in self._batch_samplers if known() is not None]
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        if info.is_target and batch_sampler is not None:
+            self._batch_samplers.append(ref(batch_sampler))
+
+
+def is_around(outer: Any, inner: Any) -> bool:
+    """Whether a batch sampler is another one or was made around it."""
+    for _ in range(4):
+        if outer is None or inner is None:
+            return False
+        if outer is inner:
+            return True
+        outer = getattr(outer, "batch_sampler", None)
+    return False
+
+
+def _trains(arguments: Dict[str, Any]) -> bool:
+    """Whether a loader looks like one that trains: it shuffles, has a sampler of its own, or streams."""
+    from torch.utils.data import IterableDataset
+
+    own: Tuple[Any, ...] = (arguments.get("shuffle"), arguments.get("sampler"), arguments.get("batch_sampler"))
+    return any(value is not None and value is not False for value in own) or isinstance(arguments["dataset"], IterableDataset)
