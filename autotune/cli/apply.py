@@ -71,15 +71,13 @@ def _file(asked: Asked) -> Path:
 
 def _of_command(command: list[str], overrides: tuple[str, ...], best: Best) -> _Run:
     from autotune.config.command import user_command
-    from autotune.config.compose import check_words
     from autotune.machine import circumstances, host_facts
 
     if overrides:
-        got = f"got {shown(overrides[0])} beside a command"
-        raise BadInput(f"KEY=VALUE: only a recipe is configured here, {got}. Arguments of the program come behind `--`.")
+        key, got = overrides[0].partition("=")[0], f"got {shown(overrides[0])} beside a command"
+        raise BadInput(f"{key}: only a recipe is configured here, {got}. Arguments of the program come behind `--`.")
     if not command:
         raise BadInput(f"COMMAND: nothing after '--', got no word. Give the training command: {EXAMPLE}.")
-    check_words(command)
     stated = [PLACEHOLDER.sub(lambda match: _stated(match, best.knobs), word) for word in command]
     template = user_command(stated, circumstances(host_facts(), is_recipe=False))
     argv = template.argv(best.knobs)

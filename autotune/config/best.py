@@ -187,13 +187,12 @@ def _flat(document: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 def _target(said: Any) -> list[dict[str, Any]] | None:
     """Returns the loaders that a file names; None where it names none that can be used."""
-    kinds = {"site": str, "ordinal": int, "code": str, "nth": int}
-    if not isinstance(said, list) or not said:
+    kinds = {"site": str, "ordinal": int, "code": str, "nth": int}  # the last two are not in files of earlier versions
+    entries = [_mapping(entry) for entry in said] if isinstance(said, list) else []
+    found = [{name: entry[name] for name, kind in kinds.items() if isinstance(entry.get(name), kind)} for entry in entries]
+    if not found or any("site" not in entry or "ordinal" not in entry or len(entry) == 3 for entry in found):
         return None
-    found = [_mapping(entry) for entry in said]
-    if any(not isinstance(entry.get(name), kind) for entry in found for name, kind in kinds.items()):
-        return None
-    return [{name: plain(entry[name]) if kind is str else entry[name] for name, kind in kinds.items()} for entry in found]
+    return [{**entry, **{name: plain(entry[name]) for name in ("site", "code") if name in entry}} for entry in found]
 
 
 def _mapping(said: Any) -> dict[str, Any]:

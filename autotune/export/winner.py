@@ -169,6 +169,8 @@ def _again(summary: Summary) -> dict[str, Any]:
         "settings": summary.get("settings") or {},
         "pinned": sorted(summary.get("pinned") or {}),  # hold in the baseline too
     }
+    if summary.get("target"):
+        found["target"] = summary["target"]  # which loader the knobs belong to: `autotune apply` turns them there
     if not summary.get("is_recipe"):
         found["program"] = {"command": summary.get("command") or [], "cwd": summary.get("cwd") or ""}
     return found

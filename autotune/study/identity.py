@@ -77,6 +77,7 @@ def about(
         budget_trials=budget.trials,
         spent_s=before.spent_s if before else 0.0,
         settings=plan.secrets.document(settings(plan.config)),
+        target=first.target if first else before.target if before else None,
         verifies=plan.secrets.document(plan.verify.as_json()) if plan.verify else {},
     )
 

@@ -94,6 +94,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "page_cache": best.evidence.get(PAGE_CACHE) if best else None,
         "cwd": about.cwd,
         "is_recipe": about.is_recipe,
+        "target": about.target,
         "verification": verification(about, records, standing.decision) if about.verifies else None,
         "files": _files(records),
         "trials": [_trial(record) for record in records],

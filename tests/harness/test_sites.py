@@ -1,0 +1,57 @@
+"""Which of a real run's loaders the study's knobs belong to."""
+
+from types import SimpleNamespace
+
+from autotune.harness.sites import TargetSites, code_of
+
+
+def made(sites, code, site="train.py:1", ordinal=0):
+    info = SimpleNamespace(code=code, site=site, ordinal=ordinal, nth=sites.nth(code))
+    return sites.is_target(info, {"dataset": []})
+
+
+def target(code="train", nth=0, site="train.py:1"):
+    return {"site": site, "ordinal": 0, "code": code, "nth": nth}
+
+
+def here(depth=0):
+    import sys
+
+    return code_of(sys._getframe(depth), lambda name: False)
+
+
+def test_the_same_code_is_known_again_whatever_its_line():
+    first = [here() for _ in range(2)]
+    assert first[0] == first[1]
+    assert first[0].startswith("test_sites.py:here:")
+    assert ":test_the_same_code_is_known_again_whatever_its_line:" in here()
+    assert here() != first[0]  # called by another line
+
+
+def test_code_counts_and_the_line_does_not():
+    sites = TargetSites([target(site="elsewhere.py:3")])
+    assert made(sites, "train")
+    assert not made(sites, "evaluate")
+    assert not made(sites, "train")  # the second of one line is another loader
+
+
+def test_without_code_the_line_counts():
+    sites = TargetSites([{"site": "train.py:1", "ordinal": 0}])
+    assert made(sites, "train")
+    assert not made(sites, "train", site="train.py:2")
+    assert not made(sites, "train", ordinal=1)
+
+
+def test_while_training_what_an_epoch_makes_anew_is_known_by_its_turn():
+    sites = TargetSites([target(nth=1)])
+    assert [made(sites, "train") for _ in range(2)] == [False, True]
+    sites.begin_training()
+    assert [made(sites, "train") for _ in range(4)] == [False, True, False, True]
+
+
+def test_a_file_that_names_no_loader_means_those_that_shuffle():
+    sites = TargetSites(None)
+    info = SimpleNamespace(code="", site="", ordinal=0, nth=0)
+    assert sites.is_target(info, {"dataset": [], "shuffle": True})
+    assert sites.is_target(info, {"dataset": [], "batch_sampler": []})
+    assert not sites.is_target(info, {"dataset": [], "shuffle": False})
