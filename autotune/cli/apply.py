@@ -15,6 +15,7 @@ from autotune.cli.verify import YAML
 from autotune.config.best import Best, read_best
 from autotune.config.literals import PLACEHOLDER
 from autotune.errors import BadInput
+from autotune.harness import protocol
 from autotune.knobs.values import shown
 from autotune.launchers.doorway import raise_open_files
 from autotune.launchers.real_run import announce, spec_text, variables
@@ -53,6 +54,11 @@ def apply(asked: Asked) -> NoReturn:
     Raises:
         BadInput: the file or the command cannot be used.
     """
+    if protocol.SPEC_VARIABLE in os.environ and not protocol.is_real_run(os.environ):
+        got = "got `autotune apply` inside one"
+        raise BadInput(
+            f"COMMAND: a trial gets its settings from its study, {got}. Tune the program: autotune run -- python train.py."
+        )
     best = read_best(_file(asked))
     run = _of_recipe(asked, best) if asked.command is None else _of_command(asked.command, asked.overrides, best)
     spec = spec_text(run.best, passed=run.passed)

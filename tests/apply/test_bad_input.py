@@ -63,6 +63,13 @@ def test_a_command_that_cannot_be_used_is_one_line(words, expected, capsys):
     assert said.count("\n") == 1
 
 
+def test_a_trial_has_settings_of_its_own(capsys, monkeypatch):
+    monkeypatch.setenv("AUTOTUNE_SPEC", "/runs/s/trials/0000/spec.json")
+    Path("best.yaml").write_text("threads: {intra: 1}\n")
+    assert main(["apply", "best.yaml", *PYTHON]) == 2
+    assert "a trial gets its settings from its study" in capsys.readouterr().err
+
+
 def test_a_study_without_a_name_that_exists_is_refused(capsys):
     assert main(["apply", "resnet18", *PYTHON]) == 2
     assert "resnet18" in capsys.readouterr().err

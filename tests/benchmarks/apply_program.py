@@ -7,6 +7,7 @@ python apply_program.py ... --batch 32 --workers 1 --bf16 --channels-last    # t
 
 import argparse
 import contextlib
+import itertools
 import json
 import time
 
@@ -35,7 +36,7 @@ def make_model() -> nn.Module:
     """Returns four convolutions and a linear layer."""
     widths = (3, 32, 64, 128, 128)
     layers: list[nn.Module] = []
-    for inner, outer in zip(widths[:-1], widths[1:], strict=True):
+    for inner, outer in itertools.pairwise(widths):
         layers += [nn.Conv2d(inner, outer, 3, stride=2, padding=1), nn.BatchNorm2d(outer), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10))
 
