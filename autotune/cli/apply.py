@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from autotune.cli.verify import YAML
-from autotune.config.best import Best, read_best
+from autotune.config.best import ANYWHERE, Best, read_best
 from autotune.config.literals import PLACEHOLDER
 from autotune.errors import BadInput
 from autotune.harness import protocol
@@ -77,7 +77,6 @@ def _file(asked: Asked) -> Path:
 
 def _of_command(command: list[str], overrides: tuple[str, ...], best: Best) -> _Run:
     from autotune.config.command import user_command
-    from autotune.machine import circumstances, host_facts
 
     if overrides:
         key, got = overrides[0].partition("=")[0], f"got {shown(overrides[0])} beside a command"
@@ -85,9 +84,9 @@ def _of_command(command: list[str], overrides: tuple[str, ...], best: Best) -> _
     if not command:
         raise BadInput(f"COMMAND: nothing after '--', got no word. Give the training command: {EXAMPLE}.")
     stated = [PLACEHOLDER.sub(lambda match: _stated(match, best.knobs), word) for word in command]
-    template = user_command(stated, circumstances(host_facts(), is_recipe=False))
+    template = user_command(stated, ANYWHERE)
     argv = template.argv(best.knobs)
-    by_hand, problems = best.handed_over(argv)
+    by_hand, problems = best.handed_over(argv, known=template.placeholders)
     if problems:
         raise BadInput(problems)
     return _Run(best=best, argv=argv, passed={**by_hand, **_carried(template, best.knobs)})

@@ -7,7 +7,7 @@ needs: no OmegaConf here, no psutil, no numpy.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class Best:
         """Returns the variables that the knobs stand for."""
         return {name: text for key, value in self.knobs.items() for name, text in knob(key).environment(value).items()}
 
-    def handed_over(self, words: Sequence[str]) -> tuple[Knobs, list[str]]:
+    def handed_over(self, words: Sequence[str], *, known: Collection[str] = ()) -> tuple[Knobs, list[str]]:
         """Returns the knobs that a command without placeholders carries all the same, and what is wrong with it.
 
         The study gave the program some of its knobs as arguments (`--batch-size {loader.batch_size=64}`). A command that
@@ -75,11 +75,12 @@ class Best:
 
         Args:
             words: the command, or the arguments of this process.
+            known: knobs that it carries by placeholders of its own.
         """
         passed: Knobs = {}
         problems = []
         for at, part in enumerate(self.command):
-            keys = [match[1] for match in PLACEHOLDER.finditer(part) if match[1] in self.knobs]
+            keys = [match[1] for match in PLACEHOLDER.finditer(part) if match[1] in self.knobs and match[1] not in known]
             if not keys:
                 continue
             option = [] if PLACEHOLDER.sub("", part) or not at else [self.command[at - 1]]

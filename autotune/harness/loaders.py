@@ -27,7 +27,7 @@ class Loader:
     def __init__(self, number: int, site: str, code: str, arguments: Dict[str, Any]) -> None:
         self.number = number
         self.site, self.ordinal = site, 0
-        self.code, self.nth = code, 0  # the same for a program that was edited or moved, see sites.py
+        self.code, self.nth = sites.marked(code, arguments), 0  # the same for a program that was edited or moved, see sites.py
         self.dataset = arguments.get("dataset")
         self.given_batch_sampler = arguments.get("batch_sampler")
         self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
@@ -255,7 +255,7 @@ class LoaderWatch:
         if not any(key.startswith(apply_loader.PREFIX) for key in self._spec.knobs):
             return False
         if not self._is_measuring:
-            return self._sites.is_target(info, arguments)
+            return self._sites.is_target(info, arguments, is_chained=self._is_chained(info, arguments))
         if self._spec.target is None:
             return True  # nobody has said yet which loader trains: the user's pins hold for all
         return any(t["site"] == info.site and t["ordinal"] == info.ordinal for t in self._spec.target)

@@ -364,6 +364,9 @@ class Session:
             if not self.is_over:
                 boot.stand_aside(doing)
             self.is_over = True
+            with contextlib.suppress(Exception):  # it may have failed before they were there
+                self.modules.is_looking = False
+                self.modules.stop_looking()
             return
         sys.stderr.write(f"autotune: the harness failed while {doing}\n{traceback.format_exc()}")
         if self.is_over:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import linecache
 import os
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 from weakref import ref
 
 from .apply import loader as apply_loader
 
 NUM_FRAMES = 2  # the constructing line and the line that called its function: one helper may make every loader
 HASH_DIGITS = 12
+MAX_WRAPPERS = 4  # batch samplers around one another
 
 
 def code_of(frame: Any, is_skipped: Callable[[str], bool]) -> str:
@@ -39,6 +40,30 @@ def code_of(frame: Any, is_skipped: Callable[[str], bool]) -> str:
     return "<".join(found)
 
 
+def marked(code: str, arguments: Dict[str, Any]) -> str:
+    """Returns the code with a mark where the loader looks like one that trains: one line may make it and the others."""
+    return f"{code}:shuffled" if code and looks_like_training(arguments) else code
+
+
+def looks_like_training(arguments: Dict[str, Any]) -> bool:
+    """Returns whether a loader shuffles, has a sampler of its own, or streams.
+
+    Args:
+        arguments: of its constructor, as the program gives them.
+    """
+    from torch.utils.data import IterableDataset, SequentialSampler
+
+    if arguments.get("shuffle") or isinstance(arguments.get("dataset"), IterableDataset):
+        return True
+    outer, sampler = arguments.get("batch_sampler"), arguments.get("sampler")
+    for _ in range(MAX_WRAPPERS):
+        outer = getattr(outer, "batch_sampler", outer)
+    if outer is not None:
+        sampler = getattr(outer, "sampler", outer)
+    is_in_order = sampler is None or isinstance(sampler, SequentialSampler) or getattr(sampler, "shuffle", True) is False
+    return not is_in_order
+
+
 class TargetSites:
     """Which constructions get the loader knobs in mode "apply"; once training is under way it keeps none of them alive.
 
@@ -58,16 +83,19 @@ class TargetSites:
         count = self._made[code] = self._made.get(code, -1) + 1
         return count
 
-    def is_target(self, info: Any, arguments: Dict[str, Any]) -> bool:
+    def is_target(self, info: Any, arguments: Dict[str, Any], *, is_chained: bool) -> bool:
         """Returns whether a loader is one that the study turned knobs at.
 
         Args:
             info: the loader: site, ordinal, code and nth.
             arguments: of its constructor.
+            is_chained: it is made around the batch sampler of one that is.
         """
+        if is_chained:
+            return True
         if self._target is None:
-            return _trains(arguments)
-        return any(self._is_same(target, info) for target in self._target)
+            return looks_like_training(arguments)
+        return self._is_same(self._target[0], info)  # the others are made around it
 
     def _is_same(self, target: Dict[str, Any], info: Any) -> bool:
         code = target.get("code")
@@ -88,10 +116,10 @@ class TargetSites:
     def change(self, info: Any, arguments: Dict[str, Any], knobs: Dict[str, Any]) -> None:
         """Turns the knobs at a loader that is made while the program trains; `info` may be forgotten afterwards."""
         info.nth = self.nth(info.code)
-        info.is_target = self.is_target(info, arguments)
+        given = arguments.get("batch_sampler")
+        is_chained = any(is_around(given, known()) for known in self._batch_samplers)
+        info.is_target = self.is_target(info, arguments, is_chained=is_chained)
         if info.is_target:
-            given = arguments.get("batch_sampler")
-            is_chained = any(is_around(given, known()) for known in self._batch_samplers)
             apply_loader.apply(knobs, arguments, {}, is_chained)
 
     def made(self, loader: Any, info: Any) -> None:
@@ -104,18 +132,10 @@ class TargetSites:
 
 def is_around(outer: Any, inner: Any) -> bool:
     """Whether a batch sampler is another one or was made around it."""
-    for _ in range(4):
+    for _ in range(MAX_WRAPPERS):
         if outer is None or inner is None:
             return False
         if outer is inner:
             return True
         outer = getattr(outer, "batch_sampler", None)
     return False
-
-
-def _trains(arguments: Dict[str, Any]) -> bool:
-    """Whether a loader looks like one that trains: it shuffles, has a sampler of its own, or streams."""
-    from torch.utils.data import IterableDataset
-
-    own: Tuple[Any, ...] = (arguments.get("shuffle"), arguments.get("sampler"), arguments.get("batch_sampler"))
-    return any(value is not None and value is not False for value in own) or isinstance(arguments["dataset"], IterableDataset)

@@ -2,12 +2,15 @@
 
 from types import SimpleNamespace
 
-from autotune.harness.sites import TargetSites, code_of
+import pytest
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+
+from autotune.harness.sites import TargetSites, code_of, marked
 
 
 def made(sites, code, site="train.py:1", ordinal=0):
     info = SimpleNamespace(code=code, site=site, ordinal=ordinal, nth=sites.nth(code))
-    return sites.is_target(info, {"dataset": []})
+    return sites.is_target(info, {"dataset": []}, is_chained=False)
 
 
 def target(code="train", nth=0, site="train.py:1"):
@@ -49,9 +52,31 @@ def test_while_training_what_an_epoch_makes_anew_is_known_by_its_turn():
     assert [made(sites, "train") for _ in range(4)] == [False, True, False, True]
 
 
-def test_a_file_that_names_no_loader_means_those_that_shuffle():
-    sites = TargetSites(None)
+def test_a_loader_around_a_target_is_one_and_the_same_code_around_another_is_not():
+    sites = TargetSites([target(), target(code="accelerate")])
+    info = SimpleNamespace(code="accelerate", site="", ordinal=0, nth=0)
+    assert sites.is_target(info, {}, is_chained=True)
+    assert not sites.is_target(info, {}, is_chained=False)
+
+
+def in_order(data):
+    return BatchSampler(SequentialSampler(data), 2, drop_last=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "trains"),
+    [
+        ({"shuffle": True}, True),
+        ({"shuffle": False}, False),
+        ({"sampler": RandomSampler(range(4))}, True),
+        ({"sampler": SequentialSampler(range(4))}, False),
+        ({"sampler": DistributedSampler(range(4), 2, 0, shuffle=False)}, False),
+        ({"batch_sampler": in_order(range(4))}, False),
+        ({"batch_sampler": SimpleNamespace(batch_sampler=in_order(range(4)))}, False),
+        ({"batch_sampler": [[0, 1], [3, 2]]}, True),
+    ],
+)
+def test_a_file_that_names_no_loader_means_those_that_shuffle(given, trains):
     info = SimpleNamespace(code="", site="", ordinal=0, nth=0)
-    assert sites.is_target(info, {"dataset": [], "shuffle": True})
-    assert sites.is_target(info, {"dataset": [], "batch_sampler": []})
-    assert not sites.is_target(info, {"dataset": [], "shuffle": False})
+    assert TargetSites(None).is_target(info, {"dataset": range(4), **given}, is_chained=False) is trains
+    assert marked("code", {"dataset": range(4), **given}) == ("code:shuffled" if trains else "code")

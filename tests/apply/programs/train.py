@@ -56,7 +56,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     held_out = make_loader(HELD_OUT, 24)
     loader = make_loader(make_data(), int(OPTIONS.get("batch", 16)))
-    for _ in range(EPOCHS):
+    for _ in range(int(OPTIONS.get("epochs", EPOCHS))):
         if "rebuild" in OPTIONS:
             loader = make_loader(make_data(), int(OPTIONS.get("batch", 16)))
         SEEN["workers"].append(loader.num_workers)
