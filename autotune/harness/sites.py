@@ -17,6 +17,7 @@ from .apply import loader as apply_loader
 
 NUM_FRAMES = 2  # the constructing line and the line that called its function: one helper may make every loader
 HASH_DIGITS = 12
+SHUFFLED = ":shuffled"
 MAX_WRAPPERS = 4  # batch samplers around one another
 
 
@@ -42,7 +43,7 @@ def code_of(frame: Any, is_skipped: Callable[[str], bool]) -> str:
 
 def marked(code: str, arguments: Dict[str, Any]) -> str:
     """Returns the code with a mark where the loader looks like one that trains: one line may make it and the others."""
-    return f"{code}:shuffled" if code and looks_like_training(arguments) else code
+    return f"{code}{SHUFFLED}" if code and looks_like_training(arguments) else code
 
 
 def looks_like_training(arguments: Dict[str, Any]) -> bool:
@@ -103,8 +104,10 @@ class TargetSites:
             return bool(target["site"] == info.site and target["ordinal"] == info.ordinal)
         if code != info.code:
             return False
-        period = self._period.get(code) if self._is_training else None
-        return bool(target["nth"] == (info.nth % period if period else info.nth))
+        if not self._is_training:
+            return bool(target["nth"] == info.nth)
+        # An epoch's own: by its turn where an evaluation may be made by the same code.
+        return code.endswith(SHUFFLED) or bool(target["nth"] == info.nth % self._period.get(code, 1))
 
     # --- once training is under way ---
 

@@ -40,7 +40,9 @@ class Place:
 
     def best(self, knobs: dict[str, Any] = KNOBS, **provenance: Any) -> None:
         """Writes best.yaml."""
-        (self.path / "best.yaml").write_text(yaml.safe_dump({**knobs, "provenance": {"study": "s", **provenance}}))
+        (self.path / "best.yaml").write_text(
+            f"# @package _global_\n{yaml.safe_dump({**knobs, 'provenance': {'study': 's', **provenance}})}"
+        )
 
     def start(self, *command: str, **options: Any) -> subprocess.Popen[str]:
         """Starts `autotune apply best.yaml -- COMMAND`, or another command line of autotune."""

@@ -52,6 +52,13 @@ def test_while_training_what_an_epoch_makes_anew_is_known_by_its_turn():
     assert [made(sites, "train") for _ in range(4)] == [False, True, False, True]
 
 
+def test_while_training_all_that_shuffle_and_are_made_by_that_code_are_known():
+    sites = TargetSites([target(code="train:shuffled", nth=1)])
+    assert [made(sites, "train:shuffled") for _ in range(2)] == [False, True]
+    sites.begin_training()
+    assert [made(sites, "train:shuffled") for _ in range(3)] == [True, True, True]
+
+
 def test_a_loader_around_a_target_is_one_and_the_same_code_around_another_is_not():
     sites = TargetSites([target(), target(code="accelerate")])
     info = SimpleNamespace(code="accelerate", site="", ordinal=0, nth=0)
