@@ -149,7 +149,7 @@ class LoaderWatch:
         if self.is_at_rest:
             return
         self.is_at_rest = True
-        self._sites.begin_training()
+        self._sites.begin_training(self.loaders)
         self.touched.clear()
         self.loaders, self.training, self._current = [], None, None
         if (Iterator.__init__, Iterator.__next__) == self._watched_iteration:  # else the program has put its own around them
@@ -238,7 +238,7 @@ class LoaderWatch:
     def _constructed(self, loader: Any, info: Loader) -> None:
         try:
             if self.is_at_rest:
-                self._sites.made(loader, info)
+                self._sites.made(getattr(loader, "batch_sampler", None), info)
                 return
             info.batch_sampler = getattr(loader, "batch_sampler", None)
             size = getattr(loader, "batch_size", None)

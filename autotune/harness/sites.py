@@ -7,6 +7,7 @@ their loaders anew. So a target also carries the code around its construction, a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import linecache
 import os
@@ -111,13 +112,17 @@ class TargetSites:
 
     # --- once training is under way ---
 
-    def begin_training(self) -> None:
-        """Called at the first counted step."""
+    def begin_training(self, loaders: List[Any]) -> None:
+        """Called when the first few steps are over, with what was made by then."""
         self._period = {code: count + 1 for code, count in self._made.items()}
         self._is_training = True
+        for info in loaders:
+            self.made(info.batch_sampler, info)
 
     def change(self, info: Any, arguments: Dict[str, Any], knobs: Dict[str, Any]) -> None:
         """Turns the knobs at a loader that is made while the program trains; `info` may be forgotten afterwards."""
+        if not any(key.startswith(apply_loader.PREFIX) for key in knobs):
+            return
         info.nth = self.nth(info.code)
         given = arguments.get("batch_sampler")
         is_chained = any(is_around(given, known()) for known in self._batch_samplers)
@@ -125,12 +130,12 @@ class TargetSites:
         if info.is_target:
             apply_loader.apply(knobs, arguments, {}, is_chained)
 
-    def made(self, loader: Any, info: Any) -> None:
+    def made(self, batch_sampler: Any, info: Any) -> None:
         """Remembers the batch sampler of a target: another loader may be made around it."""
         self._batch_samplers = [known for known in self._batch_samplers if known() is not None]
-        batch_sampler = getattr(loader, "batch_sampler", None)
         if info.is_target and batch_sampler is not None:
-            self._batch_samplers.append(ref(batch_sampler))
+            with contextlib.suppress(TypeError):  # a list of batches, say: nobody makes a sampler around it
+                self._batch_samplers.append(ref(batch_sampler))
 
 
 def is_around(outer: Any, inner: Any) -> bool:

@@ -48,14 +48,14 @@ def test_without_code_the_line_counts():
 def test_while_training_what_an_epoch_makes_anew_is_known_by_its_turn():
     sites = TargetSites([target(nth=1)])
     assert [made(sites, "train") for _ in range(2)] == [False, True]
-    sites.begin_training()
+    sites.begin_training([])
     assert [made(sites, "train") for _ in range(4)] == [False, True, False, True]
 
 
 def test_while_training_all_that_shuffle_and_are_made_by_that_code_are_known():
     sites = TargetSites([target(code="train:shuffled", nth=1)])
     assert [made(sites, "train:shuffled") for _ in range(2)] == [False, True]
-    sites.begin_training()
+    sites.begin_training([])
     assert [made(sites, "train:shuffled") for _ in range(3)] == [True, True, True]
 
 
@@ -64,6 +64,19 @@ def test_a_loader_around_a_target_is_one_and_the_same_code_around_another_is_not
     info = SimpleNamespace(code="accelerate", site="", ordinal=0, nth=0)
     assert sites.is_target(info, {}, is_chained=True)
     assert not sites.is_target(info, {}, is_chained=False)
+
+
+def test_a_batch_sampler_that_cannot_be_remembered_is_no_trouble():
+    sites, known = TargetSites(None), in_order(range(4))
+    for batch_sampler in ([[0, 1]], known, None):
+        sites.made(batch_sampler, SimpleNamespace(is_target=True))
+    info = SimpleNamespace(code="", site="", ordinal=0, nth=0, is_target=False)
+    sites.change(info, {"dataset": [], "batch_sampler": known}, {"loader.num_workers": 1})
+    assert info.is_target
+    arguments = {"dataset": [], "batch_sampler": in_order(range(4))}
+    sites.change(info, arguments, {"loader.num_workers": 1})
+    assert not info.is_target
+    assert "num_workers" not in arguments
 
 
 def in_order(data):
