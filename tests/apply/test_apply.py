@@ -151,6 +151,7 @@ def test_placeholders_are_filled_from_the_file(place: Place) -> None:
     assert "Write `--batch {loader.batch_size=16}` into it" in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_knob_in_the_arguments_is_checked_in_the_process(place: Place) -> None:
     place.best(WORKER_AND_BATCH, program={"command": ["python", "train.py", "batch={loader.batch_size=16}"]})
     done = place.apply(sys.executable, "train.py", "batch={loader.batch_size}")
@@ -180,6 +181,7 @@ def test_a_script_s_shell_and_module_are_followed(place: Place) -> None:
     assert "threads.omp=2: overridden by the program (the process has 1, 2 was asked)" in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_recipe_s_file_is_enough(place: Place) -> None:
     settings = {
         "model.name": "resnet18", "data.name": "synthetic", "model.image_size": 32, "device.kind": "cpu",

@@ -80,6 +80,7 @@ def test_steps_that_a_program_tells_are_a_trial_s_steps(trial, place: Place, wor
     assert "over" not in run.stdout
 
 
+@pytest.mark.thorough
 def test_elsewhere_a_told_step_is_nothing(place: Place) -> None:
     done = ended(place.popen([sys.executable, "by_hand.py"]))
     assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")
