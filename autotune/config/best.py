@@ -188,10 +188,10 @@ def _flat(document: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 def _target(said: Any) -> list[dict[str, Any]] | None:
     """Returns the loaders that a file names; None where it names none that can be used."""
-    kinds = {"site": str, "ordinal": int, "code": str, "nth": int}  # the last two are not in files of earlier versions
+    kinds = {"site": str, "ordinal": int, "code": str, "nth": int, "is_unshared": bool}  # only the first two are in every file
     entries = [_mapping(entry) for entry in said] if isinstance(said, list) else []
     found = [{name: entry[name] for name, kind in kinds.items() if isinstance(entry.get(name), kind)} for entry in entries]
-    if not found or any("site" not in entry or "ordinal" not in entry or len(entry) == 3 for entry in found):
+    if not found or any({"site", "ordinal"} - entry.keys() or ("code" in entry) != ("nth" in entry) for entry in found):
         return None
     return [{**entry, **{name: plain(entry[name]) for name in ("site", "code") if name in entry}} for entry in found]
 
