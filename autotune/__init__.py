@@ -1,3 +1,42 @@
 """autotune finds the fastest correct way to run a PyTorch training job, proves it, and hands it over as a file."""
 
+from __future__ import annotations
+
+import os
+import sys
+
 __version__ = "0.1.0"
+__all__ = ["apply", "trial_step"]
+
+
+def apply(file: str | os.PathLike[str]) -> None:
+    """Trains the rest of this program with a best.yaml's settings, as `autotune apply FILE -- COMMAND` would.
+
+    Call it at the top of the script: before or after `import torch`, but before the model, the loaders and the optimizer are
+    made. What comes too late by then (environment variables, mostly) is named on standard error, together with whatever
+    else cannot be applied, after the first step. Inside a trial, and under `autotune apply`, it does nothing.
+
+    Args:
+        file: what `autotune export` wrote.
+
+    Raises:
+        autotune.errors.BadInput: the file cannot be used; says why.
+        ImportError: PyYAML is not installed.
+    """
+    from autotune.applying import apply
+
+    apply(file)
+
+
+def trial_step(samples: float | None = None) -> None:
+    """Counts a training step, for programs whose steps autotune cannot see: no optimizer of torch.optim, `p -= lr * grad`.
+
+    Call it once after every step. In a trial the steps told here are the trial's, and those of optimizers count no more;
+    elsewhere it does nothing and costs a tenth of a microsecond.
+
+    Args:
+        samples: trained on in this step by this process; without it, the training loader's batches are counted, or steps.
+    """
+    harness = sys.modules.get("_autotune_harness")  # its name in trials, too, where it is not loaded as autotune's
+    if harness is not None:
+        harness.step(samples)

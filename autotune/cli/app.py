@@ -19,6 +19,7 @@ HELP = """Finds the fastest correct way to run a PyTorch training job on this ma
     autotune resume STUDY               go on with a study that was ended
     autotune show                       the latest study again
     autotune export STUDY -o best.yaml  the winner as a file
+    autotune apply best.yaml -- python train.py   train with it
     autotune verify best.yaml           whether it still keeps what it claims
     autotune ui                         the trials in the MLflow UI
 """
@@ -210,6 +211,36 @@ def export(
     from autotune.cli.show import chosen
 
     return implementation.write(chosen(_runs(runs_dir), study), format_=format_, tier=tier, output=output)
+
+
+@app.command(cls=_WithCommand, rich_help_panel=_PANEL_SEE)
+def apply(
+    context: typer.Context,
+    best: Annotated[
+        str, typer.Argument(metavar="BEST", help="A best.yaml, or a study's name: its best.yaml.", show_default=False)
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Configuration of a recipe: train.epochs=3.", show_default=False),
+    ] = None,
+    runs_dir: RunsDir = None,
+) -> int:
+    """Train with a best.yaml: the command behind `--`, at full length, with the file's settings and no measuring.
+
+    autotune becomes the program: exit code, signals, terminal, files and records are the program's own. Two lines on
+    standard error say what is asked for and, after the first step, what took effect. A file of a recipe needs no command.
+
+        autotune apply best.yaml -- python train.py --epochs 90
+        autotune apply best.yaml -- torchrun --nproc_per_node=2 train.py
+        srun autotune apply best.yaml -- python train.py
+    """
+    from autotune.cli import apply as implementation
+
+    implementation.apply(
+        implementation.Asked(
+            what=best, overrides=tuple(overrides or ()), command=context.obj, runs=_runs(_only_runs_dir(overrides, runs_dir))
+        )
+    )
 
 
 @app.command(cls=_WithCommand, rich_help_panel=_PANEL_SEE)

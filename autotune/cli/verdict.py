@@ -20,6 +20,7 @@ from autotune.wording import (
     break_even_text,
     bytes_text,
     changes_phrase,
+    command_text,
     counts_text,
     objective_text,
     own_command_text,
@@ -33,6 +34,7 @@ from autotune.wording import (
 )
 
 MAX_FILES = 5  # named of those the trials left
+MAX_COMMAND = 200  # characters of the user's command in a line that is there to be copied
 ADVICE = {
     "same": "The program already runs about as well as it can with these knobs.",
     "ambiguous": "The measurements do not tell them apart: give more time, study.budget.minutes=30.",
@@ -103,7 +105,11 @@ def next_commands(summary: Summary, path: Path) -> list[str]:
     """
     study = call(StudyFolder(path))
     commands = [f"autotune resume {study}"] if summary.get("status") == "interrupted" else []
-    commands += [f"autotune export {study} -o best.yaml"] if has_winner(summary) and not summary.get("verification") else []
+    if has_winner(summary) and not summary.get("verification"):
+        commands.append(f"autotune export {study} -o best.yaml")
+        if program := summary.get("command") if not summary.get("is_recipe") else None:
+            typed = command_text(program)
+            commands.append(f"autotune apply {study} -- {typed if len(typed) <= MAX_COMMAND else 'COMMAND'}")
     return [*commands, f"autotune show {study}", own_command_text("ui", runs=path.parent)]
 
 

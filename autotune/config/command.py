@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.config.keys import no_such
+from autotune.config.literals import DOUBLED, PLACEHOLDER
 from autotune.config.locate import program
 from autotune.config.program import program_of
 from autotune.config.schema import StudyConfig
@@ -24,9 +25,6 @@ from autotune.records import Knobs
 from autotune.run_dir import RESERVED_NAMES
 from autotune.wording import one_line
 
-# {loader.batch_size} or {loader.batch_size=32}; doubled braces stand for themselves.
-PLACEHOLDER = re.compile(r"(?<!\{)\{([A-Za-z_]\w*(?:\.\w+)+)(?:=([^{}]*))?\}(?!\})")
-DOUBLED = re.compile(r"\{(\{[A-Za-z_]\w*(?:\.\w+)+(?:=[^{}]*)?\})\}")
 SHORT = re.compile(r"(?<!\{)\{(\w+)(?:=[^{}]*)?\}(?!\})")
 OPENED = re.compile(rf"(?<!\{{)\{{\s*((?:{'|'.join([*GROUPS, 'env'])})\.[\w.]*)")
 BATCH_SIZE, RECIPE_BATCH_SIZE = "loader.batch_size", 32  # the recipe's own default

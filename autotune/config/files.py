@@ -12,6 +12,7 @@ from typing import Any
 import autotune
 from autotune.config import yaml_file
 from autotune.config.keys import GROUPS, LEAVES, check_value, unknown_key
+from autotune.config.literals import is_reference as is_reference
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import is_knob, knob
@@ -113,11 +114,6 @@ def check_key(key: str, value: Any, circumstances: Circumstances) -> None:
     if key in MAPPINGS and value is None:
         return
     check_value(key, value)
-
-
-def is_reference(value: Any) -> bool:
-    """Returns whether a value refers to another key or to the environment: `${oc.env:NAME}`."""
-    return isinstance(value, str) and "${" in value
 
 
 def _other_version(document: dict[Any, Any], path: Path) -> list[str]:

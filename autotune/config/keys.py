@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import functools
 import operator
-import re
 import types
 import typing
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from autotune.config.literals import literal as literal
+from autotune.config.literals import plain as plain
 from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput, nearest, one_of
 from autotune.knobs.catalogue import is_knob
@@ -72,16 +73,6 @@ def check_value(key: str, value: Any) -> None:
 def _scratch() -> DictConfig:
     """Returns the schema to try values on: one for all, since making it takes 20 ms and nobody reads what was set."""
     return typing.cast(DictConfig, OmegaConf.structured(StudyConfig))
-
-
-def literal(text: str) -> str:
-    """Returns text as OmegaConf must be given it to mean every letter: `${` would begin a reference."""
-    return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
-
-
-def plain(text: str) -> str:
-    """Returns the text that `literal` was given."""
-    return re.sub(r"(\\+)\$\{", lambda found: found[1][: len(found[1]) // 2] + "${", text)
 
 
 def unknown_key(key: str, value: Any) -> str:

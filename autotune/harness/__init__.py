@@ -6,6 +6,7 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
 
     inject/sitecustomize.py   gets in, and chains to the sitecustomize it shadows
     boot.py                   waits for `import torch`
+    applied.py, sites.py      a real run with a file's knobs: what took effect, which loader trains; then at rest
     session.py                one per process: what was asked, what was seen, where it ends
     loaders.py, loader.py     which DataLoader trains; input wait
     batches.py                how many samples a batch, or a module's input, holds
@@ -22,11 +23,39 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
 
 from __future__ import annotations
 
+import os
+from typing import Optional
+
 
 def wake(spec_path: str) -> None:
-    """Arms this process: once torch is imported, the trial of `spec_path` applies and measures."""
+    """Arms this process: once torch is imported, the trial of `spec_path` applies and measures; a real run applies.
+
+    Args:
+        spec_path: what protocol.SPEC_VARIABLE holds.
+    """
+    from . import boot, protocol
+
+    if not protocol.is_real_run(os.environ):  # of one nobody asks
+        boot.answer_stack_requests()
+        boot.sign_in(spec_path)
+    boot.wait_for_torch(spec_path)
+
+
+def join(spec: str) -> None:
+    """Arms the process of a program that has called `autotune.apply`, torch imported or not.
+
+    Args:
+        spec: the spec as JSON.
+    """
     from . import boot
 
-    boot.answer_stack_requests()
-    boot.sign_in(spec_path)
-    boot.wait_for_torch(spec_path)
+    boot.is_called = True
+    boot.wait_for_torch(spec)
+
+
+def step(samples: Optional[float] = None) -> None:
+    """Counts one step of training by the program's own word (`autotune.trial_step`)."""
+    from . import boot
+
+    if boot.session is not None:
+        boot.session.trial_step(samples)

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 from . import protocol
 
@@ -56,6 +56,10 @@ class TorchFinder(importlib.abc.MetaPathFinder):
         loader.exec_module = exec_module
 
 
+session: Any = None  # this process's, once torch is there
+is_called = False  # the program itself has asked for it, by `autotune.apply`
+
+
 def sign_in(spec_path: str) -> None:
     """Leaves the trial's first progress line: a program that never imports torch is told apart from one without a harness."""
     line = {"time_s": time.monotonic(), "phase": protocol.PHASES[0], "step": 0, "rate_per_s": None}
@@ -92,9 +96,11 @@ def wait_for_torch(spec_path: str) -> None:
 
 def _begin(spec_path: str) -> Any:
     def begin() -> Any:
+        global session
         from .session import Session
 
-        return Session(spec_path)
+        session = Session(spec_path)
+        return session
 
     return _guarded(begin)
 
@@ -104,5 +110,27 @@ def _guarded(action: Any) -> Any:
     try:
         return action()
     except Exception:
-        sys.stderr.write("autotune: the harness failed to start\n" + traceback.format_exc())
+        if protocol.is_real_run(os.environ):
+            stand_aside("starting")
+        else:
+            sys.stderr.write("autotune: the harness failed to start\n" + traceback.format_exc())
         return None
+
+
+def stand_aside(doing: str) -> None:
+    """Says in one line, in an `except` block, that the harness has failed; the program goes on."""
+    kind, value, trace = sys.exc_info()
+    last = traceback.extract_tb(trace)[-1] if trace is not None else None
+    where = f" ({os.path.basename(last.filename)}:{last.lineno})" if last is not None else ""
+    first = (str(value).strip().splitlines() or [""])[0]
+    name = kind.__name__ if kind is not None else "error"
+    say([f"the harness failed while {doing}: {name}: {first}{where}; it stands aside and the program goes on"])
+
+
+def say(lines: List[str]) -> None:
+    """Writes lines to standard error, at once, wherever that leads."""
+    try:
+        sys.stderr.write("".join(f"autotune: {line}\n" for line in lines))
+        sys.stderr.flush()
+    except Exception:  # the program has closed it, or the disk is full
+        pass

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import batches, worker
+from . import batches, sites, worker
 
 _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -19,8 +19,9 @@ class Loader:
         from torch.utils.data import IterableDataset
 
         self.number, self.ordinal = number, 0
-        self.stack = _construction_stack()
+        self.stack, code = _construction()
         self.site = self.stack[0]
+        self.code, self.nth = sites.marked(code, arguments), 0  # the same for a program that was edited or moved, see sites.py
         self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
         self.given_kinds = [type(arguments.get(name)) for name in ("dataset", "sampler", "batch_sampler", "collate_fn")]
         self.num_data = None if issubclass(self.given_kinds[0], IterableDataset) else _length(arguments.get("dataset"))
@@ -96,7 +97,7 @@ class Loader:
         return self
 
     def __reduce__(self) -> Any:
-        return _nothing, ()  # a pickled DataLoader leaves us behind
+        return type(None), ()  # a pickled DataLoader leaves us behind, and is read where there is no harness
 
 
 def _nothing() -> Any:
@@ -117,16 +118,21 @@ def _length(dataset: Any) -> Optional[int]:
         return None
 
 
-def _construction_stack() -> List[str]:
-    """Returns "file:line" of the callers outside torch and the harness, nearest first."""
+def _construction() -> Tuple[List[str], str]:
+    """Returns "file:line" of the callers outside torch and the harness, nearest first, and the code there (see sites.py)."""
     import torch
 
     library = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+    def is_skipped(name: str) -> bool:
+        return name.startswith((library, _HARNESS, "<frozen"))
+
+    nearest: Any = None
     frame: Any = sys._getframe(1)
     found = []
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((library, _HARNESS)) and not name.startswith("<frozen"):
-            found.append(f"{name}:{frame.f_lineno}")
+        if not is_skipped(frame.f_code.co_filename):
+            nearest = nearest or frame
+            found.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back
-    return found or ["?"]
+    return found or ["?"], sites.code_of(nearest, is_skipped)

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import batches, worker
+from . import batches, sites, worker
 from .apply import loader as apply_loader
 from .loader import Loader
 
@@ -33,11 +33,13 @@ class LoaderWatch:
         self.unit, self.unit_source = "steps", "optimizer steps: no batch dimension was found"
         self.reports: Dict[str, Any] = {}
         self._is_measuring = self._spec.mode != "apply"
+        self._sites = sites.TargetSites(self._spec.target)
+        self.is_at_rest = False
         self._current: Optional[Loader] = None
         self._workers: List[Any] = []  # processes of the loader that started last
         self._patch_construction()
+        self._patch_iteration()
         if self._is_measuring:
-            self._patch_iteration()
             self._patch_workers()
             self._patch_worker_info()
 
@@ -66,6 +68,7 @@ class LoaderWatch:
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         start, advance, watch = _BaseDataLoaderIter.__init__, _BaseDataLoaderIter.__next__, self
+        self._iteration: Any = (start, advance)
         monotonic, tensor = time.monotonic, Tensor
 
         @functools.wraps(start)
@@ -95,6 +98,20 @@ class LoaderWatch:
 
         _BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
         _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
+        self._watched_iteration = (__init__, __next__)
+
+    def rest(self) -> None:
+        """Looks at no batch any more and forgets the loaders; those still to be made get their knobs (mode "apply")."""
+        from torch.utils.data.dataloader import _BaseDataLoaderIter as Iterator
+
+        if self.is_at_rest:
+            return
+        self.is_at_rest = True
+        self._sites.begin_training(self.loaders)
+        self.touched.clear()
+        self.loaders, self.training, self._current = [], None, None
+        if (Iterator.__init__, Iterator.__next__) == self._watched_iteration:  # else the program has put its own around them
+            Iterator.__init__, Iterator.__next__ = self._iteration  # type: ignore[method-assign]
 
     def _patch_workers(self) -> None:
         # Only while the workers start: the loader shows the program its own worker_init_fn (some look at it).
@@ -162,16 +179,19 @@ class LoaderWatch:
     def _constructing(self, arguments: Dict[str, Any]) -> Optional[Loader]:
         try:
             new = Loader(len(self.loaders), arguments)
+            if self.is_at_rest:
+                self._sites.change(new, arguments, self._spec.knobs)
+                return new
             info = next((known for known in self.loaders if known.is_rebuilt_as(new)), new)
             if info is not new:
                 info.renew(arguments)
             else:
                 info.ordinal = self._ordinals.get(info.site, 0)
+                info.nth = self._sites.nth(info.code)
                 self._ordinals[info.site] = info.ordinal + 1
-                info.is_target = self._is_target(info)
+                info.is_target = self._is_target(info, arguments)
             if info.is_target:
-                own = self._chosen(info) or {}
-                is_chained, is_unshared = self._is_chained(info, arguments), bool(own.get("is_unshared"))
+                is_chained, is_unshared = self._is_chained(info, arguments), self._is_unshared(info)
                 apply_loader.apply(self._spec.knobs, arguments, self.reports, is_chained=is_chained, is_unshared=is_unshared)
         except Exception:
             self._session.broke("reading or changing a DataLoader's arguments")
@@ -180,6 +200,9 @@ class LoaderWatch:
 
     def _constructed(self, loader: Any, info: Loader) -> None:
         try:
+            if self.is_at_rest:
+                self._sites.made(getattr(loader, "batch_sampler", None), info)
+                return
             info.batch_sampler = getattr(loader, "batch_sampler", None)
             size = getattr(loader, "batch_size", None)
             info.batch_size = size if size is not None else getattr(info.batch_sampler, "batch_size", None)
@@ -191,9 +214,11 @@ class LoaderWatch:
         except Exception:
             self._session.broke("reading a DataLoader")
 
-    def _is_target(self, info: Loader) -> bool:
+    def _is_target(self, info: Loader, arguments: Dict[str, Any]) -> bool:
         if not any(key.startswith(apply_loader.PREFIX) for key in self._spec.knobs):
             return False
+        if not self._is_measuring:
+            return self._sites.is_target(info, arguments, is_chained=self._is_chained(info, arguments))
         if self._spec.target is None:
             return True  # nobody has said yet which loader trains: the user's pins hold for all
         return self._chosen(info) is not None
@@ -202,10 +227,16 @@ class LoaderWatch:
         chosen = self._spec.target or []
         return next((each for each in chosen if each["site"] == info.site and each["ordinal"] == info.ordinal), None)
 
+    def _is_unshared(self, info: Loader) -> bool:
+        own = self._chosen(info) or {}
+        return bool(own.get("is_unshared")) if self._is_measuring else self._sites.is_unshared
+
     def _is_chained(self, info: Loader, arguments: Dict[str, Any]) -> bool:
         """Whether this loader is made around the batch sampler of an earlier target, which carries the batch size."""
         given = arguments.get("batch_sampler")
-        return any(other is not info and other.is_target and _is_around(given, other.batch_sampler) for other in self.loaders)
+        return any(
+            other is not info and other.is_target and sites.is_around(given, other.batch_sampler) for other in self.loaders
+        )
 
     # --- batches and steps ---
 
@@ -296,20 +327,11 @@ class LoaderWatch:
             return None
         chain = [self.training]
         for other in reversed(self.loaders[: self.training.number]):
-            if _is_around(chain[0].given_batch_sampler, other.batch_sampler) and other.batch_sampler is not None:
+            if sites.is_around(chain[0].given_batch_sampler, other.batch_sampler) and other.batch_sampler is not None:
                 chain.insert(0, other)
-        named: List[Dict[str, Any]] = [{"site": info.site, "ordinal": info.ordinal} for info in chain]
+        named: List[Dict[str, Any]] = [
+            {"site": info.site, "ordinal": info.ordinal, "code": info.code, "nth": info.nth} for info in chain
+        ]
         if not self.training.is_shared_out:
             named[-1]["is_unshared"] = True  # more workers would yield more data, not the same data sooner
         return named
-
-
-def _is_around(outer: Any, inner: Any) -> bool:
-    """Whether a batch sampler is another one or was made around it."""
-    for _ in range(4):
-        if outer is None or inner is None:
-            return False
-        if outer is inner:
-            return True
-        outer = getattr(outer, "batch_sampler", None)
-    return False

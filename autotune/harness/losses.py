@@ -82,7 +82,7 @@ class LossWatch:
 
     def _see(self, loss: Any) -> None:
         self._num_seen += 1
-        if self._num_seen == PASSES_WITHOUT_OPTIMIZER and not self._session.optimizers.has_any:
+        if self._num_seen == PASSES_WITHOUT_OPTIMIZER and not (self._session.is_active or self._session.optimizers.has_any):
             self._session.give_up(UNCOUNTABLE)
         scaled, plain = self._scaled
         if scaled is not None and scaled() is loss:

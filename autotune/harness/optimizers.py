@@ -29,7 +29,7 @@ class OptimizerWatch:
         self._steps_of_others = self._counted_steps = 0
         self._short: Any = None  # the clock's hook while its steps need no more
         self._is_scaling = False
-        self.is_stepping = False
+        self.is_stepping = self.is_at_rest = False
         self.num_skipped = 0
         self._num_skipped_before = 0  # the window opened
         self.scaler: Optional[Any] = None
@@ -63,12 +63,15 @@ class OptimizerWatch:
             self._patch_scaler(scaler)
 
     def _enlist(self, optimizer: Any) -> None:
+        self._prepared.discard(id(optimizer))  # a state that was loaded has flags of its own; the number of one that is gone
         if any(hook in (self._after, self._short) for hook in optimizer._optimizer_step_post_hooks.values()):
             return
-        self._known = [ref for ref in self._known if ref() is not None]
+        self._known = [ref for ref in self._known if ref() is not None and ref() is not optimizer]
         self._known.append(weakref.ref(optimizer))
-        self._prepared.discard(id(optimizer))  # the number of one that is gone
         self._held_groups = -1
+        after = optimizer._optimizer_step_post_hooks
+        for number in [number for number, hook in after.items() if hook is _at_rest]:
+            del after[number]
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
         self._session.modules.look_again()
@@ -78,7 +81,7 @@ class OptimizerWatch:
 
         @functools.wraps(step)
         def scaled_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self.is_enabled():
+            if not self.is_enabled() or (watch.is_at_rest and _is_at_rest(optimizer)):
                 return step(self, optimizer, *args, **kwargs)
             watch.settle(is_at_rest=False)
             watch.scaler, watch._is_scaling, watch._stepped_inside = self, True, False
@@ -141,6 +144,19 @@ class OptimizerWatch:
     _before._torchdynamo_disable = True  # type: ignore[attr-defined]
     _after._torchdynamo_disable = True  # type: ignore[attr-defined]
 
+    def rest(self) -> None:
+        """Leaves the optimizers that have their knobs alone (mode "apply"); those made, copied or loaded later are met anew."""
+        self.is_at_rest, self._clock = True, None
+        for optimizer in self.optimizers():
+            if id(optimizer) not in self._prepared:
+                continue  # has not stepped yet: others go first
+            before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+            for number in [number for number, hook in before.items() if hook == self._before]:
+                del before[number]
+            for number, hook in after.items():  # one of them is running: the table must keep its size
+                if hook == self._after:
+                    after[number] = _at_rest
+
     def _count(self, optimizer: Any) -> None:
         if self._clock is None:  # the scaler skipped the very first step
             self._clock = weakref.ref(optimizer)
@@ -200,9 +216,22 @@ class OptimizerWatch:
         return self._held
 
     def device_type(self) -> str:
-        """Returns "cuda" when the clock's parameters live there, else "cpu"."""
+        """Returns "cuda" when the clock's parameters live there, or CUDA is in use and there is no optimizer; else "cpu"."""
+        import torch
+
         for optimizer in self.optimizers():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     return "cuda" if parameter.device.type == "cuda" else "cpu"
-        return "cpu"
+        return "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
+
+
+def _at_rest(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """After the steps of an optimizer that has its knobs, where nothing is measured."""
+
+
+def _is_at_rest(optimizer: Any) -> bool:
+    return _at_rest in getattr(optimizer, "_optimizer_step_post_hooks", {}).values()
+
+
+_at_rest._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -126,7 +126,7 @@ def facts(device: str) -> Dict[str, Any]:
         "device_memory_bytes": None,
         "num_threads": torch.get_num_threads(),
         "isa": instruction_sets(),
-        "has_compiler": _has_compiler(device),
+        "has_compiler": has_compiler(device),
     }
     if device == "cuda":
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -147,7 +147,8 @@ def instruction_sets() -> List[str]:
     return [name for name in ISA if name in flags]
 
 
-def _has_compiler(device: str) -> bool:
+def has_compiler(device: str) -> bool:
+    """Returns whether torch.compile finds what it needs for a device: triton on CUDA, a C++ compiler on the CPU."""
     if device == "cuda":
         import importlib.util
 

@@ -19,10 +19,13 @@ import dataclasses
 import json
 import os
 import signal
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 SCHEMA = 1
-SPEC_VARIABLE = "AUTOTUNE_SPEC"  # path of spec.json; its presence is what wakes the harness
+# Path of spec.json; its presence is what wakes the harness. In mode "apply" it holds the spec itself, as JSON: there is no
+# folder, nothing is left behind, and every rank on every node that inherits the environment can read it.
+SPEC_VARIABLE = "AUTOTUNE_SPEC"
+HARNESS = "_autotune_harness"  # the name the harness is loaded under, whoever loads it
 MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>", inherited by every process of a trial: how leftovers are found
 HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256}: what `env.NAME` must be where the spec holds a stand-in
 STAND_IN = "***"  # what the spec holds, followed by a number, for the value of a secret environment variable
@@ -41,6 +44,21 @@ UNMEASURABLE = "autotune.Unmeasurable"  # RankResult.error["type"] where the har
 
 # What a rank says of each knob it was given.
 APPLIED, NOT_APPLICABLE, OVERRIDDEN = "applied", "not applicable", "overridden by the program"
+
+
+# Variables that launchers tell a process its rank by: torchrun and its kin, Slurm's srun, Open MPI, other MPIs.
+RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+def launched_rank(environment: Mapping[str, str]) -> int:
+    """Returns the rank that a launcher gave a process; 0 without one."""
+    given = [environment[name] for name in RANK_VARIABLES if environment.get(name, "").isdigit()]
+    return int(given[0]) if given else 0
+
+
+def is_real_run(environment: Mapping[str, str]) -> bool:
+    """Returns whether a process belongs to a real run with a file's knobs, not to a trial."""
+    return environment.get(SPEC_VARIABLE, "").startswith("{")
 
 
 def result_file(rank: int) -> str:
@@ -95,6 +113,9 @@ class Spec:
         max_steps: in mode "parity", optimizer steps.
         max_s: in mode "parity", seconds since the first step after which fewer steps do, though not under 8; None for no bound.
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None never.
+        origin: in mode "apply", the file that the knobs come from, as the user named it.
+        made_on: in mode "apply", what that file was made on: {"torch", "device_name"}; None on the CPU, unknown is absent.
+        late: in mode "apply", knob key -> why it has come too late to have any effect in this process.
     """
 
     trial: int
@@ -111,6 +132,9 @@ class Spec:
     max_s: Optional[float] = None
     race_below_per_s: Optional[float] = None
     rules: MeasureRules = dataclasses.field(default_factory=MeasureRules)
+    origin: str = ""
+    made_on: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    late: Dict[str, str] = dataclasses.field(default_factory=dict)
     schema: int = SCHEMA
 
 
@@ -189,8 +213,9 @@ class RankResult:
         knobs: knob key -> KnobReport for every knob of the spec.
         observed: knob key -> the program's own value, for every knob the harness can read (what "baseline" means).
         applicability: knob key -> reason why that knob cannot be turned in this program; absent = it can.
-        target: loaders whose batches reach the optimizer, as [{"site", "ordinal"}]; None without a DataLoader. "is_unshared":
-            true marks a stream that does not ask which worker it is in: its workers are left as they are.
+        target: loaders whose batches reach the optimizer, as [{"site", "ordinal", "code", "nth"}], the last two for a program
+            that was edited or moved since (sites.py); None without a DataLoader. "is_unshared": true marks a stream that does
+            not ask which worker it is in: its workers are left as they are.
         detected: what `inspect` prints: {"loader", "modules", "optimizers", "precision", "compile", "world_size", ...}.
         facts: interpreter, torch, device and instruction set as the program's process sees them.
         compiled: {"graphs", "recompile_limit_hit", "seconds"}.
@@ -259,14 +284,17 @@ def write_json(path: str, document: Any) -> None:
         raise
 
 
-def read_spec(path: str) -> Spec:
-    """Returns the spec stored at `path`.
+def read_spec(source: str) -> Spec:
+    """Returns the spec that SPEC_VARIABLE leads to.
+
+    Args:
+        source: path of the file, or the spec itself as JSON.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is not a spec of this schema.
     """
-    raw = _read(path)
+    raw = _checked(json.loads(source), SPEC_VARIABLE) if source.startswith("{") else _read(source)
     raw["rules"] = MeasureRules(**raw["rules"])
     return Spec(**raw)
 
@@ -289,7 +317,10 @@ def read_result(path: str) -> RankResult:
 
 def _read(path: str) -> Dict[str, Any]:
     with open(path, encoding="utf-8") as file:
-        raw = json.load(file)
+        return _checked(json.load(file), path)
+
+
+def _checked(raw: Any, path: str) -> Dict[str, Any]:
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         raise ValueError(f"{path}: not a document of schema {SCHEMA}")
     return raw

@@ -55,6 +55,13 @@ def result(session: Any, status: str) -> protocol.RankResult:
     return found
 
 
+def knobs(session: Any) -> Dict[str, protocol.KnobReport]:
+    """Returns what became of every knob of the spec."""
+    found = bare(session, "ended")
+    _add_knobs(found, session)
+    return found.knobs
+
+
 def _add_knobs(found: protocol.RankResult, session: Any) -> None:
     spec, training = session.spec, session.loaders.training
     settings = training.settings if training is not None else None

@@ -45,13 +45,16 @@ class Session:
         self.is_active = False
         self.is_over = False
         self.rank, self.world_size = _rank_from_environment()
-        self.speaks = self._is_first_to_speak()  # writes progress lines
         self._is_child = _is_multiprocessing_child()
-        self._progress = -1
-        self._spare = os.open(os.devnull, os.O_RDONLY)  # given back for the result of a program that has used them all up
-        self._next_beat_s = self._next_look_s = 0.0
+        self._progress = self._spare = -1
         self._is_applying = self.spec.mode == "apply"
+        if not self._is_applying:
+            self._spare = os.open(os.devnull, os.O_RDONLY)  # given back for the result of a program that has used them all up
+        self._next_beat_s = self._next_look_s = 0.0
+        self.speaks = not self._is_applying and self._is_first_to_speak()  # writes progress lines
         self.num_steps = 0
+        self._is_stepped_by_hand = False  # the program tells its steps: `autotune.trial_step`
+        self._stated_samples: Optional[float] = None
         self.steps: Dict[str, List[float]] = {"end_s": [], "samples": [], "wait_s": []}
         self.error: Optional[Dict[str, str]] = None
         self.meter: Optional[Meter] = None
@@ -69,8 +72,9 @@ class Session:
 
     def torch_is_there(self) -> None:
         """Called once torch has been executed: applies what is applied early and watches for training."""
-        from . import loaders, losses, modules, optimizers, process, supply
+        from . import applied, boot, loaders, losses, modules, optimizers, process, supply
 
+        self.applied: Any = applied.Applied(self, is_called=boot.is_called) if self._is_applying else None
         process.limit_memory(self.spec)
         apply_process.apply(self.spec.knobs)
         if self.spec.seed is not None:
@@ -90,11 +94,11 @@ class Session:
         # train themselves.
         is_first = protocol.SPEC_VARIABLE + "_IS_SPOKEN_FOR" not in os.environ and self.rank == 0
         os.environ[protocol.SPEC_VARIABLE + "_IS_SPOKEN_FOR"] = "1"
-        return is_first and self.spec.mode != "apply"
+        return is_first
 
     def speak(self) -> None:
         """From now on this process writes progress lines: it trains."""
-        self.speaks = self.spec.mode != "apply"
+        self.speaks = not self._is_applying
 
     def _forked(self) -> None:
         # A fork may go on to train (a launcher that forks its ranks); one of a process that trains does not.
@@ -144,8 +148,9 @@ class Session:
         self.speak()
         self.rank, self.world_size = _rank_of_process_group(self.rank, self.world_size)
         self.device = self.modules.device_type()
-        self.clock = make_clock(self.device)
-        self.memory.begin(self.device, self.spec.memory_limit_bytes)
+        if not self._is_applying:
+            self.clock = make_clock(self.device)
+            self.memory.begin(self.device, self.spec.memory_limit_bytes)
         apply_process.apply(self.spec.knobs)  # again: the program may have set its own at start-up
 
     def plain_step_hook(self, otherwise: Any) -> Any:
@@ -185,8 +190,22 @@ class Session:
 
     def step_done(self) -> None:
         """Called after every counted optimizer step; everything here is on the program's critical path."""
+        if self.is_over or self._is_stepped_by_hand:
+            return
+        try:
+            self._step_done()
+        except Exception:
+            self.broke("counting a step")
+
+    def trial_step(self, samples: Optional[float]) -> None:
+        """Counts a step by the program's own word; from the first on, those of its optimizers count no more.
+
+        Args:
+            samples: of this step, in this process; None leaves them to the loader, or counts steps.
+        """
         if self.is_over:
             return
+        self._is_stepped_by_hand, self._is_plain, self._stated_samples = True, False, samples
         try:
             self._step_done()
         except Exception:
@@ -199,8 +218,12 @@ class Session:
         if self.modules.is_looking:
             self.modules.step_done()
         if self._is_applying:
+            self.applied.step_done()
             return
         samples, wait_s, is_foreign = self.loaders.take_step(self.modules.take_samples(), self.modules.unit)
+        if self._stated_samples is not None:
+            samples = float(self._stated_samples)
+            self.loaders.unit, self.loaders.unit_source = "samples", "autotune.trial_step"
         if self.modules.is_evaluated:
             is_foreign = self.modules.take_evaluated() or is_foreign
         now_s = self.clock.mark(samples, wait_s, is_foreign)
@@ -218,7 +241,7 @@ class Session:
         self.modules.settle()
         if self.num_steps == 1:
             self._first_step()
-        is_alone = self.world_size == 1 and not self._is_applying and self.loaders.unit_source == "loader"
+        is_alone = self.world_size == 1 and not self._is_stepped_by_hand and self.loaders.unit_source == "loader"
         is_settled = not self.modules.is_looking and self.optimizers.scaler is None and self.num_steps > self._eager_steps
         self._is_plain = is_alone and is_settled
         self.optimizers.settle(is_at_rest=self._is_plain and not self.modules.is_counting)
@@ -335,12 +358,20 @@ class Session:
 
         When the program is not measured but run (mode "apply"), the harness stands aside instead.
         """
+        if self._is_applying:
+            from . import boot
+
+            if not self.is_over:
+                boot.stand_aside(doing)
+            self.is_over = True
+            with contextlib.suppress(Exception):  # it may have failed before they were there
+                self.modules.is_looking = False
+                self.modules.stop_looking()
+            return
         sys.stderr.write(f"autotune: the harness failed while {doing}\n{traceback.format_exc()}")
         if self.is_over:
             return
         self.is_over = True
-        if self.spec.mode == "apply":
-            return
         self.note_error(*sys.exc_info())
         assert self.error is not None
         self.error["message"] = f"autotune's harness failed while {doing}: {self.error['message']}"
@@ -369,7 +400,14 @@ class Session:
 
     def _at_exit(self) -> None:
         # The program ended by itself, or by an exception, before the window was full.
-        if self.is_over or self.spec.mode == "apply" or threading.current_thread() is not threading.main_thread():
+        if self.is_over or threading.current_thread() is not threading.main_thread():
+            return
+        if self._is_applying:
+            try:
+                if not self._is_child:
+                    self.applied.at_exit()
+            except Exception:
+                self.broke("ending")
             return
         self._give_spare_back()
         value = getattr(sys, "last_value", None)  # set by the interpreter whatever has become of sys.excepthook

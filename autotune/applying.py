@@ -1,0 +1,80 @@
+"""`autotune.apply`: for programs that call autotune themselves.
+
+Imported in the user's own process: nothing here needs more than the standard library and, to read the file, PyYAML.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from autotune.harness import protocol
+
+# Read by the loader and the C library as a process starts, before any Python.
+READ_AT_START = re.compile(r"LD_\w+|MALLOC_\w+|GLIBC_\w+|PYTHON\w+")
+
+
+def apply(file: str | os.PathLike[str]) -> None:
+    """See `autotune.apply`."""
+    if os.environ.get(protocol.SPEC_VARIABLE):
+        _leave_out(os.fspath(file))
+        return
+    from autotune.config.best import read_best
+    from autotune.launchers.real_run import announce, spec_text, variables
+
+    best = read_best(Path(file))
+    passed, problems = best.handed_over(sys.argv[1:])
+    spec = spec_text(best, passed=passed, late=_late(best.open_knobs))
+    os.environ.update(variables(best, spec))  # for the processes that this one starts, too
+    if multiprocessing.parent_process() is None:
+        announce(best, problems)
+    _harness().join(spec)
+
+
+def _leave_out(file: str) -> None:
+    """Says, unless it is the same file once more, that settings come from elsewhere: a trial, or `autotune apply`."""
+    if multiprocessing.parent_process() is not None or protocol.launched_rank(os.environ) != 0:
+        return
+    if not protocol.is_real_run(os.environ):
+        print(f"autotune: {file} is left out, since this is a trial: it has settings of its own", file=sys.stderr)
+        return
+    applied = protocol.read_spec(os.environ[protocol.SPEC_VARIABLE]).origin
+    if applied != os.path.basename(file):
+        print(f"autotune: {file} is left out, since {applied} is applied already", file=sys.stderr)
+
+
+def _late(knobs: dict[str, Any]) -> dict[str, str]:
+    """Returns knob -> why not, of those that come too late to have an effect on this process."""
+    from autotune.knobs.catalogue import knob
+
+    instead = "use `autotune apply FILE -- COMMAND`"
+    late = {}
+    for key, value in knobs.items():
+        for name, text in knob(key).environment(value).items():
+            if os.environ.get(name) == text:
+                continue
+            if READ_AT_START.fullmatch(name):
+                late[key] = f"{name} is read as a process starts: {instead}"
+            elif "torch" in sys.modules:
+                late[key] = f"torch was imported before, and {name} is read then: call autotune.apply() first, or {instead}"
+    return late
+
+
+def _harness() -> Any:
+    """Returns the harness, loaded as in a trial: under a name of its own, by its path."""
+    if protocol.HARNESS not in sys.modules:
+        package = Path(protocol.__file__).resolve().parent
+        found = importlib.util.spec_from_file_location(
+            protocol.HARNESS, package / "__init__.py", submodule_search_locations=[str(package)]
+        )
+        assert found is not None
+        assert found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        sys.modules[protocol.HARNESS] = module
+        found.loader.exec_module(module)
+    return sys.modules[protocol.HARNESS]

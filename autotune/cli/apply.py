@@ -1,0 +1,144 @@
+"""`autotune apply`: becomes the program, with a file's knobs. Nothing of this process is left once it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from autotune.cli.verify import YAML
+from autotune.config.best import ANYWHERE, Best, read_best
+from autotune.config.literals import PLACEHOLDER
+from autotune.errors import BadInput
+from autotune.harness import protocol
+from autotune.knobs.values import shown
+from autotune.launchers.doorway import raise_open_files
+from autotune.launchers.injection import with_harness
+from autotune.launchers.real_run import announce, spec_text, variables
+from autotune.records import Knobs
+from autotune.run_dir import find
+
+if TYPE_CHECKING:
+    from autotune.config.command import CommandTemplate
+
+EXAMPLE = "autotune apply best.yaml -- python train.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the user typed: the file or the study, KEY=VALUE words for a recipe, the command behind `--`."""
+
+    what: str
+    overrides: tuple[str, ...]
+    command: list[str] | None
+    runs: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What is started: the command, which of the knobs it carries already, the variables of its device."""
+
+    best: Best
+    argv: list[str]
+    passed: Knobs
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+def apply(asked: Asked) -> NoReturn:
+    """Replaces this process by the program.
+
+    Raises:
+        BadInput: the file or the command cannot be used.
+    """
+    if protocol.SPEC_VARIABLE in os.environ and not protocol.is_real_run(os.environ):
+        got = "got `autotune apply` inside one"
+        raise BadInput(
+            f"COMMAND: a trial gets its settings from its study, {got}. Tune the program: autotune run -- python train.py."
+        )
+    best = read_best(_file(asked))
+    run = _of_recipe(asked, best) if asked.command is None else _of_command(asked.command, asked.overrides, best)
+    spec = spec_text(run.best, passed=run.passed)
+    announce(run.best)
+    _become(with_harness(run.argv), {**os.environ, **run.variables, **variables(run.best, spec)})
+
+
+def _file(asked: Asked) -> Path:
+    if asked.what.endswith(YAML) or os.path.isfile(asked.what):
+        return Path(asked.what)
+    folder = find(asked.runs, asked.what)
+    if not folder.best_file.is_file():
+        raise BadInput(f"BEST: the study has no winner to apply, got {folder.name!r}. `autotune show {folder.name}` tells why.")
+    return folder.best_file
+
+
+def _of_command(command: list[str], overrides: tuple[str, ...], best: Best) -> _Run:
+    from autotune.config.command import user_command
+
+    if overrides:
+        key, got = overrides[0].partition("=")[0], f"got {shown(overrides[0])} beside a command"
+        raise BadInput(f"{key}: only a recipe is configured here, {got}. Arguments of the program come behind `--`.")
+    if not command:
+        raise BadInput(f"COMMAND: nothing after '--', got no word. Give the training command: {EXAMPLE}.")
+    stated = [PLACEHOLDER.sub(lambda match: _stated(match, best.knobs), word) for word in command]
+    template = user_command(stated, ANYWHERE)
+    argv = template.argv(best.knobs)
+    by_hand, problems = best.handed_over(argv, known=template.placeholders)
+    if problems:
+        raise BadInput(problems)
+    return _Run(best=best, argv=argv, passed={**by_hand, **_carried(template, best.knobs)})
+
+
+def _of_recipe(asked: Asked, best: Best) -> _Run:
+    from autotune.config.claim import read_claim
+    from autotune.config.compose import compose
+    from autotune.machine import circumstances, host_facts
+    from autotune.study.settings import device_environment
+
+    if not best.is_recipe:
+        raise BadInput(
+            f"COMMAND: {best.file} is about a program of yours, and nothing is started because a file says so, got no '--'. "
+            f"Type it: {EXAMPLE}."
+        )
+    keys = [word.partition("=")[0] for word in asked.overrides]
+    if twice := [key for key in keys if key in best.knobs]:
+        raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Leave it out." for key in twice)
+    facts = host_facts()
+    claim = read_claim(Path(best.file), circumstances(facts, None, is_recipe=True))
+    composed = compose(asked.overrides, command=None, facts=facts, document=claim.document(without=keys))
+    knobs = {**composed.space.pinned, **best.knobs}
+    template = composed.command
+    return _Run(
+        best=replace(best, knobs=knobs),
+        argv=template.argv(knobs),
+        passed=_carried(template, knobs),
+        variables=device_environment(composed.config.device),
+    )
+
+
+def _stated(placeholder: re.Match[str], knobs: Knobs) -> str:
+    """Returns a placeholder with the value that the file has for it, where it is without one."""
+    key, value = placeholder[1], placeholder[2]
+    return f"{{{key}={knobs[key]}}}" if value is None and key in knobs else placeholder[0]
+
+
+def _carried(template: CommandTemplate, knobs: Knobs) -> Knobs:
+    return {key: knobs.get(key, value) for key, value in template.placeholders.items()}
+
+
+def _become(argv: list[str], environment: dict[str, str]) -> NoReturn:
+    """Replaces this process: exit code, signals, terminal and children are the program's own from here on."""
+    raise_open_files()  # as in the trials: what worked there with many workers is to work here
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored_by_python, signal.SIG_DFL)  # ignored signals are inherited
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    try:
+        os.execvpe(argv[0], argv, environment)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(f"COMMAND: cannot be started, got {shown(argv[0])} ({why}). Give a program: {EXAMPLE}.") from error

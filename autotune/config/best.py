@@ -1,0 +1,204 @@
+"""A best.yaml as a real run needs it: which knobs, which loader, on what it was made. Nothing in it is executed.
+
+Read in the user's own process, too (`autotune.apply`), whose environment need not have more than PyYAML of what autotune
+needs: no OmegaConf here, no psutil, no numpy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autotune.config import yaml_file
+from autotune.config.literals import DOUBLED, PLACEHOLDER, is_reference, plain
+from autotune.errors import BadInput, one_of
+from autotune.knobs.base import Circumstances
+from autotune.knobs.catalogue import CATALOGUE, is_knob, knob
+from autotune.knobs.environment import PREFIX
+from autotune.knobs.values import shown, value_of
+from autotune.masking import MASK, is_masked, is_secret
+from autotune.records import Knobs, KnobValue
+from autotune.wording import one_line
+
+EXPORTED = "Give a file that `autotune export` wrote"
+PROVENANCE = "provenance"
+MAX_WORDS = 200  # of a file's own words in a message
+# A file made elsewhere may ask for more workers than this machine has cores: that is told, not refused. Only what no machine
+# could do is.
+ANYWHERE = Circumstances(num_cores=2**20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """What a best.yaml sets, and what it says of itself.
+
+    Attributes:
+        file: as the user named it.
+        knobs: knob key -> value, the pins included.
+        target: loaders that the study turned knobs at, as in `Spec.target`; None in files that do not say.
+        identity: what it was made on, by name: machine and program; {} in files that do not say.
+        command: the study's argument list, placeholders unfilled; [] for a recipe and in files that do not say.
+        is_recipe: whether the file says what to train: a built-in recipe.
+        origin: study, ratio and day, each "" where the file does not say.
+    """
+
+    file: str
+    knobs: Knobs
+    target: list[dict[str, Any]] | None = None
+    identity: dict[str, Any] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
+    is_recipe: bool = False
+    origin: tuple[str, str, str] = ("", "", "")
+
+    @property
+    def shown_knobs(self) -> Knobs:
+        """The knobs as they may be shown: without secrets."""
+        return {key: MASK if _is_secret(key, value) else value for key, value in self.knobs.items()}
+
+    @property
+    def open_knobs(self) -> Knobs:
+        """The knobs without those that are secret."""
+        return {key: value for key, value in self.knobs.items() if not _is_secret(key, value)}
+
+    def environment(self) -> dict[str, str]:
+        """Returns the variables that the knobs stand for."""
+        return {name: text for key, value in self.knobs.items() for name, text in knob(key).environment(value).items()}
+
+    def handed_over(self, words: Sequence[str], *, known: Collection[str] = ()) -> tuple[Knobs, list[str]]:
+        """Returns the knobs that a command without placeholders carries all the same, and what is wrong with it.
+
+        The study gave the program some of its knobs as arguments (`--batch-size {loader.batch_size=64}`). A command that
+        leaves them out would be trained with something else.
+
+        Args:
+            words: the command, or the arguments of this process.
+            known: knobs that it carries by placeholders of its own.
+        """
+        passed: Knobs = {}
+        problems = []
+        for at, part in enumerate(self.command):
+            keys = [match[1] for match in PLACEHOLDER.finditer(part) if match[1] in self.knobs and match[1] not in known]
+            if not keys:
+                continue
+            option = [] if PLACEHOLDER.sub("", part) or not at else [self.command[at - 1]]
+            if _holds(words, [*option, _filled(part, self.knobs)]):
+                passed.update({key: self.knobs[key] for key in keys})
+                continue
+            asked = one_line(" ".join([*option, part]), MAX_WORDS)
+            problems.append(
+                f"COMMAND: {', '.join(keys)} went to the program as an argument when {self.file} was made, got a command "
+                f"without it. Write `{asked}` into it, as it was then."
+            )
+        return passed, problems
+
+
+def read_best(path: Path) -> Best:
+    """Returns what a file sets.
+
+    Raises:
+        BadInput: it cannot be read, holds no knobs, unknown keys or unusable values; names everything that is wrong.
+    """
+    document = yaml_file.read(path, "BEST")
+    if document is not None and not isinstance(document, dict):
+        raise BadInput(f"BEST: not a mapping of keys to values, got {shown(document)} in {shown(str(path))}. {EXPORTED}.")
+    document = {**(document or {})}
+    said = _mapping(document.pop(PROVENANCE, None))
+    knobs: Knobs = {}
+    problems = []
+    for key, raw in _flat(document):
+        try:
+            if raw is not None:
+                knobs[key] = _value(key, raw)
+        except BadInput as error:
+            problems += [f"{problem} It stands in {path}." for problem in error.problems]
+    if not said and not knobs and not problems:
+        problems.append(f"BEST: nothing to apply, got {shown(str(path))} without any knob. {EXPORTED}.")
+    problems += _lost(_words(said.get("secret")), knobs, path)
+    if problems:
+        raise BadInput(problems)
+    program, speedup = _mapping(said.get("program")), _mapping(said.get("speedup"))
+    ratio = speedup.get("ratio")
+    return Best(
+        file=str(path),
+        knobs=knobs,
+        target=_target(said.get("target")),
+        identity=_mapping(said.get("identity")),
+        command=[plain(word) for word in _words(program.get("command"))],
+        is_recipe="model.name" in _mapping(said.get("settings")),
+        origin=(
+            plain(str(said.get("study") or "")),
+            f"{ratio:.2f}x" if isinstance(ratio, int | float) and knobs else "",
+            str(said.get("date") or ""),
+        ),
+    )
+
+
+def _value(key: str, raw: Any) -> KnobValue:
+    if not is_knob(key):
+        allowed = one_of(key, [*CATALOGUE, "env.NAME"], show=6)
+        raise BadInput(f"{key}: no knob, got {shown(raw)}. {allowed} Remove it: a real run gets knobs and nothing else.")
+    text = plain(raw) if isinstance(raw, str) else raw
+    if text == raw and is_reference(raw):
+        raise BadInput(f"{key}: a reference, got {shown(raw)}. Write the value out.")
+    if is_masked(raw):
+        raise BadInput(f"{key}: a secret that was not written down, got {shown(raw)}. {_by_hand(key)}")
+    return value_of(knob(key), text, ANYWHERE)
+
+
+def _lost(secret: list[str], knobs: Knobs, path: Path) -> list[str]:
+    """Returns a problem for each secret that the file was made with, does not hold, and is not set here."""
+    return [
+        f"{key}: a secret that {shown(str(path))} was made with and does not hold, got nothing. {_by_hand(key)}"
+        for key in secret
+        if key.startswith(PREFIX) and key not in knobs and key.removeprefix(PREFIX) not in os.environ
+    ]
+
+
+def _by_hand(key: str) -> str:
+    name = key.removeprefix(PREFIX)
+    return f"Remove it from a copy of the file and set the variable yourself: export {name}=..."
+
+
+def _is_secret(key: str, value: KnobValue) -> bool:
+    return key.startswith(PREFIX) and is_secret(key.removeprefix(PREFIX), str(value))
+
+
+def _filled(part: str, knobs: Knobs) -> str:
+    """Returns a part of a command with its placeholders filled: from the knobs, else with the baseline's value."""
+    text = PLACEHOLDER.sub(lambda match: str(knobs.get(match[1], match[2] or "")), part)
+    return DOUBLED.sub(r"\1", text)
+
+
+def _holds(words: Sequence[str], few: list[str]) -> bool:
+    """Returns whether some words stand one after the other among others; "--size 8" also as "--size=8"."""
+    spans = [list(words[at : at + len(few)]) for at in range(len(words))]
+    return few in spans or (len(few) > 1 and "=".join(few) in words)
+
+
+def _flat(document: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for group, inside in document.items():
+        if isinstance(inside, dict):
+            yield from ((f"{group}.{name}", value) for name, value in inside.items())
+        else:
+            yield str(group), inside
+
+
+def _target(said: Any) -> list[dict[str, Any]] | None:
+    """Returns the loaders that a file names; None where it names none that can be used."""
+    kinds = {"site": str, "ordinal": int, "code": str, "nth": int, "is_unshared": bool}  # only the first two are in every file
+    entries = [_mapping(entry) for entry in said] if isinstance(said, list) else []
+    found = [{name: entry[name] for name, kind in kinds.items() if isinstance(entry.get(name), kind)} for entry in entries]
+    if not found or any({"site", "ordinal"} - entry.keys() or ("code" in entry) != ("nth" in entry) for entry in found):
+        return None
+    return [{**entry, **{name: plain(entry[name]) for name in ("site", "code") if name in entry}} for entry in found]
+
+
+def _mapping(said: Any) -> dict[str, Any]:
+    return {str(key): value for key, value in said.items()} if isinstance(said, dict) else {}
+
+
+def _words(said: Any) -> list[str]:
+    return [str(word) for word in said] if isinstance(said, list) else []

@@ -1,0 +1,120 @@
+"""Mode "apply": a real run with a file's knobs. It says once what took effect, then leaves the program alone.
+
+Nothing is measured, written or ended. Until the first few steps are over everything is watched as in a trial, since what
+trains must be found; then the hooks go, and what is left are the modules' own precision and the constructors, so that
+loaders and optimizers that are made later get their knobs, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any, Dict, List
+
+from . import boot, process, protocol, report
+from .apply import module as apply_module
+
+
+class Applied:
+    """What the session of a real run does instead of measuring.
+
+    Args:
+        session: the session; knobs that cannot work here are taken from its spec.
+        is_called: the program itself has called `autotune.apply`.
+    """
+
+    def __init__(self, session: Any, *, is_called: bool) -> None:
+        self._session, self._is_called = session, is_called
+        self._spec = spec = session.spec
+        self._is_told = self._has_trained = False
+        late = {**spec.late, **_impossible(spec.knobs)}
+        self._left_out = {key: protocol.KnobReport(protocol.NOT_APPLICABLE, why) for key, why in late.items()}
+        self._asked = {**spec.knobs, **spec.passed}
+        spec.knobs = {key: value for key, value in spec.knobs.items() if key not in late}
+        self._watch_first_backward()
+
+    def _watch_first_backward(self) -> None:
+        # Who calls it trains: at its end it is told of steps that were not seen. Other processes have nothing to say.
+        from torch import Tensor
+
+        backward = Tensor.backward
+
+        @functools.wraps(backward)
+        def first_backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            self._has_trained = True
+            if Tensor.backward is first_backward:
+                Tensor.backward = backward  # type: ignore[method-assign]
+            return backward(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+        Tensor.backward = first_backward  # type: ignore[method-assign, assignment]
+
+    def step_done(self) -> None:
+        """Called after each counted step, until the optimizers are left alone."""
+        session = self._session
+        if not session.loaders.is_at_rest:
+            session.loaders.take_step(0.0)
+        if not self._is_told:
+            self._tell([])
+        if not session.modules.is_looking:
+            session.loaders.rest()
+            session.modules.settle()
+            session.optimizers.rest()
+
+    def at_exit(self) -> None:
+        """Called as the program ends: says what did not take effect when there was no step to say it after."""
+        has_failed = getattr(sys, "last_value", None) is not None  # then it has something else to say
+        if self._is_told or has_failed or not (self._has_trained or self._is_called):
+            return
+        hint = "no optimizer step was seen"
+        if self._is_called and not self._has_trained:
+            hint += " after autotune.apply(): call it before the model, the loader and the optimizer are made"
+        self._tell([hint])
+
+    def _tell(self, lines: List[str]) -> None:
+        """Says, once a job, what is in effect and what is not, and on what else the file was made."""
+        self._is_told = True
+        if _rank() != 0 or not self._asked:
+            return
+        found = report.knobs(self._session)
+        found.update(self._left_out)
+        missed = {key: knob for key, knob in found.items() if knob.status != protocol.APPLIED}
+        name, num = self._spec.origin, len(self._asked)
+        which = f"the setting of {name} is" if num == 1 else f"all {num} settings of {name} are"
+        lines.append(f"{which} in effect" if not missed else f"{num - len(missed)} of {num} settings of {name} in effect")
+        lines += [f"  {key}={_text(self._asked.get(key))}: {_why(knob)}" for key, knob in sorted(missed.items())]
+        lines += self._differences()
+        boot.say(lines)
+
+    def _differences(self) -> List[str]:
+        import torch
+
+        made_on, here = self._spec.made_on, {"torch": str(torch.__version__), "device_name": None}
+        if self._session.device == "cuda":
+            here["device_name"] = torch.cuda.get_device_name()
+        names = {"torch": "torch {}", "device_name": "{}"}
+        changed = [key for key in here if key in made_on and made_on[key] != here[key]]
+        pairs = [[names[key].format(side[key] or "the CPU") for side in (made_on, here)] for key in changed]
+        return [f"made with {then}, runs with {now}" for then, now in pairs]
+
+
+def _rank() -> int:
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return int(dist.get_rank())
+    return protocol.launched_rank(os.environ)
+
+
+def _impossible(knobs: Dict[str, Any]) -> Dict[str, str]:
+    """Returns knob -> why not, of those that would make the program fail here though they worked elsewhere."""
+    if knobs.get(apply_module.COMPILE, "off") == "off" or process.has_compiler("cpu") or process.has_compiler("cuda"):
+        return {}
+    return {apply_module.COMPILE: "torch.compile needs a C++ compiler or triton, and there is none here"}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _why(knob: protocol.KnobReport) -> str:
+    return f"{knob.status}: {knob.reason}" if knob.status == protocol.NOT_APPLICABLE else f"{knob.status} ({knob.reason})"

@@ -1,0 +1,154 @@
+"""Finds the training loader again in a real run, where the program may be edited, moved or trained for many epochs.
+
+Trials of one study know a loader by file, line and ordinal: the program is the same. A file of settings is used later, when
+lines have moved (a call of `autotune.apply` put above them does it) and the folder is another one, and for epochs that build
+their loaders anew. So a target also carries the code around its construction, and its place among constructions by that code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import linecache
+import os
+from typing import Any, Callable, Dict, List, Optional
+from weakref import ref
+
+from .apply import loader as apply_loader
+
+NUM_FRAMES = 2  # the constructing line and the line that called its function: one helper may make every loader
+HASH_DIGITS = 12
+SHUFFLED = ":shuffled"
+MAX_WRAPPERS = 4  # batch samplers around one another
+
+
+def code_of(frame: Any, is_skipped: Callable[[str], bool]) -> str:
+    """Returns "train.py:make_loader:3f2a9c1b2d4e<train.py:main:...": the lines that construct, hashed, nearest first.
+
+    Args:
+        frame: where to begin.
+        is_skipped: whether the frames of a file do not count.
+    """
+    found: List[str] = []
+    while frame is not None and len(found) < NUM_FRAMES:
+        code = frame.f_code
+        if not is_skipped(code.co_filename):
+            line = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
+            if not line:
+                return ""  # no source at hand: the line's number has to do
+            digest = hashlib.sha256(line.encode("utf-8", "replace")).hexdigest()[:HASH_DIGITS]
+            found.append(f"{os.path.basename(code.co_filename)}:{code.co_name}:{digest}")
+        frame = frame.f_back
+    return "<".join(found)
+
+
+def marked(code: str, arguments: Dict[str, Any]) -> str:
+    """Returns the code with a mark where the loader looks like one that trains: one line may make it and the others."""
+    return f"{code}{SHUFFLED}" if code and looks_like_training(arguments) else code
+
+
+def looks_like_training(arguments: Dict[str, Any]) -> bool:
+    """Returns whether a loader shuffles, has a sampler of its own, or streams.
+
+    Args:
+        arguments: of its constructor, as the program gives them.
+    """
+    from torch.utils.data import IterableDataset, SequentialSampler
+
+    if arguments.get("shuffle") or isinstance(arguments.get("dataset"), IterableDataset):
+        return True
+    outer, sampler = arguments.get("batch_sampler"), arguments.get("sampler")
+    for _ in range(MAX_WRAPPERS):
+        outer = getattr(outer, "batch_sampler", outer)
+    if outer is not None:
+        sampler = getattr(outer, "sampler", outer)
+    is_in_order = sampler is None or isinstance(sampler, SequentialSampler) or getattr(sampler, "shuffle", True) is False
+    return not is_in_order
+
+
+class TargetSites:
+    """Which constructions get the loader knobs in mode "apply"; once training is under way it keeps none of them alive.
+
+    Args:
+        target: `Spec.target`; None where nobody has said which loaders train.
+    """
+
+    def __init__(self, target: Optional[List[Dict[str, Any]]]) -> None:
+        self._target = target
+        self._made: Dict[str, int] = {}  # code -> constructions of it so far
+        self._period: Dict[str, int] = {}  # the same as training began: what an epoch makes, if epochs build anew
+        self._is_training = False
+        self._batch_samplers: List[Any] = []  # weak references, of targets made since
+
+    @property
+    def is_unshared(self) -> bool:
+        """Whether the target is a stream that does not ask which worker it is in: its workers stay as they are."""
+        return any(each.get("is_unshared") for each in self._target or ())
+
+    def nth(self, code: str) -> int:
+        """Returns how many were made by that code before, and counts this one."""
+        count = self._made[code] = self._made.get(code, -1) + 1
+        return count
+
+    def is_target(self, info: Any, arguments: Dict[str, Any], *, is_chained: bool) -> bool:
+        """Returns whether a loader is one that the study turned knobs at.
+
+        Args:
+            info: the loader: site, ordinal, code and nth.
+            arguments: of its constructor.
+            is_chained: it is made around the batch sampler of one that is.
+        """
+        if is_chained:
+            return True
+        if self._target is None:
+            return looks_like_training(arguments)
+        return self._is_same(self._target[0], info)  # the others are made around it
+
+    def _is_same(self, target: Dict[str, Any], info: Any) -> bool:
+        code = target.get("code")
+        if not code or not info.code:
+            return bool(target["site"] == info.site and target["ordinal"] == info.ordinal)
+        if code != info.code:
+            return False
+        if not self._is_training:
+            return bool(target["nth"] == info.nth)
+        # An epoch's own: by its turn where an evaluation may be made by the same code.
+        return code.endswith(SHUFFLED) or bool(target["nth"] == info.nth % self._period.get(code, 1))
+
+    # --- once training is under way ---
+
+    def begin_training(self, loaders: List[Any]) -> None:
+        """Called when the first few steps are over, with what was made by then."""
+        self._period = {code: count + 1 for code, count in self._made.items()}
+        self._is_training = True
+        for info in loaders:
+            self.made(info.batch_sampler, info)
+
+    def change(self, info: Any, arguments: Dict[str, Any], knobs: Dict[str, Any]) -> None:
+        """Turns the knobs at a loader that is made while the program trains; `info` may be forgotten afterwards."""
+        if not any(key.startswith(apply_loader.PREFIX) for key in knobs):
+            return
+        info.nth = self.nth(info.code)
+        given = arguments.get("batch_sampler")
+        is_chained = any(is_around(given, known()) for known in self._batch_samplers)
+        info.is_target = self.is_target(info, arguments, is_chained=is_chained)
+        if info.is_target:
+            apply_loader.apply(knobs, arguments, {}, is_chained=is_chained, is_unshared=self.is_unshared)
+
+    def made(self, batch_sampler: Any, info: Any) -> None:
+        """Remembers the batch sampler of a target: another loader may be made around it."""
+        self._batch_samplers = [known for known in self._batch_samplers if known() is not None]
+        if info.is_target and batch_sampler is not None:
+            with contextlib.suppress(TypeError):  # a list of batches, say: nobody makes a sampler around it
+                self._batch_samplers.append(ref(batch_sampler))
+
+
+def is_around(outer: Any, inner: Any) -> bool:
+    """Whether a batch sampler is another one or was made around it."""
+    for _ in range(MAX_WRAPPERS):
+        if outer is None or inner is None:
+            return False
+        if outer is inner:
+            return True
+        outer = getattr(outer, "batch_sampler", None)
+    return False

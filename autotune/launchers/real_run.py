@@ -1,0 +1,101 @@
+"""A real run with a file's knobs: what its processes carry, and what it says before it begins.
+
+Used by `autotune apply`, which then becomes the program, and by `autotune.apply`, inside it. The spec travels in the
+environment itself: there is no folder that would have to outlive us, and every rank on every node has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.config.best import Best
+from autotune.harness import protocol
+from autotune.launchers.injection import INJECT
+from autotune.records import Knobs
+from autotune.wording import changes_phrase, one_line
+
+MAX_LINE = 300
+PROGRAM = {"program.torch": "torch", "program.device_name": "device_name"}  # of a file's identity: `Spec.made_on`
+MACHINE = {"machine.cpu_model": "{}", "machine.num_cores": "{} cores"}  # of a file's identity, in words
+
+
+def spec_text(best: Best, *, passed: Knobs, late: dict[str, str] | None = None) -> str:
+    """Returns the spec of a real run, as protocol.SPEC_VARIABLE holds it.
+
+    Args:
+        best: what to apply.
+        passed: knobs that the command line carries already.
+        late: knob key -> why it comes too late.
+    """
+    knobs = best.open_knobs
+    spec = protocol.Spec(
+        trial=0,
+        nonce="",
+        folder="",
+        mode="apply",
+        knobs={key: value for key, value in knobs.items() if key not in passed},
+        passed=passed,
+        target=best.target,
+        origin=os.path.basename(best.file),
+        made_on={short: best.identity[name] for name, short in PROGRAM.items() if name in best.identity},
+        late=late or {},
+    )
+    return json.dumps(dataclasses.asdict(spec))
+
+
+def variables(best: Best, spec: str, before: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the environment variables that a real run sets beside those that are there.
+
+    Args:
+        best: what to apply.
+        spec: from `spec_text`.
+        before: the environment so far.
+    """
+    paths = [path for path in before.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(INJECT))]
+    own = {"PYTHONPATH": os.pathsep.join([str(INJECT), *paths]), protocol.SPEC_VARIABLE: spec}
+    return {**best.environment(), **own}
+
+
+def announce(best: Best, notes: Sequence[str] = ()) -> None:
+    """Says on standard error, in the first process of a job, what is about to be applied and where it was made.
+
+    Args:
+        best: what to apply.
+        notes: further lines.
+    """
+    if protocol.launched_rank(os.environ) != 0:
+        return
+    study, ratio, day = best.origin
+    made = ", ".join(part for part in (ratio, f"study {study}" if study else "", day) if part)
+    phrase = changes_phrase(best.shown_knobs, none="changes nothing: the program runs as it is")
+    lines = [f"{best.file}: {phrase}{f' ({made})' if made else ''}", *_differences(best), *notes]
+    _say("".join(f"autotune: {one_line(line, MAX_LINE)}\n" for line in lines))
+
+
+def _differences(best: Best) -> list[str]:
+    """Returns what of the machine is not what the file was made on; the harness tells of torch and the GPU."""
+    here = _here()
+    differing = [name for name in MACHINE if best.identity.get(name) and here and best.identity[name] != here[name]]
+    there, now = ([MACHINE[name].format(side[name]) for name in differing] for side in (best.identity, here))
+    return [f"made on {', '.join(there)}; here: {', '.join(now)}"] if differing else []
+
+
+def _here() -> dict[str, Any]:
+    try:
+        from autotune.machine import comparable, host_facts
+    except ImportError:  # psutil is not there: we are inside somebody's program
+        return {}
+    return {f"machine.{name}": value for name, value in comparable(host_facts()).items()}
+
+
+def _say(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):  # closed, or the disk is full: the run is what matters
+        return

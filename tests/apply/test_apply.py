@@ -1,0 +1,218 @@
+"""Real programs, trained with a file's knobs through the command line."""
+
+import os
+import pty
+import select
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.apply.conftest import Place, ended, seen
+from tests.faults.trial_studies import QUICK
+
+WORKER_AND_BATCH = {"loader": {"batch_size": 8, "num_workers": 1}}
+SAYS_WHERE = """
+import os, signal, sys, time
+def own(*_):
+    print("own handler", flush=True)
+    sys.exit(7)
+signal.signal(signal.SIGINT, own)
+print("tty", *(os.isatty(n) for n in (0, 1, 2)), flush=True)
+time.sleep(30)
+"""
+
+
+def test_the_program_has_every_knob_at_every_step_and_nothing_else_is_touched(place: Place) -> None:
+    place.best()
+    before = {path.name for path in place.path.iterdir()}
+    done = place.apply(sys.executable, "train.py", "save=1")
+    found = seen(done)
+    assert done.returncode == 0
+    assert found["batches"] == [8] * 18
+    assert found["held_out"] == [24] * 6
+    assert found["workers"] == [1] * 3
+    assert set(found["dtypes"]) == {"torch.bfloat16"}
+    assert (found["is_channels_last"], found["fused"]) == (True, True)
+    assert (found["threads"], found["omp"], found["env"]) == (1, "2", "yes")
+    assert {path.name for path in place.path.iterdir()} - before == {"weights.pt", "model.pt"}
+    first, *others = done.stderr.splitlines()
+    assert first == (
+        "autotune: best.yaml: bf16 · channels_last · batch 8 · workers 1 · threads 1 · OMP 2 · fused optimizer · "
+        "SEEN_BY_THE_PROGRAM=yes (study s)"
+    )
+    assert others == ["autotune: all 8 settings of best.yaml are in effect"]
+    plain = ended(place.popen([sys.executable, "train.py", "load=1"], env={"PYTHONPATH": ""}))
+    assert (plain.stdout, plain.stderr) == ("Net torch.float32\n", "")
+
+
+@pytest.mark.thorough
+def test_what_a_compiled_run_saves_is_read_by_a_plain_one(place: Place) -> None:
+    place.best({"compile": {"mode": "default"}, "precision": {"amp": "bf16"}})
+    done = place.apply(sys.executable, "train.py", "save=1")
+    assert "autotune: all 2 settings of best.yaml are in effect" in done.stderr.splitlines()
+    plain = ended(place.popen([sys.executable, "train.py", "load=1"], env={"PYTHONPATH": ""}))
+    assert (plain.stdout, plain.stderr) == ("Net torch.float32\n", "")
+
+
+def test_loaders_that_every_epoch_makes_anew_have_the_knobs_and_the_others_have_not(place: Place, target) -> None:
+    found_in_study = target("train.py", "rebuild=1", cwd=place.path)
+    script = place.path / "train.py"
+    (place.path / "moved").mkdir()
+    script.rename(place.path / "moved" / "train.py")  # elsewhere, and its lines have moved
+    script = place.path / "moved" / "train.py"
+    script.write_text("# edited since\n\n" + script.read_text())
+    place.best(WORKER_AND_BATCH, target=found_in_study)
+    done = place.apply(sys.executable, str(script), "rebuild=1")
+    found = seen(done)
+    assert found["batches"] == [8] * 18, done.stderr
+    assert found["workers"] == [1] * 3
+    assert found["held_out"] == [24] * 6
+
+
+def test_what_cannot_be_applied_is_named_with_the_reason(place: Place) -> None:
+    knobs = {"layout": {"channels_last": True}, "loader": {"batch_size": 8}, "precision": {"amp": "bf16"}}
+    elsewhere = [{"site": "/elsewhere.py:1", "ordinal": 0}]
+    identity = {"program.torch": "1.0", "program.device_name": None, "machine.cpu_model": "Fake CPU", "machine.num_cores": 512}
+    place.best(knobs, target=elsewhere, identity=identity, speedup={"ratio": 2.06}, date="2026-11-21")
+    done = place.apply(sys.executable, "train.py", "exit=3")
+    assert done.returncode == 3
+    lines = done.stderr.splitlines()
+    assert lines[0] == "autotune: best.yaml: bf16 · channels_last · batch 8 (2.06x, study s, 2026-11-21)"
+    assert lines[1].startswith("autotune: made on Fake CPU, 512 cores; here: ")
+    assert lines[2] == "autotune: 2 of 3 settings of best.yaml in effect"
+    assert lines[3].startswith("autotune:   loader.batch_size=8: overridden by the program (the training loader")
+    assert lines[4].startswith("autotune: made with torch 1.0, runs with torch 2")
+    assert len(lines) == 5
+
+
+@pytest.mark.parametrize(("code", "status"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 15)", -signal.SIGTERM)])
+def test_exit_code_and_signal_are_the_program_s(place: Place, code: str, status: int) -> None:
+    place.best()
+    done = place.apply(sys.executable, "-c", f"import os, sys; print(sys.stdin.read()); {code}")
+    assert (done.returncode, done.stderr.count("\n")) == (status, 1)
+
+
+def test_ctrl_c_on_a_terminal_reaches_the_program_s_own_handler(place: Place) -> None:
+    place.best()
+    ours, theirs = pty.openpty()
+    process = place.start(
+        sys.executable, "-c", SAYS_WHERE, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(theirs)
+    said = _read_until(ours, b"tty")
+    os.write(ours, b"\x03")
+    said += _read_until(ours, b"own handler")
+    assert process.wait(timeout=30) == 7
+    assert b"tty True True True" in said
+    os.close(ours)
+
+
+def _read_until(descriptor: int, word: bytes) -> bytes:
+    said, until_s = b"", time.monotonic() + 60
+    while word + b"\r\n" not in said and not (word in said and said.endswith(b"\n")):
+        assert time.monotonic() < until_s, said
+        if select.select([descriptor], [], [], 1.0)[0]:
+            said += os.read(descriptor, 4096)
+    return said
+
+
+def test_every_rank_of_torchrun_has_the_knobs_and_one_of_them_says_so(place: Place) -> None:
+    place.best(WORKER_AND_BATCH | {"precision": {"amp": "bf16"}})
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = place.apply(*torchrun, "train.py", env={"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('"batches": [8, 8') == 2
+    assert done.stderr.count("autotune:") == 2, done.stderr
+    assert "autotune: all 3 settings of best.yaml are in effect" in done.stderr
+
+
+def test_started_once_a_rank_by_a_launcher_it_says_so_once(place: Place) -> None:
+    place.best(WORKER_AND_BATCH)
+    ranks = [place.start(sys.executable, "train.py", env={"SLURM_PROCID": rank, "OMP_NUM_THREADS": "1"}) for rank in "01"]
+    first, second = (ended(rank) for rank in ranks)
+    assert (seen(first)["batches"], seen(second)["batches"]) == ([8] * 18, [8] * 18)
+    assert first.stderr.splitlines()[1:] == ["autotune: all 2 settings of best.yaml are in effect"]
+    assert second.stderr == ""
+
+
+def test_placeholders_are_filled_from_the_file(place: Place) -> None:
+    program = {"command": ["python", "train.py", "--batch", "{loader.batch_size=16}"]}
+    place.best(WORKER_AND_BATCH, program=program)
+    show = [sys.executable, "-c", "import sys; print(*sys.argv[1:])"]
+    for words in (["{loader.batch_size=16}"], ["{loader.batch_size}"], ["8"]):
+        done = place.apply(*show, "--batch", *words, "--epochs", "90")
+        assert done.stdout == "--batch 8 --epochs 90\n", done.stderr
+    assert place.apply(*show, "--bs={loader.batch_size}").stdout == "--bs=8\n"
+    done = place.apply(*show, "--batch", "16")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Write `--batch {loader.batch_size=16}` into it" in done.stderr
+
+
+@pytest.mark.thorough
+def test_a_knob_in_the_arguments_is_checked_in_the_process(place: Place) -> None:
+    place.best(WORKER_AND_BATCH, program={"command": ["python", "train.py", "batch={loader.batch_size=16}"]})
+    done = place.apply(sys.executable, "train.py", "batch={loader.batch_size}")
+    assert seen(done)["batches"] == [8] * 18
+    assert "all 2 settings of best.yaml are in effect" in done.stderr
+
+
+@pytest.mark.thorough
+def test_the_user_s_own_mlflow_has_the_run(place: Place) -> None:
+    place.best()
+    store = place.path / "mine"
+    done = place.apply(
+        sys.executable, "tracked.py", env={"MLFLOW_TRACKING_URI": store.as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in store.glob("*/*/metrics/*")] == ["loss"]
+
+
+@pytest.mark.thorough
+def test_a_script_s_shell_and_module_are_followed(place: Place) -> None:
+    (place.path / "train.sh").write_text(f'export OMP_NUM_THREADS=1\n{sys.executable} -m train "$@"\n')
+    place.best()
+    done = place.apply("bash", "train.sh", "exit=4")
+    assert done.returncode == 4
+    assert seen(done)["batches"] == [8] * 18
+    assert "7 of 8 settings" in done.stderr
+    assert "threads.omp=2: overridden by the program (the process has 1, 2 was asked)" in done.stderr
+
+
+@pytest.mark.thorough
+def test_a_recipe_s_file_is_enough(place: Place) -> None:
+    settings = {
+        "model.name": "resnet18", "data.name": "synthetic", "model.image_size": 32, "device.kind": "cpu",
+        "train.samples_per_epoch": 64,
+    }  # fmt: skip
+    knobs = {"loader": {"batch_size": 16}, "precision": {"amp": "bf16"}}
+    place.best(knobs, settings=settings, speedup={"ratio": 1.5})
+    done = place.apply("apply", "best.yaml", "train.epochs=2", env={"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "all 2 settings of best.yaml are in effect" in done.stderr
+
+
+def test_a_secret_is_not_shown(place: Place) -> None:
+    place.best({"env": {"HF_TOKEN": "hf_abcdefghijklmnop"}, "threads": {"intra": 1}})
+    done = place.apply(
+        sys.executable, "-c", "import os; print(os.environ['HF_TOKEN'], os.environ['AUTOTUNE_SPEC'].count('hf_'))"
+    )
+    assert done.stdout == "hf_abcdefghijklmnop 0\n"
+    assert "hf_" not in done.stderr
+
+
+@pytest.mark.thorough
+def test_a_study_s_own_file_trains_its_program_after_it_was_edited(place: Place) -> None:
+    (place.path / "space.yaml").write_text('{"optimizer.implementation": ["default", "foreach"]}')
+    words = ["run", *QUICK, "search_space=space.yaml", "study.budget.trials=3", "loader.batch_size=8", "loader.num_workers=1"]
+    command = ["--", sys.executable, "train.py", "epochs=1000000"]
+    study = ended(place.popen([sys.executable, "-m", "autotune", *words, *command]))
+    assert study.returncode == 0, study.stderr
+    script = place.path / "train.py"
+    script.write_text("# edited since\n\n" + script.read_text())
+    done = place.apply("apply", "train", "--", sys.executable, "train.py")
+    assert seen(done)["batches"] == [8] * 18, done.stderr
+    assert seen(done)["held_out"] == [24] * 6
+    assert "settings of best.yaml are in effect" in done.stderr

@@ -1,0 +1,93 @@
+"""Files and commands that cannot be used end with exit code 2 and one line, before anything is started."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.cli.main import main
+from autotune.config.best import read_best
+from autotune.errors import BadInput
+
+PYTHON = ["--", sys.executable, "-c", "pass"]
+FILES = {
+    "missing": (None, "BEST: cannot be read, got 'best.yaml' (there is no such file)"),
+    "empty": ("", "BEST: nothing to apply, got 'best.yaml' without any knob"),
+    "other": ("- 1\n", "BEST: not a mapping of keys to values, got [1]"),
+    "unknown": ("loader: {batch_sise: 8}\n", "loader.batch_sise: no knob, got 8. Did you mean 'loader.batch_size'?"),
+    "setting": ("study: {seed: 8}\n", "study.seed: no knob, got 8."),
+    "flat": ("loader: 8\n", "loader: no knob, got 8."),
+    "value": ("loader: {num_workers: many}\n", "loader.num_workers: not a whole number, got 'many'"),
+    "impossible": ("loader: {num_workers: -1}\n", "loader.num_workers: too small, got -1"),
+    "reference": ("env: {HOME: '${oc.env:HOME}'}\n", "env.HOME: a reference, got '${oc.env:HOME}'"),
+    "masked": ("env: {HF_TOKEN: '***1'}\n", "env.HF_TOKEN: a secret that was not written down, got '***1'"),
+    "lost": ("provenance: {secret: [env.A_TOKEN]}\n", "env.A_TOKEN: a secret that 'best.yaml' was made with"),
+    "own": ("env: {AUTOTUNE_SPEC: x}\n", "env.AUTOTUNE_SPEC: not free to tune"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _cwd(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("A_TOKEN", raising=False)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_cannot_be_used_is_one_line(name, capsys):
+    text, expected = FILES[name]
+    if text is not None:
+        Path("best.yaml").write_text(text)
+    assert main(["apply", "best.yaml", *PYTHON]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"autotune: {expected}"), said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "COMMAND: best.yaml is about a program of yours"),
+        (["--"], "COMMAND: nothing after '--'"),
+        (["--", "no-such-program"], "COMMAND: no such program, got 'no-such-program'"),
+        (["--", "python", "gone.py"], "COMMAND: no such script, got 'gone.py'"),
+        (["threads.intra=1", *PYTHON], "threads.intra: only a recipe is configured here, got 'threads.intra=1'"),
+        (["--", "python", "-c", "pass", "{loader.sise}"], "COMMAND: no such placeholder"),
+    ],
+)
+def test_a_command_that_cannot_be_used_is_one_line(words, expected, capsys):
+    Path("best.yaml").write_text("threads: {intra: 1}\n")
+    assert main(["apply", "best.yaml", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"autotune: {expected}"), said
+    assert said.count("\n") == 1
+
+
+def test_a_trial_has_settings_of_its_own(capsys, monkeypatch):
+    monkeypatch.setenv("AUTOTUNE_SPEC", "/runs/s/trials/0000/spec.json")
+    Path("best.yaml").write_text("threads: {intra: 1}\n")
+    assert main(["apply", "best.yaml", *PYTHON]) == 2
+    assert "a trial gets its settings from its study" in capsys.readouterr().err
+
+
+def test_a_study_without_a_name_that_exists_is_refused(capsys):
+    assert main(["apply", "resnet18", *PYTHON]) == 2
+    assert "resnet18" in capsys.readouterr().err
+
+
+def test_every_problem_of_a_file_is_told_at_once():
+    Path("best.yaml").write_text("loader: {num_workers: -1, batch_sise: 2}\nprecision: {amp: bf17}\n")
+    with pytest.raises(BadInput) as caught:
+        read_best(Path("best.yaml"))
+    assert len(caught.value.problems) == 3
+
+
+def test_more_workers_than_this_machine_has_cores_are_not_refused():
+    Path("best.yaml").write_text("loader: {num_workers: 96}\n")
+    assert read_best(Path("best.yaml")).knobs == {"loader.num_workers": 96}
+
+
+def test_a_secret_that_the_environment_has_need_not_be_in_the_file(monkeypatch):
+    monkeypatch.setenv("A_TOKEN", "hf_abcdefghijklmnopqrstuvwxyz")
+    Path("best.yaml").write_text("provenance: {secret: [env.A_TOKEN]}\nthreads: {intra: 1}\n")
+    assert read_best(Path("best.yaml")).knobs == {"threads.intra": 1}

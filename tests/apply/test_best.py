@@ -1,0 +1,51 @@
+"""What `autotune export` writes is what `autotune apply` reads."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.config.best import read_best
+from autotune.export import export
+from autotune.testing.studies import make_study
+
+TARGET = [{"site": "/home/${USER}/train.py:12", "ordinal": 0, "code": "train.py:main:3f2a9c1b2d4e:shuffled", "nth": 0}]
+COMMAND = ["python", "train.py", "--size", "{loader.batch_size=16}", "--workers={loader.num_workers=0}", "${HOME}"]
+
+
+@pytest.fixture
+def best(tmp_path: Path):
+    summary = make_study(tmp_path / "runs").read_summary()
+    summary |= {"target": TARGET, "command": COMMAND, "is_recipe": False, "pinned": {"env.WHERE": "${HOME}"}}
+    summary["identity"] = {"program.torch": "2.14.1", "machine.num_cores": 2}
+    (tmp_path / "best.yaml").write_text(export(summary, "yaml", None))
+    return read_best(tmp_path / "best.yaml")
+
+
+def test_knobs_loader_command_and_machine_come_back_as_they_were(best):
+    assert best.knobs == {
+        "precision.amp": "bf16", "layout.channels_last": True, "loader.num_workers": 2, "loader.batch_size": 64,
+        "env.WHERE": "${HOME}",
+    }  # fmt: skip
+    assert best.environment() == {"WHERE": "${HOME}"}
+    assert (best.target, best.command, best.is_recipe) == (TARGET, COMMAND, False)
+    assert best.identity == {"program.torch": "2.14.1", "machine.num_cores": 2}
+    assert best.origin[:2] == ("resnet18", "2.41x")
+
+
+def test_a_command_must_carry_what_the_study_s_did(best):
+    assert best.handed_over(["x", "--size", "64", "--workers=2"]) == ({"loader.batch_size": 64, "loader.num_workers": 2}, [])
+    assert best.handed_over(["--size=64", "--workers=2"])[1] == []
+    passed, problems = best.handed_over(["--size", "16", "--workers=2"])
+    assert passed == {"loader.num_workers": 2}
+    assert len(problems) == 1
+    assert "`--size {loader.batch_size=16}`" in problems[0]
+    assert best.handed_over(["--bs", "64"], known=["loader.batch_size", "loader.num_workers"]) == ({}, [])
+
+
+def test_a_loader_that_is_not_said_in_full_is_looked_for(tmp_path):
+    file = tmp_path / "best.yaml"
+    for target in ("3", "[]", "[{site: here}]", "[{site: 3, ordinal: 0}]", "[1]"):
+        file.write_text(f"threads: {{intra: 1}}\nprovenance: {{target: {target}}}\n")
+        assert read_best(file).target is None
+    file.write_text("threads: {intra: 1}\nprovenance: {target: [{site: 'a.py:1', ordinal: 0}]}\n")
+    assert read_best(file).target == [{"site": "a.py:1", "ordinal": 0}]

@@ -1,0 +1,92 @@
+"""`autotune.apply` and `autotune.trial_step`, called by programs."""
+
+import sys
+
+import pytest
+
+from tests.apply.conftest import Place, ended, seen
+from tests.harness.conftest import RULES, trial  # noqa: F401
+
+CALLED = {"loader": {"batch_size": 8}, "precision": {"amp": "bf16"}, "threads": {"omp": 1}}
+LIGHT = """
+import sys
+class Missing:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("optuna", "mlflow", "hydra", "omegaconf", "numpy", "scipy", "psutil", "rich", "typer"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Missing())
+import autotune
+assert not [n for n in sys.modules if n.startswith("autotune.")]
+autotune.trial_step(samples=3)
+autotune.apply("best.yaml")
+"""
+
+
+def test_called_at_the_top_it_does_what_the_command_does(place: Place) -> None:
+    place.best(CALLED)
+    done = ended(place.popen([sys.executable, "called.py", "before"]))
+    assert seen(done) == {"batch": 8, "omp": "1", "heavy": []}
+    assert done.stderr.splitlines() == [
+        "autotune: best.yaml: bf16 · batch 8 · OMP 1 (study s)",
+        "autotune: all 3 settings of best.yaml are in effect",
+    ]
+
+
+def test_what_comes_after_torch_is_named(place: Place) -> None:
+    place.best({**CALLED, "env": {"MALLOC_ARENA_MAX": "1"}})
+    done = ended(place.popen([sys.executable, "called.py", "after"]))
+    assert seen(done)["batch"] == 8
+    assert "autotune: 2 of 4 settings of best.yaml in effect" in done.stderr
+    assert "threads.omp=1: not applicable: torch was imported before, and OMP_NUM_THREADS is read then" in done.stderr
+    assert "env.MALLOC_ARENA_MAX=1: not applicable: MALLOC_ARENA_MAX is read as a process starts" in done.stderr
+
+
+@pytest.mark.thorough
+def test_called_too_late_it_says_so_at_the_end(place: Place) -> None:
+    place.best({"precision": {"amp": "bf16"}})
+    done = ended(place.popen([sys.executable, "called.py", "late"]))
+    assert "precision.amp=bf16: not applicable" in done.stderr
+
+
+@pytest.mark.thorough
+def test_under_the_command_the_program_s_own_call_is_left_out(place: Place) -> None:
+    place.best(CALLED)
+    (place.path / "other.yaml").write_text("loader: {batch_size: 4}\n")
+    done = place.apply("apply", "other.yaml", "--", sys.executable, "called.py", "before")
+    assert seen(done)["batch"] == 4
+    assert "autotune: best.yaml is left out, since other.yaml is applied already" in done.stderr
+
+
+def test_it_needs_nothing_of_what_the_tuner_needs(place: Place) -> None:
+    place.best()
+    done = ended(place.popen([sys.executable, "-c", LIGHT]))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("autotune: best.yaml") == 1
+
+
+def test_a_file_that_cannot_be_used_is_an_exception(place: Place) -> None:
+    done = ended(place.popen([sys.executable, "-c", "import autotune; autotune.apply('nothing.yaml')"]))
+    assert "autotune.errors.BadInput: BEST: cannot be read, got 'nothing.yaml' (there is no such file)" in done.stderr
+
+
+@pytest.mark.parametrize(("words", "unit", "samples"), [(["long"], "steps", 1), (["long", "samples"], "samples", 16)])
+def test_steps_that_a_program_tells_are_a_trial_s_steps(trial, place: Place, words, unit, samples) -> None:  # noqa: F811
+    run = trial(str(place.path / "by_hand.py"), *words, env={"PYTHONPATH": _path()}, rules=RULES)
+    found = run.result()
+    assert found.status == "measured", run.stderr
+    assert found.unit == unit
+    assert found.window is not None
+    assert found.window.samples == samples * found.window.steps
+    assert "over" not in run.stdout
+
+
+@pytest.mark.thorough
+def test_elsewhere_a_told_step_is_nothing(place: Place) -> None:
+    done = ended(place.popen([sys.executable, "by_hand.py"]))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")
+
+
+def _path() -> str:
+    from tests.harness.conftest import INJECT, REPOSITORY
+
+    return f"{INJECT}:{REPOSITORY}"

@@ -1,0 +1,102 @@
+"""Which of a real run's loaders the study's knobs belong to."""
+
+from types import SimpleNamespace
+
+import pytest
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+
+from autotune.harness.sites import TargetSites, code_of, marked
+
+
+def made(sites, code, site="train.py:1", ordinal=0):
+    info = SimpleNamespace(code=code, site=site, ordinal=ordinal, nth=sites.nth(code))
+    return sites.is_target(info, {"dataset": []}, is_chained=False)
+
+
+def target(code="train", nth=0, site="train.py:1"):
+    return {"site": site, "ordinal": 0, "code": code, "nth": nth}
+
+
+def here(depth=0):
+    import sys
+
+    return code_of(sys._getframe(depth), lambda name: False)
+
+
+def test_the_same_code_is_known_again_whatever_its_line():
+    first = [here() for _ in range(2)]
+    assert first[0] == first[1]
+    assert first[0].startswith("test_sites.py:here:")
+    assert ":test_the_same_code_is_known_again_whatever_its_line:" in here()
+    assert here() != first[0]  # called by another line
+
+
+def test_code_counts_and_the_line_does_not():
+    sites = TargetSites([target(site="elsewhere.py:3")])
+    assert made(sites, "train")
+    assert not made(sites, "evaluate")
+    assert not made(sites, "train")  # the second of one line is another loader
+
+
+def test_without_code_the_line_counts():
+    sites = TargetSites([{"site": "train.py:1", "ordinal": 0}])
+    assert made(sites, "train")
+    assert not made(sites, "train", site="train.py:2")
+    assert not made(sites, "train", ordinal=1)
+
+
+def test_while_training_what_an_epoch_makes_anew_is_known_by_its_turn():
+    sites = TargetSites([target(nth=1)])
+    assert [made(sites, "train") for _ in range(2)] == [False, True]
+    sites.begin_training([])
+    assert [made(sites, "train") for _ in range(4)] == [False, True, False, True]
+
+
+def test_while_training_all_that_shuffle_and_are_made_by_that_code_are_known():
+    sites = TargetSites([target(code="train:shuffled", nth=1)])
+    assert [made(sites, "train:shuffled") for _ in range(2)] == [False, True]
+    sites.begin_training([])
+    assert [made(sites, "train:shuffled") for _ in range(3)] == [True, True, True]
+
+
+def test_a_loader_around_a_target_is_one_and_the_same_code_around_another_is_not():
+    sites = TargetSites([target(), target(code="accelerate")])
+    info = SimpleNamespace(code="accelerate", site="", ordinal=0, nth=0)
+    assert sites.is_target(info, {}, is_chained=True)
+    assert not sites.is_target(info, {}, is_chained=False)
+
+
+def test_a_batch_sampler_that_cannot_be_remembered_is_no_trouble():
+    sites, known = TargetSites(None), in_order(range(4))
+    for batch_sampler in ([[0, 1]], known, None):
+        sites.made(batch_sampler, SimpleNamespace(is_target=True))
+    info = SimpleNamespace(code="", site="", ordinal=0, nth=0, is_target=False)
+    sites.change(info, {"dataset": [], "batch_sampler": known}, {"loader.num_workers": 1})
+    assert info.is_target
+    arguments = {"dataset": [], "batch_sampler": in_order(range(4))}
+    sites.change(info, arguments, {"loader.num_workers": 1})
+    assert not info.is_target
+    assert "num_workers" not in arguments
+
+
+def in_order(data):
+    return BatchSampler(SequentialSampler(data), 2, drop_last=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "trains"),
+    [
+        ({"shuffle": True}, True),
+        ({"shuffle": False}, False),
+        ({"sampler": RandomSampler(range(4))}, True),
+        ({"sampler": SequentialSampler(range(4))}, False),
+        ({"sampler": DistributedSampler(range(4), 2, 0, shuffle=False)}, False),
+        ({"batch_sampler": in_order(range(4))}, False),
+        ({"batch_sampler": SimpleNamespace(batch_sampler=in_order(range(4)))}, False),
+        ({"batch_sampler": [[0, 1], [3, 2]]}, True),
+    ],
+)
+def test_a_file_that_names_no_loader_means_those_that_shuffle(given, trains):
+    info = SimpleNamespace(code="", site="", ordinal=0, nth=0)
+    assert TargetSites(None).is_target(info, {"dataset": range(4), **given}, is_chained=False) is trains
+    assert marked("code", {"dataset": range(4), **given}) == ("code:shuffled" if trains else "code")
