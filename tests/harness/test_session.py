@@ -67,9 +67,9 @@ def test_a_loss_that_is_not_finite_is_seen(trial: Trial) -> None:
     assert loss["is_finite"] is False
 
 
-def test_inspect_stops_after_three_steps_with_everything_detected(trial: Trial) -> None:
+def test_inspect_stops_after_five_steps_with_everything_detected(trial: Trial) -> None:
     found = trial("basic.py", mode="inspect").result()
-    assert (found.status, found.detected["num_steps"]) == ("measured", 3)
+    assert (found.status, found.detected["num_steps"]) == ("measured", 5)
     assert found.target is not None
     assert [(t["site"], t["ordinal"]) for t in found.target] == [(found.detected["loader"]["site"], 0)]
     assert found.detected["modules"] == ["Sequential"]
