@@ -53,7 +53,7 @@ class Applied:
         """Called after each counted step, until the optimizers are left alone."""
         session = self._session
         if not session.loaders.is_at_rest:
-            session.loaders.take_step(0.0)
+            session.loaders.take_step(0.0, session.modules.unit)
         if not self._is_told:
             self._tell([])
         if not session.modules.is_looking:

@@ -6,10 +6,12 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-import psutil
+from typing import TYPE_CHECKING
 
 from autotune.harness import protocol
+
+if TYPE_CHECKING:
+    import psutil
 
 INJECT = Path(protocol.__file__).resolve().parent / "inject"
 LATE_S = 20.0  # a Python process signs in within its first second, before anything of the program runs
@@ -32,6 +34,8 @@ def with_harness(argv: Sequence[str]) -> list[str]:
 
 def why_shut_out(processes: Iterable[psutil.Process]) -> str:
     """Returns why the harness is in no Python process of a trial, though one has been running for a while; "" when unknown."""
+    import psutil  # here: `autotune.apply` needs this module in a program's environment, where psutil may be missing
+
     for process in processes:
         try:
             if time.time() - process.create_time() < YOUNG_S:
