@@ -63,7 +63,9 @@ def test_next_command_of_a_program_of_the_user_s_own_is_to_train_with_the_winner
     where = f"{folder.name} --runs-dir {tmp_path / 'runs'}"
     line = f"autotune apply {where} -- python 'my train.py' --size '{{loader.batch_size=8}}'"
     assert line in next_commands(summary, folder.path)
-    assert not any("apply" in command for command in next_commands({**summary, "is_recipe": True}, folder.path))
+    assert not any(
+        command.startswith("autotune apply") for command in next_commands({**summary, "is_recipe": True}, folder.path)
+    )
     assert next_commands({**summary, "command": ["python", "x" * 300]}, folder.path)[1] == f"autotune apply {where} -- COMMAND"
 
 
