@@ -135,7 +135,8 @@ def _step(result: RankResult) -> str:
 
 def _seen_without_steps(found: dict[str, Any]) -> str:
     """Returns what is known of a program that never came to an optimizer step."""
-    loaders = [f"a DataLoader made at {near(str(site))}" for site in found.get("loaders") or []]
+    sites = dict.fromkeys(near(str(site)) for site in found.get("loaders") or [])  # one made anew each epoch is told once
+    loaders = [f"a DataLoader made at {site}" for site in sites]
     passes = found.get("num_backwards")
     words = [*loaders, f"{passes} backward passes" if passes else "", *_counted(found.get("optimizers") or [])]
     return "; ".join(filter(None, [*words, "no optimizer step"]))
