@@ -70,7 +70,7 @@ class UserFiles:
         folders = [name for name in sorted(names) if not name.startswith(".") and name not in IGNORED][:MAX_FOLDERS]
         for name in folders:
             folder = self._cwd / name
-            if folder.is_symlink() or not folder.is_dir() or folder == self._study:
+            if folder.is_symlink() or not folder.is_dir() or folder.resolve().is_relative_to(self._study):
                 continue
             inside = _names(folder)
             if folder == self._study.parent:  # `runs`, where TensorBoard's writer puts its own folders, too
