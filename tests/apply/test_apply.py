@@ -56,6 +56,7 @@ def test_what_a_compiled_run_saves_is_read_by_a_plain_one(place: Place) -> None:
     assert (plain.stdout, plain.stderr) == ("Net torch.float32\n", "")
 
 
+@pytest.mark.thorough
 def test_loaders_that_every_epoch_makes_anew_have_the_knobs_and_the_others_have_not(place: Place, target) -> None:
     found_in_study = target("train.py", "rebuild=1", cwd=place.path)
     script = place.path / "train.py"

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from autotune.config.compose import compose
 from autotune.harness.protocol import MeasureRules
 from autotune.launchers.local import LocalLauncher
@@ -13,6 +15,7 @@ STEP_PROGRAM = Path(__file__).with_name("step_program.py")
 SHORT = MeasureRules(warmup_min_device_s=0.1, warmup_max_s=2.0, min_s=0.3, max_s=1.0)
 
 
+@pytest.mark.thorough
 def test_a_knob_takes_effect_and_the_baseline_says_what_the_program_does_itself(tmp_path: Path) -> None:
     command = [sys.executable, str(STEP_PROGRAM), "--device", "cpu"]
     bench = Bench(compose([], command=command).command, LocalLauncher(), tmp_path)

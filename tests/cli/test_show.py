@@ -103,6 +103,7 @@ def test_knobs_lists_them_and_explains_one(cli):
     assert "When it helps" in cli("knobs", "loader.num_workers").stdout
 
 
+@pytest.mark.thorough
 def test_sync_says_what_it_wrote_and_with_a_server_down_what_to_do(cli, study):
     assert "8 trials written, 0 were there" in cli("sync").stdout
     message = cli.refused("sync", "--uri", "http://127.0.0.1:9")

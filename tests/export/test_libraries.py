@@ -99,6 +99,7 @@ def test_accelerate_reads_it(read, ending):
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_accelerate_launches_a_script_with_it(tmp_path):
     (tmp_path / "best.yaml").write_text(render(study(OVERRIDES), "accelerate", None).text)
     words = ["-m", "accelerate.commands.launch", "--config_file", "best.yaml", "--num_cpu_threads_per_process", "2"]

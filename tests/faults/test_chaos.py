@@ -4,7 +4,7 @@ from tests.benchmarks import chaos
 
 
 def test_study_survives_the_death_of_its_parts(tmp_path):
-    toll = chaos.run(tmp_path, 4, seed=3, minutes=0.5, study_minutes=0.5)
+    toll = chaos.run(tmp_path, 3, seed=3, minutes=0.3, study_minutes=0.3)
     assert toll.is_clean, "\n".join(toll.lines())
     assert toll.kills.total() >= 1
 

@@ -64,6 +64,7 @@ def test_tuner_told_to_end_keeps_what_was_measured_and_leaves_no_process(study):
     assert [trial["outcome"] for trial in summary["trials"]] == ["ok", "interrupted"]
 
 
+@pytest.mark.thorough
 def test_impatient_ctrl_c_does_not_cut_the_ending_short(study):
     pids = in_second_trial(study)
     for _ in range(6):

@@ -50,12 +50,14 @@ def test_loaders_built_anew_or_round_a_sampler_are_turned(trial: Trial, kind: st
     assert found.window.samples == pytest.approx(6 * found.window.steps, rel=0.1)
 
 
+@pytest.mark.thorough
 def test_a_sampler_with_its_batches_ready_overrides_the_batch_size(trial: Trial) -> None:
     _, found = baseline_then(trial, "loaders.py", "own_sampler", knobs={"loader.batch_size": 6})
     report = found.knobs["loader.batch_size"]
     assert (report.status, report.observed) == (OVERRIDDEN, 12)
 
 
+@pytest.mark.thorough
 def test_a_loader_without_batch_size_says_so(trial: Trial) -> None:
     baseline, found = baseline_then(trial, "loaders.py", "unbatched", knobs={"loader.batch_size": 6})
     assert "loader.batch_size" in baseline.applicability

@@ -97,6 +97,7 @@ def test_a_fault_of_the_harness_is_told_and_never_raised_into_the_program(trial:
     assert found.error["message"].startswith("autotune's harness failed while preparing a module for training")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("workers", "optimizer"), [(0, "sgd"), (2, "adam")])
 def test_without_knobs_the_losses_are_the_same_bit_by_bit(trial: Trial, plain: Trial, workers: int, optimizer: str) -> None:
     words = (f"workers={workers}", f"optimizer={optimizer}", "steps=120")
