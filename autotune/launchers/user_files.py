@@ -43,7 +43,9 @@ class UserFiles:
 
     def __init__(self, argv: Iterable[str], cwd: str, place: Path, ours: set[str]) -> None:
         self._cwd, self._ours = Path(cwd), ours
-        self._study = place.resolve().parent.parent
+        trial = place.resolve()
+        self._study = trial.parent.parent
+        self._own = (self._study, trial.parent, trial)
         self._before = self._all_names()
         own = {(self._cwd / name).resolve() for name in ours}
         candidates = dict.fromkeys(path for path in _candidates(argv, self._cwd) if path not in own)
@@ -70,7 +72,7 @@ class UserFiles:
         folders = [name for name in sorted(names) if not name.startswith(".") and name not in IGNORED][:MAX_FOLDERS]
         for name in folders:
             folder = self._cwd / name
-            if folder.is_symlink() or not folder.is_dir() or folder.resolve().is_relative_to(self._study):
+            if folder.is_symlink() or not folder.is_dir() or folder.resolve() in self._own:
                 continue
             inside = _names(folder)
             if folder == self._study.parent:  # `runs`, where TensorBoard's writer puts its own folders, too
