@@ -67,12 +67,13 @@ class Meter:
         self.is_raced = False
         self.width = max(1, width)
         self.phase = WARMUP
-        self.warmup_steps = 0
+        self._warmup_steps = 0
         self.is_steady = True
         self.reason = ""
         self.is_draining = False  # steps take more from a queue than goes in: set by who feeds
         self._held_s: Optional[float] = None  # since it was warm but for that
         self._left: Optional[Window] = None  # the one left behind when the window began anew
+        self._left_after_steps = 0  # warm-up before that one
         self._moving: List[float] = []  # block rates of a window in which the step time seemed to change
         self._warm = Blocks(self.width, rules.block_min_s)
         self._warm_s = 0.0
@@ -101,7 +102,7 @@ class Meter:
     # --- warm-up ---
 
     def _feed_warmup(self, step_s: float, samples: float, is_quiet: bool) -> None:
-        self.warmup_steps += 1
+        self._warmup_steps += 1
         self._warm_s += step_s
         if self._held_s is not None:
             self._held_s += step_s
@@ -167,7 +168,7 @@ class Meter:
                 self._decide(is_closed=len(self._window) > num_before)
                 num_before = len(self._window)
                 if self.phase == WARMUP:
-                    self.warmup_steps += len(steps_s) - number  # left out: what is looked at next comes after them
+                    self._warmup_steps += len(steps_s) - number  # left out: what is looked at next comes after them
                 if self.phase != STEADY:
                     return
 
@@ -176,10 +177,10 @@ class Meter:
         if self._warm_s + self._window_s + more_s >= self.rules.warmup_max_s:
             self.is_steady, self.reason = False, f"{otherwise} after {self._warm_s + self._window_s + more_s:.0f} s"
             return
-        self._left = self.window() or self._left
+        self._left, self._left_after_steps = self.window() or self._left, self.warmup_steps
         self.phase = WARMUP
         self._warm_s += self._window_s + more_s
-        self.warmup_steps += self._window_steps + more_steps
+        self._warmup_steps += self._window_steps + more_steps
         self._quiet_steps, self._quiet_s, self._has_closed = 0, 0.0, False
         self._warm, self._window = (Blocks(self.width, self.rules.block_min_s) for _ in range(2))
         self._window_s = self._window_samples = 0.0
@@ -268,6 +269,11 @@ class Meter:
         """Samples per second of the last closed block; None before there is one."""
         rates = self._window.rates_per_s or self._warm.rates_per_s
         return rates[-1] if rates else None
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps before the window that `window` returns; so far, where there is none."""
+        return self._left_after_steps if self._left is not None and not self._window_steps else self._warmup_steps
 
     def window(self) -> Optional[Window]:
         """Returns the window as measured so far, whole blocks of it as soon as there is one; None when it was not reached.

@@ -82,13 +82,16 @@ def test_a_program_that_compiles_for_ever_is_measured_all_the_same_but_not_stead
 def test_compiling_inside_the_window_begins_it_anew() -> None:
     meter = Meter(MeasureRules())
     feed_until(meter, 0.01, STEADY)
+    num_before = meter.warmup_steps
     feed(meter, 0.01, 50)
     assert meter.feed(3.0, 8, is_quiet=False) == WARMUP
     left = meter.window()  # what there is if the program ends now
     assert left is not None
     assert (left.steps, left.is_steady, left.reason) == (50, False, "a graph was compiled inside the window")
+    assert meter.warmup_steps == num_before  # of the window that is told
     assert feed_until(meter, 0.02, STEADY) == pytest.approx(50, abs=1)  # a second of work again
     feed_until(meter, 0.02, DONE)
+    assert meter.warmup_steps >= num_before + 51 + 49
     window = meter.window()
     assert window is not None
     assert (window.is_steady, window.rate_per_s) == (True, pytest.approx(400.0))  # nothing of the steps before
