@@ -11,7 +11,7 @@ from autotune.config.program import ASSIGNMENT, Program, program_of
 from autotune.errors import one_of
 from autotune.knobs.values import shown
 
-EXAMPLE = "Give the training command: autotune run -- python train.py."
+EXAMPLE = "Give the training command after --: -- python train.py."
 HEAD_BYTES = 256  # what Linux reads of a file to find out how to run it
 ELF = b"\x7fELF"
 

@@ -5,7 +5,7 @@ file path under the name `_autotune_harness`, so the program's interpreter needs
 Python >= 3.9. Nothing here imports anything of autotune, and of this package the tuner imports `protocol` alone.
 
     inject/sitecustomize.py   gets in, and chains to the sitecustomize it shadows
-    boot.py                   waits for `import torch`
+    boot.py, imports.py       waits for `import torch`
     applied.py, sites.py      a real run with a file's knobs: what took effect, which loader trains; then at rest
     session.py                one per process: what was asked, what was seen, where it ends
     loaders.py, loader.py     which DataLoader trains; input wait
@@ -38,6 +38,7 @@ def wake(spec_path: str) -> None:
     if not protocol.is_real_run(os.environ):  # of one nobody asks
         boot.answer_stack_requests()
         boot.sign_in(spec_path)
+        boot.keep_records_away()
     boot.wait_for_torch(spec_path)
 
 

@@ -5,7 +5,9 @@ Everything else goes by what programs do with torch, so that a library nobody ha
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+import functools
+import os
+from typing import Any, Callable, Dict, Tuple
 
 # Batch samplers of these modules make their batches as they go, by the `batch_size` they have then. Of any other one it is not
 # known whether setting its `batch_size` changes its batches: they are looked at before the knob counts as applied.
@@ -15,3 +17,35 @@ READ_BATCH_SIZE_AS_THEY_GO: Tuple[str, ...] = ("torch.", "accelerate.")
 def reads_batch_size_as_it_goes(batch_sampler: Any) -> bool:
     """Returns whether setting a batch sampler's `batch_size` is known to change its batches."""
     return type(batch_sampler).__module__.startswith(READ_BATCH_SIZE_AS_THEY_GO)
+
+
+def _keep_wandb_offline(wandb: Any) -> None:
+    # `mode=` of the call beats WANDB_MODE and the settings' own (wandb 0.31).
+    init = wandb.init
+
+    @functools.wraps(init)
+    def offline(*arguments: Any, **named: Any) -> Any:
+        if os.environ.get("WANDB_MODE") == "offline" and named.get("mode") != "disabled":
+            named["mode"] = "offline"
+        return init(*arguments, **named)
+
+    wandb.init = offline
+
+
+def _keep_mlflow_in_scratch(utils: Any) -> None:
+    # Every store's address is resolved by this one function, set by a call, given to a client or neither (MLflow 3.17).
+    resolve, own = utils._resolve_tracking_uri, os.environ.get("MLFLOW_TRACKING_URI", "")
+
+    @functools.wraps(resolve)
+    def scratch(tracking_uri: Any = None) -> Any:
+        return own
+
+    if own.startswith("file:"):  # else the user has asked for another in trials too
+        utils._resolve_tracking_uri = scratch
+
+
+# Libraries that record runs in an account or on a server -> what keeps a trial's out of there, called as they are imported.
+KEEP_RECORDS_AWAY: Dict[str, Callable[[Any], None]] = {
+    "wandb": _keep_wandb_offline,
+    "mlflow.tracking._tracking_service.utils": _keep_mlflow_in_scratch,
+}

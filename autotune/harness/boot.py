@@ -1,60 +1,18 @@
-"""Waits for torch: an import hook that acts when torch is executed, not when somebody only asks whether it is there."""
+"""Waits for torch, and for the libraries that a trial must keep from the user's records."""
 
 from __future__ import annotations
 
 import faulthandler
-import importlib.abc
-import importlib.machinery
 import json
 import os
 import signal
 import sys
 import time
 import traceback
-from typing import Any, List, Optional, Sequence
+from typing import Any, Callable, List
 
-from . import protocol
-
-
-class TorchFinder(importlib.abc.MetaPathFinder):
-    """Finds torch as the other finders would, with a loader that starts the session once torch has been executed.
-
-    `importlib.util.find_spec("torch")` (libraries ask so) gets a spec and uses nothing up: the hook steps aside only
-    inside `exec_module`.
-    """
-
-    def __init__(self, spec_path: str) -> None:
-        self._spec_path = spec_path
-
-    def find_spec(self, fullname: str, path: Optional[Sequence[str]], target: Any = None) -> Any:
-        """Returns torch's spec with the wrapped loader; None for every other module."""
-        if fullname != "torch":
-            return None
-        for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    self._wrap(spec.loader)
-                return spec
-        return None
-
-    def _wrap(self, loader: Any) -> None:
-        execute = loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            if loader.__dict__.get("exec_module") is exec_module:
-                del loader.exec_module  # torch.__spec__.loader is the plain loader again
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-            session = _begin(self._spec_path)
-            execute(module)
-            if session is not None:
-                _guarded(session.torch_is_there)
-
-        loader.exec_module = exec_module
-
+from . import adapters, protocol
+from .imports import Awaited
 
 session: Any = None  # this process's, once torch is there
 is_called = False  # the program itself has asked for it, by `autotune.apply`
@@ -91,7 +49,28 @@ def wait_for_torch(spec_path: str) -> None:
         if session is not None:
             _guarded(session.torch_is_there)
         return
-    sys.meta_path.insert(0, TorchFinder(spec_path))
+
+    def around(execute: Callable[[], None], _: Any) -> None:
+        session = _begin(spec_path)
+        execute()
+        if session is not None:
+            _guarded(session.torch_is_there)
+
+    sys.meta_path.insert(0, Awaited("torch", around))
+
+
+def keep_records_away() -> None:
+    """Keeps what a trial would record out of the user's account and off their server, also where the program names them.
+
+    The environment of a trial says so already (offline, a store of its own): this is for programs that say otherwise in code.
+    """
+    for name, keep_away in adapters.KEEP_RECORDS_AWAY.items():
+
+        def around(execute: Callable[[], None], module: Any, keep_away: Callable[[Any], None] = keep_away) -> None:
+            execute()
+            _guarded(lambda: keep_away(module))
+
+        sys.meta_path.insert(0, Awaited(name, around))
 
 
 def _begin(spec_path: str) -> Any:

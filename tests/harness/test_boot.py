@@ -4,15 +4,14 @@ import json
 import sys
 from pathlib import Path
 
-from tests.harness.conftest import Trial
+from tests.harness.conftest import INJECT, Run, Trial
 
 
 def test_asking_whether_torch_is_there_does_not_use_the_hook_up(trial: Trial, tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("import os\nos.environ['OWN_SITE'] = 'ran'\n")
-    inject = Path(__file__).resolve().parents[2] / "autotune" / "harness" / "inject"
-    found = trial("entry.py", mode="inspect", env={"PYTHONPATH": f"{inject}:{own}"})
+    found = trial("entry.py", mode="inspect", env={"PYTHONPATH": f"{INJECT}:{own}"})
     assert found.result().status == "measured"
     assert "own site: ran" in found.stdout
     assert "plain loader: True" in found.stdout
@@ -30,3 +29,36 @@ def test_a_program_without_torch_is_left_alone(trial: Trial) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "fine\n", "")
     assert sorted(path.name for path in run.folder.iterdir()) == ["progress.jsonl", "spec.json"]
     assert json.loads((run.folder / "progress.jsonl").read_text())["phase"] == "spawn"
+
+
+IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "2"}
+WANDB = """
+import os, types
+def init(project=None, mode=None):
+    return types.SimpleNamespace(settings=types.SimpleNamespace(mode=mode or os.environ["WANDB_MODE"]))
+"""
+
+
+def recorded(trial: Trial, place: Path, **environment: str) -> tuple[Run, Path]:
+    """Returns the run of a program that names its own account and server, and the store that its environment names."""
+    (place / "wandb.py").write_text(WANDB)
+    store = place / "mlruns"
+    quiet = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": store.as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    return trial("records.py", mode="inspect", env={**quiet, "PYTHONPATH": f"{INJECT}:{place}", **environment}), store
+
+
+def test_records_stay_out_of_the_account_and_off_the_server_that_the_program_names(trial: Trial, tmp_path: Path) -> None:
+    found, store = recorded(trial, tmp_path)
+    assert found.result().status == "measured", found.stderr
+    assert "client: ['mine', 'Default']" in found.stdout
+    assert "modes: ['offline', 'offline', 'disabled']" in found.stdout
+    assert "finders left: 1" in found.stdout  # that for torch
+    assert len(list(store.glob("*/*/metrics/loss"))) == 1
+
+
+def test_who_asks_for_records_of_trials_gets_them(trial: Trial, tmp_path: Path) -> None:
+    found, store = recorded(trial, tmp_path, WANDB_MODE="online", MLFLOW_TRACKING_URI="http://127.0.0.1:9", **IMPATIENT)
+    assert not found.has_result
+    assert "127.0.0.1" in found.stderr
+    assert "port=9" in found.stderr
+    assert not store.exists()

@@ -10,7 +10,7 @@ import torch  # noqa: E402
 
 print("own site:", os.environ.get("OWN_SITE"))
 print("plain loader:", "exec_module" not in vars(torch.__spec__.loader))
-print("finders left:", sum("Torch" in type(finder).__name__ for finder in sys.meta_path))
+print("finders left:", sum(getattr(finder, "name", None) == "torch" for finder in sys.meta_path))
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 while True:

@@ -1,0 +1,49 @@
+"""An import hook that acts when a module is executed, not when somebody only asks whether it is there."""
+
+from __future__ import annotations
+
+import importlib.abc
+import sys
+from typing import Any, Callable, Optional, Sequence
+
+
+class Awaited(importlib.abc.MetaPathFinder):
+    """Finds one module as the other finders would, with a loader that hands its execution to `around`, once.
+
+    `importlib.util.find_spec` (libraries ask so) gets a spec and uses nothing up: the hook steps aside only inside
+    `exec_module`.
+
+    Args:
+        name: of the module, dotted.
+        around: called with the module's execution, which it must call, and the module.
+    """
+
+    def __init__(self, name: str, around: Callable[[Callable[[], None], Any], None]) -> None:
+        self.name = name
+        self._around = around
+
+    def find_spec(self, fullname: str, path: Optional[Sequence[str]], target: Any = None) -> Any:
+        """Returns the module's spec with the wrapped loader; None for every other module."""
+        if fullname != self.name:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    self._wrap(spec.loader)
+                return spec
+        return None
+
+    def _wrap(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            if loader.__dict__.get("exec_module") is exec_module:
+                del loader.exec_module  # the module's __spec__.loader is the plain loader again
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            self._around(lambda: execute(module), module)
+
+        loader.exec_module = exec_module
