@@ -8,8 +8,9 @@ from autotune.machine.checks.finding import Finding, Status
 from autotune.wording import bytes_text, number_text
 
 GROUP = "data"
-# A hard disk reads so much in sequence: what is slower will not feed a GPU with images, nor many CPUs.
-SLOW_BYTES_PER_S = 100e6
+# A hard disk reads so much in sequence, and far fewer files one by one. Where neither is reached, reading is likely to be what
+# training waits for; small files alone keep the first number low on any disk.
+SLOW_BYTES_PER_S, SLOW_FILES_PER_S = 100e6, 1000
 NOT_NAMED = "no folder named: `autotune doctor data.root=DIR` reads some of its files"
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "9p", "beegfs", "gpfs")
 FUSE = "fuse"
@@ -39,7 +40,7 @@ def _speed(found: dict[str, Any]) -> Finding:
     files = found["num_read"] / max(found["seconds"], 1e-9)
     text = f"{found['path']}{f' ({kind})' if kind else ''}: {bytes_text(rate)}/s, {number_text(files)} files/s"
     text += f"; {bytes_text(found['read_bytes'])} in {found['num_read']:,} files: {found['method']}"
-    if rate >= SLOW_BYTES_PER_S:
+    if rate >= SLOW_BYTES_PER_S or files >= SLOW_FILES_PER_S:
         return _finding("disk", text)
     cost = "one loader worker cannot have more than that; several read side by side"
     is_remote = kind in REMOTE or kind.startswith(FUSE)

@@ -82,7 +82,7 @@ def _memlock(found: dict[str, Any]) -> Finding:
         return _finding("locked memory", "unlimited")
     text = f"{bytes_text(limit)} at most"
     if not found.get("adapters"):
-        return _finding("locked memory", f"{text}: it matters to InfiniBand only, CUDA pins by itself")
+        return _finding("locked memory", f"{text}, enough without InfiniBand")
     cost = "InfiniBand locks what it transfers: NCCL fails to register its buffers, or falls back to TCP"
     command = "ulimit -l unlimited   # in a container: docker run --ulimit memlock=-1 ..."
     return _finding("locked memory", text, Status.mend, cost, command)

@@ -77,7 +77,9 @@ def _unavailable(found: dict[str, Any], built: str, gpus: dict[str, Any]) -> Fin
 
 def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Finding:
     """Looks for kernels that each GPU can run: of its own architecture, of an older one of its family, or to be compiled."""
-    built, late, missing = list(map(str, found.get("arch_list") or [])), [], []
+    built = [str(name) for name in found.get("arch_list") or []]
+    late: list[int] = []
+    missing: list[int] = []
     for gpu in gpus["gpus"]:
         capability = tuple(gpu.get("capability") or ())
         if not capability or not built:
