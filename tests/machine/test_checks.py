@@ -101,7 +101,8 @@ def test_a_cost_and_a_command_stand_beside_everything_that_is_not_fine() -> None
     bad_host = changed(
         HOST, quota_cores=4.0, num_cores=4, swap_bytes=8 * GIB, swap_used_bytes=4 * GIB, memlock_bytes=8 << 20, open_files=1024,
         huge_pages="never", cc=None, shared_memory={"bytes": 64 << 20, "free_bytes": 64 << 20, "is_writable": True},
-        variables={"MKL_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"}, adapters=[changed(PORT, is_active=False, state="DOWN")],
+        variables={"MKL_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"},
+        adapters=[changed(PORT, is_active=False, state="DOWN")],
     )  # fmt: skip
     bad = with_gpu(is_persistent=False, slowdowns=["thermal"], power_cap_w=400.0, processes=[{"pid": 7, "name": "python",
                    "memory_bytes": GIB}])  # fmt: skip
@@ -253,7 +254,7 @@ def test_connections_that_are_down_or_far() -> None:
     assert one(findings, "topology").status is Status.absent
     numa = one(findings, "NUMA")
     assert numa.status is Status.mend
-    assert "of other nodes than GPU 1 only" in numa.found
+    assert "may not run on the CPUs beside GPU 1" in numa.found
     assert numa.command.startswith("numactl --cpunodebind=1 --membind=1")
 
 

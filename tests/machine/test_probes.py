@@ -162,9 +162,11 @@ def test_a_torch_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
 
 def test_a_folder_named_torch_is_not_torch(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
-    with Probe(["env", "-i", sys.executable, "-S", str(interpreters("", with_import=False)[1])], limit_s=60,
-               env={**ENVIRONMENT}) as probe:  # fmt: skip
-        assert probe.answer().facts["torch"] is None
+    argv = [sys.executable, "-S", *interpreters("", with_import=False)[1:]]  # without site-packages, where the real one is
+    with Probe(argv, limit_s=60, env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}) as probe:
+        found = probe.answer().facts
+    assert found["torch"] is None
+    assert found["problem"] == "ImportError: a folder named torch, not the library, comes first on the path"
 
 
 def test_files_are_read_past_the_page_cache_and_it_is_said_how(tmp_path: Path) -> None:
@@ -172,6 +174,7 @@ def test_files_are_read_past_the_page_cache_and_it_is_said_how(tmp_path: Path) -
         (tmp_path / "deep").mkdir(exist_ok=True)
         (tmp_path / "deep" / f"{number}.bin").write_bytes(os.urandom(1_500_000))
     (tmp_path / "empty").touch()
+    (tmp_path / "deep" / "back").symlink_to(tmp_path)
     found = data.look(str(tmp_path))
     assert (found["num_files"], found["bytes"], found["is_all"]) == (3, 4_500_000, True)
     assert found["method"] in (data.DIRECT, data.OWN_FILE, data.CACHED)

@@ -26,8 +26,8 @@ VARIABLES = {
 }
 SWITCHES = ("nccl.nvls", "nccl.ib_disable")
 NUMBERS = ("nccl.min_nchannels", "nccl.max_nchannels", "nccl.nthreads", "nccl.buffsize", "nccl.cross_nic")
-UNSET = ("auto", 0)  # values that leave the variable alone; 0 says something of one knob only
-SAYS_0 = "nccl.cross_nic"
+# Values that leave the variable unset, of the knobs that have one.
+UNSET = {key: 0 if key in NUMBERS else "auto" for key in VARIABLES if key not in (*SWITCHES, "nccl.cross_nic")}
 
 
 def observe() -> Dict[str, Any]:
@@ -44,8 +44,7 @@ def verify(knobs: Dict[str, Any]) -> Dict[str, KnobReport]:
         if key not in VARIABLES:
             continue
         observed = found.get(key)
-        is_unset = observed is None and not isinstance(value, bool) and value in UNSET and key != SAYS_0
-        if is_unset or (observed == value and isinstance(observed, bool) == isinstance(value, bool)):
+        if observed == (None if value == UNSET.get(key) else value):
             reports[key] = KnobReport(APPLIED, "", observed)
         else:
             has = f"has {VARIABLES[key]}={os.environ[VARIABLES[key]]!r}" if observed is not None else f"has no {VARIABLES[key]}"

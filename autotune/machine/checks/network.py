@@ -87,7 +87,7 @@ def _numa(host: dict[str, Any], devices: list[dict[str, Any]]) -> Finding:
     far = [node for node in where if str(node) in nodes and mine and not mine & cpus_of(nodes[str(node)])]
     if far:
         which = gpus_text(sorted(index for node in far for index in where[node]))
-        text += f"; this shell may run on CPUs of other nodes than {which} only"
+        text += f"; this shell may not run on the CPUs beside {which}"
         cost = "loader workers and copies to those GPUs cross the link between the nodes"
         command = f"numactl --cpunodebind={far[0]} --membind={far[0]} autotune run ..."
         return _finding("NUMA", text, Status.mend, cost, command)

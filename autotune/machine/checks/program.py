@@ -31,11 +31,11 @@ def check_program(found: dict[str, Any], problem: str, *, gpus: dict[str, Any], 
     """
     torch = _torch(found, problem, gpus)
     findings = [torch]
+    if not host:
+        return findings
     if found.get("torch") and torch.status is not Status.broken:
         findings.append(_compiler(found, gpus, host))
-    if host:
-        findings += [_threads(host), *_debugging(host["variables"])]
-    return findings
+    return [*findings, _threads(host), *_debugging(host["variables"])]
 
 
 def _torch(found: dict[str, Any], problem: str, gpus: dict[str, Any]) -> Finding:

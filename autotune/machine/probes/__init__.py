@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 INTERPRETER = Path(__file__).with_name("interpreter.py")
 KILLED_S = 1.0  # waited for a process after SIGKILL; one that the kernel holds does not go, and is left behind
@@ -54,8 +54,8 @@ class Probe:
     def __init__(self, argv: Sequence[str], *, limit_s: float, env: Mapping[str, str]) -> None:
         self._limit_s, self._began_s = limit_s, time.monotonic()
         self._files = contextlib.ExitStack()
-        self._stdout = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115, the stack closes it; a pipe would have to be read
-        self._stderr = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        # Files, since a pipe would have to be read while the probe runs.
+        self._stdout, self._stderr = (self._files.enter_context(_file()) for _ in range(2))
         self._failed = ""
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -113,7 +113,11 @@ def interpreters(python: str, *, with_import: bool) -> list[str]:
     return [python, str(INTERPRETER), *(["--import"] if with_import else [])]
 
 
-def _last_line(file: Any) -> str:
+def _file() -> contextlib.AbstractContextManager[IO[bytes]]:
+    return tempfile.TemporaryFile()
+
+
+def _last_line(file: IO[bytes]) -> str:
     file.seek(0)
     lines = file.read().decode("utf-8", "replace").strip().splitlines()
     return lines[-1].strip() if lines else ""

@@ -71,7 +71,7 @@ def _files(path: str) -> tuple[list[str], int, bool]:
         if len(files) >= MAX_FILES or time.monotonic() >= give_up_s:
             return files, num_bytes, False
         try:
-            size = entry.stat(follow_symlinks=False).st_size
+            size = entry.stat().st_size
         except OSError:
             continue
         if size:
@@ -81,14 +81,20 @@ def _files(path: str) -> tuple[list[str], int, bool]:
 
 
 def _walk(path: str) -> Iterator[os.DirEntry[str]]:
-    folders = [path]
+    """Yields the files below a folder, behind links too; each folder once, since links may lead back."""
+    folders, seen = [path], set()
     while folders:
+        folder = folders.pop()
         try:
-            with os.scandir(folders.pop()) as entries:
+            place = os.stat(folder)
+            if (place.st_dev, place.st_ino) in seen:
+                continue
+            seen.add((place.st_dev, place.st_ino))
+            with os.scandir(folder) as entries:
                 for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
+                    if entry.is_dir():
                         folders.append(entry.path)
-                    elif entry.is_file(follow_symlinks=False):
+                    elif entry.is_file():
                         yield entry
         except OSError:
             continue

@@ -37,9 +37,13 @@ def look(devices: Path = DEVICES) -> dict[str, Any]:
 
 
 def _gpu(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
-    """Returns {"index", "name", "capability", "is_persistent", "clock_mhz", "max_clock_mhz", "application_clock_mhz",
-    "default_application_clock_mhz", "slowdowns", "temperature_c", "power_cap_w", "default_power_cap_w", "processes"}.
-    """  # noqa: D205
+    """Returns what one GPU tells.
+
+    Returns:
+        "index", "name", "capability" ([9, 0]), "is_persistent", "clock_mhz", "max_clock_mhz", "application_clock_mhz",
+        "default_application_clock_mhz" (all of the multiprocessors), "slowdowns" (names out of SLOWDOWNS), "temperature_c",
+        "power_cap_w", "default_power_cap_w", "processes" (see `_process`).
+    """
     reasons = next((bits for name in SLOWDOWN_QUESTIONS if (bits := nvml.ask(name, handle)) is not None), None)
     capability = nvml.ask("nvmlDeviceGetCudaComputeCapability", handle)
     persistence = nvml.ask("nvmlDeviceGetPersistenceMode", handle)

@@ -20,9 +20,13 @@ from typing import Any
 
 
 def look(with_import: bool) -> dict[str, Any]:
-    """Returns {"python", "executable", "torch", "cuda", "has_header", "has_triton", "problem"}; after an import of torch also
-    {"arch_list", "is_available", "why_not_available", "import_s", "nccl"}. What is not there is None.
-    """  # noqa: D205
+    """Returns what this interpreter has.
+
+    Returns:
+        "python", "executable", "torch" (version, None without one), "cuda" (that it was built for), "has_header" (Python.h),
+        "has_triton", "problem"; after an import of torch also "arch_list", "is_available", "why_not_available", "import_s" and
+        "nccl" (version, [2, 27, 3]).
+    """
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "executable": sys.executable,
