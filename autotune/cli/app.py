@@ -22,6 +22,7 @@ HELP = """Finds the fastest correct way to run a PyTorch training job on this ma
     autotune apply best.yaml -- python train.py   train with it
     autotune verify best.yaml           whether it still keeps what it claims
     autotune ui                         the trials in the MLflow UI
+    autotune doctor                     whether this machine is set up well
 """
 
 _PANEL_TUNE, _PANEL_SEE, _PANEL_KNOW = "Tune", "See and use results", "Look before you tune"

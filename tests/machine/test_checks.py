@@ -169,6 +169,12 @@ def test_a_driver_that_does_not_answer(changes: dict[str, Any], status: Status, 
     assert command in finding.command
 
 
+def test_a_gpu_that_is_lost_is_broken() -> None:
+    finding = one(check_gpus(changed(GPUS, num_lost=1)), "driver")
+    assert finding.status is Status.broken
+    assert finding.found == "2 x NVIDIA H200, and 1 more that does not answer"
+
+
 def test_a_driver_that_hangs_is_broken() -> None:
     (finding,) = check_gpus({}, "no answer within 20 s")
     assert finding.status is Status.broken

@@ -130,6 +130,14 @@ def test_a_broken_nvml_is_a_problem_and_no_gpus(
     assert (found["code"], found["gpus"], found["has_nvidia_files"]) == (code, [], True)
 
 
+def test_a_gpu_that_has_fallen_off_the_bus_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = fake_nvml(nvmlDeviceGetIndex=lambda handle: handle)
+    fake.nvmlDeviceGetHandleByIndex = lambda index: index if index else refuse()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    found = gpus.look(tmp_path)
+    assert ([gpu["index"] for gpu in found["gpus"]], found["num_lost"]) == ([1], 1)
+
+
 def test_an_nvml_that_answers_nothing_has_no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlDeviceGetCount=refuse))
     assert gpus.look(tmp_path)["gpus"] == []

@@ -54,6 +54,10 @@ def _driver(found: dict[str, Any], gpus: list[dict[str, Any]]) -> Finding:
         names = Counter(str(gpu.get("name") or "GPU") for gpu in gpus)
         what = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())
         newest = ".".join(map(str, found.get("cuda") or []))
+        if lost := int(found.get("num_lost") or 0):
+            text = f"{what}, and {lost} more that do{'es' if lost == 1 else ''} not answer"
+            cost = "programs that use it fail, and those that use all GPUs"
+            return _finding("driver", text, Status.broken, cost, "sudo dmesg | grep -i xid; sudo reboot")
         return _finding("driver", f"{what}, driver {found.get('driver')}{f' for CUDA up to {newest}' if newest else ''}")
     if problem and not is_there:
         text = "no NVIDIA driver: what trains here trains on the CPU"
@@ -81,17 +85,15 @@ def _persistence(gpus: list[dict[str, Any]]) -> Finding:
 
 
 def _clocks(gpus: list[dict[str, Any]]) -> Finding:
-    slowed = {gpu["index"]: [name for name in gpu.get("slowdowns") or [] if name in SLOWED] for gpu in gpus}
-    slowed = {index: names for index, names in slowed.items() if names}
+    slowed = [gpu for gpu in gpus if _slowdowns(gpu)]
     if slowed:
         parts = []
-        for index, names in slowed.items():
-            degrees = gpus[index].get("temperature_c")
-            why = " and ".join(SLOWED[name] for name in names)
-            parts.append(f"GPU {index} is slowed down now {why}{f', {degrees} °C' if degrees is not None else ''}")
+        for gpu in slowed:
+            why, degrees = " and ".join(_slowdowns(gpu)), gpu.get("temperature_c")
+            parts.append(f"GPU {gpu['index']} is slowed down now {why}{f', {degrees} °C' if degrees is not None else ''}")
         cost = "trials meanwhile are `disturbed` and have no number; of several ranks all wait for the slowest"
-        command = f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE{gpus_option(list(slowed), gpus)}"
-        return _finding("clocks", "; ".join(parts), Status.mend, cost, command)
+        option = gpus_option([gpu["index"] for gpu in slowed], gpus)
+        return _finding("clocks", "; ".join(parts), Status.mend, cost, f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE{option}")
     held = [gpu for gpu in gpus if _is_below(gpu.get("application_clock_mhz"), gpu.get("default_application_clock_mhz"))]
     if held:
         which = [gpu["index"] for gpu in held]
@@ -130,6 +132,11 @@ def _processes(gpus: list[dict[str, Any]]) -> Finding:
 def _process_text(process: dict[str, Any]) -> str:
     name = f"{process['name']}, pid {process['pid']}" if process.get("name") else f"pid {process['pid']} of another container"
     return f"{name}, {bytes_text(process['memory_bytes'])}" if process.get("memory_bytes") else name
+
+
+def _slowdowns(gpu: dict[str, Any]) -> list[str]:
+    """Returns what holds a GPU's clock down, in words; a power cap is not among it, which lowers clocks as it should."""
+    return [SLOWED[name] for name in gpu.get("slowdowns") or [] if name in SLOWED]
 
 
 def _is_below(value: float | None, default: float | None) -> bool:

@@ -20,10 +20,11 @@ def look(devices: Path = DEVICES) -> dict[str, Any]:
     Returns:
         "problem" and "code": why NVML does not answer, "" and None where it does; "has_nvidia_files", "has_amd_files": whether
         the system has such a driver's devices; "driver"; "cuda": newest CUDA it serves, [13, 0]; "gpus": see `_gpu`;
-        "topology".
+        "num_lost": how many more the driver counts, which do not answer; "topology".
     """
     with session() as nvml:
         version = nvml.ask("nvmlSystemGetCudaDriverVersion_v2") or nvml.ask("nvmlSystemGetCudaDriverVersion")
+        handles = nvml.handles()
         return {
             "problem": nvml.problem,
             "code": nvml.code,
@@ -31,12 +32,13 @@ def look(devices: Path = DEVICES) -> dict[str, Any]:
             "has_amd_files": (devices / "kfd").exists(),
             "driver": nvml.text("nvmlSystemGetDriverVersion"),
             "cuda": [version // 1000, version % 1000 // 10] if version else None,
-            "gpus": [_gpu(nvml, index, handle) for index, handle in enumerate(nvml.handles())],
+            "gpus": [_gpu(nvml, place, handle) for place, handle in enumerate(handles)],
+            "num_lost": (nvml.ask("nvmlDeviceGetCount") or 0) - len(handles),
             "topology": topology(),
         }
 
 
-def _gpu(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
+def _gpu(nvml: Nvml, place: int, handle: Any) -> dict[str, Any]:
     """Returns what one GPU tells.
 
     Returns:
@@ -45,10 +47,10 @@ def _gpu(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
         "power_cap_w", "default_power_cap_w", "processes" (see `_process`).
     """
     reasons = next((bits for name in SLOWDOWN_QUESTIONS if (bits := nvml.ask(name, handle)) is not None), None)
-    capability = nvml.ask("nvmlDeviceGetCudaComputeCapability", handle)
+    capability, index = nvml.ask("nvmlDeviceGetCudaComputeCapability", handle), nvml.ask("nvmlDeviceGetIndex", handle)
     persistence = nvml.ask("nvmlDeviceGetPersistenceMode", handle)
     return {
-        "index": index,
+        "index": place if index is None else index,
         "name": nvml.text("nvmlDeviceGetName", handle),
         "capability": list(capability) if capability else None,
         "is_persistent": None if persistence is None else bool(persistence),
