@@ -48,6 +48,8 @@ def knob_phrase(key: str, value: KnobValue) -> str:
     last = key.removeprefix("env.") if key.startswith("env.") else key.rpartition(".")[2]
     if key.startswith("env."):
         return f"{last}={value}"
+    if key.startswith("nccl."):
+        return f"NCCL {last} {value_text(value)}"
     if isinstance(value, bool):
         return last if value else f"no {last}"
     if value == "off" and key in OFF_PHRASES:

@@ -8,6 +8,7 @@ from typing import Any, Dict, Optional
 from . import process, protocol
 from .apply import loader as apply_loader
 from .apply import module as apply_module
+from .apply import nccl as apply_nccl
 from .apply import optimizer as apply_optimizer
 from .apply import process as apply_process
 
@@ -67,6 +68,7 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
     settings = training.settings if training is not None else None
     found.knobs = {
         **apply_process.verify(spec.knobs),
+        **apply_nccl.verify(spec.knobs),
         **apply_loader.verify(spec.knobs, session.loaders.reports, training),
         **apply_module.verify(
             spec.knobs, session.modules.reports, [root.module for root in session.modules.living], session.modules.num_graphs()
@@ -138,7 +140,7 @@ def _add_supply(found: protocol.RankResult, session: Any, rate_per_s: float) -> 
 
 
 def _observed(session: Any, settings: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    found: Dict[str, Any] = dict(apply_process.observe())
+    found: Dict[str, Any] = {**apply_process.observe(), **apply_nccl.observe()}
     found.update(settings or {})
     if session.modules.roots:
         first = session.modules.told[0].observed

@@ -13,6 +13,26 @@ from autotune.records import Knobs, KnobValue, Tier
 
 
 @dataclass(frozen=True, kw_only=True)
+class Topology:
+    """How GPUs and machines are connected, as far as knobs look at it.
+
+    Attributes:
+        num_gpus: GPUs of this machine, whether the program may use them or not.
+        paths: kinds of path between two of them, by the names of `nvidia-smi topo -m` without counts: "NV", "PIX", "PXB",
+            "PHB", "NODE", "SYS".
+        has_nvswitch: whether their NVLinks end in switches.
+        adapters: InfiniBand and RoCE adapters with an active port.
+        interfaces: network interfaces that are up and may lead to another machine.
+    """
+
+    num_gpus: int = 0
+    paths: frozenset[str] = frozenset()
+    has_nvswitch: bool = False
+    adapters: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Circumstances:
     """What a knob's rules may look at: this machine, and this program as the baseline trial found it.
 
@@ -26,6 +46,11 @@ class Circumstances:
         observed: knob key -> the program's own value, from the baseline.
         not_applicable: knob key -> reason, from the baseline's harness.
         is_recipe: whether a built-in recipe is tuned (its batch size and workers are ours to choose).
+        world_size: processes that train together; None before the baseline has told.
+        num_nodes: machines that they run on; None before the baseline has told.
+        collectives: how they communicate, "cpu:gloo,cuda:nccl"; "" unknown.
+        nccl: version of NCCL; None without one, or before the baseline has told.
+        topology: how this machine is connected.
     """
 
     num_cores: int
@@ -37,6 +62,11 @@ class Circumstances:
     observed: Knobs = field(default_factory=dict)
     not_applicable: dict[str, str] = field(default_factory=dict)
     is_recipe: bool = False
+    world_size: int | None = None
+    num_nodes: int | None = None
+    collectives: str = ""
+    nccl: tuple[int, ...] | None = None
+    topology: Topology = field(default_factory=Topology)
 
 
 def no_reason(_: Circumstances) -> str | None:

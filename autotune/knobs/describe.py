@@ -83,7 +83,7 @@ def _word(value: object) -> str:
 def _default(found: Knob) -> str:
     if found.key.startswith(PREFIX):
         return "what your shell has"
-    return "the library's choice" if found.key.startswith("threads.") else _word(found.default)
+    return "the library's choice" if found.key.startswith(("threads.", "nccl.")) else _word(found.default)
 
 
 def _first_sentence(text: str) -> str:

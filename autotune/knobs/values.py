@@ -78,10 +78,9 @@ def _check_bounds(knob: Knob, value: int, circumstances: Circumstances) -> None:
         raise BadInput(f"{knob.key}: too small, got {shown(value)}. Allowed: {low} and more.")
     if high is not None and value > high:
         least = low if low is not None else "..."
-        raise BadInput(
-            f"{knob.key}: more than this machine can serve ({circumstances.num_cores} effective cores), got {shown(value)}. "
-            f"Allowed: {least} to {high}."
-        )
+        is_of_cores = knob.key.startswith(("loader.", "threads."))
+        why = f"more than this machine can serve ({circumstances.num_cores} effective cores)" if is_of_cores else "too large"
+        raise BadInput(f"{knob.key}: {why}, got {shown(value)}. Allowed: {least} to {high}.")
 
 
 def shown(raw: Any) -> str:

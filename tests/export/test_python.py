@@ -26,6 +26,18 @@ ALL = {
     "backend.cudnn_benchmark": True,
     "threads.intra": 1,
     "threads.omp": 2,
+    "nccl.algo": "allreduce:tree",
+    "nccl.proto": "Simple",
+    "nccl.min_nchannels": 8,
+    "nccl.max_nchannels": 16,
+    "nccl.nthreads": 256,
+    "nccl.buffsize": 8388608,
+    "nccl.p2p_level": "SYS",
+    "nccl.nvls": False,
+    "nccl.ib_disable": True,
+    "nccl.ib_hca": "=mlx5_0",
+    "nccl.socket_ifname": "=eth0",
+    "nccl.cross_nic": 1,
 }
 
 
@@ -50,6 +62,7 @@ def test_every_knob_is_written_down_as_python(changed):
     assert set(ALL) == set(CATALOGUE), "a new knob: add it here, to user_script.py and to autotune/export/python.py"
     text = render(changed(ALL), "python", None).text
     assert "\n#   export OMP_NUM_THREADS=2\n" in text
+    assert "\n#   export NCCL_NVLS_ENABLE=0\n" in text
     assert "autotune knobs" not in text
 
 

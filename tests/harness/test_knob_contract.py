@@ -23,6 +23,19 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "backend.cudnn_benchmark": (True, False),
     "threads.intra": (2, 1),
     "threads.omp": (2, 1),
+    # Environment variables, read back in the process. What NCCL makes of them takes GPUs: not measured on a GPU yet.
+    "nccl.algo": ("allreduce:tree", "Ring"),
+    "nccl.proto": ("Simple", "^LL128"),
+    "nccl.min_nchannels": (4, 8),
+    "nccl.max_nchannels": (16, 32),
+    "nccl.nthreads": (256, 512),
+    "nccl.buffsize": (1048576, 8388608),
+    "nccl.p2p_level": ("LOC", "SYS"),
+    "nccl.nvls": (False, True),
+    "nccl.ib_disable": (True, False),
+    "nccl.ib_hca": ("=mlx5_0", "^=mlx5_1"),
+    "nccl.socket_ifname": ("=eth0", "^docker"),
+    "nccl.cross_nic": (0, 1),
 }
 COSTLY = {"compile.mode": ("default", "off")}  # in a test of its own
 
@@ -34,7 +47,7 @@ def test_every_knob_has_a_row() -> None:
 @pytest.mark.parametrize("which", [0, 1])
 def test_each_value_takes_effect_and_is_read_back(trial: Trial, which: int) -> None:
     asked = {key: values[which] for key, values in CONTRACT.items()}
-    environment = CATALOGUE["threads.omp"].environment(asked["threads.omp"])
+    environment = {name: text for key, value in asked.items() for name, text in CATALOGUE[key].environment(value).items()}
     found = trial("basic.py", knobs=asked, mode="inspect", env=environment).result()
     assert {key: (report.status, report.observed) for key, report in found.knobs.items()} == {
         key: (APPLIED, value) for key, value in asked.items()

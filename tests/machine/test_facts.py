@@ -38,6 +38,7 @@ def test_facts_of_this_host_are_plain_json() -> None:
     assert facts["num_cores"] >= 1
     assert facts["memory_bytes"] > 2**28
     assert isinstance(facts["gpus"], list)
+    assert {"links", "adapters", "interfaces", "numa_nodes"} <= set(facts["topology"])
 
 
 def test_instruction_sets_and_model_are_read_from_cpuinfo() -> None:
@@ -69,6 +70,15 @@ def test_circumstances_come_from_the_programs_process() -> None:
     assert not found.has_compiler
     assert found.observed == {"loader.batch_size": 32}
     assert found.not_applicable == {"layout.channels_last": "no 4-D weights"}
+
+
+def test_circumstances_tell_how_the_processes_communicate() -> None:
+    result = baseline(device="cuda", num_nodes=2, collectives="cpu:gloo,cuda:nccl", nccl=[2, 27, 3])
+    found = circumstances({"num_cores": 4, "topology": {"gpus": [{}, {}], "links": [["X", "NV18"], ["NV18", "X"]]}}, result,
+                          is_recipe=False)  # fmt: skip
+    assert (found.world_size, found.num_nodes, found.nccl) == (1, 2, (2, 27, 3))
+    assert found.collectives == "cpu:gloo,cuda:nccl"
+    assert (found.topology.num_gpus, found.topology.paths) == (2, {"NV"})
 
 
 def test_circumstances_survive_a_baseline_that_tells_nothing() -> None:
