@@ -14,6 +14,7 @@ from autotune.harness.protocol import RankResult
 # Of a step, by which one rank's own work may be longer than another's before it is called a straggler: the moderate threshold
 # of the trusted profilers for a share of the step that is lost.
 STRAGGLER_FRAC = 0.05
+SAME_FRAC = 0.01  # an evaluation is longer, rounding shorter
 
 
 class Pace(NamedTuple):
@@ -29,22 +30,32 @@ class Pace(NamedTuple):
 
 
 def pace(result: RankResult, first: RankResult) -> Pace | None:
-    """Returns a rank's mean step over its window; None when there is none to tell it from.
+    """Returns a rank's mean step; None when there is none to tell it from.
 
-    Rank 0 says when it is over. A rank that had no window of its own by then, because its steps varied more at the wrong
-    moment, has made the same steps: those of rank 0's window are taken.
+    Rank 0 says when it is over. Over the same steps for all, those of rank 0's window, since the windows of ranks open some
+    steps apart; also of a rank that had none of its own by then, because its steps varied more at the wrong moment. Over its
+    own window where evaluations lie between the steps, which windows leave out.
 
     Args:
         result: of the rank.
         first: rank 0's.
     """
-    window = result.window
-    if window is not None and window.steps and result.throughput_per_s is not None:
-        lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0  # less what a queue had left
-        if not lasting_frac > 0:
+    window, lasting_frac = result.window, 1.0
+    if window is not None:
+        if not window.steps or result.throughput_per_s is None:
+            return None
+        if not result.throughput_per_s > 0:  # also NaN
             return Pace(window.seconds / window.steps, 0.0)
-        return Pace(window.seconds / window.steps / lasting_frac, window.samples / window.steps)
-    if window is not None or first.window is None or result.rank == first.rank:
+        lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0  # less what a queue had left
+    step = _over_window_of(first, result) if window is None or _is_whole(first) else None
+    if step is None and window is not None:
+        step = Pace(window.seconds / window.steps, window.samples / window.steps)
+    return None if step is None else Pace(step.step_s / lasting_frac, step.samples)
+
+
+def _over_window_of(first: RankResult, result: RankResult) -> Pace | None:
+    """Returns a rank's mean step over the steps of rank 0's window; None where it has not made them all."""
+    if first.window is None:
         return None
     begin, ends_s = int(first.steps.get("warmup", 0)), result.steps.get("end_s") or []
     end = begin + first.window.steps
@@ -54,10 +65,16 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
     return Pace(seconds / (end - begin), sum(result.steps["samples"][begin:end]) / (end - begin))
 
 
-def rate_per_s(results: Sequence[RankResult]) -> float | None:
-    """Returns the samples per second of all ranks together, over the slowest one's window; None when a rank has none.
+def _is_whole(first: RankResult) -> bool:
+    """Whether nothing lies between the steps of rank 0's window, so that they are found among all steps by their number."""
+    whole, window = _over_window_of(first, first), first.window
+    return whole is not None and window is not None and abs(whole.step_s * window.steps / window.seconds - 1) < SAME_FRAC
 
-    A part is not the whole. Per step, since the windows of ranks open and close some steps apart.
+
+def rate_per_s(results: Sequence[RankResult]) -> float | None:
+    """Returns the samples per second of all ranks together, over the slowest one's time; None when a rank has none.
+
+    A part is not the whole.
     """
     paces = [pace(result, results[0]) for result in results]
     known = [each for each in paces if each is not None]

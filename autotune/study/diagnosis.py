@@ -57,7 +57,7 @@ def _of_ranks(record: TrialRecord) -> list[Finding]:
     exposed_frac = communication.get("exposed_frac") or 0.0
     if exposed_frac >= MODERATE_EXPOSED_FRAC:
         name = "communication-bound" if exposed_frac >= HIGH_EXPOSED_FRAC else "partly communication-bound"
-        evidence = f"trial {record.number}: {communication_text(record.ranks)}"
+        evidence = f"trial {record.number}: {communication_text(record.ranks).removeprefix('communication: ')}"
         advice = "Exchange gradients less often (a larger batch) or more cheaply (the knobs of parallel.*)."
         found.append(_finding(name, evidence, advice))
     if slow := record.ranks["stragglers"]:
