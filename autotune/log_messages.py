@@ -37,8 +37,7 @@ PEER_LOST = re.compile(
     r"Connection (?:reset|closed|refused)|connectFullMesh|[Gg]loo|DistBackendError|ProcessGroup|NCCL|Broken pipe|heartbeat",
 )
 PARENT_CLASSES = frozenset({"ChildFailedError", "SignalException", "CalledProcessError", "ProcessExitedException"})
-# How a parent says which signal ended its child: torchrun (which exits with 1), subprocess, torch.multiprocessing.spawn.
-ELASTIC_CODE = re.compile(r"Root Cause.*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+# How a parent says which signal ended its child: subprocess, torch.multiprocessing.spawn. For torchrun see process_ends.py.
 RELAYED_NAME = re.compile(r"(?:died with <Signals\.|terminated with signal )(SIG[A-Z0-9]+)")
 CPP_SAID = re.compile(r"what\(\):\s*(\S.*)")  # of an exception that ends a C++ program by SIGABRT
 RANK_PREFIX = re.compile(r"^\[rank\d+\]:[ ]?", re.MULTILINE)  # torch puts it before every line of a traceback

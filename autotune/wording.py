@@ -22,6 +22,8 @@ PHRASES: dict[str, str] = {
     "precision.matmul": "matmul {}",
     "compile.mode": "compile {}",
     "optimizer.implementation": "{} optimizer",
+    "parallel.bucket_cap_mb": "buckets {} MiB",
+    "parallel.gradient_compression": "gradients {}",
 }
 OFF_PHRASES = {"precision.amp": "fp32", "compile.mode": "eager"}
 
@@ -119,6 +121,27 @@ def bytes_text(value: float | None) -> str:
         if value >= size:
             return f"{number_text(value / size)} {unit}"
     return f"{value:.0f} B"
+
+
+def communication_text(ranks: dict[str, Any]) -> str:
+    """Returns what communication costs a step of several ranks, and what it would cost alone, in a sentence.
+
+    Args:
+        ranks: as `ranks.joined` returns it.
+    """
+    found = ranks["communication"]
+    if not found:
+        return "communication: not known, its time is read from DistributedDataParallel"
+    share = f" ({found['exposed_frac']:.0%} of it)" if found["exposed_frac"] is not None else ""
+    text = f"communication: {_short_text(found['exposed_s'])} of a step are spent waiting for it{share}"
+    if found["bound_s"]:
+        size, at = bytes_text(found["gradient_bytes"]), f"{bytes_text(found['bandwidth_bytes_per_s'])}/s"
+        text += f"; averaging {size} of gradients alone takes {_short_text(found['bound_s'])}, at {at}"
+    return text
+
+
+def _short_text(seconds: float) -> str:
+    return f"{number_text(1e3 * seconds)} ms" if seconds < 1 else f"{number_text(seconds)} s"
 
 
 def seconds_text(value: float | None) -> str:

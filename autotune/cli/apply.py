@@ -97,7 +97,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     from autotune.config.claim import read_claim
     from autotune.config.compose import compose
     from autotune.machine import circumstances, host_facts
-    from autotune.study.settings import device_environment
+    from autotune.study.settings import process_environment
 
     if not best.is_recipe:
         raise BadInput(
@@ -116,7 +116,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
         best=replace(best, knobs=knobs),
         argv=template.argv(knobs),
         passed=_carried(template, knobs),
-        variables=device_environment(composed.config.device),
+        variables=process_environment(composed.config, facts),
     )
 
 

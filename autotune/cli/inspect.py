@@ -63,7 +63,7 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
     from autotune.harness.protocol import Spec
     from autotune.knobs.catalogue import knob
     from autotune.launchers.base import Launch
-    from autotune.study.settings import compile_cache, deadlines, device_environment, memory_cap_bytes
+    from autotune.study.settings import compile_cache, deadlines, memory_cap_bytes, process_environment
 
     config, pinned = composed.config, composed.space.pinned
     passed = {key: {**composed.command.placeholders, **pinned}[key] for key in composed.command.placeholders}
@@ -77,7 +77,7 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
         device=config.device.kind,
         memory_limit_bytes=memory_cap_bytes(config.device, facts),
     )
-    env = {**device_environment(config.device), **compile_cache(folder.parent.parent), **config.env}
+    env = {**process_environment(config, facts), **compile_cache(folder.parent.parent), **config.env}
     for key, value in pinned.items():
         env.update(knob(key).environment(value))
     return Launch(

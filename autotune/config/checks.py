@@ -22,7 +22,6 @@ from autotune.config.schema import (
     OPTIMIZERS,
     SAMPLERS,
     SOURCES,
-    DeviceOptions,
     MeasureOptions,
     StudyConfig,
 )
@@ -48,6 +47,7 @@ RANGES: dict[str, tuple[float | None, float]] = {
     "train.lr": (None, MANY),
     "train.epochs": (1, MANY),
     "train.samples_per_epoch": (1, MANY),
+    "launch.nproc": (1, 1024),
     "device.index": (0, 1023),
     "parity.steps": (0, 10_000),
     "parity.tolerance": (0, 10),
@@ -73,7 +73,7 @@ def problems_of(config: StudyConfig, gpus: Sequence[Mapping[str, Any]] | None = 
         gpus: those of this host, as `machine.host_facts()` names them; None when it was not asked.
     """
     problems = [*_names(config), *_study(config), *_numbers(config), *_recipe(config), *_measure(config.measure)]
-    problems += [*problems_of_objective(config, gpus), *_limit(config), *_device(config.device, len(gpus or ()))]
+    problems += [*problems_of_objective(config, gpus), *_limit(config), *_device(config, len(gpus or ()))]
     return [*problems, *tracking_problems(config.tracker.uri)]
 
 
@@ -114,14 +114,24 @@ def _limit(config: StudyConfig) -> list[str]:
     return []
 
 
-def _device(device: DeviceOptions, num_gpus: int) -> list[str]:
+def _device(config: StudyConfig, num_gpus: int) -> list[str]:
+    device, nproc = config.device, config.launch.nproc
     visible = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
     if device.kind == "cuda" and not num_gpus and not has_gpu_driver():
         return ["device.kind: no GPU is here, and no driver of one, got 'cuda'. Give device.kind=cpu, or leave it out."]
     there = len(visible) or num_gpus
-    if device.kind == "cpu" or not num_gpus or device.index < there:
+    if device.kind == "cpu" or not num_gpus:
         return []
-    return [f"device.index: no such GPU, got {device.index}. Allowed: 0 to {there - 1}. Give one of them."]
+    if device.index >= there:
+        return [f"device.index: no such GPU, got {device.index}. Allowed: 0 to {there - 1}. Give one of them."]
+    left = there - device.index
+    if nproc <= left:
+        return []
+    from_there = f" from device.index={device.index} on" if device.index else ""
+    return [
+        f"launch.nproc: more processes than GPUs{from_there}, got {nproc}. Allowed: 1 to {left}, each has a GPU of its own. "
+        "Give fewer, or device.kind=cpu."
+    ]
 
 
 def _names(config: StudyConfig) -> list[str]:
@@ -205,11 +215,6 @@ def _recipe(config: StudyConfig) -> list[str]:
         problems.append(
             f"train.global_batch: not built yet, got {config.train.global_batch}. Pin the batch instead: "
             "loader.batch_size=N, or bound the search: tiers=numerics."
-        )
-    if config.launch.nproc != 1:
-        problems.append(
-            f"launch.nproc: recipes run in one process so far, got {shown(config.launch.nproc)}. "
-            "Leave it out; a command starts its own: autotune run -- torchrun --nproc_per_node=N train.py."
         )
     if config.program.python is not None and not _hostile(config.program.python) and not shutil.which(config.program.python):
         problems.append(

@@ -99,8 +99,18 @@ def recipe_command(config: StudyConfig) -> CommandTemplate:
         placeholders = {BATCH_SIZE: RECIPE_BATCH_SIZE}
         flags["--batch-size"] = f"{{{BATCH_SIZE}}}"
     given = [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]
-    parts = [config.program.python or sys.executable, str(program("vision.py")), *given]
+    parts = [config.program.python or sys.executable, *starter(config.launch.nproc), str(program("vision.py")), *given]
     return CommandTemplate(parts=parts, placeholders=placeholders, is_recipe=True)
+
+
+def starter(nproc: int) -> list[str]:
+    """Returns the words between the interpreter and a recipe's script: torchrun where several processes are to train.
+
+    A rank that fails ends the trial: what was measured by fewer, or after a restart, would be of another program.
+    """
+    if nproc == 1:
+        return []
+    return ["-m", "torch.distributed.run", "--standalone", "--max-restarts=0", f"--nproc-per-node={nproc}"]
 
 
 def study_name(template: CommandTemplate, config: StudyConfig) -> str:
@@ -116,7 +126,8 @@ def study_name(template: CommandTemplate, config: StudyConfig) -> str:
 def title(template: CommandTemplate, config: StudyConfig, secrets: Secrets) -> str:
     """Returns what is tuned, for people: one line, without the folder of the interpreter."""
     if template.is_recipe:
-        return f"{config.model.name} on {config.data.name}"
+        several = f", {config.launch.nproc} processes" if config.launch.nproc > 1 else ""
+        return f"{config.model.name} on {config.data.name}{several}"
     parts = secrets.words(template.parts)
     return one_line(shlex.join([Path(parts[0]).name, *parts[1:]]), MAX_TITLE)
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # generated from the catalogue, which a type checker cannot s
     OptimizerPins: TypeAlias = Any
     BackendPins: TypeAlias = Any
     ThreadsPins: TypeAlias = Any
+    ParallelPins: TypeAlias = Any
     NcclPins: TypeAlias = Any
 else:
     LoaderPins = pins_of("loader")
@@ -46,6 +47,7 @@ else:
     OptimizerPins = pins_of("optimizer")
     BackendPins = pins_of("backend")
     ThreadsPins = pins_of("threads")
+    ParallelPins = pins_of("parallel")
     NcclPins = pins_of("nccl")
 
 
@@ -186,7 +188,8 @@ class LaunchOptions:
     """How a recipe's processes are started.
 
     Attributes:
-        nproc: processes of one trial.
+        nproc: processes of one trial, started by torchrun on this machine; each has its share of the data, the batch size and
+            the loader workers for itself, and a GPU of its own (`device.index` and those after it) or its share of the cores.
     """
 
     nproc: int = 1
@@ -268,6 +271,7 @@ class StudyConfig:
         optimizer: pinned knobs of the optimizer's kernels.
         backend: pinned knobs of cuDNN.
         threads: pinned knobs of CPU threads.
+        parallel: pinned knobs of DistributedDataParallel.
         nccl: pinned knobs of NCCL.
         env: pinned environment variables.
         search_space: name of a file in search_spaces/, or a path.
@@ -298,6 +302,7 @@ class StudyConfig:
     optimizer: OptimizerPins = field(default_factory=OptimizerPins)
     backend: BackendPins = field(default_factory=BackendPins)
     threads: ThreadsPins = field(default_factory=ThreadsPins)
+    parallel: ParallelPins = field(default_factory=ParallelPins)
     nccl: NcclPins = field(default_factory=NcclPins)
     env: dict[str, str] = field(default_factory=dict)
     search_space: str = "default"

@@ -37,6 +37,7 @@ ROWS: dict[str, Row] = {
         {"torch_compile": False} if value == "off" else {"torch_compile": True, "torch_compile_mode": value}
     ),
     "optimizer.implementation": _optimizer,
+    "parallel.bucket_cap_mb": lambda value, _: {"ddp_bucket_cap_mb": value},
 }
 USAGE = [
     'Load: HfArgumentParser(TrainingArguments).parse_yaml_file("FILE") (parse_json_file after `-o FILE.json`),',

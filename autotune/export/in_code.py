@@ -8,6 +8,7 @@ from autotune.records import KnobValue
 from autotune.wording import value_text
 
 LOADER = "loader."
+PARALLEL, COMPRESSION = "parallel.", "parallel.gradient_compression"
 COMPILED, EAGER = "model.compile(mode={value!r})", "leave the model uncompiled"
 AUTOCAST, NO_AUTOCAST = "torch.autocast(device.type, dtype=torch.bfloat16) around the model's call", "no autocast"
 IN_CODE = {
@@ -16,6 +17,7 @@ IN_CODE = {
     ("layout.channels_last", True): "model.to(memory_format=torch.channels_last), and the same for batches of images",
     ("layout.channels_last", False): "leave model and batches in the default memory format",
     ("compile.mode", "off"): EAGER,
+    ("parallel.gradient_compression", "off"): "register no communication hook",
     ("optimizer.implementation", "default"): "neither fused nor foreach in the optimizer's constructor",
 }
 BY_KEY = {
@@ -23,6 +25,7 @@ BY_KEY = {
     "compile.mode": COMPILED,
     "optimizer.implementation": "{value}=True in the optimizer's constructor",
     "backend.cudnn_benchmark": "torch.backends.cudnn.benchmark = {value!r}",
+    "parallel.gradient_compression": "model.register_comm_hook(None, bf16_compress_hook), of ddp_comm_hooks.default_hooks",
     "threads.intra": "torch.set_num_threads({value!r})",
 }
 
@@ -33,6 +36,8 @@ def how(key: str, value: KnobValue) -> str:
         return f"before Python starts: {' '.join(f'{name}={text}' for name, text in variables.items())} (--format env)"
     if key.startswith(LOADER):
         return f"DataLoader(..., {key.removeprefix(LOADER)}={value!r})"
+    if key.startswith(PARALLEL) and key != COMPRESSION:
+        return f"DistributedDataParallel(..., {key.removeprefix(PARALLEL)}={value!r})"
     text = IN_CODE.get((key, value)) or BY_KEY.get(key) or f"`autotune knobs {key}`"
     return text.format(value=value)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from autotune.export.document import MAX_LINE, Exported, left_out_line
-from autotune.export.in_code import LOADER
+from autotune.export.in_code import COMPRESSION, LOADER, PARALLEL
 from autotune.export.winner import Winner
 from autotune.records import Knobs
 from autotune.wording import one_line
@@ -30,6 +30,7 @@ def render(winner: Winner) -> Exported:
         _optimizer(knobs),
         _start(knobs),
         _model(knobs),
+        _parallel(knobs),
         _inputs(knobs),
         _amp(knobs),
     ]
@@ -50,7 +51,7 @@ def _best(winner: Winner) -> str:
     if winner.variables:
         lines.append("# Before Python starts, in the shell:")
         lines += [f"#   {one_line(f'export {name}={shlex.quote(text)}', MAX_LINE)}" for name, text in winner.variables.items()]
-    others = [key for key in winner.in_program if not (key in IN_PARTS or key.startswith(LOADER))]
+    others = [key for key in winner.in_program if not (key in IN_PARTS or key.startswith((LOADER, PARALLEL)))]
     lines += [f"# {left_out_line(key, winner.active[key])}" for key in others]
     return "\n".join([*lines, ""])
 
@@ -85,6 +86,21 @@ def _model(knobs: Knobs) -> str:
         )
     said = "Returns the model ready to train; call it once, before DistributedDataParallel and the optimizer."
     return _function("prepare(model)", said, [*body, "return model"]) if body else ""
+
+
+def _parallel(knobs: Knobs) -> str:
+    """Returns the arguments of the wrapper, and the function that compresses gradients between the ranks."""
+    arguments = [key for key in knobs if key.startswith(PARALLEL) and key != COMPRESSION]
+    given = {key.removeprefix(PARALLEL): knobs[key] for key in arguments}
+    text = f"\n# DistributedDataParallel(model, **PARALLEL)\nPARALLEL = {given!r}\n" if given else ""
+    if knobs.get(COMPRESSION) != "bf16":
+        return text
+    body = [
+        "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook",
+        "",
+        "model.register_comm_hook(None, bf16_compress_hook)",
+    ]
+    return text + _function("compress(model)", "Call it once, on the DistributedDataParallel, before training.", body)
 
 
 def _inputs(knobs: Knobs) -> str:

@@ -17,6 +17,7 @@ from torch import is_grad_enabled
 from torch.compiler import is_compiling
 
 from .apply import module as apply_module
+from .apply.parallel import Wrappers
 from .batches import CallSizes
 from .protocol import NOT_APPLICABLE, KnobReport
 
@@ -56,6 +57,7 @@ class ModuleWatch:
         self.prepared: "weakref.WeakSet[Any]" = weakref.WeakSet()
         self.reports: Dict[str, Any] = {}
         self.wrappers: List[str] = []
+        self.parallel = Wrappers(self.knobs)
         self.depth = 0
         self.unit = "samples"
         self.is_evaluated = False
@@ -140,6 +142,7 @@ class ModuleWatch:
         inner = getattr(module, "module", None)
         if inner is None or inner not in self.prepared:
             apply_module.prepare(module, self.knobs, self.reports, root.observed)
+        self.parallel.called()
         root.around = apply_module.autocast_of(module, self.knobs, self.reports)
         if not swap_class(root, self) and root.around is not None:
             why = f"a {type(module).__name__} cannot be given another class: its calls stay as they are"
@@ -177,9 +180,12 @@ class ModuleWatch:
         def __init__(wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
             try:
                 watch._wrapping(wrapper, module)
+                args, kwargs = watch.parallel.arguments(construct, wrapper, (module, *args), kwargs)
             except Exception:
                 watch._session.broke("preparing a module for its wrapper")
-            construct(wrapper, module, *args, **kwargs)
+                args = (module, *args)
+            construct(wrapper, *args, **kwargs)
+            watch.parallel.add(wrapper)
 
         DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign, assignment]
 

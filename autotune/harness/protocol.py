@@ -193,6 +193,7 @@ class RankResult:
         status: "measured" (the harness ended the program), "ended" (the program ended by itself first), "failed" (exception).
         error: {"type", "message", "traceback"} of the exception that ended the program; None otherwise. Also "worker", "12,
             SIGKILL", when a loader worker was ended by a signal.
+        failed_s: when the exception was noted, on the machine's monotonic clock: of several ranks, who failed first.
         phases_s: seconds spent in each phase of PHASES.
         unit: "samples"; "tokens" where batches are rows or tables of them whose samples nobody tells; "steps" when no batch
             dimension could be found. `unit_source` says where it was read.
@@ -219,6 +220,8 @@ class RankResult:
         detected: what `inspect` prints: {"loader", "modules", "optimizers", "precision", "compile", "world_size", ...}.
         facts: interpreter, torch, device and instruction set as the program's process sees them.
         compiled: {"graphs", "recompile_limit_hit", "seconds"}.
+        communication: {"exposed_s" (of a step), "num_steps" (looked at), "gradient_bytes", "bandwidth_bytes_per_s" (None
+            unknown)}, see ranks.py; {} where nobody knows.
     """
 
     trial: int
@@ -228,6 +231,7 @@ class RankResult:
     pid: int
     status: str
     error: Optional[Dict[str, str]] = None
+    failed_s: Optional[float] = None
     phases_s: Dict[str, float] = dataclasses.field(default_factory=dict)
     unit: str = "steps"
     unit_source: str = ""
@@ -248,6 +252,7 @@ class RankResult:
     detected: Dict[str, Any] = dataclasses.field(default_factory=dict)
     facts: Dict[str, Any] = dataclasses.field(default_factory=dict)
     compiled: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    communication: Dict[str, Any] = dataclasses.field(default_factory=dict)
     schema: int = SCHEMA
 
 

@@ -24,6 +24,7 @@ def bare(session: Any, status: str) -> protocol.RankResult:
         pid=session.pid,
         status=status,
         error=session.error,
+        failed_s=session.failed_s,
         phases_s=dict(session.phases_s),
         detected={"num_steps": session.num_steps},
     )
@@ -46,7 +47,15 @@ def result(session: Any, status: str) -> protocol.RankResult:
     found = bare(session, status)
     found.unit, found.unit_source = session.loaders.unit, session.loaders.unit_source
     problems = []
-    for add in (_add_rates, _add_detected, _add_knobs, _add_applicability, _add_memory, _add_loss, _add_facts):
+    for add in (
+        _add_rates,
+        _add_detected,
+        _add_knobs,
+        _add_applicability,
+        _add_memory,
+        _add_loss,
+        _add_facts,
+    ):
         try:
             add(found, session)
         except Exception as error:
@@ -73,6 +82,7 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
         **apply_module.verify(
             spec.knobs, session.modules.reports, [root.module for root in session.modules.living], session.modules.num_graphs()
         ),
+        **session.modules.parallel.verify(),
         **apply_optimizer.verify(spec.knobs, session.optimizers.reports, session.optimizers.clock()),
     }
     for key in spec.knobs:
@@ -87,6 +97,7 @@ def _add_applicability(found: protocol.RankResult, session: Any) -> None:
         **apply_module.applicability(session.modules.told),
         **session.optimizers.applicability,
         **apply_process.applicability(session.device),
+        **session.modules.parallel.applicability(session.world_size),
     }
     found.target = session.loaders.target()
 
@@ -101,6 +112,7 @@ def _add_loss(found: protocol.RankResult, session: Any) -> None:
 
 
 def _add_facts(found: protocol.RankResult, session: Any) -> None:
+    found.communication = session.communication.summary()
     found.compiled = _compiled(session)
     found.facts = process.facts(session.device)
 
@@ -145,6 +157,7 @@ def _observed(session: Any, settings: Optional[Dict[str, Any]]) -> Dict[str, Any
     if session.modules.roots:
         first = session.modules.told[0].observed
         found.update({key: first[key] for key in apply_module.KEYS})
+    found.update(session.modules.parallel.observed)
     if session.optimizers.observed is not None:
         found[apply_optimizer.KEY] = session.optimizers.observed
     return found

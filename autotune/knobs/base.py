@@ -37,7 +37,7 @@ class Circumstances:
     """What a knob's rules may look at: this machine, and this program as the baseline trial found it.
 
     Attributes:
-        num_cores: effective CPU cores, min(affinity, cgroup quota).
+        num_cores: effective CPU cores, min(affinity, cgroup quota), that one process of the program has for itself.
         has_cuda: whether the program's process sees a CUDA device.
         compute_capability: (major, minor) of the device; None on the CPU.
         device_memory_bytes: memory of one device; None on the CPU.

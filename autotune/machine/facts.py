@@ -121,7 +121,7 @@ def circumstances(
     capability = seen.get("compute_capability")
     observed = baseline.observed if baseline else {}
     return Circumstances(
-        num_cores=int(facts["num_cores"]),
+        num_cores=max(1, int(facts["num_cores"]) // (baseline.world_size if baseline else 1)),
         has_cuda=seen.get("device") == "cuda",
         compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
         device_memory_bytes=seen.get("device_memory_bytes"),

@@ -97,7 +97,7 @@ WITH_COMMAND: list[tuple[list[str], str]] = [
     (["train.lr=1"], "train.lr: belongs to a built-in recipe"),
     (["model.name=resnet18"], "model.name: belongs to a built-in recipe"),
     (["program.python=python3"], "program.python: the interpreter of a recipe"),
-    (["launch.nproc=2"], "launch.nproc: "),
+    (["launch.nproc=2"], "launch.nproc: belongs to a built-in recipe, got 'launch.nproc=2'"),
 ]
 
 # The command line itself.

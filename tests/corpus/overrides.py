@@ -197,8 +197,10 @@ OVERRIDES: list[tuple[str, str]] = [
     ("parity.steps=-1", "parity.steps: too small, got -1"),
     ("parity.tolerance=11", "parity.tolerance: too large, got 11"),
     # what recipes cannot do
-    ("launch.nproc=2", "launch.nproc: recipes run in one process so far, got 2"),
-    ("launch.nproc=-1", "launch.nproc: recipes run in one process so far, got -1"),
+    ("launch.nproc=0", "launch.nproc: too small, got 0"),
+    ("launch.nproc=-1", "launch.nproc: too small, got -1"),
+    ("launch.nproc=2000", "launch.nproc: too large, got 2000"),
+    ("launch.nproc=two", "launch.nproc: wrong type, got 'two'"),
     ("train.global_batch=256", "train.global_batch: not built yet, got 256"),
     ("program.python=nosuch-python", "program.python: no such program, got 'nosuch-python'"),
     ("program.python=/tmp", "program.python: no such program"),

@@ -1,12 +1,14 @@
 """The contract of every knob: two values, each applied in a real process and read back there, whatever the other was."""
 
+import json
 from typing import Any
 
 import pytest
 
-from autotune.harness.protocol import APPLIED
+from autotune.harness.protocol import APPLIED, OVERRIDDEN
 from autotune.knobs.catalogue import CATALOGUE
 from tests.harness.conftest import Trial
+from tests.harness.test_ranks import TWO_RANKS
 
 # knob -> two values. Read back from where the process keeps them: the loader that yields, the weights' strides, the optimizer's
 # flags, torch's settings. For pin_memory, cudnn_benchmark and matmul that is the setting; what it does to speed takes a GPU.
@@ -38,10 +40,17 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "nccl.cross_nic": (0, 1),
 }
 COSTLY = {"compile.mode": ("default", "off")}  # in a test of its own
+# With two ranks: knob -> two values, and what the program sees of each.
+OF_RANKS: dict[str, tuple[tuple[Any, Any], str, tuple[Any, Any]]] = {
+    "parallel.bucket_cap_mb": ((1, 100), "buckets", (4, 1)),
+    "parallel.static_graph": ((True, False), "is_static", (True, False)),
+    "parallel.gradient_as_bucket_view": ((True, False), "is_view", (True, False)),
+    "parallel.gradient_compression": (("bf16", "off"), "is_rounded", (True, False)),
+}
 
 
 def test_every_knob_has_a_row() -> None:
-    assert {*CONTRACT, *COSTLY} == set(CATALOGUE)
+    assert {*CONTRACT, *COSTLY, *OF_RANKS} == set(CATALOGUE)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -59,3 +68,20 @@ def test_compilation_makes_graphs_or_none(trial: Trial, mode: str, is_compiled: 
     found = trial("basic.py", knobs={"compile.mode": mode}, mode="inspect").result()
     assert found.knobs["compile.mode"].status == APPLIED
     assert (found.compiled["graphs"] > 0) == is_compiled
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_each_value_takes_effect_in_every_rank(trial: Trial, which: int) -> None:
+    asked = {key: values[which] for key, (values, _, _) in OF_RANKS.items()}
+    elsewhere = {"env.NCCL_ALGO": "Ring", "env.NCCL_PROTO": "LL", "threads.intra": 2}
+    run = trial("wrapped.py", argv=TWO_RANKS, knobs={**asked, **elsewhere}, mode="inspect", env={"NCCL_ALGO": "Ring"})
+    for rank in (0, 1):
+        found, seen = run.result(rank).knobs, json.loads((run.folder / f"seen{rank}.json").read_text())
+        assert {key: (found[key].status, found[key].observed) for key in asked} == {
+            key: (APPLIED, value) for key, value in asked.items()
+        }
+        assert {name: seen[name] for _, name, _ in OF_RANKS.values()} == {
+            name: effects[which] for _, name, effects in OF_RANKS.values()
+        }
+        assert [found[key].status for key in elsewhere] == [APPLIED, OVERRIDDEN, APPLIED]  # nobody has set NCCL_PROTO
+        assert (seen["environment"], seen["threads"]) == ("Ring", 2)
