@@ -109,6 +109,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
         raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Leave it out." for key in twice)
     facts = host_facts()
     claim = read_claim(Path(best.file), circumstances(facts, None, is_recipe=True))
+    claim.check_parts(asked.overrides)
     composed = compose(asked.overrides, command=None, facts=facts, document=claim.document(without=keys))
     knobs = {**composed.space.pinned, **best.knobs}
     template = composed.command

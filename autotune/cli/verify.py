@@ -131,12 +131,15 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
     from autotune.masking import Secrets
 
     has_command = asked.command is not None
-    names_recipe = claim.is_recipe or any(word.startswith(("model=", "model.name=")) for word in asked.overrides)
+    chosen = ("model=", "model.name=", "model.factory=")
+    names_recipe = claim.is_recipe or any(word.startswith(chosen) for word in asked.overrides)
     if not has_command and not names_recipe:
         raise BadInput(
             f"COMMAND: {claim.file} is about a program of yours, and nothing is started because a file says so, got no '--'. "
             f"If this is the one that you mean, type `{typed_command(claim)}`."
         )
+    if not has_command:
+        claim.check_parts(asked.overrides)
     composed = compose(
         asked.overrides,
         command=asked.command,

@@ -25,6 +25,8 @@ from autotune.config.hidden import HiddenValues, hide
 from autotune.config.keys import literal
 from autotune.config.locate import folder, options
 from autotune.config.overrides import Split, split
+from autotune.config.parts import problems_of_parts
+from autotune.config.recipe import is_recipe
 from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
@@ -108,6 +110,8 @@ def compose(
     if config is None:
         raise found.error()
     found.add(problems_of(config, facts.get("gpus") or []))
+    if command is None:
+        found.add(problems_of_parts(config))
     pinned = found.collect(lambda: _pins(config, given, here))
     space = found.collect(lambda: _space(config, given, pinned or {}, here))
     template = found.collect(lambda: _command(config, command, overrides, here))
@@ -283,9 +287,14 @@ def _command(
                 "-- PYTHON train.py."
             )
         return user_command(command, here)
-    if config.model.name is None:
+    if not is_recipe(config):
         names = ", ".join(options("model", [folder("conf")]))
+        if config.model.source == "timm":
+            raise BadInput("model.name: a model of timm has a name, got nothing. Give model=timm/NAME.")
         if any(text.startswith("model=") for text in overrides):  # refused already, with the names
             raise BadInput([])
-        raise BadInput(f"model: nothing to tune. Give model=NAME ({names}), or a command: autotune run -- python train.py.")
+        own = "your own as model.factory=PACKAGE.MODULE:FUNCTION"
+        raise BadInput(
+            f"model: nothing to tune. Give model=NAME ({names}), {own}, or a command: autotune run -- python train.py."
+        )
     return recipe_command(config)

@@ -59,7 +59,7 @@ def split(overrides: Sequence[str], folders: list[Path], circumstances: Circumst
         has_command: whether a command is tuned, which has no use for a recipe's keys.
     """
     result = Split()
-    for text in overrides:
+    for text in (word for typed in overrides for word in _of_timm(typed)):
         try:
             _place(text, result, folders, circumstances, has_command)
         except BadInput as error:
@@ -70,6 +70,12 @@ def split(overrides: Sequence[str], folders: list[Path], circumstances: Circumst
         for key in sorted(result.pinned & result.domains.keys())
     ]
     return result
+
+
+def _of_timm(text: str) -> list[str]:
+    """Returns model=timm/NAME as what it stands for, any other word as it is."""
+    name = text.removeprefix("model=timm/")
+    return ["model=timm", f"model.name={name}"] if name != text else [text]
 
 
 def _place(text: str, result: Split, folders: list[Path], circumstances: Circumstances, has_command: bool) -> None:

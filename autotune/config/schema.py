@@ -13,8 +13,8 @@ from autotune.records import THROUGHPUT, Tier
 SAMPLERS = ("tpe", "random", "grid")
 LAUNCHERS = ("local",)
 DEVICES = ("auto", "cuda", "cpu")
-SOURCES = ("torchvision",)
-DATA = ("photos", "fake_cifar", "folder", "synthetic")
+SOURCES = ("torchvision", "timm", "transformers", "builtin")
+DATA = ("photos", "fake_cifar", "folder", "text", "tabular", "synthetic")
 OPTIMIZERS = ("sgd", "adamw")
 
 
@@ -84,19 +84,29 @@ class StudyOptions:
 
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
-    """The model of a recipe.
+    """The model of a recipe; a size that is null is the model's own.
 
     Attributes:
-        source: table the name is looked up in: torchvision.
-        name: name within the source; null when a command is tuned.
-        num_classes: outputs of the classifier.
+        source: table the name is looked up in: torchvision, timm, transformers or builtin.
+        name: name within the source; null when a command is tuned, or a model of yours.
+        factory: your own model, PACKAGE.MODULE:FUNCTION, called without arguments: it returns a torch.nn.Module.
+        num_classes: outputs of a classifier.
         image_size: height and width of an input, pixels.
+        num_layers: layers of a language model, hidden layers of mlp.
+        hidden_size: width of these layers.
+        num_heads: attention heads of a language model.
+        vocab_size: different tokens of a language model.
     """
 
     source: str = "torchvision"
     name: str | None = None
+    factory: str | None = None
     num_classes: int = 1000
     image_size: int = 224
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    num_heads: int | None = None
+    vocab_size: int | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -104,12 +114,19 @@ class DataConfig:
     """The data of a recipe.
 
     Attributes:
-        name: photos, fake_cifar, folder or synthetic.
-        root: folder with one subfolder of images per class, for `folder`; where the files are kept, for `photos`.
+        name: photos, fake_cifar or folder for images, text, tabular, or synthetic for any.
+        root: folder with one subfolder of images per class, for `folder`; where the files are kept, for `photos`; with text
+            files, for `text`.
+        factory: your own data, PACKAGE.MODULE:FUNCTION, called without arguments: it returns a Dataset, or a DataLoader.
+        sequence_length: tokens of a sample of text.
+        num_features: columns of the table.
     """
 
     name: str = "photos"
     root: str | None = None
+    factory: str | None = None
+    sequence_length: int = 512
+    num_features: int = 64
 
 
 @dataclass(kw_only=True, slots=True)
@@ -122,6 +139,7 @@ class TrainConfig:
         epochs: passes over the data; a trial ends long before.
         samples_per_epoch: length of an epoch, in samples.
         global_batch: samples per optimizer step to hold while the batch size changes. Not built yet.
+        step: your own step, PACKAGE.MODULE:FUNCTION, called as function(model, batch): it returns the batch's loss.
     """
 
     optimizer: str | None = None
@@ -129,6 +147,7 @@ class TrainConfig:
     epochs: int | None = None
     samples_per_epoch: int | None = None
     global_batch: int | None = None
+    step: str | None = None
 
 
 @dataclass(kw_only=True, slots=True)

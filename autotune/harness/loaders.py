@@ -31,6 +31,7 @@ class LoaderWatch:
         self.touched: List[Loader] = []
         self.training: Optional[Loader] = None
         self.unit, self.unit_source = "steps", "optimizer steps: no batch dimension was found"
+        self._worth = float(self._spec.tokens_per_sample or 1)  # of a sample, in what is counted
         self.reports: Dict[str, Any] = {}
         self._is_measuring = self._spec.mode != "apply"
         self._sites = sites.TargetSites(self._spec.target)
@@ -69,7 +70,7 @@ class LoaderWatch:
 
         start, advance, watch = _BaseDataLoaderIter.__init__, _BaseDataLoaderIter.__next__, self
         self._iteration: Any = (start, advance)
-        monotonic, tensor = time.monotonic, Tensor
+        monotonic, tensor, worth = time.monotonic, Tensor, self._worth
 
         @functools.wraps(start)
         def __init__(self: Any, loader: Any) -> None:
@@ -90,7 +91,7 @@ class LoaderWatch:
                 watch._yielded(info, batch, monotonic() - began_s, self._autotune_ear)
                 return batch
             # One batch like those before, which nearly all are: in place, since every call costs a microsecond of cold code.
-            info.samples = info.usual_batch
+            info.samples = info.usual_batch * worth
             info.wait_s = monotonic() - began_s
             info.num_yields = 1
             watch.touched.append(info)
@@ -253,7 +254,7 @@ class LoaderWatch:
                 ear.is_listening = False
             if samples > info.largest_batch:
                 info.largest_batch = samples
-            info.samples += samples
+            info.samples += samples * self._worth
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
             if self._session.phase == "init":
@@ -288,13 +289,16 @@ class LoaderWatch:
             info.num_yields = 0
         self.touched.clear()
         if training is not None and self._is_fed_by_loader(num_steps):
-            self.unit, self.unit_source = training.sizes.unit, "loader"
+            self.unit, self.unit_source = self._unit(training.sizes.unit), "loader"
             return samples, wait_s, is_foreign
         if forward_samples:
-            self.unit, self.unit_source = forward_unit, "forward calls"
-            return forward_samples, wait_s, is_foreign
+            self.unit, self.unit_source = self._unit(forward_unit), "forward calls"
+            return forward_samples * (self._worth if forward_unit == "samples" else 1.0), wait_s, is_foreign
         is_counted = self.unit_source == "forward calls"  # then a step without forward has no samples
         return 0.0 if is_counted else 1.0, wait_s, is_foreign
+
+    def _unit(self, seen: str) -> str:
+        return "tokens" if self._spec.tokens_per_sample else seen
 
     def _is_fed_by_loader(self, num_steps: int) -> bool:
         training = self.training

@@ -113,6 +113,7 @@ class Spec:
         max_steps: in mode "parity", optimizer steps.
         max_s: in mode "parity", seconds since the first step after which fewer steps do, though not under 8; None for no bound.
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None never.
+        tokens_per_sample: tokens of each sample, which are counted instead of samples; None where nobody told.
         origin: in mode "apply", the file that the knobs come from, as the user named it.
         made_on: in mode "apply", what that file was made on: {"torch", "device_name"}; None on the CPU, unknown is absent.
         late: in mode "apply", knob key -> why it has come too late to have any effect in this process.
@@ -132,6 +133,7 @@ class Spec:
     max_s: Optional[float] = None
     race_below_per_s: Optional[float] = None
     rules: MeasureRules = dataclasses.field(default_factory=MeasureRules)
+    tokens_per_sample: Optional[int] = None
     origin: str = ""
     made_on: Dict[str, Any] = dataclasses.field(default_factory=dict)
     late: Dict[str, str] = dataclasses.field(default_factory=dict)
@@ -195,8 +197,9 @@ class RankResult:
             SIGKILL", when a loader worker was ended by a signal.
         failed_s: when the exception was noted, on the machine's monotonic clock: of several ranks, who failed first.
         phases_s: seconds spent in each phase of PHASES.
-        unit: "samples"; "tokens" where batches are rows or tables of them whose samples nobody tells; "steps" when no batch
-            dimension could be found. `unit_source` says where it was read.
+        unit: "samples"; "tokens" where `Spec.tokens_per_sample` says how many a sample has, or batches are rows or tables of
+            them whose samples nobody tells; "steps" when no batch dimension could be found. `unit_source` says where it was
+            read.
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}; `end_s` on the
             monotonic clock from the first step's end, `wait_s` host seconds inside the loader's __next__.
         window: None when no window was reached.

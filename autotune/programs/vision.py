@@ -1,9 +1,11 @@
-"""Trains an image classifier of torchvision from random weights: a plain PyTorch script.
+"""Trains an image classifier of torchvision or timm from random weights: a plain PyTorch script.
 
     python vision.py --model resnet18 --data photos --batch-size 32 --num-workers 4
     torchrun --standalone --nproc-per-node 2 vision.py --model resnet18     # batch size and workers are those of one process
+    python vision.py --source timm --model convnextv2_tiny
 
-It needs torch and torchvision, and scikit-learn the first time that `--data photos` makes its files. Nothing is downloaded.
+It needs torch and torchvision, timm for its models, and scikit-learn the first time that `--data photos` makes its files.
+Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -171,14 +173,20 @@ def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable
     return DataLoader(dataset, options.batch_size, shuffle=True, num_workers=options.num_workers)
 
 
-def build_model(name: str, num_classes: int, image_size: int) -> nn.Module:
-    """Returns torchvision's model of that name with random weights."""
+def build_model(name: str, num_classes: int, image_size: int, source: str = "torchvision") -> nn.Module:
+    """Returns the model of that name with random weights."""
+    model: nn.Module
+    if source == "timm":
+        import timm
+
+        model = timm.create_model(name, pretrained=False, num_classes=num_classes)
+        return model
     arguments: dict[str, Any] = {"num_classes": num_classes}
     if name.startswith("vit_"):
         arguments["image_size"] = image_size
     if name in AUXILIARY_HEADS:
         arguments |= {"aux_logits": False, "init_weights": True}
-    model: nn.Module = torchvision.models.get_model(name, weights=None, **arguments)
+    model = torchvision.models.get_model(name, weights=None, **arguments)
     return model
 
 
@@ -225,7 +233,8 @@ def begin_epoch(batches: Any, epoch: int) -> None:
 def train(options: argparse.Namespace, device: torch.device) -> None:
     """Trains for all epochs, printing loss and rate of this process every few steps."""
     batches = build_batches(options, device)
-    model = in_step(build_model(options.model, options.num_classes, options.image_size).to(device), device)
+    model = build_model(options.model, options.num_classes, options.image_size, options.source).to(device)
+    model = in_step(model, device)
     optimizer = build_optimizer(options.optimizer, model, options.lr)
     criterion = nn.CrossEntropyLoss()
     model.train()
@@ -255,19 +264,24 @@ def positive(text: str) -> int:
     return number
 
 
-def model_name(text: str) -> str:
-    """Returns `text` when torchvision has a classifier of that name."""
-    names = torchvision.models.list_models(module=torchvision.models)
-    if text in names:
-        return text
-    nearest = difflib.get_close_matches(text, names, n=3) or sorted(names)[:3]
-    raise argparse.ArgumentTypeError(f"torchvision has no classifier {text!r}. Nearest: {', '.join(nearest)}")
+def model_names(source: str) -> list[str]:
+    """Returns the classifiers of torchvision or timm.
+
+    Raises:
+        ImportError: timm is not installed.
+    """
+    if source == "timm":
+        import timm
+
+        return list(timm.list_models())
+    return list(torchvision.models.list_models(module=torchvision.models))
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    parser = argparse.ArgumentParser(description="Trains an image classifier of torchvision from random weights.")
-    parser.add_argument("--model", type=model_name, default="resnet18", help="name of a torchvision classifier")
+    parser = argparse.ArgumentParser(description="Trains an image classifier of torchvision or timm from random weights.")
+    parser.add_argument("--source", choices=("torchvision", "timm"), default="torchvision", help="whose models")
+    parser.add_argument("--model", default="resnet18", help="name of a classifier there")
     parser.add_argument("--num-classes", type=positive, default=1000)
     parser.add_argument("--image-size", type=positive, default=224, help="height and width in pixels")
     parser.add_argument("--data", choices=("photos", "fake_cifar", "folder", "synthetic"), default="photos")
@@ -288,6 +302,13 @@ def main() -> None:
     """Reads the command line and trains."""
     parser = build_parser()
     options = parser.parse_args()
+    try:
+        names = model_names(options.source)
+    except ImportError as error:
+        parser.error(f"--source: {error}. Install it: pip install timm")
+    if options.model not in names:
+        nearest = difflib.get_close_matches(options.model, names, n=3) or sorted(names)[:3]
+        parser.error(f"--model: {options.source} has no classifier {options.model!r}. Nearest: {', '.join(nearest)}")
     if options.data == "folder" and (options.data_root is None or not options.data_root.is_dir()):
         parser.error(f"--data-root: --data folder needs a folder with one subfolder a class, got {options.data_root}")
     if options.device == "cuda" and not torch.cuda.is_available():

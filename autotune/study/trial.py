@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.config.recipe import tokens_per_sample
 from autotune.errors import BadInput
 from autotune.failures import classify, root
 from autotune.harness.protocol import MeasureRules, RankResult, Spec
@@ -272,6 +273,7 @@ class TrialRunner:
             device=plan.config.device.kind,
             memory_limit_bytes=memory_cap_bytes(plan.config.device, plan.machine),
             rules=request.rules,
+            tokens_per_sample=tokens_per_sample(plan.config),
             race_below_per_s=request.race_below_per_s,
             **request.first_steps,
         )
