@@ -82,7 +82,8 @@ def _files(path: str) -> tuple[list[str], int, bool]:
 
 def _walk(path: str) -> Iterator[os.DirEntry[str]]:
     """Yields the files below a folder, behind links too; each folder once, since links may lead back."""
-    folders, seen = [path], set()
+    folders = [path]
+    seen: set[tuple[int, int]] = set()
     while folders:
         folder = folders.pop()
         try:
