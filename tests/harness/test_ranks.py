@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from autotune.harness.apply.parallel import Wrappers
 from autotune.harness.protocol import NOT_APPLICABLE, OVERRIDDEN
 from autotune.ranks import STRAGGLER_FRAC, joined
 from tests.harness.conftest import PROGRAMS, Trial
@@ -41,3 +42,18 @@ def test_compression_that_cannot_be_had_says_why(trial: Trial, word: str, status
         report = found.knobs["parallel.gradient_compression"]
         assert (report.status, report.reason) == (status, reason)
         assert found.applicability["parallel.gradient_compression"] == reason
+
+
+def test_gradients_are_averaged_only_when_they_are_due() -> None:
+    class Wrapper:
+        require_backward_grad_sync = True
+
+    wrapper = Wrapper()
+    wrappers, due = Wrappers({}), iter([False, True])
+    wrappers.add(wrapper)
+    wrappers.before_forward()
+    assert wrapper.require_backward_grad_sync is True  # the program's own word
+    wrappers.is_due = lambda: next(due)
+    for expected in (False, True):
+        wrappers.before_forward()
+        assert wrapper.require_backward_grad_sync is expected
