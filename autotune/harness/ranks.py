@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional
 
 from .apply.parallel import Wrappers
 
-MIN_STEPS, MAX_STEPS = 3, 8  # looked at after the window; the first only sets the timers going
+MIN_STEPS, MAX_STEPS = 1, 6  # looked at after the window, beside those that the last step is announced ahead
 LOOK_S = 1.0  # about so long, where steps are short
 MAX_PROBE_BYTES = 64 << 20  # of an all-reduce: bandwidth no longer depends on the size
 PROBES = 4  # the first is left out
@@ -37,7 +37,7 @@ class Communication:
         self.is_looking = False
 
     def num_steps(self, step_s: float) -> int:
-        """Returns how many steps to look at; 0 without a wrapper.
+        """Returns how many steps more to make than the announcement of the last takes; 0 without a wrapper.
 
         Args:
             step_s: seconds a step.

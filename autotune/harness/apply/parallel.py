@@ -28,8 +28,9 @@ class Wrappers:
     """The DistributedDataParallel modules of this process.
 
     Attributes:
-        is_due: set by whoever accumulates gradients over several backward passes: says, before a forward pass, whether the next
-            backward pass is to average them over the ranks; all but the last of a group need not. None leaves it to the program.
+        is_due: set by whoever accumulates gradients over several backward passes: says, before a forward pass, whether the
+            next backward pass is to average them over the ranks; all but the last of a group need not. None leaves it to the
+            program.
 
     Args:
         knobs: the trial's.
