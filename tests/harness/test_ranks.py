@@ -6,6 +6,7 @@ import pytest
 
 from autotune.harness.apply.parallel import Wrappers
 from autotune.harness.protocol import NOT_APPLICABLE, OVERRIDDEN
+from autotune.harness.ranks import Communication
 from autotune.ranks import STRAGGLER_FRAC, joined
 from tests.harness.conftest import PROGRAMS, Trial
 
@@ -57,3 +58,15 @@ def test_gradients_are_averaged_only_when_they_are_due() -> None:
     for expected in (False, True):
         wrappers.before_forward()
         assert wrapper.require_backward_grad_sync is expected
+
+
+def test_a_wrapper_without_timers_tells_nothing_and_fails_nothing() -> None:
+    class Wrapper:  # what torch's reducer in Python leaves of it
+        def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
+            raise AttributeError("reducer")
+
+    wrapper, wrappers = Wrapper(), Wrappers({})
+    wrappers.add(wrapper)
+    communication = Communication(wrappers)
+    communication.begin(is_compiled=False)
+    assert (communication.is_looking, communication.summary(), communication.probe()) == (False, {}, False)
