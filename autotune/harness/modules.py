@@ -203,6 +203,7 @@ class ModuleWatch:
             self._called(root, args, kwargs)
         if self.is_looking:
             self.stop_looking()  # the compiler must meet modules as torch made them
+        self.parallel.before_forward()
         self.depth += 1
         try:
             return call(root.module, *args, **kwargs) if root.around is None else root.around(call, root.module, args, kwargs)
@@ -231,7 +232,8 @@ class ModuleWatch:
     def settle(self) -> None:
         """Lets the calls of roots that have nothing to do go straight through; called at each look, not at each call."""
         for root in self.roots:
-            root.is_passive = not self.is_looking and not self.is_counting and root.around is None
+            is_idle = root.around is None and self.parallel.is_due is None
+            root.is_passive = not self.is_looking and not self.is_counting and is_idle
 
     def take_samples(self) -> float:
         """Returns the samples given since the last step to the first root that was called; `unit` says whether they are tokens.

@@ -15,9 +15,9 @@ from typing import Any, Dict, List, Optional
 
 from .apply.parallel import Wrappers
 
-MIN_STEPS, MAX_STEPS = 3, 8  # looked at after the window; the first only sets the timers going
+MIN_STEPS, MAX_STEPS = 1, 6  # looked at after the window, beside those that the last step is announced ahead
 LOOK_S = 1.0  # about so long, where steps are short
-MAX_PROBE_BYTES = 64 << 20  # of an all-reduce: bandwidth no longer depends on the size
+MAX_PROBE_BYTES = 32 << 20  # of an all-reduce: bandwidth hardly depends on the size any more
 PROBES = 4  # the first is left out
 PROBE_S = 5.0  # for each: a rank may have ended meanwhile
 
@@ -37,7 +37,7 @@ class Communication:
         self.is_looking = False
 
     def num_steps(self, step_s: float) -> int:
-        """Returns how many steps to look at; 0 without a wrapper.
+        """Returns how many steps more to make than the announcement of the last takes; 0 without a wrapper.
 
         Args:
             step_s: seconds a step.
@@ -50,11 +50,14 @@ class Communication:
         Args:
             is_compiled: graphs of the program may hold what would be changed for the buffers: they are left out then.
         """
-        self.is_looking = True
-        for wrapper in self._parallel.living:
-            wrapper._set_ddp_runtime_logging_sample_rate(1)
-            if not is_compiled and next(wrapper.parameters()).device.type == "cpu":
-                self._time_buffers(wrapper)
+        try:
+            for wrapper in self._parallel.living:
+                wrapper._set_ddp_runtime_logging_sample_rate(1)
+                if not is_compiled and next(wrapper.parameters()).device.type == "cpu":
+                    self._time_buffers(wrapper)
+            self.is_looking = True
+        except Exception:  # a wrapper without timers (torch's reducer in Python): not known, and no reason to fail
+            self._exposed_s = []
 
     def _time_buffers(self, wrapper: Any) -> None:
         sync = wrapper._sync_buffers
@@ -69,7 +72,7 @@ class Communication:
     def step_done(self) -> None:
         """Called after each step that is looked at."""
         buffers_s, self._buffers_s = self._buffers_s, 0.0
-        told = [wrapper._get_ddp_logging_data() for wrapper in self._parallel.living]
+        told: List[Dict[str, Any]] = [wrapper._get_ddp_logging_data() for wrapper in self._parallel.living]
         ns = sum(each["backward_comm_time"] - each["backward_compute_comm_overlap_time"] for each in told if _is_timed(each))
         if any(map(_is_timed, told)):
             self._exposed_s.append(max(0.0, ns / 1e9) + buffers_s)

@@ -11,6 +11,7 @@ import numpy as np
 from autotune import ranks, stats
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, RankResult
 
+MAX_RANKS = 16  # with metrics of their own in the tracker; `show --json` has all
 _WORST_FIRST = (OVERRIDDEN, NOT_APPLICABLE, APPLIED)
 
 
@@ -115,7 +116,7 @@ def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, 
 
 
 def _of_ranks(joined: dict[str, Any]) -> dict[str, float]:
-    """Returns what several ranks were together, by metric; what one rank did as `rank1.NAME`."""
+    """Returns what several ranks were together, by metric; what one rank did as `rank1.NAME`, where they are not too many."""
     if not joined:
         return {}
     communication = joined["communication"] or {}
@@ -124,7 +125,7 @@ def _of_ranks(joined: dict[str, Any]) -> dict[str, float]:
         "rank_skew_frac": joined["skew_frac"],
         **{f"communication.{name}": value for name, value in communication.items()},
     }
-    for entry in joined["by_rank"]:
+    for entry in joined["by_rank"] if joined["world_size"] <= MAX_RANKS else ():
         numbers |= {f"rank{entry['rank']}.{name}": value for name, value in entry.items() if name != "rank"}
     return {name: float(value) for name, value in numbers.items() if value is not None}
 

@@ -26,6 +26,10 @@ ALL = {
     "backend.cudnn_benchmark": True,
     "threads.intra": 1,
     "threads.omp": 2,
+    "parallel.bucket_cap_mb": 50,
+    "parallel.static_graph": True,
+    "parallel.gradient_as_bucket_view": True,
+    "parallel.gradient_compression": "bf16",
     "nccl.algo": "allreduce:tree",
     "nccl.proto": "Simple",
     "nccl.min_nchannels": 8,
@@ -73,6 +77,7 @@ def test_a_script_that_imports_it_has_the_knobs(changed, run):
     assert seen["loader"] == [8, 1, 4, True]
     assert (seen["weights"], seen["images"]) == (True, True)
     assert (seen["output"], seen["is_compiled"], seen["fused"]) == ("torch.bfloat16", True, True)
+    assert seen["wrapped"] == [50, True, True, ["bf16_compress_hook"]]
     assert seen["loss"] > 0
 
 

@@ -4,6 +4,7 @@ import json
 
 import best
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -24,6 +25,9 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    wrapped = DistributedDataParallel(torch.nn.Linear(2, 2), **best.PARALLEL)
+    best.compress(wrapped)
     print(
         json.dumps(
             {
@@ -37,6 +41,12 @@ def main():
                 "output": str(output.dtype),
                 "is_compiled": model._compiled_call_impl is not None,
                 "fused": optimizer.param_groups[0]["fused"],
+                "wrapped": [
+                    wrapped.bucket_bytes_cap >> 20,
+                    wrapped.static_graph,
+                    wrapped.gradient_as_bucket_view,
+                    [hook.__name__ for hook, _ in wrapped._comm_hooks],
+                ],
                 "loss": loss.item(),
             }
         )

@@ -4,7 +4,9 @@ import sys
 
 import pytest
 
+from autotune.harness.apply.parallel import Wrappers
 from autotune.harness.protocol import NOT_APPLICABLE, OVERRIDDEN
+from autotune.harness.ranks import Communication
 from autotune.ranks import STRAGGLER_FRAC, joined
 from tests.harness.conftest import PROGRAMS, Trial
 
@@ -41,3 +43,30 @@ def test_compression_that_cannot_be_had_says_why(trial: Trial, word: str, status
         report = found.knobs["parallel.gradient_compression"]
         assert (report.status, report.reason) == (status, reason)
         assert found.applicability["parallel.gradient_compression"] == reason
+
+
+def test_gradients_are_averaged_only_when_they_are_due() -> None:
+    class Wrapper:
+        require_backward_grad_sync = True
+
+    wrapper = Wrapper()
+    wrappers, due = Wrappers({}), iter([False, True])
+    wrappers.add(wrapper)
+    wrappers.before_forward()
+    assert wrapper.require_backward_grad_sync is True  # the program's own word
+    wrappers.is_due = lambda: next(due)
+    for expected in (False, True):
+        wrappers.before_forward()
+        assert wrapper.require_backward_grad_sync is expected
+
+
+def test_a_wrapper_without_timers_tells_nothing_and_fails_nothing() -> None:
+    class Wrapper:  # what torch's reducer in Python leaves of it
+        def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
+            raise AttributeError("reducer")
+
+    wrapper, wrappers = Wrapper(), Wrappers({})
+    wrappers.add(wrapper)
+    communication = Communication(wrappers)
+    communication.begin(is_compiled=False)
+    assert (communication.is_looking, communication.summary(), communication.probe()) == (False, {}, False)

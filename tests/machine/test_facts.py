@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +57,12 @@ def test_results_are_comparable_on_the_same_processor_cores_gpus_and_torch_whate
     for change in ({"cpu_model": "y"}, {"num_cores": 4}, {"isa": ["a"]}, {"gpus": []}, {"torch": "2.15"}):
         assert comparable({**facts, **change}) != comparable(facts)
     assert comparable({})
+
+
+def test_ranks_share_the_cores_out() -> None:
+    several = replace(baseline(device="cpu"), world_size=3)
+    assert circumstances({"num_cores": 8}, several, is_recipe=True).num_cores == 2
+    assert circumstances({"num_cores": 2}, several, is_recipe=True).num_cores == 1
 
 
 def test_circumstances_come_from_the_programs_process() -> None:

@@ -27,12 +27,18 @@ BF16_HOOK = "bf16_compress_hook"
 class Wrappers:
     """The DistributedDataParallel modules of this process.
 
+    Attributes:
+        is_due: set by whoever accumulates gradients over several backward passes: says, before a forward pass, whether the
+            next backward pass is to average them over the ranks; all but the last of a group need not. None leaves it to the
+            program.
+
     Args:
         knobs: the trial's.
     """
 
     def __init__(self, knobs: Dict[str, Any]) -> None:
         self._knobs = knobs
+        self.is_due: Optional[Callable[[], bool]] = None
         self._known: List[Any] = []  # weak references
         self._new: List[Any] = []  # not called yet, likewise
         self._observed: List[Dict[str, Any]] = []
@@ -83,14 +89,12 @@ class Wrappers:
             return
         wrapper.register_comm_hook(wrapper.process_group, bf16_compress_hook)
 
-    def synchronise(self, *, is_due: bool) -> None:
-        """Says whether the next backward pass is to average the gradients over the ranks.
-
-        For whoever accumulates over several: all but the last need not (`DistributedDataParallel.no_sync`). Called before the
-        forward pass.
-        """
-        for wrapper in self.living:
-            wrapper.require_backward_grad_sync = is_due
+    def before_forward(self) -> None:
+        """Called before the forward pass of a module that trains: what `DistributedDataParallel.no_sync` does, where asked."""
+        if self.is_due is not None:
+            is_due = self.is_due()
+            for wrapper in self.living:
+                wrapper.require_backward_grad_sync = is_due
 
     @property
     def bytes_an_element(self) -> Optional[int]:
