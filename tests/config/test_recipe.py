@@ -13,7 +13,6 @@ from autotune.config.locate import program
 from autotune.config.recipe import EVERYWHERE, MODELS, SCRIPTS, TORCHVISION, problems_of_recipe, tokens_per_sample, words_of
 from autotune.config.schema import StudyConfig
 
-
 GPT2: dict[str, object] = {"model.name": "gpt2_small", "model.source": "transformers", "data.name": "text"}
 TIMM: dict[str, object] = {"model.name": "vit_tinny", "model.source": "timm"}
 
