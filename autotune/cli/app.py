@@ -129,6 +129,8 @@ def run(
     (model=..., data=...). Eight minutes by default: study.budget.minutes=30 gives it more time.
 
         autotune run model=resnet18 study.budget.minutes=15
+        autotune run model=gpt2_small data.sequence_length=128
+        autotune run model.factory=my_pkg.models:build data.factory=my_pkg.data:build
         autotune run loader.num_workers=4 -- python train.py
         autotune run 'loader.batch_size=choice(64,128)' -- torchrun train.py
     """

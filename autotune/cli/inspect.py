@@ -60,6 +60,7 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
 
 
 def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
+    from autotune.config.recipe import tokens_per_sample
     from autotune.harness.protocol import Spec
     from autotune.knobs.catalogue import knob
     from autotune.launchers.base import Launch
@@ -76,6 +77,7 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
         passed=passed,
         device=config.device.kind,
         memory_limit_bytes=memory_cap_bytes(config.device, facts),
+        tokens_per_sample=tokens_per_sample(config),
     )
     env = {**process_environment(config, facts), **compile_cache(folder.parent.parent), **config.env}
     for key, value in pinned.items():

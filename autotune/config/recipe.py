@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from autotune.config.keys import LEAVES, no_such
 from autotune.config.locate import program
-from autotune.config.schema import StudyConfig
+from autotune.config.schema import DATA, StudyConfig
 from autotune.errors import one_of
 from autotune.knobs.values import shown
 from autotune.records import COST, TIME, objective_names
@@ -143,7 +143,7 @@ def _value(config: StudyConfig, key: str) -> object:
 
 def problems_of_recipe(config: StudyConfig) -> list[str]:
     """Returns what would make a recipe's program fail at its start."""
-    if config.model.source not in SCRIPTS:  # said already
+    if config.model.source not in SCRIPTS or config.data.name not in DATA:  # said already
         return []
     return [*_model(config), *_fitting(config), *_data(config)]
 

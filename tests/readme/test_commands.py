@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.config.compose import compose
 from tests.readme.commands import KINDS, README, Command, command_for_tests, commands, other_commands
 
 TEXT = README.read_text(encoding="utf-8")
@@ -58,6 +59,25 @@ def test_cheap_commands_run(line: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "autotune", *shlex.split(line)[1:]]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+SECTION = TEXT.partition("## Models and data\n")[2].partition("\n## ")[0]
+
+
+def test_the_recipes_named_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composed, not run: what each trains is run in tests/programs."""
+    for file in ("my_pkg/models.py", "my_pkg/data.py", "my_pkg/train.py", "images/cats/1.png"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("def build(): ...\ndef step(model, batch): ...\n")
+    (tmp_path / "timm.py").write_text("def list_models(): return ['convnextv2_tiny']\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    lines = [command.line for command in commands(SECTION)]
+    assert len(lines) == 10
+    for line in lines:
+        _, run, *words = shlex.split(line)
+        assert run == "run"
+        assert compose(words, command=None, facts={"num_cores": 2, "gpus": []}).command.is_recipe
 
 
 def test_commands_for_the_readers_own_files_name_subcommands_that_exist() -> None:
