@@ -48,6 +48,7 @@ RANGES: dict[str, tuple[float | None, float]] = {
     "train.lr": (None, MANY),
     "train.epochs": (1, MANY),
     "train.samples_per_epoch": (1, MANY),
+    "train.global_batch": (1, MANY),
     "device.index": (0, 1023),
     "parity.steps": (0, 10_000),
     "parity.tolerance": (0, 10),
@@ -201,11 +202,6 @@ def _is_server(uri: str) -> bool:
 
 def _recipe(config: StudyConfig) -> list[str]:
     problems = []
-    if config.train.global_batch is not None:
-        problems.append(
-            f"train.global_batch: not built yet, got {config.train.global_batch}. Pin the batch instead: "
-            "loader.batch_size=N, or bound the search: tiers=numerics."
-        )
     if config.launch.nproc != 1:
         problems.append(
             f"launch.nproc: recipes run in one process so far, got {shown(config.launch.nproc)}. "

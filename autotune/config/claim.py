@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.config import files
 from autotune.config.keys import is_setting, literal, plain
+from autotune.config.overrides import GLOBAL_BATCH
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import is_knob, knob
@@ -83,7 +84,7 @@ class Claim:
         """
         made: dict[str, Any] = {}
         for key, value in {**self.settings, **self.pinned}.items():
-            if key.partition(".")[0] not in without:
+            if key.partition(".")[0] not in without or key == GLOBAL_BATCH:
                 *groups, last = key.split(".") if not key.startswith("env.") else key.split(".", 1)
                 inner = made
                 for group in groups:

@@ -30,6 +30,7 @@ from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import CATALOGUE, knob
 from autotune.knobs.environment import PREFIX
+from autotune.knobs.step import ACCUMULATION, tier_of
 from autotune.knobs.values import shown, value_of
 from autotune.machine import circumstances as circumstances_of
 from autotune.machine import host_facts
@@ -259,17 +260,27 @@ def _pins(config: StudyConfig, given: Split, here: Circumstances) -> Knobs:
 
 
 def _space(config: StudyConfig, given: Split, pinned: Knobs, here: Circumstances) -> SearchSpace:
+    is_held = config.train.global_batch is not None
+    tiers = {key: tier_of(knob(key), is_held=is_held) for key in given.domains}
     problems = [
-        f"{key}: its tier is {knob(key).tier}, got it beside tiers={config.tiers}, which binds the search. "
-        f"Give tiers={knob(key).tier}, or leave the domain out."
-        for key in given.domains
-        if knob(key).tier.rank > config.tiers.rank
+        f"{key}: its tier is {tier}, got it beside tiers={config.tiers}, which binds the search. "
+        f"Give tiers={tier}, or leave the domain out."
+        for key, tier in tiers.items()
+        if tier.rank > config.tiers.rank
     ]
+    if is_held and ACCUMULATION.key in given.domains:
+        problems.append(
+            f"{ACCUMULATION.key}: derived from train.global_batch={config.train.global_batch}, got a domain. "
+            "Leave one of the two out."
+        )
     if problems:
         raise BadInput(problems)
     domains: dict[str, Domain | None] = {**read_space(config.search_space, here), **given.domains}
     return SearchSpace(
-        domains={key: domain for key, domain in domains.items() if key not in pinned}, pinned=pinned, tiers=config.tiers
+        domains={key: domain for key, domain in domains.items() if key not in pinned},
+        pinned=pinned,
+        tiers=config.tiers,
+        is_held=is_held,
     )
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # generated from the catalogue, which a type checker cannot s
     CompilePins: TypeAlias = Any
     OptimizerPins: TypeAlias = Any
     BackendPins: TypeAlias = Any
+    StepPins: TypeAlias = Any
     ThreadsPins: TypeAlias = Any
 else:
     LoaderPins = pins_of("loader")
@@ -44,6 +45,7 @@ else:
     CompilePins = pins_of("compile")
     OptimizerPins = pins_of("optimizer")
     BackendPins = pins_of("backend")
+    StepPins = pins_of("step")
     ThreadsPins = pins_of("threads")
 
 
@@ -117,7 +119,8 @@ class TrainConfig:
         lr: learning rate.
         epochs: passes over the data; a trial ends long before.
         samples_per_epoch: length of an epoch, in samples.
-        global_batch: samples per optimizer step to hold while the batch size changes. Not built yet.
+        global_batch: samples per optimizer step, over all processes, to hold while the batch size changes: each batch size gets
+            the accumulation that makes it up. Of a command, too; null leaves steps to the batch size.
     """
 
     optimizer: str | None = None
@@ -265,6 +268,7 @@ class StudyConfig:
         compile: pinned knobs of torch.compile.
         optimizer: pinned knobs of the optimizer's kernels.
         backend: pinned knobs of cuDNN.
+        step: pinned knobs of the optimizer's step as a whole.
         threads: pinned knobs of CPU threads.
         env: pinned environment variables.
         search_space: name of a file in search_spaces/, or a path.
@@ -294,6 +298,7 @@ class StudyConfig:
     compile: CompilePins = field(default_factory=CompilePins)
     optimizer: OptimizerPins = field(default_factory=OptimizerPins)
     backend: BackendPins = field(default_factory=BackendPins)
+    step: StepPins = field(default_factory=StepPins)
     threads: ThreadsPins = field(default_factory=ThreadsPins)
     env: dict[str, str] = field(default_factory=dict)
     search_space: str = "default"

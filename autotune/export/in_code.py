@@ -13,6 +13,7 @@ AUTOCAST, NO_AUTOCAST = "torch.autocast(device.type, dtype=torch.bfloat16) aroun
 IN_CODE = {
     ("precision.amp", "off"): NO_AUTOCAST,
     ("precision.amp", "bf16"): AUTOCAST,
+    ("precision.amp", "fp16"): f"{AUTOCAST.replace('bfloat16', 'float16')}, and a torch.amp.GradScaler for the loss",
     ("layout.channels_last", True): "model.to(memory_format=torch.channels_last), and the same for batches of images",
     ("layout.channels_last", False): "leave model and batches in the default memory format",
     ("compile.mode", "off"): EAGER,
@@ -23,6 +24,7 @@ BY_KEY = {
     "compile.mode": COMPILED,
     "optimizer.implementation": "{value}=True in the optimizer's constructor",
     "backend.cudnn_benchmark": "torch.backends.cudnn.benchmark = {value!r}",
+    "step.accumulation": "(loss / {value!r}).backward(), and clip, step and zero_grad at every {value!r}th iteration only",
     "threads.intra": "torch.set_num_threads({value!r})",
 }
 

@@ -138,7 +138,9 @@ class LossWatch:
         if self._wanted_steps is None and self._num_seen > MAX_LOSSES and steps:
             del steps[max(steps)]  # not all of its losses may have been looked at
         first, last = (_finite(float(loss)) for loss in (self._kept[0][1], self._last))
-        why = "" if self._session.optimizers.scaler is None or self._num_scaled >= self._num_seen else SCALED_ELSEWHERE
+        scaler, harness = self._session.optimizers.scaler, self._session.gradients.scaler
+        # The harness's own scales gradients: the losses are as they are.
+        why = "" if scaler is harness or self._num_scaled >= self._num_seen else SCALED_ELSEWHERE
         return {
             "first": first,
             "last": last,

@@ -141,6 +141,8 @@ class ModuleWatch:
         if inner is None or inner not in self.prepared:
             apply_module.prepare(module, self.knobs, self.reports, root.observed)
         root.around = apply_module.autocast_of(module, self.knobs, self.reports)
+        if apply_module.is_in_float16(self.knobs, self.reports):
+            self._session.gradients.scale(apply_module.device_of(module))
         if not swap_class(root, self) and root.around is not None:
             why = f"a {type(module).__name__} cannot be given another class: its calls stay as they are"
             self.reports[apply_module.AMP] = KnobReport(NOT_APPLICABLE, why)
@@ -148,6 +150,13 @@ class ModuleWatch:
         if self._session.phase in ("init", "first_batch"):
             self._session.enter("compile" if self.is_compiled() else "first_batch")
         return root
+
+    def leave_precision(self, why: str) -> None:
+        """Takes autocast away from the roots, which keep their layout: their gradients cannot be scaled."""
+        self.reports[apply_module.AMP] = KnobReport(NOT_APPLICABLE, why)
+        for root in self.living:
+            root.around = apply_module.autocast_of(root.module, {**self.knobs, apply_module.AMP: "off"}, {})
+        self.knobs = {**self.knobs, apply_module.AMP: "off"}
 
     def _watch_autocast(self) -> None:
         # A program may enter autocast inside its module (libraries wrap `forward`): out of sight when the root is adopted.

@@ -10,6 +10,7 @@ from .apply import loader as apply_loader
 from .apply import module as apply_module
 from .apply import optimizer as apply_optimizer
 from .apply import process as apply_process
+from .apply import step as apply_step
 
 
 def bare(session: Any, status: str) -> protocol.RankResult:
@@ -72,6 +73,7 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
             spec.knobs, session.modules.reports, [root.module for root in session.modules.living], session.modules.num_graphs()
         ),
         **apply_optimizer.verify(spec.knobs, session.optimizers.reports, session.optimizers.clock()),
+        **apply_step.verify(spec.knobs, session.gradients),
     }
     for key in spec.knobs:
         found.knobs.setdefault(key, protocol.KnobReport(protocol.NOT_APPLICABLE, "the harness does not know this knob"))
@@ -85,6 +87,7 @@ def _add_applicability(found: protocol.RankResult, session: Any) -> None:
         **apply_module.applicability(session.modules.told),
         **session.optimizers.applicability,
         **apply_process.applicability(session.device),
+        **apply_step.applicability(session.optimizers),
     }
     found.target = session.loaders.target()
 
@@ -140,6 +143,7 @@ def _add_supply(found: protocol.RankResult, session: Any, rate_per_s: float) -> 
 def _observed(session: Any, settings: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     found: Dict[str, Any] = dict(apply_process.observe())
     found.update(settings or {})
+    found.update(apply_step.observe(session.gradients))
     if session.modules.roots:
         first = session.modules.told[0].observed
         found.update({key: first[key] for key in apply_module.KEYS})

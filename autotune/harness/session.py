@@ -72,7 +72,7 @@ class Session:
 
     def torch_is_there(self) -> None:
         """Called once torch has been executed: applies what is applied early and watches for training."""
-        from . import applied, boot, loaders, losses, modules, optimizers, process, supply
+        from . import applied, boot, gradients, loaders, losses, modules, optimizers, process, supply
 
         self.applied: Any = applied.Applied(self, is_called=boot.is_called) if self._is_applying else None
         process.limit_memory(self.spec)
@@ -85,6 +85,7 @@ class Session:
         self.supply = supply.Supply(self.loaders)
         self.modules = modules.ModuleWatch(self)
         self.optimizers = optimizers.OptimizerWatch(self)
+        self.gradients = gradients.Gradients(self)
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._forked)
         self.enter("init")

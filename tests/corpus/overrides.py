@@ -106,7 +106,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("loader.num_workers=0x4", "not a whole number, got '0x4'"),
     ("loader.pin_memory=maybe", "loader.pin_memory: not true or false, got 'maybe'"),
     ("loader.pin_memory=2", "loader.pin_memory: not true or false, got 2"),
-    ("precision.amp=fp16", "precision.amp: no such value, got 'fp16'"),
+    ("precision.amp=fp8", "precision.amp: no such value, got 'fp8'"),
     ("precision.amp=3", "precision.amp: no such value, got 3"),
     ("precision.amp=[off]", "precision.amp: not usable text"),
     ("compile.mode=", "compile.mode: no such value, got ''"),
@@ -199,7 +199,7 @@ OVERRIDES: list[tuple[str, str]] = [
     # what recipes cannot do
     ("launch.nproc=2", "launch.nproc: recipes run in one process so far, got 2"),
     ("launch.nproc=-1", "launch.nproc: recipes run in one process so far, got -1"),
-    ("train.global_batch=256", "train.global_batch: not built yet, got 256"),
+    ("train.global_batch=0", "train.global_batch: too small, got 0"),
     ("program.python=nosuch-python", "program.python: no such program, got 'nosuch-python'"),
     ("program.python=/tmp", "program.python: no such program"),
     ("program.python=''", "program.python: empty"),

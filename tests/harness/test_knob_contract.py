@@ -21,6 +21,7 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "layout.channels_last": (True, False),
     "optimizer.implementation": ("fused", "foreach"),
     "backend.cudnn_benchmark": (True, False),
+    "step.accumulation": (2, 1),
     "threads.intra": (2, 1),
     "threads.omp": (2, 1),
 }

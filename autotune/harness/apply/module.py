@@ -22,7 +22,7 @@ def observe(module: Any) -> Dict[str, Any]:
     """Returns the program's own values of these knobs, as the module is about to be called."""
     import torch
 
-    device = _device(module)
+    device = device_of(module)
     found: Dict[str, Any] = {AMP: "off", LAYOUT: False, COMPILE: "off"}
     if torch.is_autocast_enabled(device):
         found[AMP] = _short(torch.get_autocast_dtype(device))
@@ -65,7 +65,7 @@ def autocast_of(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobRepor
     """Returns what to put around the calls of a root: autocast and inputs in the trial's layout; None for nothing."""
     import torch
 
-    device, mode = _device(module), knobs.get(AMP)
+    device, mode = device_of(module), knobs.get(AMP)
     is_channels_last = knobs.get(LAYOUT) is True and bool(_convolution_weights(module))
     if mode is not None:
         problem = _amp_problem(module, device, mode)
@@ -88,6 +88,12 @@ def autocast_of(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobRepor
     return around
 
 
+def is_in_float16(knobs: Dict[str, Any], reports: Dict[str, KnobReport]) -> bool:
+    """Returns whether roots run in float16 because of the knob: then losses must be scaled."""
+    report = reports.get(AMP)
+    return knobs.get(AMP) == "fp16" and report is not None and report.status == APPLIED
+
+
 def _with_layout(call: Any, self: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = _in_layout(args, kwargs)
     return call(self, *args, **kwargs)
@@ -101,7 +107,7 @@ def note_inner_autocast(roots: List[Any], knobs: Dict[str, Any], reports: Dict[s
     """Notes that the program enters an autocast of its own inside a root's call."""
     own = _short(context.fast_dtype)
     for root in roots:
-        if root.observed[AMP] == "off" and context.device == _device(root.module):
+        if root.observed[AMP] == "off" and context.device == device_of(root.module):
             root.observed[AMP] = own
     if knobs.get(AMP, own) != own:
         reports[AMP] = KnobReport(OVERRIDDEN, f"the program enters autocast({own}) inside its module", own)
@@ -217,7 +223,8 @@ def applicability(roots: List[Any]) -> Dict[str, str]:
     return reasons
 
 
-def _device(module: Any) -> str:
+def device_of(module: Any) -> str:
+    """Returns the type of device that a module's parameters are on."""
     parameter = next(iter(module.parameters()), None)
     return str(parameter.device.type) if parameter is not None else "cpu"
 

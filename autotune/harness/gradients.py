@@ -1,0 +1,444 @@
+"""What becomes of gradients between `backward()` and the optimizer's step, in a program that is not changed.
+
+Accumulation: of every k calls of `step()` the last one steps, `zero_grad()` clears before the first only, and each backward
+pass brings in its k-th part. Loss scaling, for float16: backward passes begin with a gradient of the scale, and the step goes
+through a GradScaler. Clipping is what stands between the two: it waits for the last call and for gradients as they are.
+
+A program that does something else with its gradients (clears or clips them by hand, throws them away, has several optimizers)
+cannot be led like that: it is found out in the first steps, by looking at the gradients, and left alone from there on.
+
+Nothing here is put in place unless a knob asks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import weakref
+from typing import Any, Callable, List, Optional, Tuple
+
+from .apply import step as apply_step
+
+CHECKED_CYCLES = 2  # in which the gradients themselves are looked at: that waits for the device
+MAX_DISCARDED = 4  # cycles thrown away one after the other: then the program does it at each step
+CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
+
+
+class Gradients:
+    """Accumulates and scales the gradients of one optimizer.
+
+    Attributes:
+        global_batch: samples that a step of all ranks is to hold; None when nobody said.
+        every: calls of `step()` to one that steps; None until the batch has told it (`Spec.global_batch`).
+        scaler: a GradScaler of the harness's own; None where nothing is scaled.
+        problem: why gradients are left alone, in words; "" while they are not.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session, knobs = session, session.spec.knobs
+        self.global_batch: Optional[int] = session.spec.global_batch
+        asked = knobs.get(apply_step.ACCUMULATION)
+        self._is_derived = asked is None and self.global_batch is not None
+        self.every: Optional[int] = None if self._is_derived else int(asked or 1)
+        self.set_to_none: Optional[bool] = knobs.get(apply_step.SET_TO_NONE)
+        self.scaler: Any = None
+        self.problem = ""
+        self.num_calls = self.num_done = self.num_cleared = 0  # calls of step() in whole cycles, those that stepped
+        self.is_left_empty: Optional[bool] = None  # after zero_grad(): whether the gradients are gone
+        self._optimizer: Any = None  # a weak reference
+        self._gathered = self._num_discarded = 0
+        self._is_dirty = self._is_inside = self._is_through = self._is_unscaled = False
+        self._begin: Any = None  # the gradient that the last backward pass began with
+        self._first_samples = 0.0  # of the first forward call
+        self._after_backward: Optional[List[Any]] = None
+        self._when_held: Optional[List[Any]] = None
+        self._is_patched = False
+        if self._is_derived or self.every != 1 or self.set_to_none is not None:
+            self._patch()
+
+    def scale(self, device: str) -> None:
+        """Scales the losses of this process from now on: its modules compute in float16."""
+        import torch
+
+        if self.scaler is None and not self.problem:
+            self.scaler = torch.amp.GradScaler(device)
+            self._patch()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there is anything to do at a step."""
+        return not self.problem and (self.every != 1 or self.scaler is not None)
+
+    def enlist(self, optimizer: Any) -> None:
+        """Puts the harness before the steps of an optimizer's class; called for each optimizer that is made."""
+        kind = type(optimizer)
+        if not self._is_patched or getattr(kind.step, "is_autotunes_own", False):
+            return
+        own, watch = kind.step, self
+
+        @functools.wraps(own)
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if watch._is_through or not watch._is_in_charge(self):
+                return own(self, *args, **kwargs)
+            return watch._step(own, self, args, kwargs)
+
+        step.hooked = True  # type: ignore[attr-defined]  # torch's own hooks are inside
+        step.is_autotunes_own = True  # type: ignore[attr-defined]
+        step._torchdynamo_disable = True  # type: ignore[attr-defined]
+        kind.step = step
+
+    # --- entry ---
+
+    def _patch(self) -> None:
+        import torch
+        from torch.nn.utils import clip_grad
+
+        if self._is_patched:
+            return
+        self._is_patched = True
+        for optimizer in self._session.optimizers.optimizers() if hasattr(self._session, "optimizers") else ():
+            self.enlist(optimizer)
+        self._patch_backward()
+        for kind in (torch.optim.Optimizer, torch.nn.Module):
+            kind.zero_grad = self._around_zero_grad(kind.zero_grad)  # type: ignore[method-assign]
+        for name in CLIPS:
+            if hasattr(clip_grad, name):
+                clip = self._around_clip(getattr(clip_grad, name), is_reading=name == "get_total_norm")
+                for module in (clip_grad, torch.nn.utils):
+                    if hasattr(module, name):
+                        setattr(module, name, clip)
+        scaler = torch.amp.GradScaler
+        for name in ("unscale_", "step", "update"):
+            setattr(scaler, name, self._around_scaler(name, getattr(scaler, name)))
+
+    def _patch_backward(self) -> None:
+        import torch
+
+        backward, watch = torch.autograd.backward, self
+
+        @functools.wraps(backward)
+        def begun_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+            # A backward pass within one, of a checkpointed segment, has its share already.
+            if watch._is_inside or torch.compiler.is_compiling() or not watch.is_active:
+                return backward(tensors, grad_tensors, *args, **kwargs)
+            try:
+                outputs, begin = watch._begin_backward(tensors, grad_tensors)
+            except Exception:
+                watch._session.broke("scaling a loss")
+                return backward(tensors, grad_tensors, *args, **kwargs)
+            watch._is_inside = True
+            try:
+                returned = backward(outputs, begin, *args, **kwargs)
+            finally:
+                watch._is_inside = False
+            watch._backward_done()
+            return returned
+
+        torch.autograd.backward = begun_backward
+
+    def _around_zero_grad(self, zero_grad: Callable[..., Any]) -> Callable[..., Any]:
+        watch = self
+
+        @functools.wraps(zero_grad)
+        def cleared(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            if watch._keeps(owner):
+                return None
+            if watch.set_to_none is not None:
+                args, kwargs = (), {"set_to_none": watch.set_to_none}
+            returned = zero_grad(owner, *args, **kwargs)
+            if watch.set_to_none is not None:
+                watch._cleared()
+            return returned
+
+        cleared._torchdynamo_disable = True  # type: ignore[attr-defined]
+        return cleared
+
+    def _around_clip(self, clip: Callable[..., Any], *, is_reading: bool) -> Callable[..., Any]:
+        watch = self
+
+        @functools.wraps(clip)
+        def clipped(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            if not watch.is_active:
+                return clip(parameters, *args, **kwargs)
+            if watch._is_last():
+                watch._unscale()
+                return clip(parameters, *args, **kwargs)
+            return clip(parameters, *args, **kwargs) if is_reading else watch._norm(clip.__name__, parameters, args, kwargs)
+
+        return clipped
+
+    def _around_scaler(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        # The program's own scaler: it must not unscale, step or move its scale while gradients are still gathered.
+        watch = self
+
+        @functools.wraps(method)
+        def scaled(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            if watch._is_through or scaler is watch.scaler or not watch.is_active or not scaler.is_enabled():
+                return method(scaler, *args, **kwargs)
+            if watch.scaler is not None:
+                watch.stand_down(apply_step.SCALES)
+                return method(scaler, *args, **kwargs)
+            if name == "step" and watch._is_in_charge(args[0]):
+                return watch._step(functools.partial(method, scaler), args[0], args[1:], kwargs)
+            is_held = watch._gathered if name == "update" else name == "unscale_" and not watch._is_last()
+            return None if is_held else method(scaler, *args, **kwargs)
+
+        return scaled
+
+    # --- backward ---
+
+    def _begin_backward(self, tensors: Any, grad_tensors: Any) -> Tuple[Any, Any]:
+        """Returns what to call backward on and what to begin with."""
+        import torch
+
+        if self._when_held is not None:
+            held, self._when_held = self._when_held, None
+            if self._norms() != held:
+                self.stand_down(apply_step.CLEARS)
+        if self.every is None:
+            self._derive()
+        is_one = isinstance(tensors, torch.Tensor)
+        outputs = (tensors,) if is_one else tuple(tensors)
+        given = (grad_tensors,) if isinstance(grad_tensors, torch.Tensor) else tuple(grad_tensors or [None] * len(outputs))
+        if self.problem or (self.every == 1 and self.scaler is None) or len(given) != len(outputs):
+            return tensors, grad_tensors
+        begin = tuple(map(self._begun, outputs, given))
+        return (tensors, begin[0]) if is_one else (outputs, begin)
+
+    def _begun(self, output: Any, gradient: Any) -> Any:
+        import torch
+
+        if gradient is None:
+            if output.numel() != 1:
+                return None  # torch has a word to say about that
+            gradient = torch.full_like(output, 1 / (self.every or 1), memory_format=torch.preserve_format)
+        else:
+            gradient = gradient / (self.every or 1)
+        if self.scaler is not None:
+            gradient = self.scaler.scale(gradient)
+        self._begin = gradient
+        return gradient
+
+    def _backward_done(self) -> None:
+        self._is_dirty = True
+        if self.num_done < CHECKED_CYCLES and not self.problem:
+            self._after_backward = [*self._versions(), *self._norms()]
+
+    # --- steps ---
+
+    def _is_in_charge(self, optimizer: Any) -> bool:
+        if not self.is_active:
+            return False
+        own = self._optimizer() if self._optimizer is not None else None
+        if own is None:
+            if self._own() is not optimizer:
+                self._after_backward = self._when_held = None  # of another one's gradients
+            self._optimizer = weakref.ref(optimizer)
+        elif own is not optimizer:
+            self.stand_down(apply_step.SEVERAL)
+            return False
+        return True
+
+    def _own(self) -> Any:
+        """Returns the optimizer that steps; before the first step the one made last; None when it is gone."""
+        if self._optimizer is not None:
+            return self._optimizer()
+        return next(reversed(self._session.optimizers.optimizers()), None)
+
+    def _is_last(self) -> bool:
+        return self._gathered + 1 >= (self.every or 1)
+
+    def _step(self, step: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Steps, or holds the step back when more gradients are to come; returns what a step would."""
+        import torch
+
+        closure, returned = kwargs.get("closure", args[0] if args else None), None
+        if closure is not None:
+            if not apply_step.calls_closure_once(optimizer):
+                self.stand_down(apply_step.CLOSURE)
+                return step(optimizer, *args, **kwargs)
+            with torch.enable_grad():
+                returned = closure()
+            args, kwargs = (), {name: value for name, value in kwargs.items() if name != "closure"}
+        self._program_steps()
+        if self.problem:
+            return step(optimizer, *args, **kwargs) or returned
+        if not self._is_last():
+            self._hold()
+            return returned
+        self._is_through = True
+        try:
+            done = self._scaled_step(optimizer) if self.scaler is not None else step(optimizer, *args, **kwargs)
+        finally:
+            self._is_through = self._is_dirty = self._is_unscaled = False
+            self.num_calls += self._gathered + 1
+            self.num_done += 1
+            self._gathered = self._num_discarded = 0
+            self._after_backward = self._when_held = None
+        return done if closure is None else returned
+
+    def _program_steps(self) -> None:
+        """Called at each step of the program: the first one tells how many backward passes it makes to one."""
+        if self._is_derived and self.every and not self.num_done and not self._gathered:
+            self._correct()
+        if not self._is_last() or self.scaler is not None:
+            self._check_untouched()
+
+    def _hold(self) -> None:
+        self._gathered += 1
+        self._is_dirty = False
+        if self.num_done < CHECKED_CYCLES:
+            self._when_held = self._norms()
+
+    def _scaled_step(self, optimizer: Any) -> Any:
+        returned = self.scaler.step(optimizer)
+        self.scaler.update()
+        return returned
+
+    def _unscale(self) -> None:
+        """Divides the gradients by the scale, once a cycle, before somebody looks at them."""
+        if self.scaler is None or self._is_unscaled:
+            return
+        self._check_untouched()
+        if not self.problem:
+            self._is_unscaled = True
+            self.scaler.unscale_(self._own())
+
+    def _keeps(self, owner: Any) -> bool:
+        """Whether `zero_grad()` of an optimizer or a module must leave the gradients that are being gathered."""
+        if not self._gathered or self.problem or not self._is_concerned(owner):
+            return False
+        if not self._is_dirty:
+            return True
+        self._gathered, self._is_dirty, self._when_held = 0, False, None  # thrown away: all that was gathered goes with it
+        self._num_discarded += 1
+        if self._num_discarded >= MAX_DISCARDED:
+            self.stand_down(apply_step.DISCARDS)
+        return False
+
+    def _is_concerned(self, owner: Any) -> bool:
+        held = self._session.optimizers.held_parameters()
+        if hasattr(owner, "parameters"):
+            return any(id(parameter) in held for parameter in owner.parameters())
+        return owner is self._own()
+
+    def _cleared(self) -> None:
+        # Looked at while it is new: what the knob is for is seen at once.
+        self.num_cleared += 1
+        if self.num_cleared <= 2 * CHECKED_CYCLES and self._session.num_steps:
+            self.is_left_empty = all(parameter.grad is None for parameter in self._parameters())
+
+    # --- clipping ---
+
+    def _norm(self, name: str, parameters: Any, args: Any, kwargs: Any) -> Any:
+        """Returns what clipping would, without doing it: there are gradients to come."""
+        import torch
+
+        if name != "clip_grad_norm_":
+            return None
+        norm_type = float(kwargs.get("norm_type", args[1] if len(args) > 1 else 2.0))
+        found = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        gradients = [parameter.grad for parameter in found if parameter.grad is not None]
+        if not gradients:
+            return torch.tensor(0.0)
+        norms = [torch.linalg.vector_norm(gradient, norm_type).to(gradients[0].device) for gradient in gradients]
+        norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        return norm if self.scaler is None else norm / (self._begin * (self.every or 1))
+
+    # --- how many ---
+
+    def _derive(self) -> None:
+        """Tells from the batch how many calls of `step()` make the global batch; called at the first backward pass."""
+        samples, self._first_samples = self._batch()
+        self._set_every(samples, 1)
+
+    def _correct(self) -> None:
+        """Takes into account that the program gathers gradients itself; called at its first step."""
+        import torch
+
+        samples, called = self._batch()
+        own = max(1, round(called / self._first_samples)) if self._first_samples else 1
+        if own == 1:
+            return
+        before = self.every or 1
+        self._set_every(samples, own)
+        if self.every and not self.problem:
+            with torch.no_grad():
+                for parameter in self._parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(before / self.every)
+            self._after_backward = None
+
+    def _set_every(self, samples: Optional[float], own: int) -> None:
+        each = (samples or 0.0) * own * _num_ranks()
+        if not each:
+            self.stand_down(apply_step.UNCOUNTED)
+        elif (self.global_batch or 0) % each:
+            self.stand_down(apply_step.UNEVEN.format(int(each), self.global_batch))
+        else:
+            self.every = int((self.global_batch or 0) // each)
+
+    def _batch(self) -> Tuple[Optional[float], float]:
+        """Returns the samples of a batch, None where nobody tells, and what the forward calls since the last step held."""
+        session = self._session
+        called = max((root.samples for root in session.modules.roots), default=0.0)
+        size = session.loaders.touched[-1].batch_size if session.loaders.touched else None
+        if size is not None:
+            return float(size), called
+        is_counted = session.modules.roots and session.modules.roots[0].sizes.unit == "samples"
+        return (called if is_counted else None), called
+
+    @property
+    def calls_per_step(self) -> Optional[float]:
+        """Calls of `step()` to one that stepped, as seen; None before there was one."""
+        return self.num_calls / self.num_done if self.num_done else None
+
+    def samples_per_step(self) -> Optional[float]:
+        """Returns the samples that a step of all ranks held, as counted; None where samples are not what is counted."""
+        samples = self._session.steps["samples"]
+        if not samples or self._session.loaders.unit != "samples":
+            return None
+        return float(statistics.median(samples) * self._session.world_size)
+
+    # --- what the program does ---
+
+    def stand_down(self, why: str) -> None:
+        """Leaves the gradients alone from here on."""
+        if self.problem:
+            return
+        self.problem = why
+        if self.scaler is not None:
+            if self._is_dirty and not self._is_unscaled and self._own() is not None:
+                self.scaler.unscale_(self._own())
+            self._session.modules.leave_precision(why)
+        self.scaler, self.every, self._gathered, self._after_backward, self._when_held = None, 1, 0, None, None
+
+    def _check_untouched(self) -> None:
+        before, self._after_backward = self._after_backward, None
+        if before is not None and [*self._versions(), *self._norms()] != before:
+            self.stand_down(apply_step.CHANGES)
+
+    def _versions(self) -> List[Any]:
+        parameters = self._parameters()
+        return [None if parameter.grad is None else parameter.grad._version for parameter in parameters]
+
+    def _norms(self) -> List[Any]:
+        """Returns the norm of each gradient, as text, that what is no number equals itself; None for none."""
+        import torch
+
+        found = [parameter.grad for parameter in self._parameters()]
+        dense = [gradient for gradient in found if gradient is not None and not gradient.is_sparse]
+        if not dense:
+            return [None for _ in found]
+        with torch.no_grad():
+            norms = torch._foreach_norm(dense)
+        return [*(None for gradient in found if gradient is None), *(repr(float(norm)) for norm in norms)]
+
+    def _parameters(self) -> List[Any]:
+        return [parameter for group in getattr(self._own(), "param_groups", ()) for parameter in group["params"]]
+
+
+def _num_ranks() -> int:
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
