@@ -60,7 +60,9 @@ class Gradients:
         """Scales the losses of this process from now on: its modules compute in float16."""
         import torch
 
-        if self.scaler is None and not self.problem:
+        if self.problem:
+            self._session.modules.leave_precision(self.problem)
+        elif self.scaler is None:
             self.scaler = torch.amp.GradScaler(device)
             self._patch()
 

@@ -121,3 +121,39 @@ def test_the_baseline_says_where_nothing_can_be_gathered(trained: Any) -> None:
     assert KEY not in trained("").result.applicability
     assert "several optimizers" in trained("two").result.applicability[KEY]
     assert "closure" in trained("lbfgs").result.applicability[KEY]
+
+
+AMP = "precision.amp"
+
+
+@pytest.mark.parametrize(
+    ("words", "every"),
+    [("clip batch=16", 1), ("adam batch=8", 2), pytest.param("closure after batch=4", 4, marks=pytest.mark.thorough)],
+)
+def test_float16_trains_as_float32_does_with_its_losses_scaled(trained: Any, words: str, every: int) -> None:
+    kept = " ".join(word for word in words.split() if not word.startswith("batch="))
+    plain = trained(f"{kept} batch=16", max_steps=12)
+    half = trained(words, knobs={AMP: "fp16", KEY: every}, max_steps=12)
+    assert (half.result.knobs[AMP].status, half.result.knobs[AMP].observed) == (APPLIED, "fp16")
+    assert half.report.status == APPLIED
+    assert half.result.scaling["scale"] >= 1024
+    assert half.result.scaling["skipped"] <= 4  # until the scale is found
+    assert half.result.loss["curve"] == pytest.approx(plain.result.loss["curve"], rel=0.2)
+    assert half.result.loss["curve"][0] == pytest.approx(plain.result.loss["curve"][0], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("handclip", "changes its gradients itself"),
+        ("scaler", "scales its gradients itself"),
+        pytest.param("lbfgs", "calls its closure as often as it likes", marks=pytest.mark.thorough),
+        pytest.param("two", "several optimizers step", marks=pytest.mark.thorough),
+    ],
+)
+def test_float16_is_left_where_losses_cannot_be_scaled(trained: Any, words: str, reason: str) -> None:
+    found = trained(words, knobs={AMP: "fp16"}).result
+    assert found.knobs[AMP].status == NOT_APPLICABLE
+    assert reason in found.knobs[AMP].reason
+    assert found.loss["is_finite"]
+    assert found.loss["last"] < 2  # it goes on in float32, from weights that are none the worse
