@@ -17,7 +17,10 @@ IN_CODE = {
     ("layout.channels_last", True): "model.to(memory_format=torch.channels_last), and the same for batches of images",
     ("layout.channels_last", False): "leave model and batches in the default memory format",
     ("compile.mode", "off"): EAGER,
-    ("memory.activation_checkpointing", True): "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) for each block",
+    (
+        "memory.activation_checkpointing",
+        True,
+    ): "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False), each block",
     ("memory.activation_checkpointing", False): "leave the blocks without torch.utils.checkpoint",
     ("optimizer.implementation", "default"): "neither fused nor foreach in the optimizer's constructor",
 }

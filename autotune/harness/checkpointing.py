@@ -1,8 +1,8 @@
 """Activation checkpointing of a module's repeated blocks: their forward is run again in the backward pass, nothing is kept.
 
 Which blocks: those that stand directly in a plain Sequential or ModuleList, outermost ones, and have children themselves; of
-these the class that there is most of, two at least. A library that has a switch of its own for it gets that one turned: it knows
-what else must change (caches of keys and values).
+these the class that there is most of, two at least. Where a library has a switch of its own that one is turned: it knows what
+else must change (caches of keys and values).
 """
 
 from __future__ import annotations

@@ -237,6 +237,8 @@ class Gradients:
                 self._after_backward = self._when_held = None  # of another one's gradients
             self._optimizer = weakref.ref(optimizer)
         elif own is not optimizer:
+            if self.scaler is not None:
+                self._undo_scale(_parameters_of(optimizer))
             self.stand_down(apply_step.SEVERAL)
             return False
         return True
@@ -264,7 +266,8 @@ class Gradients:
             args, kwargs = (), {name: value for name, value in kwargs.items() if name != "closure"}
         self._program_steps()
         if self.problem:
-            return step(optimizer, *args, **kwargs) or returned
+            done = step(optimizer, *args, **kwargs)
+            return done if closure is None else returned
         if not self._is_last():
             self._hold()
             return returned
@@ -410,10 +413,20 @@ class Gradients:
             return
         self.problem = why
         if self.scaler is not None:
-            if self._is_dirty and not self._is_unscaled and self._own() is not None:
-                self.scaler.unscale_(self._own())
+            if self._is_dirty and not self._is_unscaled:
+                self._undo_scale(self._parameters())
             self._session.modules.leave_precision(why)
         self.scaler, self.every, self._gathered, self._after_backward, self._when_held = None, 1, 0, None, None
+
+    def _undo_scale(self, parameters: List[Any]) -> None:
+        """Takes the scale out of gradients that somebody else will use; what overflowed counts nothing."""
+        import torch
+
+        scale = self._begin * (self.every or 1)
+        with torch.no_grad():
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    torch.nan_to_num_(parameter.grad.div_(scale), 0.0, 0.0, 0.0)
 
     def _check_untouched(self) -> None:
         before, self._after_backward = self._after_backward, None
@@ -437,7 +450,11 @@ class Gradients:
         return [*(None for gradient in found if gradient is None), *(repr(float(norm)) for norm in norms)]
 
     def _parameters(self) -> List[Any]:
-        return [parameter for group in getattr(self._own(), "param_groups", ()) for parameter in group["params"]]
+        return _parameters_of(self._own())
+
+
+def _parameters_of(optimizer: Any) -> List[Any]:
+    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
 
 
 def _num_ranks() -> int:

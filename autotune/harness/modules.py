@@ -144,7 +144,7 @@ class ModuleWatch:
         if inner is None or inner not in self.prepared:
             self._prepare(module, root.observed)
         root.around = apply_module.autocast_of(module, self.knobs, self.reports)
-        if apply_module.is_in_float16(self.knobs, self.reports):
+        if root.observed[apply_module.AMP] == "off" and apply_module.is_in_float16(self.knobs, self.reports):
             self._session.gradients.scale(apply_module.device_of(module))
         if not swap_class(root, self) and root.around is not None:
             why = f"a {type(module).__name__} cannot be given another class: its calls stay as they are"

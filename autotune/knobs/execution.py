@@ -138,8 +138,8 @@ SET_TO_NONE = Knob(
     default=True,
     domain=lambda _: [True, False],
     summary=(
-        "Whether zero_grad() lets gradients go (torch's default since 2.0) or fills them with zeros, whatever the program says. "
-        "A parameter without a gradient is passed over by the optimizer; one with zeros is decayed and moved by its momentum."
+        "Whether zero_grad() lets gradients go (torch's default since 2.0) or fills them with zeros, whatever a program asks. "
+        "A parameter without gradient is passed over by the optimizer; one with zeros is decayed and moved by its momentum."
     ),
     helps=(
         "`true`: no pass over memory to fill it with zeros, and less memory during the forward pass. `false`: allocations stay "
@@ -182,9 +182,9 @@ SDPA = Knob(
     domain=lambda c: ["default", "flash", "mem_efficient", "cudnn"] if c.has_cuda else ["default"],
     blocked=lambda c: below_ampere(c) if c.has_cuda else None,
     summary=(
-        "Which kernels may compute torch's scaled_dot_product_attention: `default` leaves it to torch's order of preference, the "
-        "others allow one fused kernel and `math`, the unfused fallback for inputs that the kernel cannot take; `math` allows "
-        "no other."
+        "Which kernels may compute torch's scaled_dot_product_attention: `default` leaves it to torch's order of preference, "
+        "the others allow one fused kernel and `math`, the unfused fallback for inputs that the kernel cannot take; `math` "
+        "allows no other."
     ),
     helps="Transformers on a GPU whose head size, sequence length or mask suits another kernel than torch's first choice.",
     hurts=(
@@ -202,8 +202,8 @@ L2_FETCH_GRANULARITY = Knob(
     bounds=lambda _: (32, 128),
     blocked=below_ampere,
     summary=(
-        "cudaLimitMaxL2FetchGranularity: the most bytes that a miss brings into the GPU's L2 cache, 32, 64 or 128. A hint to the "
-        "driver that holds for this process only; it is set once training begins and read back."
+        "cudaLimitMaxL2FetchGranularity: the most bytes that a miss brings into the GPU's L2 cache, 32, 64 or 128. A hint to "
+        "the driver that holds for this process only; it is set once training begins and read back."
     ),
     helps="Steps bound by memory that read long runs of bytes: 128. Scattered reads (embeddings, graphs): 32.",
     hurts="Steps bound by arithmetic do not change. The wrong size wastes bandwidth on bytes that nobody reads.",

@@ -133,3 +133,19 @@ def test_without_a_gpu_there_is_no_l2_granularity() -> None:
     assert device.verify({L2: 128}, "cpu")[L2].status == NOT_APPLICABLE
     assert L2 in device.applicability("cpu")
     assert device.runtime() is None or device.granularity_bytes() is None
+
+
+@pytest.mark.thorough
+def test_a_library_that_has_a_switch_of_its_own_gets_it_turned() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 32, "n_positions": 16}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).train()
+    how, tokens = checkpointing.Checkpointing(), torch.randint(0, 32, (2, 8))
+    assert how.put_into(model, is_watched=True) == ""
+    loss = model(input_ids=tokens, labels=tokens).loss
+    assert how.is_run_again is False
+    loss.backward()
+    assert how.is_run_again
+    how.stop_watching()
+    how.take_from(model)
+    assert not any(checkpointing.is_checkpointing(module) for module in model.modules())

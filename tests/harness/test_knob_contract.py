@@ -26,7 +26,7 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "threads.intra": (2, 1),
     "threads.omp": (2, 1),
 }
-# In tests of their own, in programs that have what they need; the last only with a fake of the CUDA runtime, as there is no GPU.
+# In test_blocks.py, where a model has what they need; the last with a fake of the CUDA runtime: it takes a GPU.
 BLOCKS = {
     "memory.activation_checkpointing": (True, False),
     "backend.sdpa": ("flash", "math"),

@@ -81,7 +81,9 @@ def verify(knobs: Dict[str, Any], kinds: Optional[Set[str]], *, is_compiled: boo
         return {KEY: KnobReport(OVERRIDDEN, why, value)}
     if asked in NODES.values() and kinds is not None and not is_compiled and kinds != {asked}:
         ran = f"it ran {', '.join(sorted(kinds))}" if kinds else UNSEEN
-        return {KEY: KnobReport(NOT_APPLICABLE, f"the {asked} kernel takes no such inputs, or there is no attention: {ran}", None)}
+        return {
+            KEY: KnobReport(NOT_APPLICABLE, f"the {asked} kernel takes no such inputs, or there is no attention: {ran}", None)
+        }
     return {KEY: KnobReport(APPLIED, "", asked)}
 
 

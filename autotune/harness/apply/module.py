@@ -12,8 +12,8 @@ import dataclasses
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
-from ..checkpointing import NO_BLOCKS, can_be_checkpointed
 from ..adapters import is_checkpointing
+from ..checkpointing import NO_BLOCKS, can_be_checkpointed
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 
 AMP, LAYOUT, COMPILE, DYNAMIC = "precision.amp", "layout.channels_last", "compile.mode", "compile.dynamic"

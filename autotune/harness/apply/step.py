@@ -1,4 +1,7 @@
-"""Knobs of the step as a whole: gradients gathered over several batches, and how they are cleared."""
+"""Knobs of the step as a whole: gradients gathered over several batches, and how they are cleared.
+
+What is done is done in `gradients.py`; here it is said what came of it.
+"""
 
 from __future__ import annotations
 
