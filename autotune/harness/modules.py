@@ -145,7 +145,7 @@ class ModuleWatch:
             self._prepare(module, root.observed)
         root.around = apply_module.autocast_of(module, self.knobs, self.reports)
         if root.observed[apply_module.AMP] == "off" and apply_module.is_in_float16(self.knobs, self.reports):
-            self._session.gradients.scale(apply_module.device_of(module))
+            self._session.gradients.scale(module, apply_module.device_of(module))
         if not swap_class(root, self) and root.around is not None:
             why = f"a {type(module).__name__} cannot be given another class: its calls stay as they are"
             self.reports[apply_module.AMP] = KnobReport(NOT_APPLICABLE, why)

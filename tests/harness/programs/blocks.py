@@ -10,12 +10,12 @@ from torch.utils.data import DataLoader, TensorDataset
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.attention = nn.MultiheadAttention(16, 2, dropout=0.1, batch_first=True)
-        self.norm = nn.BatchNorm1d(5)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.norm, self.drop = nn.BatchNorm1d(5), nn.Dropout(0.2)
         self.expand, self.shrink = nn.Linear(16, 32), nn.Linear(32, 16)
 
     def forward(self, x, factor=1.0):
-        mixed = x + self.attention(x, x, x, need_weights=False)[0]
+        mixed = x + self.drop(self.attention(x, x, x, need_weights=False)[0])
         return self.norm(mixed + factor * self.shrink(torch.relu(self.expand(mixed))))
 
 
