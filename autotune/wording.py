@@ -17,6 +17,7 @@ PHRASES: dict[str, str] = {
     "loader.batch_size": "batch {}",
     "loader.num_workers": "workers {}",
     "loader.prefetch_factor": "prefetch {}",
+    "step.accumulation": "accumulation {}",
     "threads.intra": "threads {}",
     "threads.omp": "OMP {}",
     "precision.matmul": "matmul {}",

@@ -66,10 +66,9 @@ def verify(asked: Asked, *, as_json: bool) -> int:
 def plan_to_verify(composed: Composed, wanted: Verify, facts: dict[str, object]) -> Plan:
     """Returns the plan of a study that verifies: nothing is searched, and its rounds end it, not a budget."""
     from autotune.config.schema import Budget
-    from autotune.space import SearchSpace
 
     composed.config.study.budget = Budget(minutes=None, trials=None)
-    composed.space = SearchSpace(domains={}, pinned=composed.space.pinned, tiers=composed.space.tiers)
+    composed.space = replace(composed.space, domains={})
     return replace(plan_of(composed, facts), verify=wanted)
 
 

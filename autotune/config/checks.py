@@ -53,6 +53,7 @@ RANGES: dict[str, tuple[float | None, float]] = {
     "train.lr": (None, MANY),
     "train.epochs": (1, MANY),
     "train.samples_per_epoch": (1, MANY),
+    "train.global_batch": (1, MANY),
     "launch.nproc": (1, 1024),
     "device.index": (0, 1023),
     "parity.steps": (0, 10_000),
@@ -217,11 +218,6 @@ def _is_server(uri: str) -> bool:
 
 def _recipe(config: StudyConfig) -> list[str]:
     problems = []
-    if config.train.global_batch is not None:
-        problems.append(
-            f"train.global_batch: not built yet, got {config.train.global_batch}. Pin the batch instead: "
-            "loader.batch_size=N, or bound the search: tiers=numerics."
-        )
     if config.program.python is not None and not _hostile(config.program.python) and not shutil.which(config.program.python):
         problems.append(
             f"program.python: no such program, got {config.program.python!r}. Give the path of a Python interpreter."

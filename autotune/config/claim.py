@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.config import files
 from autotune.config.keys import is_setting, literal, plain
+from autotune.config.overrides import GLOBAL_BATCH
 from autotune.config.recipe import PARTS
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
@@ -104,7 +105,7 @@ class Claim:
         """
         made: dict[str, Any] = {}
         for key, value in {**self.settings, **self.pinned}.items():
-            if key.partition(".")[0] not in without and key not in self.parts:
+            if (key.partition(".")[0] not in without or key == GLOBAL_BATCH) and key not in self.parts:
                 *groups, last = key.split(".") if not key.startswith("env.") else key.split(".", 1)
                 inner = made
                 for group in groups:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # generated from the catalogue, which a type checker cannot s
     CompilePins: TypeAlias = Any
     OptimizerPins: TypeAlias = Any
     BackendPins: TypeAlias = Any
+    StepPins: TypeAlias = Any
+    MemoryPins: TypeAlias = Any
     ThreadsPins: TypeAlias = Any
     ParallelPins: TypeAlias = Any
     NcclPins: TypeAlias = Any
@@ -46,6 +48,8 @@ else:
     CompilePins = pins_of("compile")
     OptimizerPins = pins_of("optimizer")
     BackendPins = pins_of("backend")
+    StepPins = pins_of("step")
+    MemoryPins = pins_of("memory")
     ThreadsPins = pins_of("threads")
     ParallelPins = pins_of("parallel")
     NcclPins = pins_of("nccl")
@@ -138,7 +142,8 @@ class TrainConfig:
         lr: learning rate.
         epochs: passes over the data; a trial ends long before.
         samples_per_epoch: length of an epoch, in samples.
-        global_batch: samples per optimizer step to hold while the batch size changes. Not built yet.
+        global_batch: samples per optimizer step, over all processes, to hold while the batch size changes: each batch size gets
+            the accumulation that makes it up. Of a command, too; null leaves steps to the batch size.
         step: your own step, PACKAGE.MODULE:FUNCTION, called as function(model, batch): it returns the batch's loss.
     """
 
@@ -289,6 +294,8 @@ class StudyConfig:
         compile: pinned knobs of torch.compile.
         optimizer: pinned knobs of the optimizer's kernels.
         backend: pinned knobs of cuDNN.
+        step: pinned knobs of the optimizer's step as a whole.
+        memory: pinned knobs of memory.
         threads: pinned knobs of CPU threads.
         parallel: pinned knobs of DistributedDataParallel.
         nccl: pinned knobs of NCCL.
@@ -320,6 +327,8 @@ class StudyConfig:
     compile: CompilePins = field(default_factory=CompilePins)
     optimizer: OptimizerPins = field(default_factory=OptimizerPins)
     backend: BackendPins = field(default_factory=BackendPins)
+    step: StepPins = field(default_factory=StepPins)
+    memory: MemoryPins = field(default_factory=MemoryPins)
     threads: ThreadsPins = field(default_factory=ThreadsPins)
     parallel: ParallelPins = field(default_factory=ParallelPins)
     nccl: NcclPins = field(default_factory=NcclPins)

@@ -14,17 +14,28 @@ AUTOCAST, NO_AUTOCAST = "torch.autocast(device.type, dtype=torch.bfloat16) aroun
 IN_CODE = {
     ("precision.amp", "off"): NO_AUTOCAST,
     ("precision.amp", "bf16"): AUTOCAST,
+    ("precision.amp", "fp16"): f"{AUTOCAST.replace('bfloat16', 'float16')}, and a torch.amp.GradScaler for the loss",
     ("layout.channels_last", True): "model.to(memory_format=torch.channels_last), and the same for batches of images",
     ("layout.channels_last", False): "leave model and batches in the default memory format",
     ("compile.mode", "off"): EAGER,
+    (
+        "memory.activation_checkpointing",
+        True,
+    ): "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False), each block",
+    ("memory.activation_checkpointing", False): "leave the blocks without torch.utils.checkpoint",
     ("parallel.gradient_compression", "off"): "register no communication hook",
     ("optimizer.implementation", "default"): "neither fused nor foreach in the optimizer's constructor",
 }
 BY_KEY = {
     "precision.matmul": "torch.set_float32_matmul_precision({value!r})",
     "compile.mode": COMPILED,
+    "compile.dynamic": "torch.compile(..., dynamic={value!r}), None for auto",
+    "optimizer.set_to_none": "optimizer.zero_grad(set_to_none={value!r})",
     "optimizer.implementation": "{value}=True in the optimizer's constructor",
     "backend.cudnn_benchmark": "torch.backends.cudnn.benchmark = {value!r}",
+    "backend.sdpa": "torch.nn.attention.sdpa_kernel(...) around the model's call: {value}",
+    "backend.l2_fetch_granularity": "cudaDeviceSetLimit(cudaLimitMaxL2FetchGranularity, {value!r}) through ctypes",
+    "step.accumulation": "(loss / {value!r}).backward(), and clip, step and zero_grad at every {value!r}th iteration only",
     "parallel.gradient_compression": "model.register_comm_hook(None, bf16_compress_hook), of ddp_comm_hooks.default_hooks",
     "threads.intra": "torch.set_num_threads({value!r})",
 }

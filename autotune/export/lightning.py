@@ -6,8 +6,10 @@ from autotune.export.document import Document, Row, expressed
 from autotune.export.in_code import LOADER
 from autotune.export.winner import Winner
 
+PRECISIONS = {"off": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 ROWS: dict[str, Row] = {
-    "precision.amp": lambda value, _: {"precision": "bf16-mixed" if value == "bf16" else "32-true"},
+    "precision.amp": lambda value, _: {"precision": PRECISIONS[value]},
+    "step.accumulation": lambda value, _: {"accumulate_grad_batches": value},
     "backend.cudnn_benchmark": lambda value, _: {"benchmark": value},
 }
 USAGE = [

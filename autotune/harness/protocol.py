@@ -109,6 +109,8 @@ class Spec:
         target: `RankResult.target` of the baseline: which loaders to change. None in the baseline itself.
         device: "cuda" or "cpu", or "auto" when nobody said.
         memory_limit_bytes: per-process cap, CUDA by allocator fraction and CPU by RLIMIT_DATA; None for none.
+        global_batch: samples that an optimizer step of all ranks is to hold: where `knobs` has no step.accumulation it is
+            derived from the batch size that the program has; None leaves the program's steps as they are.
         seed: what random, numpy and torch are seeded with before the program runs; None leaves them as they are.
         max_steps: in mode "parity", optimizer steps.
         max_s: in mode "parity", seconds since the first step after which fewer steps do, though not under 8; None for no bound.
@@ -128,6 +130,7 @@ class Spec:
     target: Optional[List[Dict[str, Any]]] = None
     device: str = "auto"
     memory_limit_bytes: Optional[int] = None
+    global_batch: Optional[int] = None
     seed: Optional[int] = None
     max_steps: Optional[int] = None
     max_s: Optional[float] = None

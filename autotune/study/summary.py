@@ -21,6 +21,7 @@ from autotune.study.paying import break_even
 from autotune.study.tiers import is_barred, leader
 from autotune.study.verify import verification
 
+GLOBAL_BATCH = "train.global_batch"
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci", "seconds", "phases_s",
     "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "regime", "round", "repeats",
@@ -71,13 +72,13 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "machine": about.machine,
         "baseline": _baseline(baseline, records, standing) if baseline else _no_baseline(records),
         "best": _entry(best, records, standing, knobs=True, overrides=True) if best else None,
-        "best_by_tier": _by_tier(records, baseline, best, standing),
+        "best_by_tier": _by_tier(records, baseline, best, standing, is_held=GLOBAL_BATCH in about.settings),
         "speedup": _speedup(baseline, best, standing),
         "break_even": _break_even(records, baseline, best, standing),
         "front": _front(records, about, standing),
         "attribution": _attribution(baseline, best, standing),
         "minimality": _minimality(best, standing),
-        "parity": parity.report(best, records),
+        "parity": parity.report(best, records, is_held=GLOBAL_BATCH in about.settings),
         "diagnosis": diagnose(best, device=about.machine.get("device")) if best else [],
         "counts": dict(Counter(str(record.outcome) for record in records)),
         "seconds": _seconds(records, standing.seconds),
@@ -115,7 +116,12 @@ def _best(records: list[TrialRecord], baseline: TrialRecord | None, standing: St
 
 
 def _by_tier(
-    records: list[TrialRecord], baseline: TrialRecord | None, best: TrialRecord | None, standing: Standing
+    records: list[TrialRecord],
+    baseline: TrialRecord | None,
+    best: TrialRecord | None,
+    standing: Standing,
+    *,
+    is_held: bool,
 ) -> dict[str, Any]:
     if baseline is None or best is None:
         return {}
@@ -134,7 +140,7 @@ def _by_tier(
             entry |= {"measured_in": "finals", "speedup": said}
             if top.score == top.value:
                 entry["value"], entry["ci"] = stats.log_mean_interval(rates)
-        compared = parity.report(top, records) or {}
+        compared = parity.report(top, records, is_held=is_held) or {}
         found[str(tier)] = {**entry, "parity": compared.get("text", "")}
     return found
 

@@ -272,6 +272,7 @@ class TrialRunner:
             target=request.target,
             device=plan.config.device.kind,
             memory_limit_bytes=memory_cap_bytes(plan.config.device, plan.machine),
+            global_batch=plan.config.train.global_batch,
             rules=request.rules,
             tokens_per_sample=tokens_per_sample(plan.config),
             race_below_per_s=request.race_below_per_s,

@@ -15,7 +15,7 @@ from autotune.knobs.catalogue import CATALOGUE
 PACKAGE = Path(autotune.__file__).parent
 NO_READERS = ("config/schema.py", "config/checks.py", "config/recipe.py", "config/describe.py", "testing/", "programs/")
 # Keys with one value so far, and another one for each, which must be refused.
-ONE_VALUE = {"train.global_batch": "256", "launcher": "slurm"}
+ONE_VALUE = {"launcher": "slurm"}
 CARRIED = {"provenance"}  # what an exported file says of its origin: for people, kept in config.yaml
 ALIASES = {"screening": {"rules"}, "finals": {"rules"}, "constraints": {"keep"}}  # how readers call what they are handed
 

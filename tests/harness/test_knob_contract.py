@@ -23,6 +23,8 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "layout.channels_last": (True, False),
     "optimizer.implementation": ("fused", "foreach"),
     "backend.cudnn_benchmark": (True, False),
+    "optimizer.set_to_none": (False, True),
+    "step.accumulation": (2, 1),
     "threads.intra": (2, 1),
     "threads.omp": (2, 1),
     # Environment variables, read back in the process. What NCCL makes of them takes GPUs: not measured on a GPU yet.
@@ -39,7 +41,14 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "nccl.socket_ifname": ("=eth0", "^docker"),
     "nccl.cross_nic": (0, 1),
 }
-COSTLY = {"compile.mode": ("default", "off")}  # in a test of its own
+# In test_blocks.py, where a model has what they need; the last with a fake of the CUDA runtime: it takes a GPU.
+BLOCKS = {
+    "memory.activation_checkpointing": (True, False),
+    "backend.sdpa": ("flash", "math"),
+    "backend.l2_fetch_granularity": (128, 64),
+}
+COSTLY = {"compile.mode": ("default", "off"), "compile.dynamic": ("true", "auto")}  # in a test of their own
+
 # With two ranks: knob -> two values, and what the program sees of each.
 OF_RANKS: dict[str, tuple[tuple[Any, Any], str, tuple[Any, Any]]] = {
     "parallel.bucket_cap_mb": ((1, 100), "buckets", (4, 1)),
@@ -50,7 +59,7 @@ OF_RANKS: dict[str, tuple[tuple[Any, Any], str, tuple[Any, Any]]] = {
 
 
 def test_every_knob_has_a_row() -> None:
-    assert {*CONTRACT, *COSTLY, *OF_RANKS} == set(CATALOGUE)
+    assert {*CONTRACT, *COSTLY, *BLOCKS, *OF_RANKS} == set(CATALOGUE)
 
 
 @pytest.mark.parametrize("which", [0, 1])

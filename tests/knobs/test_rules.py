@@ -47,8 +47,9 @@ def test_knobs_of_cuda_are_blocked_on_the_cpu_with_the_reason(key: str) -> None:
 
 def test_tf32_and_bf16_need_ampere() -> None:
     assert "needs 8.0" in str(knob("precision.matmul").blocked(VOLTA))
-    assert "needs 8.0" in str(knob("precision.amp").blocked(VOLTA))
-    assert knob("precision.amp").expert(VOLTA) is None
+    assert knob("precision.amp").domain(VOLTA) == ["off", "fp16"]
+    assert knob("precision.amp").expert(VOLTA) == "fp16"
+    assert "needs 7.0" in str(knob("precision.amp").blocked(replace(VOLTA, compute_capability=(6, 1))))
     assert knob("precision.amp").expert(HOPPER) == "bf16"
 
 
