@@ -17,6 +17,7 @@ import weakref
 from typing import Any, Callable, List, Optional, Tuple
 
 from . import gradient_entry as entry
+from .apply import module as apply_module
 from .apply import step as apply_step
 
 CHECKED_CYCLES = 2  # in which the gradients themselves are looked at: that waits for the device
@@ -51,9 +52,11 @@ class Gradients:
         self._first_samples = 0.0  # of the first forward call
         self._after_backward: Optional[List[Any]] = None
         self._when_held: Optional[List[Any]] = None
-        self._is_patched = False
-        if self._is_derived or self.every != 1 or self.set_to_none is not None:
-            self._patch()
+        self.is_in_place = False
+        may_scale = knobs.get(apply_module.AMP) == "fp16"  # before a scheduler puts itself around an optimizer's step
+        if self._is_derived or self.every != 1 or self.set_to_none is not None or may_scale:
+            self.is_in_place = True
+            entry.put_in_place(self)
 
     def scale(self, module: Any, device: str) -> None:
         """Scales the losses of this process from now on: a module computes in float16."""
@@ -65,7 +68,6 @@ class Gradients:
             self._session.modules.leave_precision(self.problem)
         elif self.scaler is None:
             self.scaler = torch.amp.GradScaler(device)
-            self._patch()
 
     @property
     def is_active(self) -> bool:
@@ -74,16 +76,8 @@ class Gradients:
 
     def enlist(self, optimizer: Any) -> None:
         """Puts the harness before the steps of an optimizer's class; called for each optimizer that is made."""
-        if self._is_patched:
+        if self.is_in_place:
             entry.before_steps(self, type(optimizer))
-
-    def _patch(self) -> None:
-        if self._is_patched:
-            return
-        self._is_patched = True
-        for optimizer in self._session.optimizers.optimizers():
-            self.enlist(optimizer)
-        entry.put_in_place(self)
 
     def broke(self, doing: str) -> None:
         """Called in an `except` block around the harness's own code."""

@@ -66,7 +66,7 @@ def trained(forks: Forks, tmp_path: Path) -> Any:
     return run
 
 
-QUICK = ["clip", "scaler clip after", "own=2 adam momentum"]
+QUICK = ["clip", "scaler clip after", "own=2 adam"]
 WAYS = ["", "after", "model after", "value model", "closure", "functional", "scaler", "clip momentum"]
 MANY = [pytest.param(words, marks=pytest.mark.thorough) for words in WAYS]
 
