@@ -119,7 +119,7 @@ def compose(
     if config is None:
         raise found.error()
     found.add(problems_of(config, facts.get("gpus") or []))
-    if command is None:
+    if command is None and not found.problems:  # the user's modules are imported for it, which takes seconds
         found.add(problems_of_parts(config))
     pinned = found.collect(lambda: _pins(config, given, here))
     space = found.collect(lambda: _space(config, given, pinned or {}, here))

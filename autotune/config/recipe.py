@@ -106,10 +106,10 @@ def parts_of(config: StudyConfig) -> dict[str, str]:
 def script_of(config: StudyConfig) -> Script:
     """Returns the script that a recipe runs, or that lends what is not the user's own: it follows the model, else the data."""
     if config.model.name is not None:
-        return SCRIPTS[config.model.source]
+        return SCRIPTS.get(config.model.source, VISION)  # what is in no table is refused by its name
     if config.data.factory is not None:
         return TABULAR  # needs torch alone
-    return next(script for script in (VISION, TEXT, TABULAR) if config.data.name in script.data)
+    return next((script for script in (TEXT, TABULAR) if config.data.name == script.data[0]), VISION)
 
 
 def words_of(config: StudyConfig) -> list[str]:
@@ -145,7 +145,7 @@ def problems_of_recipe(config: StudyConfig) -> list[str]:
     """Returns what would make a recipe's program fail at its start."""
     if config.model.source not in SCRIPTS or config.data.name not in DATA:  # said already
         return []
-    return [*_model(config), *_fitting(config), *_data(config)]
+    return [*_fitting(config), *_data(config)] or _model(config)
 
 
 def _model(config: StudyConfig) -> list[str]:

@@ -75,7 +75,7 @@ def default_step(model: nn.Module, batch: Any) -> Tensor:
     """Returns the loss that a model gives for a mapping of its arguments, else the cross-entropy of a pair."""
     if isinstance(batch, Mapping):
         return model(**batch).loss  # type: ignore[no-any-return]
-    if isinstance(batch, list | tuple) and len(batch) == 2:
+    if isinstance(batch, (list, tuple)) and len(batch) == 2:
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
     raise TypeError(f"a batch is neither a mapping nor a pair but a {type(batch).__name__}: give --step")
 
@@ -86,7 +86,7 @@ def moved(batch: Any, device: torch.device) -> Any:
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
         return {name: moved(item, device) for name, item in batch.items()}
-    if isinstance(batch, list | tuple):
+    if isinstance(batch, (list, tuple)):
         return [moved(item, device) for item in batch]
     return batch
 

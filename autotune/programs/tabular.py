@@ -11,7 +11,6 @@ import argparse
 import os
 import time
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -68,11 +67,12 @@ def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable
 
 def build_model(options: argparse.Namespace) -> nn.Module:
     """Returns the perceptron with random weights: hidden layers with ReLU between them, then one output a class."""
-    sizes = [options.num_features, *[options.hidden_size] * options.num_layers]
     layers: list[nn.Module] = []
-    for before, after in pairwise(sizes):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], options.num_classes))
+    width = options.num_features
+    for _ in range(options.num_layers):
+        layers += [nn.Linear(width, options.hidden_size), nn.ReLU()]
+        width = options.hidden_size
+    return nn.Sequential(*layers, nn.Linear(width, options.num_classes))
 
 
 def build_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:

@@ -17,6 +17,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ Batch = dict[str, Tensor]
 ENDLESS_SAMPLES = 100_000  # an epoch, unless its length is given: places in the text to begin at
 SYNTHETIC_BATCHES = 4
 ENDINGS = (".txt", ".md", ".rst", ".py")
+PASSED_BY = ("site-packages", "dist-packages", "__pycache__")  # beside the standard library, and far larger
 MAX_TEXT_BYTES = 16 * 2**20  # more says nothing new of speed, and every loader process holds it
 MAX_WORD = 12
 WORD = re.compile(rf"\w{{1,{MAX_WORD}}}|[^\w\s]|\s{{1,{MAX_WORD}}}")
@@ -60,21 +62,22 @@ MODELS = {
 
 
 def read_text(folder: Path, at_most: int = MAX_TEXT_BYTES) -> str:
-    """Returns the text of a folder's files, in the order of their names, without what is not ASCII.
+    """Returns the text of a folder's files, always in the same order, without what is not ASCII.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    parts, left = [], at_most
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in ENDINGS and path.is_file()):
-        part = path.read_bytes()[:left].decode("ascii", "ignore")
-        parts.append(part)
-        left -= len(part)
-        if left <= 0:
+    text = ""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in PASSED_BY)
+        for path in (Path(place, name) for name in sorted(names) if name.endswith(ENDINGS)):
+            if path.is_file() and len(text) < at_most:
+                text += path.read_bytes()[: at_most - len(text)].decode("ascii", "ignore")
+        if len(text) >= at_most:
             break
-    if not any(parts):
+    if not text:
         raise FileNotFoundError(f"no text in {folder}: files ending in {', '.join(ENDINGS)}")
-    return "\n".join(parts)
+    return text
 
 
 class TextWindows(Dataset[Batch]):
@@ -99,9 +102,9 @@ class TextWindows(Dataset[Batch]):
 
     def __getitem__(self, index: int) -> Batch:
         start = index * SCATTER % (len(self.text) - self.span)
-        words = WORD.findall(self.text, start, start + self.span)[: self.length]
+        words = islice(WORD.finditer(self.text, start), self.length)
         num_words = self.vocab_size - NUM_SPECIAL
-        tokens = torch.tensor([NUM_SPECIAL + zlib.crc32(word.encode()) % num_words for word in words])
+        tokens = torch.tensor([NUM_SPECIAL + zlib.crc32(word[0].encode()) % num_words for word in words])
         return masked(tokens, self.vocab_size) if self.is_masked else {"input_ids": tokens, "labels": tokens.clone()}
 
 

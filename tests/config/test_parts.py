@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import autotune.config.compose
 from autotune.config.compose import compose
 from autotune.config.parts import problems_of_parts
 from autotune.config.schema import StudyConfig
@@ -23,12 +24,12 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_parts_that_are_there_are_used(mine: Path) -> None:
+def test_a_recipe_of_the_users_parts_is_called_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autotune.config.compose, "problems_of_parts", lambda config: [])
     words = ["model.factory=mine:model", "data.factory=mine:data", "train.step=mine:step"]
     composed = compose(words, command=None, facts=FACTS)
     assert (composed.name, composed.title) == ("mine-model", "mine:model on mine:data")
     assert composed.command.is_recipe
-    assert (mine / "imported").exists()
 
 
 def test_parts_that_are_not_there_are_refused_all_at_once(mine: Path) -> None:
@@ -38,6 +39,7 @@ def test_parts_that_are_not_there_are_refused_all_at_once(mine: Path) -> None:
     model, data = caught.value.problems
     assert model.startswith(f"model.factory: cannot be used, got 'mine:modle' (no 'modle' in {mine}/mine.py; nearest: model)")
     assert data.startswith(f"data.factory: cannot be used, got 'nosuch:data' (no module 'nosuch' in {mine} or among")
+    assert (mine / "imported").exists()
     assert data.endswith("Allowed: PACKAGE.MODULE:FUNCTION, looked for from the working directory on. Give one that is there.")
 
 

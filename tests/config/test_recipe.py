@@ -83,7 +83,7 @@ def test_a_script_takes_every_flag_that_it_is_given(source: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model.name": "gpt3", "model.source": "transformers"}, "model.name: no such model of transformers, got 'gpt3'."),
+        ({**GPT2, "model.name": "gpt3"}, "model.name: no such model of transformers, got 'gpt3'."),
         ({"model.name": "gpt2_small", "model.source": "transformers"}, "data.name: nothing that gpt2_small can train on"),
         ({"model.num_layers": 2}, "model.num_layers: means nothing with resnet18 on photos, got 2. Leave it out."),
         ({"data.sequence_length": 2}, "data.sequence_length: means nothing with resnet18 on photos, got 2."),
