@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, Optional
 
-from . import process, protocol
+from . import affinity, process, protocol
 from .apply import loader as apply_loader
+from .apply import memory as apply_memory
 from .apply import module as apply_module
 from .apply import optimizer as apply_optimizer
 from .apply import process as apply_process
@@ -67,12 +68,15 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
     settings = training.settings if training is not None else None
     found.knobs = {
         **apply_process.verify(spec.knobs),
+        **apply_memory.verify(spec.knobs, session.device),
         **apply_loader.verify(spec.knobs, session.loaders.reports, training),
         **apply_module.verify(
             spec.knobs, session.modules.reports, [root.module for root in session.modules.living], session.modules.num_graphs()
         ),
         **apply_optimizer.verify(spec.knobs, session.optimizers.reports, session.optimizers.clock()),
     }
+    if affinity.KEY in spec.knobs:
+        found.knobs[affinity.KEY] = session.binder.verify(session.loaders.workers())
     for key in spec.knobs:
         found.knobs.setdefault(key, protocol.KnobReport(protocol.NOT_APPLICABLE, "the harness does not know this knob"))
     found.observed = _observed(session, settings)
@@ -80,11 +84,15 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
 
 
 def _add_applicability(found: protocol.RankResult, session: Any) -> None:
+    training = session.loaders.training
+    unforked = apply_loader.unforked(training) if session.spec.target is None else {}  # asked once a study
     found.applicability = {
-        **apply_loader.applicability(session.loaders.training),
+        **apply_loader.applicability(training),
+        **unforked,
         **apply_module.applicability(session.modules.told),
         **session.optimizers.applicability,
         **apply_process.applicability(session.device),
+        **apply_memory.applicability(session.device),
     }
     found.target = session.loaders.target()
 
@@ -138,7 +146,7 @@ def _add_supply(found: protocol.RankResult, session: Any, rate_per_s: float) -> 
 
 
 def _observed(session: Any, settings: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    found: Dict[str, Any] = dict(apply_process.observe())
+    found: Dict[str, Any] = {**apply_process.observe(), **apply_memory.observe()}
     found.update(settings or {})
     if session.modules.roots:
         first = session.modules.told[0].observed

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from autotune.errors import BadInput, one_of
-from autotune.knobs import execution, loader, precision, threads
+from autotune.knobs import execution, loader, memory, precision, threads
 from autotune.knobs.base import Knob
 from autotune.knobs.environment import PREFIX, env_knob
 
-CATALOGUE: dict[str, Knob] = {knob.key: knob for knob in [*loader.KNOBS, *precision.KNOBS, *execution.KNOBS, *threads.KNOBS]}
+CATALOGUE: dict[str, Knob] = {
+    knob.key: knob for knobs in (loader.KNOBS, precision.KNOBS, execution.KNOBS, threads.KNOBS, memory.KNOBS) for knob in knobs
+}
 GROUPS = list(dict.fromkeys(key.partition(".")[0] for key in CATALOGUE))
 
 

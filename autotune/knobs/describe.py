@@ -69,11 +69,11 @@ def _here(found: Knob, circumstances: Circumstances) -> str:
 def _values(found: Knob) -> str:
     if found.type is bool:
         return "true, false"
-    return ", ".join(found.choices) or ("a whole number" if found.type is int else "any text")
+    return ", ".join(found.choices) or {int: "a whole number", float: "a number"}.get(found.type, "any text")
 
 
 def _example(found: Knob) -> str:
-    return {bool: "true", int: "4"}.get(found.type, found.choices[-1] if found.choices else "VALUE")
+    return {bool: "true", int: "4", float: "0.5"}.get(found.type, found.choices[-1] if found.choices else "VALUE")
 
 
 def _word(value: object) -> str:
@@ -83,7 +83,7 @@ def _word(value: object) -> str:
 def _default(found: Knob) -> str:
     if found.key.startswith(PREFIX):
         return "what your shell has"
-    return "the library's choice" if found.key.startswith("threads.") else _word(found.default)
+    return "the library's choice" if found.key.startswith("threads.") and found.type is int else _word(found.default)
 
 
 def _first_sentence(text: str) -> str:

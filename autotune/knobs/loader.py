@@ -41,6 +41,11 @@ def without_workers(circumstances: Circumstances) -> str | None:
     return circumstances.not_applicable.get(NUM_WORKERS.key)
 
 
+def has_several_workers(knobs: Knobs) -> bool:
+    """Returns whether one worker can be done before another."""
+    return int(knobs.get(NUM_WORKERS.key, 0)) > 1
+
+
 BATCH_SIZE = Knob(
     key="loader.batch_size",
     tier=Tier.training,
@@ -147,4 +152,83 @@ PERSISTENT_WORKERS = Knob(
     ),
 )
 
-KNOBS = [BATCH_SIZE, NUM_WORKERS, PREFETCH_FACTOR, PIN_MEMORY, PERSISTENT_WORKERS]
+MULTIPROCESSING_CONTEXT = Knob(
+    key="loader.multiprocessing_context",
+    tier=Tier.exact,
+    type=str,
+    default="fork",
+    choices=("fork", "forkserver", "spawn"),
+    domain=lambda _: ["fork", "forkserver"],  # spawn gives the same workers as forkserver, only later
+    blocked=without_workers,
+    is_active=has_workers,
+    summary=(
+        "How workers are started: copies of the training process (fork), of a small process that has imported the program once "
+        "(forkserver), or new interpreters (spawn). It means something only with loader.num_workers > 0."
+    ),
+    helps=(
+        "forkserver and spawn: a training process of many gigabytes or threads, where fork copies page tables for a long time, "
+        "keeps memory alive or deadlocks (OpenMP, gRPC, CUDA used in the data set); workers begin with little memory."
+    ),
+    hurts=(
+        "forkserver and spawn send a pickled copy of the data set to each worker and import the program's main module there, "
+        "so both must be possible; memory that forked workers would share is held once a worker. Where the data set cannot be "
+        "pickled, or the main module trains as it is imported, workers can only be forked: the baseline looks."
+    ),
+    start_cost="the imports of the program: once with forkserver, in every worker with spawn; at every epoch unless persistent",
+)
+
+IN_ORDER = Knob(
+    key="loader.in_order",
+    tier=Tier.exact,
+    type=bool,
+    default=True,
+    domain=lambda _: [False, True],
+    blocked=without_workers,
+    is_active=has_several_workers,
+    summary=(
+        "Whether batches are handed over in the sampler's order, however long one takes, or as they are made (false). Each "
+        "epoch has the same samples. It means something only with two workers or more."
+    ),
+    helps=(
+        "false: some batches take far longer than others (large files, cold storage), and the loop waits for one while others "
+        "are ready."
+    ),
+    hurts=(
+        "false: the order of batches differs from run to run, and batches that are slow to make come later in the epoch. It is "
+        "turned only where the loader shuffles: any other order may be meant. Needs torch 2.6."
+    ),
+)
+
+SHARING_STRATEGY = Knob(
+    key="loader.sharing_strategy",
+    tier=Tier.exact,
+    type=str,
+    default="file_descriptor",
+    choices=("file_descriptor", "file_system"),
+    domain=lambda _: ["file_descriptor", "file_system"],
+    blocked=without_workers,
+    is_active=has_workers,
+    summary=(
+        "How a worker's tensors reach the training process through shared memory: as open files (file_descriptor) or by name "
+        "(file_system); torch.multiprocessing.set_sharing_strategy. It means something only with loader.num_workers > 0."
+    ),
+    helps=(
+        "file_system: batches of very many tensors, each of which costs an open file and a connection otherwise, up to 'too "
+        "many open files'."
+    ),
+    hurts=(
+        "file_system: a helper process (torch_shm_manager) has to clear away what a killed program leaves in /dev/shm; where "
+        "it is killed, too, the files stay."
+    ),
+)
+
+KNOBS = [
+    BATCH_SIZE,
+    NUM_WORKERS,
+    PREFETCH_FACTOR,
+    PIN_MEMORY,
+    PERSISTENT_WORKERS,
+    MULTIPROCESSING_CONTEXT,
+    IN_ORDER,
+    SHARING_STRATEGY,
+]

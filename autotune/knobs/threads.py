@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.loader import has_workers, without_workers
 from autotune.knobs.ranges import up_to
-from autotune.records import KnobValue, Tier
+from autotune.records import Knobs, KnobValue, Tier
 
 
 def thread_counts(circumstances: Circumstances) -> list[KnobValue]:
@@ -51,4 +52,82 @@ OMP = Knob(
     ),
 )
 
-KNOBS = [INTRA, OMP]
+INTEROP = Knob(
+    key="threads.interop",
+    tier=Tier.exact,
+    type=int,
+    default=0,  # the library decides; the baseline reports the number it took
+    domain=thread_counts,
+    bounds=thread_bounds,
+    summary=(
+        "torch.set_num_interop_threads: CPU threads that run independent operators side by side (inter-op parallelism), in "
+        "TorchScript's forks and what C++ extensions launch."
+    ),
+    helps="Scripted models with branches that are forked (torch.jit.fork); fewer threads leave cores to the operators.",
+    hurts="Eager training runs one operator after the other and hardly uses them: there it changes nothing.",
+)
+
+MKL = Knob(
+    key="threads.mkl",
+    tier=Tier.exact,
+    type=int,
+    default=0,  # unset: the library decides
+    domain=thread_counts,
+    bounds=thread_bounds,
+    environment=lambda value: {"MKL_NUM_THREADS": str(value)},
+    summary=(
+        "MKL_NUM_THREADS, read once when MKL loads: threads of its matrix products, FFTs and solvers, in torch and in NumPy "
+        "and SciPy where they are built with MKL."
+    ),
+    helps="NumPy or SciPy in the data set computes with MKL and oversubscribes the cores beside torch's own threads.",
+    hurts=(
+        "torch built with MKL takes this number for all of its operators, too, before threads.omp, and threads.intra wins over "
+        "both: tune one of the three."
+    ),
+)
+
+
+def affinities(circumstances: Circumstances) -> list[KnobValue]:
+    """Returns the ways of binding that differ here: one rank has all cores of one NUMA node however it is bound."""
+    is_workable = without_workers(circumstances) is None and circumstances.num_cores > 1
+    ways = {"none": True, "compact": circumstances.num_ranks > 1, "numa": circumstances.num_nodes > 1, "split": is_workable}
+    return [way for way, differs in ways.items() if differs]
+
+
+def without_choice(circumstances: Circumstances) -> str | None:
+    """Returns why nothing can be bound in a way that would change anything; None when it can."""
+    if len(affinities(circumstances)) > 1:
+        return None
+    return "one process without loader workers, or with one core, on one NUMA node: it has all cores however it is bound"
+
+
+def is_affinity_active(knobs: Knobs) -> bool:
+    """Returns whether there is somebody to be kept apart from."""
+    return knobs.get(AFFINITY.key) != "split" or has_workers(knobs)
+
+
+AFFINITY = Knob(
+    key="threads.affinity",
+    tier=Tier.exact,
+    type=str,
+    default="none",
+    choices=("none", "compact", "numa", "split"),
+    domain=affinities,
+    blocked=without_choice,
+    is_active=is_affinity_active,
+    summary=(
+        "Binds the training process and its loader's workers to cores: compact gives each rank of a host a block of "
+        "neighbouring cores; numa keeps it on one NUMA node, its GPU's where that is known; split keeps workers and step on "
+        "cores of their own. none leaves it to the kernel."
+    ),
+    helps=(
+        "Several sockets or ranks: memory stays near the cores (and the GPU) that use it, and threads do not wander. split: "
+        "workers that compute all the time take no turns from the thread that launches the kernels, or from the step."
+    ),
+    hurts=(
+        "What is bound cannot use cores that lie idle: numa on a CPU leaves the other nodes without work, split gives away up "
+        "to half of the cores. torch starts as many threads as it has cores left, unless threads.intra says otherwise."
+    ),
+)
+
+KNOBS = [INTRA, INTEROP, OMP, MKL, AFFINITY]

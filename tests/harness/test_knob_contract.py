@@ -16,25 +16,35 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "loader.prefetch_factor": (3, 4),
     "loader.pin_memory": (True, False),
     "loader.persistent_workers": (True, False),
+    "loader.multiprocessing_context": ("forkserver", "fork"),
+    "loader.in_order": (False, True),
+    "loader.sharing_strategy": ("file_system", "file_descriptor"),
     "precision.amp": ("bf16", "off"),
     "precision.matmul": ("high", "highest"),
     "layout.channels_last": (True, False),
     "optimizer.implementation": ("fused", "foreach"),
     "backend.cudnn_benchmark": (True, False),
     "threads.intra": (2, 1),
+    "threads.interop": (3, 2),
     "threads.omp": (2, 1),
+    "threads.mkl": (2, 1),
+    "threads.affinity": ("split", "none"),
 }
+# Only a GPU shows them: on fakes in test_memory.py.
+ON_FAKES = {"memory.allocator", "memory.fraction"}
+# What must be installed, or made up, first: in test_memory.py, too.
+PRELOADED = {"memory.malloc"}
 COSTLY = {"compile.mode": ("default", "off")}  # in a test of its own
 
 
 def test_every_knob_has_a_row() -> None:
-    assert {*CONTRACT, *COSTLY} == set(CATALOGUE)
+    assert {*CONTRACT, *COSTLY, *ON_FAKES, *PRELOADED} == set(CATALOGUE)
 
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_each_value_takes_effect_and_is_read_back(trial: Trial, which: int) -> None:
     asked = {key: values[which] for key, values in CONTRACT.items()}
-    environment = CATALOGUE["threads.omp"].environment(asked["threads.omp"])
+    environment = {name: text for key, value in asked.items() for name, text in CATALOGUE[key].environment(value).items()}
     found = trial("basic.py", knobs=asked, mode="inspect", env=environment).result()
     assert {key: (report.status, report.observed) for key, report in found.knobs.items()} == {
         key: (APPLIED, value) for key, value in asked.items()
