@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # generated from the catalogue, which a type checker cannot s
     OptimizerPins: TypeAlias = Any
     BackendPins: TypeAlias = Any
     ThreadsPins: TypeAlias = Any
+    MemoryPins: TypeAlias = Any
 else:
     LoaderPins = pins_of("loader")
     PrecisionPins = pins_of("precision")
@@ -45,6 +46,7 @@ else:
     OptimizerPins = pins_of("optimizer")
     BackendPins = pins_of("backend")
     ThreadsPins = pins_of("threads")
+    MemoryPins = pins_of("memory")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -266,6 +268,7 @@ class StudyConfig:
         optimizer: pinned knobs of the optimizer's kernels.
         backend: pinned knobs of cuDNN.
         threads: pinned knobs of CPU threads.
+        memory: pinned knobs of memory.
         env: pinned environment variables.
         search_space: name of a file in search_spaces/, or a path.
         tiers: highest tier that may be searched: exact, numerics or training.
@@ -295,6 +298,7 @@ class StudyConfig:
     optimizer: OptimizerPins = field(default_factory=OptimizerPins)
     backend: BackendPins = field(default_factory=BackendPins)
     threads: ThreadsPins = field(default_factory=ThreadsPins)
+    memory: MemoryPins = field(default_factory=MemoryPins)
     env: dict[str, str] = field(default_factory=dict)
     search_space: str = "default"
     tiers: Tier = Tier.training

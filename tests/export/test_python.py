@@ -26,7 +26,17 @@ ALL = {
     "backend.cudnn_benchmark": True,
     "threads.intra": 1,
     "threads.omp": 2,
+    "loader.multiprocessing_context": "fork",
+    "loader.in_order": False,
+    "loader.sharing_strategy": "file_system",
+    "threads.interop": 3,
+    "threads.mkl": 2,
+    "threads.affinity": "split",
+    "memory.allocator": "default",
+    "memory.fraction": 0.9,
+    "memory.malloc": "glibc",
 }
+ON_CUDA = "    torch.cuda.set_per_process_memory_fraction(0.9)\n"  # takes a GPU
 
 
 @pytest.fixture
@@ -54,7 +64,10 @@ def test_every_knob_is_written_down_as_python(changed):
 
 
 def test_a_script_that_imports_it_has_the_knobs(changed, run):
-    seen = run(render(changed(ALL), "python", None).text)
+    text = render(changed(ALL), "python", None).text
+    assert ON_CUDA in text
+    seen = run(text.replace(ON_CUDA, ""))
+    assert seen["others"] == [False, "fork", "file_system", 3]
     assert seen["before"] == [2, "highest", False]
     assert (seen["threads"], seen["matmul"], seen["benchmark"]) == (1, "high", True)
     assert seen["loader"] == [8, 1, 4, True]

@@ -68,7 +68,7 @@ def _set_interop(num_threads: int) -> None:
     def set_num_interop_threads(_: int) -> None:
         return
 
-    torch.set_num_interop_threads = set_num_interop_threads
+    torch.set_num_interop_threads = set_num_interop_threads  # type: ignore[assignment]
 
 
 def follow_cores(knobs: Dict[str, Any]) -> None:
@@ -134,4 +134,4 @@ def has_mkl() -> bool:
     """Returns whether this torch computes with MKL, which reads MKL_NUM_THREADS."""
     import torch
 
-    return bool(torch.backends.mkl.is_available())
+    return bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
