@@ -10,7 +10,8 @@ from autotune.records import Knobs, KnobValue
 from autotune.wording import value_text
 
 LOADER = "loader."
-BESIDE_LOADER = ("loader.sharing_strategy",)  # about loaders, but no argument of theirs
+# About loaders, but no argument of theirs.
+BESIDE_LOADER = ("loader.sharing_strategy", "loader.own_cores", "loader.non_blocking", "loader.device_prefetch")
 COMPILED, EAGER = "model.compile(mode={value!r})", "leave the model uncompiled"
 AUTOCAST, NO_AUTOCAST = "torch.autocast(device.type, dtype=torch.bfloat16) around the model's call", "no autocast"
 IN_CODE = {
@@ -19,6 +20,10 @@ IN_CODE = {
     ("layout.channels_last", True): "model.to(memory_format=torch.channels_last), and the same for batches of images",
     ("layout.channels_last", False): "leave model and batches in the default memory format",
     ("compile.mode", "off"): EAGER,
+    ("loader.non_blocking", True): "batch.to(device, non_blocking=True)",
+    ("loader.non_blocking", False): "batch.to(device)",
+    ("loader.device_prefetch", True): "copy the next batch on a stream of its own, or `autotune apply`",
+    ("loader.device_prefetch", False): "copy each batch when it is used",
     ("memory.allocator", "default"): "leave PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF unset",
     ("memory.malloc", "glibc"): "preload no other allocator (LD_PRELOAD)",
     ("memory.malloc", "jemalloc"): "LD_PRELOAD=libjemalloc.so.2 before Python starts, where it is installed",
@@ -26,7 +31,8 @@ IN_CODE = {
     ("threads.affinity", "none"): "bind to no cores",
     ("threads.affinity", "compact"): "taskset -c CORES for each rank, or `autotune apply`",
     ("threads.affinity", "numa"): "numactl --cpunodebind=NODE, or `autotune apply`",
-    ("threads.affinity", "split"): "os.sched_setaffinity in the program and in worker_init_fn, or `autotune apply`",
+    ("loader.own_cores", True): "os.sched_setaffinity in the program and in worker_init_fn, or `autotune apply`",
+    ("loader.own_cores", False): "bind workers to no cores of their own",
     ("optimizer.implementation", "default"): "neither fused nor foreach in the optimizer's constructor",
 }
 BY_KEY = {

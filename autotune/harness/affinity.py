@@ -1,4 +1,4 @@
-"""Which cores the training process and its loader's workers run on (threads.affinity).
+"""Which cores the training process and its loader's workers run on (threads.affinity, loader.own_cores).
 
 Bound before torch is imported, so that torch makes as many threads as there are cores left; a launch agent may be bound as
 well, so the cores there were before travel in the environment and each rank chooses its own from all of them.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
 from .protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 
-KEY = "threads.affinity"
-NONE, COMPACT, NUMA, SPLIT = "none", "compact", "numa", "split"
+AFFINITY, OWN_CORES = "threads.affinity", "loader.own_cores"
+KEYS = (AFFINITY, OWN_CORES)
+NONE, COMPACT, NUMA = "none", "compact", "numa"
 CORES_VARIABLE = "AUTOTUNE_CORES"  # "0,1,2,3": the cores of the first process of the command
 SYSTEM, NVIDIA = "/sys", "/proc/driver/nvidia/gpus"
 
@@ -22,6 +23,7 @@ ONE_NODE = "the cores are all of one NUMA node"
 ONE_RANK = "one process trains on this host: all cores are its own"
 NO_WORKERS = "the loader has no workers to be kept apart from"
 TOO_FEW = "there are fewer cores than processes to be kept apart"
+UNSUPPORTED = "this system binds no process to cores"
 
 
 class Core(NamedTuple):
@@ -33,57 +35,42 @@ class Core(NamedTuple):
     number: int
 
 
-class Binding(NamedTuple):
-    """Who runs where.
-
-    Attributes:
-        own: cores of the training process.
-        workers: cores of its loader's workers.
-        num_sharing: processes of the same job that have these cores, this one included.
-        problem: why it is not what was asked; "" when it is.
-    """
-
-    own: FrozenSet[int]
-    workers: FrozenSet[int]
-    num_sharing: int
-    problem: str = ""
-
-
-def plan(value: str, cores: List[Core], rank: int, num_ranks: int, *, gpu_node: Optional[int], num_workers: int) -> Binding:
-    """Returns who is to run where.
+def place(value: str, cores: List[Core], rank: int, num_ranks: int, *, gpu_node: Optional[int]) -> Tuple[List[Core], int, str]:
+    """Returns the cores of one rank and its workers, how many ranks have them, and why it is not as asked ("" when it is).
 
     Args:
-        value: of the knob.
+        value: of threads.affinity.
         cores: those there are.
         rank: of this process among those on this host.
         num_ranks: training processes on this host.
         gpu_node: NUMA node of this rank's GPU; None where there is none or it is not known.
-        num_workers: of the loader; 0 while it is not known.
     """
-    everything = Binding(_numbers(cores), _numbers(cores), num_ranks)
-    if value == NUMA:
-        return _on_one_node(cores, rank, num_ranks, gpu_node) or everything._replace(problem=ONE_NODE)
-    block = cores[rank * len(cores) // num_ranks : (rank + 1) * len(cores) // num_ranks]
-    if value == COMPACT:
-        if num_ranks < 2:
-            return everything._replace(problem=ONE_RANK)
-        return Binding(_numbers(block), _numbers(block), 1) if block else everything._replace(problem=TOO_FEW)
-    if value == SPLIT:
-        if not num_workers or len(block) < 2:
-            return everything._replace(problem=TOO_FEW if num_workers else NO_WORKERS)
-        first = len(block) - min(num_workers, len(block) // 2)
-        return Binding(_numbers(block[:first]), _numbers(block[first:]), 1)
-    return everything
-
-
-def _on_one_node(cores: List[Core], rank: int, num_ranks: int, gpu_node: Optional[int]) -> Optional[Binding]:
     nodes = sorted({core.node for core in cores})
-    if len(nodes) < 2:
-        return None
-    chosen = gpu_node if gpu_node in nodes else nodes[rank % len(nodes)]
-    own = _numbers([core for core in cores if core.node == chosen])
-    sharing = num_ranks if gpu_node in nodes else len(range(rank % len(nodes), num_ranks, len(nodes)))
-    return Binding(own, own, max(1, sharing))
+    if value == NUMA and len(nodes) > 1:
+        is_known = gpu_node in nodes
+        chosen = gpu_node if is_known else nodes[rank % len(nodes)]
+        # Where its GPU is not known, ranks take the nodes in turn; else others are taken to be on it as well.
+        num_sharing = num_ranks if is_known else len(range(rank % len(nodes), num_ranks, len(nodes)))
+        return [core for core in cores if core.node == chosen], max(1, num_sharing), ""
+    if value == COMPACT and num_ranks > 1 and len(cores) >= num_ranks:
+        return cores[rank * len(cores) // num_ranks : (rank + 1) * len(cores) // num_ranks], 1, ""
+    problems = {NUMA: ONE_NODE, COMPACT: ONE_RANK if num_ranks < 2 else TOO_FEW}
+    return cores, num_ranks, problems.get(value, "")
+
+
+def part(cores: List[Core], num_workers: int) -> Tuple[List[Core], List[Core], str]:
+    """Returns the cores of the training process, those of its workers, and why they are not apart ("" when they are).
+
+    The workers have one each, but never more than half.
+
+    Args:
+        cores: of both.
+        num_workers: on these cores; 0 while it is not known.
+    """
+    if not num_workers or len(cores) < 2:
+        return cores, cores, TOO_FEW if num_workers else NO_WORKERS
+    first = len(cores) - min(num_workers, len(cores) // 2)
+    return cores[:first], cores[first:], ""
 
 
 def _numbers(cores: List[Core]) -> FrozenSet[int]:
@@ -91,65 +78,84 @@ def _numbers(cores: List[Core]) -> FrozenSet[int]:
 
 
 class Binder:
-    """Binds this process and tells its workers where to run."""
+    """Binds this process and tells its workers where to run.
+
+    Args:
+        knobs: the trial's knobs.
+        device: `Spec.device`.
+    """
 
     def __init__(self, knobs: Mapping[str, Any], device: str) -> None:
-        self._value = knobs.get(KEY, NONE)
-        self._device = device
-        self._num_workers = 0
-        self.bound: Optional[Binding] = None
-        if KEY in knobs and hasattr(os, "sched_setaffinity"):
-            self.bind()
+        self._knobs = {key: knobs[key] for key in KEYS if key in knobs}
+        self._device, self._num_workers = device, 0
+        self._own: FrozenSet[int] = frozenset()
+        self._workers: FrozenSet[int] = frozenset()
+        self._num_sharing = 1
+        self._problems: Dict[str, str] = {}
+        self.is_asked = bool(self._knobs) and hasattr(os, "sched_setaffinity")
+        if self.is_asked:
+            self._bind()
 
-    def bind(self) -> None:
-        """Binds every thread there is to the cores of this process; those it starts later inherit them."""
+    def _bind(self) -> None:
+        # Every thread there is; those that are started later inherit it.
         rank, num_ranks = ranks_of_host(os.environ)
         node = gpu_node(os.environ, rank) if self._device != "cpu" else None
         cores = cores_of(SYSTEM, allowed(os.environ))
-        self.bound = plan(self._value, cores, rank, num_ranks, gpu_node=node, num_workers=self._num_workers)
         os.environ[CORES_VARIABLE] = ",".join(str(core.number) for core in cores)
+        mine, self._num_sharing, problem = place(self._knobs.get(AFFINITY, NONE), cores, rank, num_ranks, gpu_node=node)
+        self._problems = {AFFINITY: problem}
+        own = workers = mine
+        if self._knobs.get(OWN_CORES):
+            own, workers, self._problems[OWN_CORES] = part(mine, self._num_workers * self._num_sharing)
+        self._own, self._workers = _numbers(own), _numbers(workers)
         for thread in os.listdir("/proc/self/task"):
             with contextlib.suppress(OSError):  # it has ended, or the cores were taken away from all of us
-                os.sched_setaffinity(int(thread), self.bound.own)
+                os.sched_setaffinity(int(thread), self._own)
 
     def bind_again(self) -> None:
         """Binds a process that has been bound otherwise since."""
-        if self.bound is not None and os.sched_getaffinity(0) != self.bound.own:
-            self.bind()
+        if self.is_asked and os.sched_getaffinity(0) != self._own:
+            self._bind()
 
     def workers_start(self, num_workers: int) -> Optional[FrozenSet[int]]:
         """Returns the cores that workers about to be started have to go to by themselves; None where they inherit them."""
-        if self._value != SPLIT or self.bound is None or not num_workers:
+        if not (self.is_asked and self._knobs.get(OWN_CORES) and num_workers):
             return None
         self._num_workers = num_workers
-        self.bind()
-        return None if self.bound.problem else self.bound.workers
+        self._bind()
+        return None if self._problems[OWN_CORES] else self._workers
 
     @property
     def num_cores(self) -> Optional[float]:
         """Cores of this process and its workers, the part of each where several have them; None where nothing is bound."""
-        if self.bound is None or self.bound.problem:
-            return None
-        return len(self.bound.own | self.bound.workers) / self.bound.num_sharing
+        return len(self._own | self._workers) / self._num_sharing if self.is_asked else None
 
-    def verify(self, workers: List[Any]) -> KnobReport:
-        """Returns what became of the knob, read back from this process and from its loader's workers.
+    def verify(self, workers: List[Any]) -> Dict[str, KnobReport]:
+        """Returns what became of the knobs, read back from this process and from its loader's workers.
 
         Args:
             workers: processes of the loader that trains.
         """
-        if self.bound is None:
-            return KnobReport(NOT_APPLICABLE, "this system binds no process to cores")
-        if self.bound.problem:
-            return KnobReport(NOT_APPLICABLE, self.bound.problem, NONE)
-        wanted = [(os.getpid(), "the training process", self.bound.own)]
-        wanted += [(worker.pid, "a loader's worker", self.bound.workers) for worker in workers]
+        if not self.is_asked:
+            return {key: KnobReport(NOT_APPLICABLE, UNSUPPORTED) for key in self._knobs}
+        missed = self._missed(workers)
+        reports = {}
+        for key, value in self._knobs.items():
+            if self._problems.get(key):
+                reports[key] = KnobReport(NOT_APPLICABLE, self._problems[key], NONE if key == AFFINITY else False)
+            else:
+                reports[key] = KnobReport(OVERRIDDEN, missed) if missed else KnobReport(APPLIED, "", value)
+        return reports
+
+    def _missed(self, workers: List[Any]) -> str:
+        wanted = [(os.getpid(), "the training process", self._own)]
+        wanted += [(worker.pid, "a loader's worker", self._workers) for worker in workers]
         for pid, name, cores in wanted:
             with contextlib.suppress(ProcessLookupError):
                 found = os.sched_getaffinity(pid)
                 if found != cores:
-                    return KnobReport(OVERRIDDEN, f"{name} runs on cores {_text(found)}, {_text(cores)} were asked", None)
-        return KnobReport(APPLIED, "", self._value)
+                    return f"{name} runs on cores {_text(found)}, {_text(cores)} were asked"
+        return ""
 
 
 def _text(cores: Any) -> str:

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import affinity, batches, sites, worker
+from . import affinity, batches, sites, transfer, worker
 from .apply import loader as apply_loader
 from .apply import process as apply_process
 from .loader import Loader
@@ -34,13 +34,14 @@ class LoaderWatch:
         self.unit, self.unit_source = "steps", "optimizer steps: no batch dimension was found"
         self.reports: Dict[str, Any] = {}
         self._is_measuring = self._spec.mode != "apply"
+        self.transfer = transfer.Transfer(self._spec.knobs)  # below what is watched: it stays where that goes
         self._sites = sites.TargetSites(self._spec.target)
         self.is_at_rest = False
         self._current: Optional[Loader] = None
         self._workers: List[Any] = []  # processes of the loader that started last
         self._patch_construction()
         self._patch_iteration()
-        if self._is_measuring or affinity.KEY in self._spec.knobs:
+        if self._is_measuring or affinity.OWN_CORES in self._spec.knobs or affinity.AFFINITY in self._spec.knobs:
             self._patch_workers()
         if self._is_measuring:
             self._patch_worker_info()

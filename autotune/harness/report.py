@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, Optional
 
-from . import affinity, process, protocol
+from . import process, protocol, transfer
 from .apply import loader as apply_loader
 from .apply import memory as apply_memory
 from .apply import module as apply_module
@@ -70,13 +70,14 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
         **apply_process.verify(spec.knobs),
         **apply_memory.verify(spec.knobs, session.device),
         **apply_loader.verify(spec.knobs, session.loaders.reports, training),
+        **session.loaders.transfer.verify(spec.knobs, session.device),
         **apply_module.verify(
             spec.knobs, session.modules.reports, [root.module for root in session.modules.living], session.modules.num_graphs()
         ),
         **apply_optimizer.verify(spec.knobs, session.optimizers.reports, session.optimizers.clock()),
     }
-    if affinity.KEY in spec.knobs:
-        found.knobs[affinity.KEY] = session.binder.verify(session.loaders.workers())
+    for key, report in session.binder.verify(session.loaders.workers()).items():
+        found.knobs.setdefault(key, report)  # without workers the loader's knobs have said so
     for key in spec.knobs:
         found.knobs.setdefault(key, protocol.KnobReport(protocol.NOT_APPLICABLE, "the harness does not know this knob"))
     found.observed = _observed(session, settings)
@@ -89,6 +90,7 @@ def _add_applicability(found: protocol.RankResult, session: Any) -> None:
     found.applicability = {
         **apply_loader.applicability(training),
         **unforked,
+        **transfer.applicability(session.device),
         **apply_module.applicability(session.modules.told),
         **session.optimizers.applicability,
         **apply_process.applicability(session.device),

@@ -222,6 +222,78 @@ SHARING_STRATEGY = Knob(
     ),
 )
 
+
+def without_second_core(circumstances: Circumstances) -> str | None:
+    """Returns why workers and step cannot be kept apart: there is one core, or there are no workers."""
+    if circumstances.num_cores < 2:
+        return "one core: workers and step have to share it"
+    return without_workers(circumstances)
+
+
+OWN_CORES = Knob(
+    key="loader.own_cores",
+    tier=Tier.exact,
+    type=bool,
+    default=False,
+    domain=lambda _: [False, True],
+    blocked=without_second_core,
+    is_active=has_workers,
+    summary=(
+        "Binds the loader's workers and the training process to cores of their own: one for each worker, but never more than "
+        "half of what threads.affinity leaves. It means something only with loader.num_workers > 0."
+    ),
+    helps="Workers that compute all the time take no turns from the thread that launches the kernels, or from a CPU's step.",
+    hurts=(
+        "Neither side can use cores that the other leaves idle. torch gets as many threads as the step has cores, unless a "
+        "knob of threads says otherwise."
+    ),
+)
+
+
+def is_pinned(knobs: Knobs) -> bool:
+    """Returns whether batches are in page-locked memory."""
+    return knobs.get(PIN_MEMORY.key) is True
+
+
+NON_BLOCKING = Knob(
+    key="loader.non_blocking",
+    tier=Tier.exact,
+    type=bool,
+    default=False,
+    domain=lambda _: [False, True],
+    blocked=no_cuda,
+    is_active=is_pinned,
+    expert=lambda _: True,
+    summary=(
+        "Makes the program's own `batch.to(device)` and `.cuda()` return while the copy is under way (non_blocking=True), for "
+        "tensors that a loader has handed over. It means something only with loader.pin_memory."
+    ),
+    helps="The training process queues the step's kernels while the batch is copied, instead of waiting for the copy.",
+    hurts=(
+        "A program that writes into a batch on the host right after moving it, with NumPy say, would change what is copied; "
+        "false undoes a non_blocking=True of the program's. Not measured on a GPU yet."
+    ),
+)
+
+DEVICE_PREFETCH = Knob(
+    key="loader.device_prefetch",
+    tier=Tier.exact,
+    type=bool,
+    default=False,
+    domain=lambda _: [False, True],
+    blocked=no_cuda,
+    is_active=is_pinned,
+    summary=(
+        "Fetches one batch ahead and copies to the device, on a side stream, what the program was seen to move there; its own "
+        "`batch.to(device)` then finds the copy made. It means something only with loader.pin_memory."
+    ),
+    helps="Large batches on a slow link: the copy hides behind the step before, where non_blocking alone still puts it first.",
+    hurts=(
+        "The device holds one batch more. A loop that waits for its loader waits one batch earlier. With loader.num_workers=0 "
+        "the order of random numbers between data set and model changes. Not measured on a GPU yet."
+    ),
+)
+
 KNOBS = [
     BATCH_SIZE,
     NUM_WORKERS,
@@ -231,4 +303,7 @@ KNOBS = [
     MULTIPROCESSING_CONTEXT,
     IN_ORDER,
     SHARING_STRATEGY,
+    OWN_CORES,
+    NON_BLOCKING,
+    DEVICE_PREFETCH,
 ]

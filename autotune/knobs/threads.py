@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from autotune.knobs.base import Circumstances, Knob
-from autotune.knobs.loader import has_workers, without_workers
 from autotune.knobs.ranges import up_to
-from autotune.records import Knobs, KnobValue, Tier
+from autotune.records import KnobValue, Tier
 
 
 def thread_counts(circumstances: Circumstances) -> list[KnobValue]:
@@ -88,9 +87,8 @@ MKL = Knob(
 
 
 def affinities(circumstances: Circumstances) -> list[KnobValue]:
-    """Returns the ways of binding that differ here: one rank has all cores of one NUMA node however it is bound."""
-    is_workable = without_workers(circumstances) is None and circumstances.num_cores > 1
-    ways = {"none": True, "compact": circumstances.num_ranks > 1, "numa": circumstances.num_nodes > 1, "split": is_workable}
+    """Returns the ways of binding that differ here."""
+    ways = {"none": True, "compact": circumstances.num_ranks > 1, "numa": circumstances.num_nodes > 1}
     return [way for way, differs in ways.items() if differs]
 
 
@@ -98,12 +96,7 @@ def without_choice(circumstances: Circumstances) -> str | None:
     """Returns why nothing can be bound in a way that would change anything; None when it can."""
     if len(affinities(circumstances)) > 1:
         return None
-    return "one process without loader workers, or with one core, on one NUMA node: it has all cores however it is bound"
-
-
-def is_affinity_active(knobs: Knobs) -> bool:
-    """Returns whether there is somebody to be kept apart from."""
-    return knobs.get(AFFINITY.key) != "split" or has_workers(knobs)
+    return "one process on one NUMA node: it has all cores however it is bound"
 
 
 AFFINITY = Knob(
@@ -111,22 +104,20 @@ AFFINITY = Knob(
     tier=Tier.exact,
     type=str,
     default="none",
-    choices=("none", "compact", "numa", "split"),
+    choices=("none", "compact", "numa"),
     domain=affinities,
     blocked=without_choice,
-    is_active=is_affinity_active,
     summary=(
         "Binds the training process and its loader's workers to cores: compact gives each rank of a host a block of "
-        "neighbouring cores; numa keeps it on one NUMA node, its GPU's where that is known; split keeps workers and step on "
-        "cores of their own. none leaves it to the kernel."
+        "neighbouring cores; numa keeps it on one NUMA node, its GPU's where that is known. none leaves it to the kernel."
     ),
     helps=(
-        "Several sockets or ranks: memory stays near the cores (and the GPU) that use it, and threads do not wander. split: "
-        "workers that compute all the time take no turns from the thread that launches the kernels, or from the step."
+        "Several sockets or ranks: memory stays near the cores (and the GPU) that use it, and threads do not wander. Offered "
+        "only where there is more than one NUMA node or rank."
     ),
     hurts=(
-        "What is bound cannot use cores that lie idle: numa on a CPU leaves the other nodes without work, split gives away up "
-        "to half of the cores. torch starts as many threads as it has cores left, unless threads.intra says otherwise."
+        "What is bound cannot use cores that lie idle: numa on a CPU leaves the other nodes without work. torch starts as many "
+        "threads as it has cores left, unless a knob of threads says otherwise. Not measured on several nodes yet."
     ),
 )
 

@@ -14,7 +14,7 @@ from autotune.knobs.catalogue import CATALOGUE
 
 ALL = {
     "loader.batch_size": 8,
-    "loader.num_workers": 1,
+    "loader.num_workers": 2,
     "loader.prefetch_factor": 4,
     "loader.pin_memory": False,
     "loader.persistent_workers": True,
@@ -29,9 +29,12 @@ ALL = {
     "loader.multiprocessing_context": "fork",
     "loader.in_order": False,
     "loader.sharing_strategy": "file_system",
+    "loader.non_blocking": False,
+    "loader.device_prefetch": False,
     "threads.interop": 3,
     "threads.mkl": 2,
-    "threads.affinity": "split",
+    "loader.own_cores": True,
+    "threads.affinity": "compact",
     "memory.allocator": "default",
     "memory.fraction": 0.9,
     "memory.malloc": "glibc",
@@ -70,7 +73,7 @@ def test_a_script_that_imports_it_has_the_knobs(changed, run):
     assert seen["others"] == [False, "fork", "file_system", 3]
     assert seen["before"] == [2, "highest", False]
     assert (seen["threads"], seen["matmul"], seen["benchmark"]) == (1, "high", True)
-    assert seen["loader"] == [8, 1, 4, True]
+    assert seen["loader"] == [8, 2, 4, True]
     assert (seen["weights"], seen["images"]) == (True, True)
     assert (seen["output"], seen["is_compiled"], seen["fused"]) == ("torch.bfloat16", True, True)
     assert seen["loss"] > 0

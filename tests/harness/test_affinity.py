@@ -2,59 +2,66 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from autotune.harness import affinity
-from autotune.harness.affinity import Core, plan
+from autotune.harness.affinity import AFFINITY, OWN_CORES, Core, part, place
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Trial
 
 # Two sockets of two cores of two hyperthreads, numbered as Linux does: the second hyperthreads last.
 TWO_SOCKETS = sorted(Core(number // 2 % 2, number // 2 % 2, number % 2, number) for number in range(8))
-NOWHERE = {"gpu_node": None, "num_workers": 0}
 CORES = sorted(os.sched_getaffinity(0))
 
 
-def bound(value: str, rank: int, num_ranks: int, **given: int | None) -> tuple[set[int], set[int], int]:
-    found = plan(value, TWO_SOCKETS, rank, num_ranks, **{**NOWHERE, **given})  # type: ignore[arg-type]
-    assert not found.problem
-    return set(found.own), set(found.workers), found.num_sharing
+def numbers(cores: list[Core]) -> set[int]:
+    return {core.number for core in cores}
+
+
+def placed(value: str, rank: int, num_ranks: int, gpu_node: int | None = None) -> tuple[set[int], int]:
+    cores, num_sharing, problem = place(value, TWO_SOCKETS, rank, num_ranks, gpu_node=gpu_node)
+    assert not problem
+    return numbers(cores), num_sharing
 
 
 def test_compact_gives_each_rank_neighbours_with_their_hyperthreads() -> None:
-    assert [bound("compact", rank, 4)[0] for rank in range(4)] == [{0, 4}, {1, 5}, {2, 6}, {3, 7}]
-    assert bound("compact", 1, 2) == ({2, 3, 6, 7}, {2, 3, 6, 7}, 1)
+    assert [placed("compact", rank, 4)[0] for rank in range(4)] == [{0, 4}, {1, 5}, {2, 6}, {3, 7}]
+    assert placed("compact", 1, 2) == ({2, 3, 6, 7}, 1)
 
 
 def test_numa_takes_the_gpu_s_node_else_one_after_the_other() -> None:
     first, second = {0, 1, 4, 5}, {2, 3, 6, 7}
-    assert bound("numa", 0, 1, gpu_node=1) == (second, second, 1)
-    assert [bound("numa", rank, 3) for rank in range(3)] == [(first, first, 2), (second, second, 1), (first, first, 2)]
+    assert placed("numa", 0, 1, gpu_node=1) == (second, 1)
+    assert [placed("numa", rank, 3) for rank in range(3)] == [(first, 2), (second, 1), (first, 2)]
 
 
-def test_split_keeps_workers_off_the_step_s_cores_but_never_takes_more_than_half() -> None:
-    assert bound("split", 0, 1, num_workers=1) == ({0, 4, 1, 5, 2, 6, 3}, {7}, 1)
-    assert bound("split", 0, 1, num_workers=32)[1] == {2, 6, 3, 7}
-    assert bound("split", 1, 2, num_workers=1) == ({2, 6, 3}, {7}, 1)
+@pytest.mark.parametrize(("num_workers", "workers"), [(1, {7}), (3, {6, 3, 7}), (32, {2, 6, 3, 7})])
+def test_each_worker_has_a_core_of_its_own_but_all_never_more_than_half(num_workers: int, workers: set[int]) -> None:
+    own, others, problem = part(TWO_SOCKETS, num_workers)
+    assert (numbers(others), numbers(own), problem) == (workers, set(range(8)) - workers, "")
 
 
 @pytest.mark.parametrize(
-    ("value", "cores", "num_ranks", "num_workers", "problem"),
+    ("value", "cores", "num_ranks", "problem"),
     [
-        ("compact", TWO_SOCKETS, 1, 0, affinity.ONE_RANK),
-        ("compact", TWO_SOCKETS[:1], 2, 0, affinity.TOO_FEW),
-        ("numa", TWO_SOCKETS[:4], 1, 0, affinity.ONE_NODE),
-        ("split", TWO_SOCKETS, 1, 0, affinity.NO_WORKERS),
-        ("split", TWO_SOCKETS[:1], 1, 4, affinity.TOO_FEW),
+        ("none", TWO_SOCKETS, 1, ""),
+        ("compact", TWO_SOCKETS, 1, affinity.ONE_RANK),
+        ("compact", TWO_SOCKETS[:1], 2, affinity.TOO_FEW),
+        ("numa", TWO_SOCKETS[:4], 1, affinity.ONE_NODE),
     ],
 )
 def test_what_would_change_nothing_says_so_and_leaves_all_cores(
-    value: str, cores: list[Core], num_ranks: int, num_workers: int, problem: str
+    value: str, cores: list[Core], num_ranks: int, problem: str
 ) -> None:
-    found = plan(value, cores, 0, num_ranks, gpu_node=None, num_workers=num_workers)
-    assert (found.problem, found.own) == (problem, {core.number for core in cores})
+    assert place(value, cores, 0, num_ranks, gpu_node=None) == (cores, num_ranks, problem)
+
+
+def test_one_core_and_no_workers_cannot_be_parted() -> None:
+    assert part(TWO_SOCKETS, 0) == (TWO_SOCKETS, TWO_SOCKETS, affinity.NO_WORKERS)
+    assert part(TWO_SOCKETS[:1], 2)[2] == affinity.TOO_FEW
 
 
 def write(path: Path, text: str) -> None:
@@ -80,9 +87,9 @@ def test_the_kernel_s_description_is_read_in_order_of_neighbourhood(tmp_path: Pa
 def test_a_rank_s_gpu_is_found_on_its_node_without_cuda(
     tmp_path: Path, visible: str | None, rank: int, node: int | None
 ) -> None:
-    for place, (address, uuid) in enumerate((("0000:17:00.0", "GPU-aa"), ("0000:B3:00.0", "GPU-bb"))):
+    for node_of_it, (address, uuid) in enumerate((("0000:17:00.0", "GPU-aa"), ("0000:B3:00.0", "GPU-bb"))):
         write(tmp_path / "driver" / address / "information", f"GPU UUID: {uuid}")
-        write(tmp_path / "sys/bus/pci/devices" / address.lower() / "numa_node", str(place))
+        write(tmp_path / "sys/bus/pci/devices" / address.lower() / "numa_node", str(node_of_it))
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     given = {"system": str(tmp_path / "sys"), "driver": str(tmp_path / "driver")}
     assert affinity.gpu_node(environment, rank, **given) == node
@@ -90,23 +97,30 @@ def test_a_rank_s_gpu_is_found_on_its_node_without_cuda(
 
 @pytest.mark.skipif(len(CORES) < 2, reason="one core cannot be split")
 def test_workers_and_step_are_seen_by_the_kernel_on_cores_of_their_own(trial: Trial) -> None:
-    run = trial("workers.py", "workers=1", knobs={affinity.KEY: "split"}, mode="inspect", env={"OMP_NUM_THREADS": ""})
+    run = trial("workers.py", "workers=1", knobs={OWN_CORES: True}, mode="inspect", env={"OMP_NUM_THREADS": ""})
     found = run.result()
-    assert (found.knobs[affinity.KEY].status, found.knobs[affinity.KEY].observed) == (APPLIED, "split")
-    assert json.loads((run.folder / "worker0.json").read_text())["cores"] == CORES[-1:]
-    assert f"trained on cores {CORES[:-1]} by threads {len(CORES) - 1}\n" in run.stdout
+    assert (found.knobs[OWN_CORES].status, found.knobs[OWN_CORES].observed) == (APPLIED, True)
+    seen = json.loads((run.folder / "worker0.json").read_text())["cores"]
+    assert len(seen) == 1
+    own = sorted({*CORES} - {*seen})
+    assert f"trained on cores {own} by threads {len(own)}\n" in run.stdout
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="one core cannot be split")
+def test_a_rank_gets_a_block_of_its_own_though_its_agent_was_bound_before(trial: Trial) -> None:
+    environment = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", affinity.CORES_VARIABLE: ",".join(map(str, CORES))}
+    bound = ["taskset", "-c", str(CORES[0]), sys.executable]
+    run = trial("workers.py", argv=bound, knobs={AFFINITY: "compact"}, mode="inspect", env=environment)
+    found = run.result()
+    assert (found.knobs[AFFINITY].status, found.facts["num_ranks"]) == (APPLIED, 2)
+    seen = json.loads((run.folder / "worker0.json").read_text())["cores"]
+    assert len(seen) == len(CORES) - len(CORES) // 2
+    assert f"trained on cores {seen} by" in run.stdout
 
 
 @pytest.mark.thorough
 def test_a_program_that_binds_itself_while_it_trains_is_told(trial: Trial) -> None:
-    run = trial("workers.py", "bind=1", knobs={affinity.KEY: "none"}, mode="inspect")
-    assert run.result().knobs[affinity.KEY].status == (OVERRIDDEN if len(CORES) > 1 else APPLIED)
-
-
-@pytest.mark.thorough
-def test_ranks_get_blocks_of_their_own_though_their_agent_was_bound_before(trial: Trial) -> None:
-    environment = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", affinity.CORES_VARIABLE: ",".join(map(str, CORES))}
-    run = trial("workers.py", knobs={affinity.KEY: "compact"}, mode="inspect", env=environment)
-    report = run.result().knobs[affinity.KEY]
-    assert report.status == (APPLIED if len(CORES) > 1 else NOT_APPLICABLE)
-    assert f"trained on cores {CORES[len(CORES) // 2 :]}" in run.stdout
+    run = trial("workers.py", "bind=1", "workers=0", knobs={AFFINITY: "none", OWN_CORES: True}, mode="inspect")
+    reports = run.result().knobs
+    assert reports[AFFINITY].status == (OVERRIDDEN if len(CORES) > 1 else APPLIED)
+    assert (reports[OWN_CORES].status, reports[OWN_CORES].observed) == (NOT_APPLICABLE, None)

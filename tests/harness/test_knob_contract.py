@@ -28,17 +28,16 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "threads.interop": (3, 2),
     "threads.omp": (2, 1),
     "threads.mkl": (2, 1),
-    "threads.affinity": ("split", "none"),
 }
-# Only a GPU shows them: on fakes in test_memory.py.
-ON_FAKES = {"memory.allocator", "memory.fraction"}
-# What must be installed, or made up, first: in test_memory.py, too.
-PRELOADED = {"memory.malloc"}
+# Only a GPU shows them: on fakes in test_memory.py and test_transfer.py.
+ON_FAKES = {"memory.allocator", "memory.fraction", "loader.non_blocking", "loader.device_prefetch"}
+# What a library, ranks or a second core must be there for: in tests of their own, test_memory.py and test_affinity.py.
+ELSEWHERE = {"memory.malloc", "threads.affinity", "loader.own_cores"}
 COSTLY = {"compile.mode": ("default", "off")}  # in a test of its own
 
 
 def test_every_knob_has_a_row() -> None:
-    assert {*CONTRACT, *COSTLY, *ON_FAKES, *PRELOADED} == set(CATALOGUE)
+    assert {*CONTRACT, *COSTLY, *ON_FAKES, *ELSEWHERE} == set(CATALOGUE)
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -15,7 +15,12 @@ from autotune.knobs import malloc
 from autotune.knobs.memory import configuration
 from tests.harness.conftest import Trial
 
-ON_CUDA: dict[str, Any] = {"memory.allocator": "expandable_segments", "memory.fraction": 0.5}
+ON_CUDA: dict[str, Any] = {
+    "memory.allocator": "expandable_segments",
+    "memory.fraction": 0.5,
+    "loader.non_blocking": True,
+    "loader.device_prefetch": True,
+}
 
 
 @pytest.fixture
@@ -35,6 +40,7 @@ def test_an_allocator_is_preloaded_and_seen_in_the_process(trial: Trial, library
     assert (found.knobs["memory.malloc"].status, found.knobs["memory.malloc"].observed) == (APPLIED, "jemalloc")
     assert found.observed["memory.malloc"] == "jemalloc"
     assert {found.knobs[key].status for key in ON_CUDA} == {NOT_APPLICABLE}
+    assert set(ON_CUDA) <= set(found.applicability)
 
 
 @pytest.mark.thorough

@@ -16,7 +16,10 @@ def worker(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "worker0.json").read_text()))
 
 
-@pytest.mark.parametrize(("method", "strategy"), [("forkserver", "file_system"), ("spawn", "file_descriptor")])
+@pytest.mark.parametrize(
+    ("method", "strategy"),
+    [("forkserver", "file_system"), pytest.param("spawn", "file_descriptor", marks=pytest.mark.thorough)],
+)
 def test_workers_are_started_and_send_as_asked(trial: Trial, method: str, strategy: str) -> None:
     run = trial("workers.py", "lock=1", knobs={CONTEXT: method, SHARING: strategy}, mode="inspect")
     found = run.result()
@@ -45,28 +48,24 @@ def test_the_program_s_own_sharing_strategy_is_tuned_over(trial: Trial) -> None:
         ),
     ],
 )
-def test_what_cannot_be_started_anew_is_told_by_the_baseline_and_forked_when_asked_for_otherwise(
-    trial: Trial, word: str, reason: str
-) -> None:
-    baseline = trial("workers.py", word, mode="inspect").result()
-    assert baseline.applicability[CONTEXT].startswith(reason)
-    run = trial("workers.py", word, knobs={CONTEXT: "spawn"}, target=baseline.target, mode="inspect")
-    report = run.result().knobs[CONTEXT]
-    assert (report.status, report.observed) == (NOT_APPLICABLE, "fork")
-    assert report.reason == baseline.applicability[CONTEXT]
+def test_what_cannot_be_started_anew_is_forked_and_told(trial: Trial, word: str, reason: str) -> None:
+    run = trial("workers.py", word, knobs={CONTEXT: "spawn"}, mode="inspect")
+    found = run.result()
+    assert found.applicability[CONTEXT].startswith(reason)
+    report = found.knobs[CONTEXT]
+    assert (report.status, report.reason, report.observed) == (NOT_APPLICABLE, found.applicability[CONTEXT], "fork")
     assert "workers.py" in " ".join(worker(run.folder)["command"])  # the training process' own
 
 
 def test_batches_come_as_they_are_made_where_that_is_asked_for(trial: Trial) -> None:
     knobs = {IN_ORDER: False, "loader.prefetch_factor": 4}
-    # The first sample is in one batch an epoch; the others overtake it.
-    run = trial("workers.py", "slow=0.3", knobs=knobs, mode="parity", max_steps=30, seed=3)
+    run = trial("workers.py", "slow=0.3", knobs=knobs, mode="parity", max_steps=30)
     assert run.result().knobs[IN_ORDER].status == APPLIED
-    late = [int(line.rsplit(" ", 1)[1]) for line in run.stdout.splitlines() if line.startswith("slow batch")]
-    held = trial("workers.py", "slow=0.3", knobs={**knobs, IN_ORDER: True}, mode="parity", max_steps=30, seed=3)
-    due = [int(line.rsplit(" ", 1)[1]) for line in held.stdout.splitlines() if line.startswith("slow batch")]
-    assert late != due
-    assert all(one >= other for one, other in zip(late, due, strict=False))
+    due, came = (
+        [int(line.rsplit(" ", 1)[1]) for line in run.stdout.splitlines() if line.startswith(f"slow batch {word} number")]
+        for word in ("is", "was")
+    )
+    assert any(late > planned for planned, late in zip(due, came, strict=False))  # the other worker's have overtaken it
 
 
 @pytest.mark.thorough

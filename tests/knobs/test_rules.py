@@ -99,10 +99,10 @@ def test_omp_threads_travel_through_the_environment() -> None:
 @pytest.mark.parametrize(
     ("machine", "expected"),
     [
-        (replace(CPU, num_cores=2), ["none", "split"]),
-        (replace(CPU, num_cores=1), []),
-        (replace(CPU, num_cores=8, num_nodes=2), ["none", "numa", "split"]),
-        (replace(CPU, num_cores=8, num_ranks=2, not_applicable={"loader.num_workers": "streams"}), ["none", "compact"]),
+        (CPU, []),
+        (replace(CPU, num_nodes=2), ["none", "numa"]),
+        (replace(CPU, num_ranks=2), ["none", "compact"]),
+        (replace(CPU, num_ranks=4, num_nodes=2), ["none", "compact", "numa"]),
     ],
 )
 def test_only_bindings_that_differ_here_are_tried(machine: Circumstances, expected: list[str]) -> None:
@@ -122,4 +122,10 @@ def test_another_malloc_is_tried_where_it_is_installed(monkeypatch: pytest.Monke
 
 def test_batches_come_out_of_order_only_from_several_workers() -> None:
     assert [knob("loader.in_order").is_active({"loader.num_workers": n}) for n in (0, 1, 2)] == [False, False, True]
-    assert not knob("threads.affinity").is_active({"threads.affinity": "split", "loader.num_workers": 0})
+
+
+def test_workers_are_kept_apart_from_the_step_where_there_is_a_second_core() -> None:
+    own_cores = knob("loader.own_cores")
+    assert "one core" in str(own_cores.blocked(replace(CPU, num_cores=1)))
+    assert own_cores.blocked(replace(CPU, num_cores=2)) is None
+    assert [own_cores.is_active({"loader.num_workers": n}) for n in (0, 1)] == [False, True]

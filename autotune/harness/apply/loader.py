@@ -6,7 +6,7 @@ import inspect
 import multiprocessing
 from typing import Any, Dict, NamedTuple, Optional
 
-from .. import startable
+from .. import affinity, startable, transfer
 from ..adapters import reads_batch_size_as_it_goes
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 
@@ -14,7 +14,7 @@ PREFIX = "loader."
 CONTEXT, IN_ORDER, SHARING = PREFIX + "multiprocessing_context", PREFIX + "in_order", PREFIX + "sharing_strategy"
 ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "multiprocessing_context", "in_order")
 OF_STREAMS = ("num_workers", "prefetch_factor", "persistent_workers")  # more workers would yield more data
-OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "in_order", "sharing_strategy")
+OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "in_order", "sharing_strategy", "own_cores")
 # What torch refuses, or ignores, without workers.
 WITHOUT_WORKERS = {
     "prefetch_factor": None,
@@ -23,7 +23,7 @@ WITHOUT_WORKERS = {
     "timeout": 0,
     "in_order": True,
 }
-ELSEWHERE = (SHARING,)  # knobs of the whole process, not of a constructor
+ELSEWHERE = (SHARING, affinity.OWN_CORES, *transfer.KEYS)  # knobs of the whole process, not of a constructor
 FORK = "fork"
 
 NO_LOADER = "no DataLoader feeds the optimizer's steps"
@@ -189,7 +189,7 @@ def _yields(training: Any, size: int) -> bool:
 def applicability(loader: Any) -> Dict[str, str]:
     """Returns knob key -> why it cannot be turned, for the training loader of the baseline (None: no loader)."""
     if loader is None:
-        return {PREFIX + name: NO_LOADER for name in ("batch_size", *ARGUMENTS, "sharing_strategy")}
+        return {PREFIX + name: NO_LOADER for name in ("batch_size", *ARGUMENTS, "sharing_strategy", "own_cores")}
     reasons = {}
     if loader.batch_size is None:
         kind = loader.given_kinds[2]

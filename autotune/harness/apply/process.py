@@ -12,6 +12,7 @@ import json
 import os
 from typing import Any, Dict
 
+from .. import affinity
 from ..protocol import APPLIED, HIDDEN_VARIABLE, NOT_APPLICABLE, OVERRIDDEN, STAND_IN, KnobReport
 
 INTRA, OMP, MATMUL, CUDNN = "threads.intra", "threads.omp", "precision.matmul", "backend.cudnn_benchmark"
@@ -43,6 +44,8 @@ def apply(knobs: Dict[str, Any]) -> None:
 
     if INTRA in knobs and torch.get_num_threads() != knobs[INTRA]:
         torch.set_num_threads(int(knobs[INTRA]))
+    if knobs.get(affinity.AFFINITY, affinity.NONE) != affinity.NONE:
+        follow_cores(knobs)  # torch may have been there before (`autotune.apply`)
     if MATMUL in knobs:
         torch.set_float32_matmul_precision(knobs[MATMUL])
     if CUDNN in knobs:
@@ -72,11 +75,11 @@ def _set_interop(num_threads: int) -> None:
 
 
 def follow_cores(knobs: Dict[str, Any]) -> None:
-    """Takes as many threads for an operator as this process has cores, where it has more and nobody asked for a number."""
+    """Takes as many threads for an operator as this process has cores, where it has more and no knob asks for a number."""
     import torch
 
     num_cores = len(os.sched_getaffinity(0))
-    if INTRA not in knobs and torch.get_num_threads() > num_cores:
+    if not {INTRA, OMP, MKL} & set(knobs) and torch.get_num_threads() > num_cores:
         torch.set_num_threads(num_cores)
 
 
