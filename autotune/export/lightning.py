@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.export.document import Document, Row, expressed
-from autotune.export.in_code import LOADER
+from autotune.export.in_code import loader_arguments, loader_keys
 from autotune.export.winner import Winner
 
 PRECISIONS = {"off": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
@@ -21,8 +21,8 @@ APART = "The Trainer owns no DataLoader: pass these to yours, DataLoader(dataset
 
 def document(winner: Winner) -> Document:
     """Returns the winner as arguments of the Trainer."""
-    loader = {key.removeprefix(LOADER): value for key, value in winner.active.items() if key.startswith(LOADER)}
-    settings, left_out = expressed(winner, ROWS, skip=[f"{LOADER}{name}" for name in loader])
+    loader = loader_arguments(winner.active)
+    settings, left_out = expressed(winner, ROWS, skip=loader_keys(winner.active))
     return Document(
         settings={"trainer": settings} if settings else {},
         usage=USAGE,

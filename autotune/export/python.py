@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from autotune.export.document import MAX_LINE, Exported, left_out_line
-from autotune.export.in_code import COMPRESSION, LOADER, PARALLEL
+from autotune.export.in_code import COMPRESSION, PARALLEL, loader_arguments, loader_keys
 from autotune.export.winner import Winner
 from autotune.records import Knobs
 from autotune.wording import one_line
@@ -13,6 +13,9 @@ from autotune.wording import one_line
 # Knob key -> statement at the program's start; {value} is filled with the Python literal.
 AT_START = {
     "threads.intra": "torch.set_num_threads({value!r})",
+    "threads.interop": "torch.set_num_interop_threads({value!r})",
+    "loader.sharing_strategy": "torch.multiprocessing.set_sharing_strategy({value!r})",
+    "memory.fraction": "torch.cuda.set_per_process_memory_fraction({value!r})",
     "precision.matmul": "torch.set_float32_matmul_precision({value!r})",
     "backend.cudnn_benchmark": "torch.backends.cudnn.benchmark = {value!r}",
 }
@@ -51,13 +54,14 @@ def _best(winner: Winner) -> str:
     if winner.variables:
         lines.append("# Before Python starts, in the shell:")
         lines += [f"#   {one_line(f'export {name}={shlex.quote(text)}', MAX_LINE)}" for name, text in winner.variables.items()]
-    others = [key for key in winner.in_program if not (key in IN_PARTS or key.startswith((LOADER, PARALLEL)))]
+    in_code = {*IN_PARTS, *loader_keys(winner.in_program)}
+    others = [key for key in winner.in_program if not (key in in_code or key.startswith(PARALLEL))]
     lines += [f"# {left_out_line(key, winner.active[key])}" for key in others]
     return "\n".join([*lines, ""])
 
 
 def _loader(knobs: Knobs) -> str:
-    given = {key.removeprefix(LOADER): value for key, value in knobs.items() if key.startswith(LOADER)}
+    given = loader_arguments(knobs)
     return f"\n# The DataLoader that trains: DataLoader(dataset, shuffle=True, **LOADER)\nLOADER = {given!r}\n" if given else ""
 
 

@@ -15,8 +15,9 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import batches, sites, worker
+from . import affinity, batches, sites, transfer, worker
 from .apply import loader as apply_loader
+from .apply import process as apply_process
 from .loader import Loader
 
 
@@ -34,14 +35,16 @@ class LoaderWatch:
         self._worth = float(self._spec.tokens_per_sample or 1)  # of a sample, in what is counted
         self.reports: Dict[str, Any] = {}
         self._is_measuring = self._spec.mode != "apply"
+        self.transfer = transfer.Transfer(self._spec.knobs)  # below what is watched: it stays where that goes
         self._sites = sites.TargetSites(self._spec.target)
         self.is_at_rest = False
         self._current: Optional[Loader] = None
         self._workers: List[Any] = []  # processes of the loader that started last
         self._patch_construction()
         self._patch_iteration()
-        if self._is_measuring:
+        if self._is_measuring or affinity.OWN_CORES in self._spec.knobs or affinity.AFFINITY in self._spec.knobs:
             self._patch_workers()
+        if self._is_measuring:
             self._patch_worker_info()
 
     # --- entry ---
@@ -72,8 +75,11 @@ class LoaderWatch:
         self._iteration: Any = (start, advance)
         monotonic, tensor, worth = time.monotonic, Tensor, self._worth
 
+        knobs = self._spec.knobs
+
         @functools.wraps(start)
         def __init__(self: Any, loader: Any) -> None:
+            apply_process.share(knobs)  # again: the program may have set its own since
             self._autotune = watch._current = info = loader.__dict__.get("_autotune")
             start(self, loader)
             self._autotune_ear = None if info is None or info.sizes.is_known else batches.put_ear_to(self)
@@ -123,15 +129,23 @@ class LoaderWatch:
         @functools.wraps(start)
         def __init__(self: Any, loader: Any) -> None:
             info, own = loader.__dict__.get("_autotune"), loader.worker_init_fn
-            if info is None or not watch._has_counters(info, loader.num_workers):
+            cores = watch._session.binder.workers_start(loader.num_workers)
+            if cores is not None:
+                apply_process.follow_cores(watch._spec.knobs)
+            is_counted = watch._is_measuring and info is not None and watch._has_counters(info, loader.num_workers)
+            if not is_counted and cores is None:
                 start(self, loader)
                 return
-            loader.worker_init_fn = worker.WorkerInit(info.counters_file, own)
+            loader.worker_init_fn = worker.WorkerInit(info.counters_file if is_counted else "", own, cores)
             try:
                 start(self, loader)
             finally:
                 loader.worker_init_fn = own
+            if info is None:
+                return
             watch._workers = self._workers
+            method = getattr(self._workers[0], "_start_method", None)  # of its class; None: the process' own
+            info.settings[apply_loader.CONTEXT] = method or apply_loader.start_method(None)
 
         _MultiProcessingDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
 
@@ -164,6 +178,10 @@ class LoaderWatch:
         torch.utils.data._utils.worker.get_worker_info = get_worker_info
         dataloader.get_worker_info = get_worker_info
 
+    def workers(self) -> List[Any]:
+        """Returns the processes that were started last for a loader and run."""
+        return [process for process in self._workers if process.is_alive()]
+
     def dead_worker(self) -> Dict[str, str]:
         """Returns {"worker": "12, SIGKILL"} when a worker was ended by a signal, its id and which; {} when none was.
 
@@ -192,8 +210,13 @@ class LoaderWatch:
                 self._ordinals[info.site] = info.ordinal + 1
                 info.is_target = self._is_target(info, arguments)
             if info.is_target:
-                is_chained, is_unshared = self._is_chained(info, arguments), self._is_unshared(info)
-                apply_loader.apply(self._spec.knobs, arguments, self.reports, is_chained=is_chained, is_unshared=is_unshared)
+                made = apply_loader.Making(
+                    is_chained=self._is_chained(info, arguments),
+                    is_unshared=self._is_unshared(info),
+                    is_shuffled=info.is_shuffled,
+                    main_line=info.main_line,
+                )
+                apply_loader.apply(self._spec.knobs, arguments, self.reports, made)
         except Exception:
             self._session.broke("reading or changing a DataLoader's arguments")
             return None
@@ -204,6 +227,7 @@ class LoaderWatch:
             if self.is_at_rest:
                 self._sites.made(getattr(loader, "batch_sampler", None), info)
                 return
+            info.made(loader)
             info.batch_sampler = getattr(loader, "batch_sampler", None)
             size = getattr(loader, "batch_size", None)
             info.batch_size = size if size is not None else getattr(info.batch_sampler, "batch_size", None)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, Optional, Set
 
-from . import process, protocol
+from . import process, protocol, transfer
 from .apply import attention as apply_attention
 from .apply import device as apply_device
 from .apply import loader as apply_loader
+from .apply import memory as apply_memory
 from .apply import module as apply_module
 from .apply import nccl as apply_nccl
 from .apply import optimizer as apply_optimizer
@@ -81,7 +82,9 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
     found.knobs = {
         **apply_process.verify(spec.knobs),
         **apply_nccl.verify(spec.knobs),
+        **apply_memory.verify(spec.knobs, session.device),
         **apply_loader.verify(spec.knobs, session.loaders.reports, training),
+        **session.loaders.transfer.verify(spec.knobs, session.device),
         **apply_module.verify(
             spec.knobs,
             session.modules.reports,
@@ -95,6 +98,8 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
         **apply_attention.verify(spec.knobs, _attention(session), is_compiled=session.modules.is_compiled()),
         **apply_device.verify(spec.knobs, session.device),
     }
+    for key, report in session.binder.verify(session.loaders.workers()).items():
+        found.knobs.setdefault(key, report)  # without workers the loader's knobs have said so
     for key in spec.knobs:
         found.knobs.setdefault(key, protocol.KnobReport(protocol.NOT_APPLICABLE, "the harness does not know this knob"))
     found.observed = _observed(session, settings)
@@ -102,8 +107,12 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
 
 
 def _add_applicability(found: protocol.RankResult, session: Any) -> None:
+    training = session.loaders.training
+    unforked = apply_loader.unforked(training) if session.spec.target is None else {}  # asked once a study
     found.applicability = {
-        **apply_loader.applicability(session.loaders.training),
+        **apply_loader.applicability(training),
+        **unforked,
+        **transfer.applicability(session.device),
         **apply_module.applicability(session.modules.told),
         **session.optimizers.applicability,
         **apply_process.applicability(session.device),
@@ -111,6 +120,7 @@ def _add_applicability(found: protocol.RankResult, session: Any) -> None:
         **apply_step.applicability(session.optimizers),
         **apply_attention.applicability(_attention(session), is_compiled=session.modules.is_compiled()),
         **apply_device.applicability(session.device),
+        **apply_memory.applicability(session.device),
     }
     found.target = session.loaders.target()
 
@@ -165,7 +175,7 @@ def _add_supply(found: protocol.RankResult, session: Any, rate_per_s: float) -> 
 
 
 def _observed(session: Any, settings: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    found: Dict[str, Any] = {**apply_process.observe(), **apply_nccl.observe()}
+    found: Dict[str, Any] = {**apply_process.observe(), **apply_memory.observe(), **apply_nccl.observe()}
     found.update(settings or {})
     found.update(apply_step.observe(session.gradients))
     found.update({apply_attention.KEY: apply_attention.observe(), **apply_device.observe(session.device)})

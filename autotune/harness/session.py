@@ -17,9 +17,10 @@ import time
 import traceback
 from typing import Any, Dict, List, Optional
 
-from . import protocol
+from . import affinity, protocol
 from .apply import attention as apply_attention
 from .apply import device as apply_device
+from .apply import memory as apply_memory
 from .apply import process as apply_process
 from .clock import Finished, make_clock
 from .meter import DONE, STEADY, WARMUP, Meter
@@ -41,6 +42,7 @@ class Session:
         self.spec = protocol.read_spec(spec_path)
         self.pid = os.getpid()
         self.started_s = time.monotonic()
+        self.binder = affinity.Binder(self.spec.knobs, self.spec.device)  # before torch counts the cores
         self.phase = ""
         self.phases_s: Dict[str, float] = {}
         self._phase_since_s = self.started_s
@@ -86,7 +88,7 @@ class Session:
         self.losses: Any = None if self._is_applying else losses.LossWatch(self, self.spec.max_steps)
         self.memory = process.MemoryWatch()
         self.loaders = loaders.LoaderWatch(self)
-        self.supply = supply.Supply(self.loaders)
+        self.supply = supply.Supply(self.loaders, self.binder)
         self.modules = modules.ModuleWatch(self)
         self.communication = ranks.Communication(self.modules.parallel)
         self.optimizers = optimizers.OptimizerWatch(self)
@@ -158,9 +160,11 @@ class Session:
         if not self._is_applying:
             self.clock = make_clock(self.device)
             self.memory.begin(self.device, self.spec.memory_limit_bytes)
+        apply_memory.begin(self.spec.knobs, self.device, self.spec.memory_limit_bytes)
         apply_process.apply(self.spec.knobs)  # again: the program may have set its own at start-up
         apply_attention.apply(self.spec.knobs)
         apply_device.apply(self.spec.knobs, self.device)
+        self.binder.bind_again()
 
     def plain_step_hook(self, otherwise: Any) -> Any:
         """Returns the hook after the steps of an optimizer at rest: steps as nearly all are, fed one batch by one loader.

@@ -45,6 +45,8 @@ class Circumstances:
         has_compiler: whether torch.compile can work for this device (a C++ compiler on the CPU, triton on CUDA).
         observed: knob key -> the program's own value, from the baseline.
         not_applicable: knob key -> reason, from the baseline's harness.
+        num_nodes: NUMA nodes that the program's cores are of.
+        num_ranks: processes that train together on this host.
         is_recipe: whether a built-in recipe is tuned (its batch size and workers are ours to choose).
         world_size: processes that train together; None before the baseline has told.
         num_nodes: machines that they run on; None before the baseline has told.
@@ -61,6 +63,8 @@ class Circumstances:
     has_compiler: bool = True
     observed: Knobs = field(default_factory=dict)
     not_applicable: dict[str, str] = field(default_factory=dict)
+    num_nodes: int = 1
+    num_ranks: int = 1
     is_recipe: bool = False
     world_size: int | None = None
     num_nodes: int | None = None
@@ -86,11 +90,11 @@ class Knob:
     Attributes:
         key: dotted key, "loader.num_workers".
         tier: what it changes beside speed.
-        type: bool, int or str; what a value must be.
+        type: bool, int, float or str; what a value must be.
         default: value in a program that says nothing (the library's own default).
         domain: values worth trying under the circumstances, ascending for numbers; the space adds the baseline's own.
         choices: the only values allowed for a str knob; empty = any.
-        bounds: smallest and largest value allowed for an int knob here; None = no bound on that side.
+        bounds: smallest and largest value allowed for a number here; None = no bound on that side.
         blocked: reason why it cannot be turned under the circumstances, None when it can.
         expert: value an expert would start with under the circumstances, None to leave it.
         is_active: whether it means anything beside the other knobs' values (prefetch_factor needs workers).
@@ -106,7 +110,7 @@ class Knob:
     default: KnobValue
     domain: Callable[[Circumstances], list[KnobValue]]
     choices: tuple[str, ...] = ()
-    bounds: Callable[[Circumstances], tuple[int | None, int | None]] = lambda _: (None, None)
+    bounds: Callable[[Circumstances], tuple[float | None, float | None]] = lambda _: (None, None)
     blocked: Callable[[Circumstances], str | None] = no_reason
     expert: Callable[[Circumstances], KnobValue | None] = no_seed
     is_active: Callable[[Knobs], bool] = lambda _: True

@@ -129,6 +129,8 @@ def circumstances(
         has_compiler=bool(seen.get("has_compiler", True)),
         observed={key: value for key, value in observed.items() if _is_value(value)},
         not_applicable=dict(baseline.applicability) if baseline else {},
+        num_nodes=int(seen.get("num_nodes") or 1),
+        num_ranks=int(seen.get("num_ranks") or 1),
         is_recipe=is_recipe,
         world_size=baseline.world_size if baseline else None,
         num_nodes=seen.get("num_nodes"),

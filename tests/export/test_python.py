@@ -14,7 +14,7 @@ from autotune.knobs.catalogue import CATALOGUE
 
 ALL = {
     "loader.batch_size": 8,
-    "loader.num_workers": 1,
+    "loader.num_workers": 2,
     "loader.prefetch_factor": 4,
     "loader.pin_memory": False,
     "loader.persistent_workers": True,
@@ -32,6 +32,18 @@ ALL = {
     "step.accumulation": 2,
     "threads.intra": 1,
     "threads.omp": 2,
+    "loader.multiprocessing_context": "fork",
+    "loader.in_order": False,
+    "loader.sharing_strategy": "file_system",
+    "loader.non_blocking": False,
+    "loader.device_prefetch": False,
+    "threads.interop": 3,
+    "threads.mkl": 2,
+    "loader.own_cores": True,
+    "threads.affinity": "compact",
+    "memory.allocator": "default",
+    "memory.fraction": 0.9,
+    "memory.malloc": "glibc",
     "parallel.bucket_cap_mb": 50,
     "parallel.static_graph": True,
     "parallel.gradient_as_bucket_view": True,
@@ -49,6 +61,7 @@ ALL = {
     "nccl.socket_ifname": "=eth0",
     "nccl.cross_nic": 1,
 }
+ON_CUDA = "    torch.cuda.set_per_process_memory_fraction(0.9)\n"  # takes a GPU
 
 
 @pytest.fixture
@@ -77,10 +90,13 @@ def test_every_knob_is_written_down_as_python(changed):
 
 
 def test_a_script_that_imports_it_has_the_knobs(changed, run):
-    seen = run(render(changed(ALL), "python", None).text)
+    text = render(changed(ALL), "python", None).text
+    assert ON_CUDA in text
+    seen = run(text.replace(ON_CUDA, ""))
+    assert seen["others"] == [False, "fork", "file_system", 3]
     assert seen["before"] == [2, "highest", False]
     assert (seen["threads"], seen["matmul"], seen["benchmark"]) == (1, "high", True)
-    assert seen["loader"] == [8, 1, 4, True]
+    assert seen["loader"] == [8, 2, 4, True]
     assert (seen["weights"], seen["images"]) == (True, True)
     assert (seen["output"], seen["is_compiled"], seen["fused"]) == ("torch.bfloat16", True, True)
     assert seen["wrapped"] == [50, True, True, ["bf16_compress_hook"]]

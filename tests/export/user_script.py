@@ -36,6 +36,12 @@ def main():
                 "matmul": torch.get_float32_matmul_precision(),
                 "benchmark": torch.backends.cudnn.benchmark,
                 "loader": [loader.batch_size, loader.num_workers, loader.prefetch_factor, loader.persistent_workers],
+                "others": [
+                    loader.in_order,
+                    loader.multiprocessing_context.get_start_method(),
+                    torch.multiprocessing.get_sharing_strategy(),
+                    torch.get_num_interop_threads(),
+                ],
                 "weights": model[0].weight.is_contiguous(memory_format=torch.channels_last),
                 "images": images.is_contiguous(memory_format=torch.channels_last),
                 "output": str(output.dtype),

@@ -18,6 +18,9 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "loader.prefetch_factor": (3, 4),
     "loader.pin_memory": (True, False),
     "loader.persistent_workers": (True, False),
+    "loader.multiprocessing_context": ("forkserver", "fork"),
+    "loader.in_order": (False, True),
+    "loader.sharing_strategy": ("file_system", "file_descriptor"),
     "precision.amp": ("bf16", "off"),
     "precision.matmul": ("high", "highest"),
     "layout.channels_last": (True, False),
@@ -26,7 +29,9 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "optimizer.set_to_none": (False, True),
     "step.accumulation": (2, 1),
     "threads.intra": (2, 1),
+    "threads.interop": (3, 2),
     "threads.omp": (2, 1),
+    "threads.mkl": (2, 1),
     # Environment variables, read back in the process. What NCCL makes of them takes GPUs: not measured on a GPU yet.
     "nccl.algo": ("allreduce:tree", "Ring"),
     "nccl.proto": ("Simple", "^LL128"),
@@ -47,6 +52,10 @@ BLOCKS = {
     "backend.sdpa": ("flash", "math"),
     "backend.l2_fetch_granularity": (128, 64),
 }
+# Only a GPU shows them: on fakes in test_memory.py and test_transfer.py.
+ON_FAKES = {"memory.allocator", "memory.fraction", "loader.non_blocking", "loader.device_prefetch"}
+# What a library, ranks or a second core must be there for: in tests of their own, test_memory.py and test_affinity.py.
+ELSEWHERE = {"memory.malloc", "threads.affinity", "loader.own_cores"}
 COSTLY = {"compile.mode": ("default", "off"), "compile.dynamic": ("true", "auto")}  # in a test of their own
 
 # With two ranks: knob -> two values, and what the program sees of each.
@@ -59,7 +68,7 @@ OF_RANKS: dict[str, tuple[tuple[Any, Any], str, tuple[Any, Any]]] = {
 
 
 def test_every_knob_has_a_row() -> None:
-    assert {*CONTRACT, *COSTLY, *BLOCKS, *OF_RANKS} == set(CATALOGUE)
+    assert {*CONTRACT, *COSTLY, *BLOCKS, *ON_FAKES, *ELSEWHERE, *OF_RANKS} == set(CATALOGUE)
 
 
 @pytest.mark.parametrize("which", [0, 1])
