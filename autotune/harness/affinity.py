@@ -237,11 +237,11 @@ def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM,
 
 
 def facts() -> Dict[str, int]:
-    """Returns {"num_nodes": NUMA nodes that this job's cores are of, "num_ranks": training processes on this host}."""
+    """Returns {"num_numa_nodes": NUMA nodes that this job's cores are of, "num_local_ranks": training processes on this host}."""
     if not hasattr(os, "sched_getaffinity"):
-        return {"num_nodes": 1, "num_ranks": 1}
+        return {"num_numa_nodes": 1, "num_local_ranks": 1}
     nodes = {core.node for core in cores_of(SYSTEM, allowed(os.environ))}
-    return {"num_nodes": max(1, len(nodes)), "num_ranks": ranks_of_host(os.environ)[1]}
+    return {"num_numa_nodes": max(1, len(nodes)), "num_local_ranks": ranks_of_host(os.environ)[1]}
 
 
 def _read(path: str) -> str:

@@ -45,8 +45,8 @@ class Circumstances:
         has_compiler: whether torch.compile can work for this device (a C++ compiler on the CPU, triton on CUDA).
         observed: knob key -> the program's own value, from the baseline.
         not_applicable: knob key -> reason, from the baseline's harness.
-        num_nodes: NUMA nodes that the program's cores are of.
-        num_ranks: processes that train together on this host.
+        num_numa_nodes: NUMA nodes that the program's cores are of.
+        num_local_ranks: processes that train together on this host.
         is_recipe: whether a built-in recipe is tuned (its batch size and workers are ours to choose).
         world_size: processes that train together; None before the baseline has told.
         num_nodes: machines that they run on; None before the baseline has told.
@@ -63,8 +63,8 @@ class Circumstances:
     has_compiler: bool = True
     observed: Knobs = field(default_factory=dict)
     not_applicable: dict[str, str] = field(default_factory=dict)
-    num_nodes: int = 1
-    num_ranks: int = 1
+    num_numa_nodes: int = 1
+    num_local_ranks: int = 1
     is_recipe: bool = False
     world_size: int | None = None
     num_nodes: int | None = None

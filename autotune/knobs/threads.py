@@ -88,7 +88,7 @@ MKL = Knob(
 
 def affinities(circumstances: Circumstances) -> list[KnobValue]:
     """Returns the ways of binding that differ here."""
-    ways = {"none": True, "compact": circumstances.num_ranks > 1, "numa": circumstances.num_nodes > 1}
+    ways = {"none": True, "compact": circumstances.num_local_ranks > 1, "numa": circumstances.num_numa_nodes > 1}
     return [way for way, differs in ways.items() if differs]
 
 

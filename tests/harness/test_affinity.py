@@ -112,7 +112,7 @@ def test_a_rank_gets_a_block_of_its_own_though_its_agent_was_bound_before(trial:
     bound = ["taskset", "-c", str(CORES[0]), sys.executable]
     run = trial("workers.py", argv=bound, knobs={AFFINITY: "compact"}, mode="inspect", env=environment)
     found = run.result()
-    assert (found.knobs[AFFINITY].status, found.facts["num_ranks"]) == (APPLIED, 2)
+    assert (found.knobs[AFFINITY].status, found.facts["num_local_ranks"]) == (APPLIED, 2)
     seen = json.loads((run.folder / "worker0.json").read_text())["cores"]
     assert len(seen) == len(CORES) - len(CORES) // 2
     assert f"trained on cores {seen} by" in run.stdout

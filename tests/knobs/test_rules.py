@@ -101,9 +101,9 @@ def test_omp_threads_travel_through_the_environment() -> None:
     ("machine", "expected"),
     [
         (CPU, []),
-        (replace(CPU, num_nodes=2), ["none", "numa"]),
-        (replace(CPU, num_ranks=2), ["none", "compact"]),
-        (replace(CPU, num_ranks=4, num_nodes=2), ["none", "compact", "numa"]),
+        (replace(CPU, num_numa_nodes=2), ["none", "numa"]),
+        (replace(CPU, num_local_ranks=2), ["none", "compact"]),
+        (replace(CPU, num_local_ranks=4, num_numa_nodes=2), ["none", "compact", "numa"]),
     ],
 )
 def test_only_bindings_that_differ_here_are_tried(machine: Circumstances, expected: list[str]) -> None:
