@@ -237,7 +237,7 @@ def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM,
 
 
 def facts() -> Dict[str, int]:
-    """Returns {"num_numa_nodes": NUMA nodes that this job's cores are of, "num_local_ranks": training processes on this host}."""
+    """Returns "num_numa_nodes", of this job's cores, and "num_local_ranks", training processes on this host."""
     if not hasattr(os, "sched_getaffinity"):
         return {"num_numa_nodes": 1, "num_local_ranks": 1}
     nodes = {core.node for core in cores_of(SYSTEM, allowed(os.environ))}
