@@ -47,7 +47,8 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
         if not result.throughput_per_s > 0:  # also NaN
             return Pace(window.seconds / window.steps, 0.0)
         lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0  # less what a queue had left
-    step = _over_window_of(first, result) if window is None or _is_whole(first) else None
+    is_common = result.world_size > 1 and (window is None or _is_whole(first))
+    step = _over_window_of(first, result) if is_common else None
     if step is None and window is not None:
         step = Pace(window.seconds / window.steps, window.samples / window.steps)
     return None if step is None else Pace(step.step_s / lasting_frac, step.samples)
@@ -57,12 +58,13 @@ def _over_window_of(first: RankResult, result: RankResult) -> Pace | None:
     """Returns a rank's mean step over the steps of rank 0's window; None where it has not made them all."""
     if first.window is None:
         return None
-    begin, ends_s = int(first.steps.get("warmup", 0)), result.steps.get("end_s") or []
+    begin, steps = int(first.steps.get("warmup", 0)), result.steps
+    ends_s, samples = steps.get("end_s") or [], steps.get("samples") or []
     end = begin + first.window.steps
-    if not begin < end <= len(ends_s):
+    if not begin < end <= min(len(ends_s), len(samples)):
         return None
     seconds = ends_s[end - 1] - (ends_s[begin - 1] if begin else 0.0)
-    return Pace(seconds / (end - begin), sum(result.steps["samples"][begin:end]) / (end - begin))
+    return Pace(seconds / (end - begin), sum(samples[begin:end]) / (end - begin))
 
 
 def _is_whole(first: RankResult) -> bool:
@@ -76,6 +78,8 @@ def rate_per_s(results: Sequence[RankResult]) -> float | None:
 
     A part is not the whole.
     """
+    if len(results) == 1:
+        return results[0].throughput_per_s
     paces = [pace(result, results[0]) for result in results]
     known = [each for each in paces if each is not None]
     if not known or len(known) < len(paces):
