@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from autotune.machine.checks import (
 )
 from autotune.machine.checks.network import legend, matrix
 from autotune.machine.probes import Answer, Probe, interpreters, ours
+from autotune.machine.probes.data import problem
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,6 +38,7 @@ DATA_ROOT = "data.root"
 # How long each probe may take, seconds. A driver without persistence mode takes about a second to initialise a GPU; torch is
 # imported in a few seconds from a local disk, and in a minute from a slow one.
 GPUS_S, HOST_S, INTERPRETER_S, DATA_S = 20.0, 10.0, 60.0, 20.0
+FOLDER_S = 2.0  # for the first look at the data folder, before anything is started
 GROUPS = ("GPU", "connections", "host", "program", "data")
 ORDER = (Status.fine, Status.absent, Status.mend, Status.broken)
 STYLES = {Status.fine: "good", Status.absent: "quiet", Status.mend: "warn", Status.broken: "bad"}
@@ -55,11 +58,9 @@ def doctor(overrides: Sequence[str], *, data: str | None, python: str | None, as
         BadInput: there is no such folder or interpreter, or a key that means nothing here.
     """
     begun_s = time.monotonic()
-    folder = _folder(overrides, data)
+    folder, interpreter = _folder(overrides, data), _interpreter(python)
     with console(stderr=True).status("looking at this machine") as status:
-        answers = _ask(_interpreter(python), folder, status.update)
-    if folder is not None and (reason := answers["data"].facts.get("problem")):
-        raise BadInput(f"{DATA_ROOT}: {reason}, got {folder!r}. Give the folder that holds the training data.")
+        answers = _ask(interpreter, folder, status.update)
     findings = _findings(answers)
     if as_json:
         print_json(_document(findings, answers, time.monotonic() - begun_s))
@@ -79,9 +80,20 @@ def _folder(overrides: Sequence[str], data: str | None) -> str | None:
         folders.append(value)
     if len(folders) > 1:
         raise BadInput(f"{DATA_ROOT}: given more than once, got {', '.join(map(repr, folders))}. Give one.")
-    if folders and (not folders[0] or "\0" in folders[0]):
-        raise BadInput(f"{DATA_ROOT}: no such folder, got {folders[0]!r}. Give the folder that holds the training data.")
-    return folders[0] if folders else None
+    if not folders:
+        return None
+    if reason := "no such folder" if not folders[0] or "\0" in folders[0] else _problem(folders[0]):
+        raise BadInput(f"{DATA_ROOT}: {reason}, got {folders[0]!r}. Give the folder that holds the training data.")
+    return folders[0]
+
+
+def _problem(folder: str) -> str:
+    """Returns why a folder cannot be read; "" when it can, or when its file system does not answer: the probe will tell."""
+    found: list[str] = []
+    looking = threading.Thread(target=lambda: found.append(problem(folder)), daemon=True)
+    looking.start()
+    looking.join(FOLDER_S)
+    return found[0] if found else ""
 
 
 def _interpreter(python: str | None) -> str:

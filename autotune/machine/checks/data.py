@@ -24,6 +24,7 @@ def check_data(found: dict[str, Any], problem: str = "", *, host: dict[str, Any]
         problem: why there is none; "" beside an empty document means that no folder was named.
         host: the document of the host's probe, {} without one.
     """
+    problem = problem or str(found.get("problem") or "")  # the folder has gone since it was named
     if problem:
         cost = "a program that reads there hangs as long"
         return [_finding("disk", f"the folder could not be read: {problem}", Status.broken, cost, "mount; sudo dmesg | tail")]

@@ -37,14 +37,20 @@ def look(folder: str) -> dict[str, Any]:
         "is_all" (whether all were looked at in the time), "num_read", "read_bytes", "seconds", "method".
     """
     path = os.path.abspath(os.path.expanduser(folder))
-    if not os.path.isdir(path):
-        return {"path": path, "problem": "a file, not a folder" if os.path.exists(path) else "no such folder"}
-    if not os.access(path, os.R_OK | os.X_OK):
-        return {"path": path, "problem": "a folder that cannot be read"}
+    if reason := problem(path):
+        return {"path": path, "problem": reason}
     files, num_bytes, is_all = _files(path)
     found = {"path": path, "problem": "", "file_system": file_system(path), "num_files": len(files), "bytes": num_bytes}
     random.Random(0).shuffle(files)  # not in the order they were written in
     return {**found, "is_all": is_all, **_measure(path, files)}
+
+
+def problem(folder: str) -> str:
+    """Returns why a folder cannot be read, in a few words; "" when it can. On a file system that hangs, so does this."""
+    path = os.path.expanduser(folder)
+    if not os.path.isdir(path):
+        return "a file, not a folder" if os.path.exists(path) else "no such folder"
+    return "" if os.access(path, os.R_OK | os.X_OK) else "a folder that cannot be read"
 
 
 def file_system(path: str, mounts: str = "/proc/self/mounts") -> str:
