@@ -57,3 +57,12 @@ def raised_in(log: str) -> str:
         if line and "ChildFailedError" not in line and "torch.distributed.elastic" not in line:
             return line
     return ""
+
+
+# Frames of ours in a traceback: its program is somebody else's.
+OUR_FRAMES = re.compile(r'^ +File "[^"\n]*/autotune/harness/[^"\n]*", line [^\n]*\n(?: {4,}[^\n]*\n)*', re.MULTILINE)
+
+
+def without_our_frames(log: str) -> str:
+    """Returns a log in which the tracebacks hold nothing of the harness."""
+    return OUR_FRAMES.sub("", log)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.log_messages import without_our_frames
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Knobs, KnobValue, Summary, objective_names
 
 DASH = "-"  # what stands in for a number that could not be had
@@ -248,7 +249,9 @@ def verdict_text(summary: Summary) -> str:
     if (summary.get("baseline") or {}).get("is_barred") and (summary.get("best") or {}).get("overrides"):
         verdict = "within the constraints"  # the program as it is run today is not, whatever the ratio
     words = BETTER[objective_of(summary)] if verdict == "faster" else verdict
-    return f"{words}: {gain_text(summary, speedup['ratio'], speedup.get('ci'))}"
+    compared = {} if (summary.get("best") or {}).get("overrides") else speedup.get("overrides") or {}
+    what = f" with {changes_phrase(compared)}" if compared else ""  # the baseline was kept: what it was compared with
+    return f"{words}: {gain_text(summary, speedup['ratio'], speedup.get('ci'))}{what}"
 
 
 def break_even_text(summary: Summary) -> str:
@@ -308,5 +311,6 @@ def one_line(text: str, most: int) -> str:
 def log_lines(evidence: dict[str, Any], *, most: int = 15) -> list[str]:
     """Returns the end of what a failed trial said, its traceback or else its log, set off for a message."""
     error = evidence.get("error") or {}
-    tail = str(error.get("traceback") or evidence.get("log_tail") or "").rstrip().splitlines()[-most:]
+    log = without_our_frames(str(error.get("traceback") or evidence.get("log_tail") or ""))
+    tail = log.rstrip().splitlines()[-most:]
     return [f"  | {line}" for line in tail]

@@ -16,6 +16,7 @@ from rich.text import Text
 from autotune.cli.terminal import console, print_json
 from autotune.detected import doubts, findings
 from autotune.errors import NothingWorked
+from autotune.log_messages import without_our_frames
 from autotune.wording import bytes_text, command_text, value_text
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
     outcome, reason = classify(ended.facts(launch.spec))
     lines = [f"the program could not be inspected, {outcome}: {reason or 'the program took no optimizer step'}"]
     lines += [f"{label}: {text}" for label, text in (findings(first) if first else [])]
-    tail = str(ended.evidence.get("log_tail", "")).strip().splitlines()[-TAIL_LINES:]
+    tail = without_our_frames(str(ended.evidence.get("log_tail", ""))).strip().splitlines()[-TAIL_LINES:]
     lines += ["The end of its log:", *(f"  | {line}" for line in tail)] if tail else []
     raise NothingWorked(composed.secrets.text("\n".join(lines)))
 

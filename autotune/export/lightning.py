@@ -24,7 +24,7 @@ def document(winner: Winner) -> Document:
     loader = loader_arguments(winner.active)
     settings, left_out = expressed(winner, ROWS, skip=loader_keys(winner.active))
     return Document(
-        settings={"trainer": settings} if settings else {},
+        settings={"trainer": settings},
         usage=USAGE,
         apart={APART: loader} if loader else {},
         left_out=left_out,

@@ -83,7 +83,7 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
         **apply_process.verify(spec.knobs),
         **apply_nccl.verify(spec.knobs),
         **apply_memory.verify(spec.knobs, session.device),
-        **apply_loader.verify(spec.knobs, session.loaders.reports, training),
+        **apply_loader.verify(spec.knobs, session.loaders.reports, training, is_known=spec.target is not None),
         **session.loaders.transfer.verify(spec.knobs, session.device),
         **apply_module.verify(
             spec.knobs,

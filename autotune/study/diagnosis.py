@@ -25,7 +25,7 @@ def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]
 
 
 def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
-    if not record.value or record.data_wait_frac is None:
+    if not record.value or record.data_wait_frac is None or record.loader_rate is None:  # no DataLoader: nobody knows of input
         return []
     if _shares_cores(record, device):
         # Measured: one worker on two cores slowed the step from 58 to 42 samples/s and hardly ever let it wait, where a free

@@ -130,7 +130,7 @@ def _by_tier(
         is_decided = best.changed and best.tier.rank <= tier.rank
         is_nothing_better = standing.decision is not None and not best.changed and tier is Tier.training
         top = best if is_decided or is_nothing_better else leader(records, baseline, tier)
-        claim = standing.tiers.get(top.number)
+        claim = standing.tiers.get(top.number) or _finals_of(top, standing)
         if claim and not claim.is_better:
             top, claim = baseline, None
         entry = _entry(top, records, standing, overrides=True)
@@ -143,6 +143,14 @@ def _by_tier(
         compared = parity.report(top, records, is_held=is_held) or {}
         found[str(tier)] = {**entry, "parity": compared.get("text", "")}
     return found
+
+
+def _finals_of(record: TrialRecord, standing: Standing) -> Decision | None:
+    """Returns the finals' decision where they have measured this configuration beside the baseline and handed it not over."""
+    decision = standing.decision
+    if decision is None or decision.ratio is None or decision.finalist is None or decision.is_better:
+        return None
+    return decision if decision.finalist.number == record.number else None
 
 
 def _entry(
@@ -217,6 +225,8 @@ def _speedup(baseline: TrialRecord | None, best: TrialRecord | None, standing: S
         "reason": decision.reason,
         "num_rounds": decision.ratio.num_rounds,
         "margin": decision.margin,
+        "trial": decision.finalist.number if decision.finalist else None,
+        "overrides": decision.finalist.changed if decision.finalist else {},
     }
 
 

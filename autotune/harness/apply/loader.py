@@ -26,6 +26,8 @@ WITHOUT_WORKERS = {
 ELSEWHERE = (SHARING, affinity.OWN_CORES, *transfer.KEYS)  # knobs of the whole process, not of a constructor
 FORK = "fork"
 
+NOT_THE_BASELINE_S = "it is not the loader that trained in the baseline"
+NOT_SHUFFLED = "it does not shuffle, and the file does not say which loader trains: one that does was looked for"
 NO_LOADER = "no DataLoader feeds the optimizer's steps"
 NO_WORKERS = "means nothing without workers (loader.num_workers=0)"
 OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a batch_size"
@@ -143,13 +145,16 @@ def start_method(context: Any) -> str:
     return str(own or multiprocessing.get_all_start_methods()[0])
 
 
-def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], training: Any) -> Dict[str, KnobReport]:
+def verify(
+    knobs: Dict[str, Any], noted: Dict[str, KnobReport], training: Any, *, is_known: bool = True
+) -> Dict[str, KnobReport]:
     """Returns a report for every loader knob of the trial.
 
     Args:
         knobs: the trial's knobs.
         noted: what construction could not do.
         training: the loader whose batches reached the optimizer; None when there was none.
+        is_known: whether it was said which loader trains.
     """
     reports = {}
     for key, value in knobs.items():
@@ -165,7 +170,7 @@ def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], training: Any) -
         elif key in ELSEWHERE:
             continue
         elif observed != value:
-            missed = "" if training.is_target else " (it is not the loader that trained in the baseline)"
+            missed = "" if training.is_target else f" ({NOT_THE_BASELINE_S if is_known else NOT_SHUFFLED})"
             why = f"the training loader{missed} has {observed!r}, {value!r} was asked"
             reports[key] = KnobReport(OVERRIDDEN, why, observed)
         elif key == PREFIX + "num_workers" and value > 1 and not training.is_shared_out:
