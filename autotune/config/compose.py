@@ -18,7 +18,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.checks import problems_of
-from autotune.config.command import CommandTemplate, recipe_command, study_name, title, user_command
+from autotune.config.command import (
+    BATCH_SIZE,
+    RECIPE_BATCH_SIZE,
+    CommandTemplate,
+    recipe_command,
+    study_name,
+    title,
+    user_command,
+)
 from autotune.config.domains import read_space
 from autotune.config.files import Chosen
 from autotune.config.hidden import HiddenValues, hide
@@ -112,6 +120,8 @@ def compose(
     pinned = found.collect(lambda: _pins(config, given, here))
     space = found.collect(lambda: _space(config, given, pinned or {}, here))
     template = found.collect(lambda: _command(config, command, overrides, here))
+    if template is not None:
+        found.add(_uneven(config, pinned or {}, template))
     if found.problems or space is None or template is None:
         raise found.error()
     for key in template.placeholders:  # who writes a placeholder wants the knob tuned, in the named space or not
@@ -282,6 +292,19 @@ def _space(config: StudyConfig, given: Split, pinned: Knobs, here: Circumstances
         tiers=config.tiers,
         is_held=is_held,
     )
+
+
+def _uneven(config: StudyConfig, pinned: Knobs, template: CommandTemplate) -> list[str]:
+    """Returns what is wrong with a global batch where the baseline's batch size is known before it has run."""
+    total, nproc = config.train.global_batch, config.launch.nproc
+    own = pinned.get(BATCH_SIZE, template.placeholders.get(BATCH_SIZE, RECIPE_BATCH_SIZE if template.is_recipe else None))
+    if total is None or not isinstance(own, int) or own < 1 or nproc < 1 or total % (own * nproc) == 0:
+        return []
+    made_of = f"a batch of {own}" if nproc == 1 else f"a batch of {own} in {nproc} processes"
+    return [
+        f"train.global_batch: no multiple of {made_of}, which the baseline has, got {total}. "
+        f"Give a multiple of {own * nproc}, or pin another batch size: {BATCH_SIZE}=N."
+    ]
 
 
 def _command(

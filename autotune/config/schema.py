@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # generated from the catalogue, which a type checker cannot s
     OptimizerPins: TypeAlias = Any
     BackendPins: TypeAlias = Any
     StepPins: TypeAlias = Any
+    MemoryPins: TypeAlias = Any
     ThreadsPins: TypeAlias = Any
 else:
     LoaderPins = pins_of("loader")
@@ -46,6 +47,7 @@ else:
     OptimizerPins = pins_of("optimizer")
     BackendPins = pins_of("backend")
     StepPins = pins_of("step")
+    MemoryPins = pins_of("memory")
     ThreadsPins = pins_of("threads")
 
 
@@ -269,6 +271,7 @@ class StudyConfig:
         optimizer: pinned knobs of the optimizer's kernels.
         backend: pinned knobs of cuDNN.
         step: pinned knobs of the optimizer's step as a whole.
+        memory: pinned knobs of memory.
         threads: pinned knobs of CPU threads.
         env: pinned environment variables.
         search_space: name of a file in search_spaces/, or a path.
@@ -299,6 +302,7 @@ class StudyConfig:
     optimizer: OptimizerPins = field(default_factory=OptimizerPins)
     backend: BackendPins = field(default_factory=BackendPins)
     step: StepPins = field(default_factory=StepPins)
+    memory: MemoryPins = field(default_factory=MemoryPins)
     threads: ThreadsPins = field(default_factory=ThreadsPins)
     env: dict[str, str] = field(default_factory=dict)
     search_space: str = "default"

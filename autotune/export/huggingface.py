@@ -37,6 +37,7 @@ ROWS: dict[str, Row] = {
         {"torch_compile": False} if value == "off" else {"torch_compile": True, "torch_compile_mode": value}
     ),
     "optimizer.implementation": _optimizer,
+    "memory.activation_checkpointing": lambda value, _: {"gradient_checkpointing": value},
     "step.accumulation": lambda value, _: {"gradient_accumulation_steps": value},
 }
 USAGE = [

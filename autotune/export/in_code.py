@@ -17,13 +17,22 @@ IN_CODE = {
     ("layout.channels_last", True): "model.to(memory_format=torch.channels_last), and the same for batches of images",
     ("layout.channels_last", False): "leave model and batches in the default memory format",
     ("compile.mode", "off"): EAGER,
+    (
+        "memory.activation_checkpointing",
+        True,
+    ): "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False), each block",
+    ("memory.activation_checkpointing", False): "leave the blocks without torch.utils.checkpoint",
     ("optimizer.implementation", "default"): "neither fused nor foreach in the optimizer's constructor",
 }
 BY_KEY = {
     "precision.matmul": "torch.set_float32_matmul_precision({value!r})",
     "compile.mode": COMPILED,
+    "compile.dynamic": "torch.compile(..., dynamic={value!r}), None for auto",
+    "optimizer.set_to_none": "optimizer.zero_grad(set_to_none={value!r})",
     "optimizer.implementation": "{value}=True in the optimizer's constructor",
     "backend.cudnn_benchmark": "torch.backends.cudnn.benchmark = {value!r}",
+    "backend.sdpa": "torch.nn.attention.sdpa_kernel(...) around the model's call: {value}",
+    "backend.l2_fetch_granularity": "cudaDeviceSetLimit(cudaLimitMaxL2FetchGranularity, {value!r}) through ctypes",
     "step.accumulation": "(loss / {value!r}).backward(), and clip, step and zero_grad at every {value!r}th iteration only",
     "threads.intra": "torch.set_num_threads({value!r})",
 }

@@ -103,8 +103,9 @@ def _amp(knobs: Knobs) -> str:
         'Returns what the model is called in: `with autocast("cuda"): output = model(inputs)`; the loss takes output.float().'
     )
     dtype, enabled = ("float16" if value == "fp16" else "bfloat16"), ("" if value != "off" else ", enabled=False")
-    scaled = ["# Scale the loss, too: torch.amp.GradScaler(device_type)."] if value == "fp16" else []
-    return _function("autocast(device_type)", said, [*scaled, f"return torch.autocast(device_type, dtype=torch.{dtype}{enabled})"])
+    body = ["# Scale the loss, too: torch.amp.GradScaler(device_type)."] if value == "fp16" else []
+    body.append(f"return torch.autocast(device_type, dtype=torch.{dtype}{enabled})")
+    return _function("autocast(device_type)", said, body)
 
 
 def _function(signature: str, said: str, body: list[str]) -> str:

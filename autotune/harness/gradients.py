@@ -12,16 +12,16 @@ Nothing here is put in place unless a knob asks for it.
 
 from __future__ import annotations
 
-import functools
 import statistics
 import weakref
 from typing import Any, Callable, List, Optional, Tuple
 
+from . import gradient_entry as entry
+from .apply import module as apply_module
 from .apply import step as apply_step
 
 CHECKED_CYCLES = 2  # in which the gradients themselves are looked at: that waits for the device
 MAX_DISCARDED = 4  # cycles thrown away one after the other: then the program does it at each step
-CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
 
 
 class Gradients:
@@ -46,23 +46,28 @@ class Gradients:
         self.num_calls = self.num_done = self.num_cleared = 0  # calls of step() in whole cycles, those that stepped
         self.is_left_empty: Optional[bool] = None  # after zero_grad(): whether the gradients are gone
         self._optimizer: Any = None  # a weak reference
-        self._gathered = self._num_discarded = 0
-        self._is_dirty = self._is_inside = self._is_through = self._is_unscaled = False
+        self.gathered = self._num_discarded = 0
+        self._is_dirty = self.is_inside = self.is_through = self._is_unscaled = False
         self._begin: Any = None  # the gradient that the last backward pass began with
         self._first_samples = 0.0  # of the first forward call
         self._after_backward: Optional[List[Any]] = None
         self._when_held: Optional[List[Any]] = None
-        self._is_patched = False
-        if self._is_derived or self.every != 1 or self.set_to_none is not None:
-            self._patch()
+        self.is_in_place = False
+        may_scale = knobs.get(apply_module.AMP) == "fp16"  # before a scheduler puts itself around an optimizer's step
+        if self._is_derived or self.every != 1 or self.set_to_none is not None or may_scale:
+            self.is_in_place = True
+            entry.put_in_place(self)
 
-    def scale(self, device: str) -> None:
-        """Scales the losses of this process from now on: its modules compute in float16."""
+    def scale(self, module: Any, device: str) -> None:
+        """Scales the losses of this process from now on: a module computes in float16."""
         import torch
 
-        if self.scaler is None and not self.problem:
+        if _is_sharded(module):
+            self._session.modules.leave_precision(apply_step.SHARDED)
+        elif self.problem:
+            self._session.modules.leave_precision(self.problem)
+        elif self.scaler is None:
             self.scaler = torch.amp.GradScaler(device)
-            self._patch()
 
     @property
     def is_active(self) -> bool:
@@ -71,123 +76,16 @@ class Gradients:
 
     def enlist(self, optimizer: Any) -> None:
         """Puts the harness before the steps of an optimizer's class; called for each optimizer that is made."""
-        kind = type(optimizer)
-        if not self._is_patched or getattr(kind.step, "is_autotunes_own", False):
-            return
-        own, watch = kind.step, self
+        if self.is_in_place:
+            entry.before_steps(self, type(optimizer))
 
-        @functools.wraps(own)
-        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch._is_through or not watch._is_in_charge(self):
-                return own(self, *args, **kwargs)
-            return watch._step(own, self, args, kwargs)
-
-        step.hooked = True  # type: ignore[attr-defined]  # torch's own hooks are inside
-        step.is_autotunes_own = True  # type: ignore[attr-defined]
-        step._torchdynamo_disable = True  # type: ignore[attr-defined]
-        kind.step = step
-
-    # --- entry ---
-
-    def _patch(self) -> None:
-        import torch
-        from torch.nn.utils import clip_grad
-
-        if self._is_patched:
-            return
-        self._is_patched = True
-        for optimizer in self._session.optimizers.optimizers() if hasattr(self._session, "optimizers") else ():
-            self.enlist(optimizer)
-        self._patch_backward()
-        for kind in (torch.optim.Optimizer, torch.nn.Module):
-            kind.zero_grad = self._around_zero_grad(kind.zero_grad)  # type: ignore[method-assign]
-        for name in CLIPS:
-            if hasattr(clip_grad, name):
-                clip = self._around_clip(getattr(clip_grad, name), is_reading=name == "get_total_norm")
-                for module in (clip_grad, torch.nn.utils):
-                    if hasattr(module, name):
-                        setattr(module, name, clip)
-        scaler = torch.amp.GradScaler
-        for name in ("unscale_", "step", "update"):
-            setattr(scaler, name, self._around_scaler(name, getattr(scaler, name)))
-
-    def _patch_backward(self) -> None:
-        import torch
-
-        backward, watch = torch.autograd.backward, self
-
-        @functools.wraps(backward)
-        def begun_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-            # A backward pass within one, of a checkpointed segment, has its share already.
-            if watch._is_inside or torch.compiler.is_compiling() or not watch.is_active:
-                return backward(tensors, grad_tensors, *args, **kwargs)
-            try:
-                outputs, begin = watch._begin_backward(tensors, grad_tensors)
-            except Exception:
-                watch._session.broke("scaling a loss")
-                return backward(tensors, grad_tensors, *args, **kwargs)
-            watch._is_inside = True
-            try:
-                returned = backward(outputs, begin, *args, **kwargs)
-            finally:
-                watch._is_inside = False
-            watch._backward_done()
-            return returned
-
-        torch.autograd.backward = begun_backward
-
-    def _around_zero_grad(self, zero_grad: Callable[..., Any]) -> Callable[..., Any]:
-        watch = self
-
-        @functools.wraps(zero_grad)
-        def cleared(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch._keeps(owner):
-                return None
-            if watch.set_to_none is not None:
-                args, kwargs = (), {"set_to_none": watch.set_to_none}
-            returned = zero_grad(owner, *args, **kwargs)
-            if watch.set_to_none is not None:
-                watch._cleared()
-            return returned
-
-        cleared._torchdynamo_disable = True  # type: ignore[attr-defined]
-        return cleared
-
-    def _around_clip(self, clip: Callable[..., Any], *, is_reading: bool) -> Callable[..., Any]:
-        watch = self
-
-        @functools.wraps(clip)
-        def clipped(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            if not watch.is_active:
-                return clip(parameters, *args, **kwargs)
-            if watch._is_last():
-                watch._unscale()
-                return clip(parameters, *args, **kwargs)
-            return clip(parameters, *args, **kwargs) if is_reading else watch._norm(clip.__name__, parameters, args, kwargs)
-
-        return clipped
-
-    def _around_scaler(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        # The program's own scaler: it must not unscale, step or move its scale while gradients are still gathered.
-        watch = self
-
-        @functools.wraps(method)
-        def scaled(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch._is_through or scaler is watch.scaler or not watch.is_active or not scaler.is_enabled():
-                return method(scaler, *args, **kwargs)
-            if watch.scaler is not None:
-                watch.stand_down(apply_step.SCALES)
-                return method(scaler, *args, **kwargs)
-            if name == "step" and watch._is_in_charge(args[0]):
-                return watch._step(functools.partial(method, scaler), args[0], args[1:], kwargs)
-            is_held = watch._gathered if name == "update" else name == "unscale_" and not watch._is_last()
-            return None if is_held else method(scaler, *args, **kwargs)
-
-        return scaled
+    def broke(self, doing: str) -> None:
+        """Called in an `except` block around the harness's own code."""
+        self._session.broke(doing)
 
     # --- backward ---
 
-    def _begin_backward(self, tensors: Any, grad_tensors: Any) -> Tuple[Any, Any]:
+    def begin_backward(self, tensors: Any, grad_tensors: Any) -> Tuple[Any, Any]:
         """Returns what to call backward on and what to begin with."""
         import torch
 
@@ -219,14 +117,16 @@ class Gradients:
         self._begin = gradient
         return gradient
 
-    def _backward_done(self) -> None:
+    def backward_done(self) -> None:
+        """Called after each backward pass."""
         self._is_dirty = True
         if self.num_done < CHECKED_CYCLES and not self.problem:
             self._after_backward = [*self._versions(), *self._norms()]
 
     # --- steps ---
 
-    def _is_in_charge(self, optimizer: Any) -> bool:
+    def is_in_charge(self, optimizer: Any) -> bool:
+        """Whether the steps of this optimizer are led; the first that steps is, and a second one ends it."""
         if not self.is_active:
             return False
         own = self._optimizer() if self._optimizer is not None else None
@@ -235,6 +135,8 @@ class Gradients:
                 self._after_backward = self._when_held = None  # of another one's gradients
             self._optimizer = weakref.ref(optimizer)
         elif own is not optimizer:
+            if self.scaler is not None:
+                self._undo_scale(_parameters_of(optimizer))
             self.stand_down(apply_step.SEVERAL)
             return False
         return True
@@ -245,10 +147,11 @@ class Gradients:
             return self._optimizer()
         return next(reversed(self._session.optimizers.optimizers()), None)
 
-    def _is_last(self) -> bool:
-        return self._gathered + 1 >= (self.every or 1)
+    def is_last(self) -> bool:
+        """Whether the next call of `step()` steps: no more gradients are to come."""
+        return self.gathered + 1 >= (self.every or 1)
 
-    def _step(self, step: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
+    def step(self, step: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Steps, or holds the step back when more gradients are to come; returns what a step would."""
         import torch
 
@@ -262,30 +165,31 @@ class Gradients:
             args, kwargs = (), {name: value for name, value in kwargs.items() if name != "closure"}
         self._program_steps()
         if self.problem:
-            return step(optimizer, *args, **kwargs) or returned
-        if not self._is_last():
+            done = step(optimizer, *args, **kwargs)
+            return done if closure is None else returned
+        if not self.is_last():
             self._hold()
             return returned
-        self._is_through = True
+        self.num_calls += self.gathered + 1  # before the step, within which the result may be written
+        self.num_done += 1
+        self.is_through = True
         try:
             done = self._scaled_step(optimizer) if self.scaler is not None else step(optimizer, *args, **kwargs)
         finally:
-            self._is_through = self._is_dirty = self._is_unscaled = False
-            self.num_calls += self._gathered + 1
-            self.num_done += 1
-            self._gathered = self._num_discarded = 0
+            self.is_through = self._is_dirty = self._is_unscaled = False
+            self.gathered = self._num_discarded = 0
             self._after_backward = self._when_held = None
         return done if closure is None else returned
 
     def _program_steps(self) -> None:
         """Called at each step of the program: the first one tells how many backward passes it makes to one."""
-        if self._is_derived and self.every and not self.num_done and not self._gathered:
+        if self._is_derived and self.every and not self.num_done and not self.gathered:
             self._correct()
-        if not self._is_last() or self.scaler is not None:
+        if not self.is_last() or self.scaler is not None:
             self._check_untouched()
 
     def _hold(self) -> None:
-        self._gathered += 1
+        self.gathered += 1
         self._is_dirty = False
         if self.num_done < CHECKED_CYCLES:
             self._when_held = self._norms()
@@ -295,7 +199,7 @@ class Gradients:
         self.scaler.update()
         return returned
 
-    def _unscale(self) -> None:
+    def unscale(self) -> None:
         """Divides the gradients by the scale, once a cycle, before somebody looks at them."""
         if self.scaler is None or self._is_unscaled:
             return
@@ -304,13 +208,13 @@ class Gradients:
             self._is_unscaled = True
             self.scaler.unscale_(self._own())
 
-    def _keeps(self, owner: Any) -> bool:
+    def keeps(self, owner: Any) -> bool:
         """Whether `zero_grad()` of an optimizer or a module must leave the gradients that are being gathered."""
-        if not self._gathered or self.problem or not self._is_concerned(owner):
+        if not self.gathered or self.problem or not self._is_concerned(owner):
             return False
         if not self._is_dirty:
             return True
-        self._gathered, self._is_dirty, self._when_held = 0, False, None  # thrown away: all that was gathered goes with it
+        self.gathered, self._is_dirty, self._when_held = 0, False, None  # thrown away: all that was gathered goes with it
         self._num_discarded += 1
         if self._num_discarded >= MAX_DISCARDED:
             self.stand_down(apply_step.DISCARDS)
@@ -322,7 +226,8 @@ class Gradients:
             return any(id(parameter) in held for parameter in owner.parameters())
         return owner is self._own()
 
-    def _cleared(self) -> None:
+    def cleared(self) -> None:
+        """Called after `zero_grad()` where it was told what to leave."""
         # Looked at while it is new: what the knob is for is seen at once.
         self.num_cleared += 1
         if self.num_cleared <= 2 * CHECKED_CYCLES and self._session.num_steps:
@@ -330,7 +235,7 @@ class Gradients:
 
     # --- clipping ---
 
-    def _norm(self, name: str, parameters: Any, args: Any, kwargs: Any) -> Any:
+    def norm(self, name: str, parameters: Any, args: Any, kwargs: Any) -> Any:
         """Returns what clipping would, without doing it: there are gradients to come."""
         import torch
 
@@ -393,6 +298,11 @@ class Gradients:
         """Calls of `step()` to one that stepped, as seen; None before there was one."""
         return self.num_calls / self.num_done if self.num_done else None
 
+    @property
+    def is_early(self) -> bool:
+        """Whether there has been no second step yet, before which cleared gradients tell nothing."""
+        return bool(self._session.num_steps < 2)
+
     def samples_per_step(self) -> Optional[float]:
         """Returns the samples that a step of all ranks held, as counted; None where samples are not what is counted."""
         samples = self._session.steps["samples"]
@@ -408,10 +318,20 @@ class Gradients:
             return
         self.problem = why
         if self.scaler is not None:
-            if self._is_dirty and not self._is_unscaled and self._own() is not None:
-                self.scaler.unscale_(self._own())
+            if self._is_dirty and not self._is_unscaled:
+                self._undo_scale(self._parameters())
             self._session.modules.leave_precision(why)
-        self.scaler, self.every, self._gathered, self._after_backward, self._when_held = None, 1, 0, None, None
+        self.scaler, self.every, self.gathered, self._after_backward, self._when_held = None, 1, 0, None, None
+
+    def _undo_scale(self, parameters: List[Any]) -> None:
+        """Takes the scale out of gradients that somebody else will use; what overflowed counts nothing."""
+        import torch
+
+        scale = self._begin * (self.every or 1)
+        with torch.no_grad():
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    torch.nan_to_num_(parameter.grad.div_(scale), 0.0, 0.0, 0.0)
 
     def _check_untouched(self) -> None:
         before, self._after_backward = self._after_backward, None
@@ -435,7 +355,16 @@ class Gradients:
         return [*(None for gradient in found if gradient is None), *(repr(float(norm)) for norm in norms)]
 
     def _parameters(self) -> List[Any]:
-        return [parameter for group in getattr(self._own(), "param_groups", ()) for parameter in group["params"]]
+        return _parameters_of(self._own())
+
+
+def _parameters_of(optimizer: Any) -> List[Any]:
+    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+
+
+def _is_sharded(module: Any) -> bool:
+    is_wrapped = any(type(each).__name__ == "FullyShardedDataParallel" for each in module.modules())
+    return is_wrapped or any(hasattr(parameter, "to_local") for parameter in module.parameters())
 
 
 def _num_ranks() -> int:

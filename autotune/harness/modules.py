@@ -11,13 +11,15 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional, Set
 
 from torch import is_grad_enabled
 from torch.compiler import is_compiling
 
 from .apply import module as apply_module
 from .batches import CallSizes
+from .checkpointing import Checkpointing
+from .dressing import dress
 from .protocol import NOT_APPLICABLE, KnobReport
 
 DISCOVERY_STEPS = 3  # every optimizer has stepped by then in programs that alternate
@@ -55,6 +57,7 @@ class ModuleWatch:
         # Modules whose layout and compilation were set at a wrapper's construction.
         self.prepared: "weakref.WeakSet[Any]" = weakref.WeakSet()
         self.reports: Dict[str, Any] = {}
+        self.checkpointing = Checkpointing()
         self.wrappers: List[str] = []
         self.depth = 0
         self.unit = "samples"
@@ -139,10 +142,10 @@ class ModuleWatch:
         self.roots.append(root)
         inner = getattr(module, "module", None)
         if inner is None or inner not in self.prepared:
-            apply_module.prepare(module, self.knobs, self.reports, root.observed)
+            self._prepare(module, root.observed)
         root.around = apply_module.autocast_of(module, self.knobs, self.reports)
-        if apply_module.is_in_float16(self.knobs, self.reports):
-            self._session.gradients.scale(apply_module.device_of(module))
+        if root.observed[apply_module.AMP] == "off" and apply_module.is_in_float16(self.knobs, self.reports):
+            self._session.gradients.scale(module, apply_module.device_of(module))
         if not swap_class(root, self) and root.around is not None:
             why = f"a {type(module).__name__} cannot be given another class: its calls stay as they are"
             self.reports[apply_module.AMP] = KnobReport(NOT_APPLICABLE, why)
@@ -151,12 +154,19 @@ class ModuleWatch:
             self._session.enter("compile" if self.is_compiled() else "first_batch")
         return root
 
+    def _prepare(self, module: Any, observed: Dict[str, Any]) -> None:
+        asked = self.knobs.get(apply_module.CHECKPOINTING)
+        if asked is not None:  # before compilation, which takes modules as they are
+            is_watched = self.knobs.get(apply_module.COMPILE, "off") == "off" and observed[apply_module.COMPILE] == "off"
+            apply_module.checkpoint(module, asked, self.reports, self.checkpointing, is_watched=is_watched)
+        apply_module.prepare(module, self.knobs, self.reports, observed)
+
     def leave_precision(self, why: str) -> None:
         """Takes autocast away from the roots, which keep their layout: their gradients cannot be scaled."""
-        self.reports[apply_module.AMP] = KnobReport(NOT_APPLICABLE, why)
+        self.knobs = {key: value for key, value in self.knobs.items() if key != apply_module.AMP}
+        self.reports[apply_module.AMP] = KnobReport(NOT_APPLICABLE, why, "off")
         for root in self.living:
-            root.around = apply_module.autocast_of(root.module, {**self.knobs, apply_module.AMP: "off"}, {})
-        self.knobs = {**self.knobs, apply_module.AMP: "off"}
+            root.around = apply_module.autocast_of(root.module, self.knobs, self.reports)
 
     def _watch_autocast(self) -> None:
         # A program may enter autocast inside its module (libraries wrap `forward`): out of sight when the root is adopted.
@@ -195,7 +205,7 @@ class ModuleWatch:
     def _wrapping(self, wrapper: Any, module: Any) -> None:
         if module not in self.prepared:
             self.prepared.add(module)
-            apply_module.prepare(module, self.knobs, self.reports, apply_module.observe(module))
+            self._prepare(module, apply_module.observe(module))
         self.wrappers.append(type(wrapper).__name__)
 
     # --- calls of a root ---
@@ -260,6 +270,7 @@ class ModuleWatch:
         if self._session.num_steps >= self._look_until:
             self.is_looking = False
             self.stop_looking()
+            self.checkpointing.stop_watching()
             if self._enter_autocast is not None:
                 import torch
 
@@ -299,42 +310,9 @@ class ModuleWatch:
         return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
 
 
-_CLASS: Any = object.__dict__["__class__"]  # the real slot, under whatever a class says of `__class__`
-
-
-class _NoSubclassHook:
-    """Before the program's class in the order of resolution: its `__init_subclass__` (a registry, say) is not told.
-
-    Without `__slots__`: an object's class can only be replaced by one of the same layout.
-    """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        pass
-
-
 def swap_class(root: Root, watch: ModuleWatch) -> bool:
-    """Gives a root a subclass of its own class whose `__call__` counts and sets the trial's precision.
-
-    `__class__`, copies and pickles show the program's own class; only `type(module)` tells.
-
-    Returns:
-        Whether the module could be given another class (a ScriptModule cannot).
-    """
+    """Gives a root a class whose `__call__` counts and sets the trial's precision; returns whether it could."""
     module, original = root.module, type(root.module)
-
-    def show_class(self: Any) -> type:
-        return original
-
-    def undressed(method: str) -> Callable[..., Any]:
-        def call(self: Any, *args: Any) -> Any:
-            kind = type(self)
-            _CLASS.__set__(self, original)
-            try:
-                return getattr(self, method)(*args)
-            finally:
-                _CLASS.__set__(self, kind)
-
-        return call
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         if root.is_passive and self.training:
@@ -346,16 +324,7 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
             return original.__call__(self, *args, **kwargs)
         return watch.run(root, original.__call__, args, kwargs)
 
-    body: Dict[str, Any] = {name: getattr(original, name) for name in ("__qualname__", "__module__", "__doc__")}
-    body.update(__call__=__call__, __class__=property(show_class, _CLASS.__set__), __reduce_ex__=undressed("__reduce_ex__"))
-    if hasattr(original, "__deepcopy__"):
-        body["__deepcopy__"] = undressed("__deepcopy__")
-    try:
-        metaclass: Any = type(original)
-        _CLASS.__set__(module, metaclass(original.__name__, (_NoSubclassHook, original), body))
-    except Exception:
-        return False  # the program's class or its metaclass does not allow it
-    return True
+    return dress(module, {"__call__": __call__})
 
 
 def _name(module: Any) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Set
 
 from . import process, protocol
+from .apply import attention as apply_attention
+from .apply import device as apply_device
 from .apply import loader as apply_loader
 from .apply import module as apply_module
 from .apply import optimizer as apply_optimizer
@@ -70,10 +72,16 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
         **apply_process.verify(spec.knobs),
         **apply_loader.verify(spec.knobs, session.loaders.reports, training),
         **apply_module.verify(
-            spec.knobs, session.modules.reports, [root.module for root in session.modules.living], session.modules.num_graphs()
+            spec.knobs,
+            session.modules.reports,
+            [root.module for root in session.modules.living],
+            session.modules.num_graphs(),
+            is_run_again=session.modules.checkpointing.is_run_again,
         ),
         **apply_optimizer.verify(spec.knobs, session.optimizers.reports, session.optimizers.clock()),
         **apply_step.verify(spec.knobs, session.gradients),
+        **apply_attention.verify(spec.knobs, _attention(session), is_compiled=session.modules.is_compiled()),
+        **apply_device.verify(spec.knobs, session.device),
     }
     for key in spec.knobs:
         found.knobs.setdefault(key, protocol.KnobReport(protocol.NOT_APPLICABLE, "the harness does not know this knob"))
@@ -88,6 +96,8 @@ def _add_applicability(found: protocol.RankResult, session: Any) -> None:
         **session.optimizers.applicability,
         **apply_process.applicability(session.device),
         **apply_step.applicability(session.optimizers),
+        **apply_attention.applicability(_attention(session), is_compiled=session.modules.is_compiled()),
+        **apply_device.applicability(session.device),
     }
     found.target = session.loaders.target()
 
@@ -144,6 +154,7 @@ def _observed(session: Any, settings: Optional[Dict[str, Any]]) -> Dict[str, Any
     found: Dict[str, Any] = dict(apply_process.observe())
     found.update(settings or {})
     found.update(apply_step.observe(session.gradients))
+    found.update({apply_attention.KEY: apply_attention.observe(), **apply_device.observe(session.device)})
     if session.modules.roots:
         first = session.modules.told[0].observed
         found.update({key: first[key] for key in apply_module.KEYS})
@@ -198,6 +209,10 @@ def _add_detected(found: protocol.RankResult, session: Any) -> None:
         "unit": session.loaders.unit,
         "unit_source": session.loaders.unit_source,
     }
+
+
+def _attention(session: Any) -> Optional[Set[str]]:
+    return session.losses.attention if session.losses is not None else None
 
 
 def _compiled(session: Any) -> Dict[str, Any]:

@@ -18,6 +18,8 @@ import traceback
 from typing import Any, Dict, List, Optional
 
 from . import protocol
+from .apply import attention as apply_attention
+from .apply import device as apply_device
 from .apply import process as apply_process
 from .clock import Finished, make_clock
 from .meter import DONE, STEADY, WARMUP, Meter
@@ -77,6 +79,7 @@ class Session:
         self.applied: Any = applied.Applied(self, is_called=boot.is_called) if self._is_applying else None
         process.limit_memory(self.spec)
         apply_process.apply(self.spec.knobs)
+        apply_attention.apply(self.spec.knobs)
         if self.spec.seed is not None:
             losses.seed_everything(self.spec.seed)
         self.losses: Any = None if self._is_applying else losses.LossWatch(self, self.spec.max_steps)
@@ -153,6 +156,8 @@ class Session:
             self.clock = make_clock(self.device)
             self.memory.begin(self.device, self.spec.memory_limit_bytes)
         apply_process.apply(self.spec.knobs)  # again: the program may have set its own at start-up
+        apply_attention.apply(self.spec.knobs)
+        apply_device.apply(self.spec.knobs, self.device)
 
     def plain_step_hook(self, otherwise: Any) -> Any:
         """Returns the hook after the steps of an optimizer at rest: steps as nearly all are, fed one batch by one loader.

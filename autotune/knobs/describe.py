@@ -73,7 +73,8 @@ def _values(found: Knob) -> str:
 
 
 def _example(found: Knob) -> str:
-    return {bool: "true", int: "4"}.get(found.type, found.choices[-1] if found.choices else "VALUE")
+    least = found.bounds(Circumstances(num_cores=8))[0] or 0
+    return {bool: "true", int: str(max(4, least))}.get(found.type, found.choices[-1] if found.choices else "VALUE")
 
 
 def _word(value: object) -> str:

@@ -200,6 +200,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("launch.nproc=2", "launch.nproc: recipes run in one process so far, got 2"),
     ("launch.nproc=-1", "launch.nproc: recipes run in one process so far, got -1"),
     ("train.global_batch=0", "train.global_batch: too small, got 0"),
+    ("train.global_batch=100", "train.global_batch: no multiple of a batch of 32, which the baseline has, got 100"),
     ("program.python=nosuch-python", "program.python: no such program, got 'nosuch-python'"),
     ("program.python=/tmp", "program.python: no such program"),
     ("program.python=''", "program.python: empty"),

@@ -9,10 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport, RankResult
+from autotune.harness.protocol import (
+    APPLIED,
+    NOT_APPLICABLE,
+    OVERRIDDEN,
+    SPEC_FILE,
+    SPEC_VARIABLE,
+    KnobReport,
+    RankResult,
+    Spec,
+    write_json,
+)
 from tests.harness.conftest import PROGRAMS, Run
 from tests.programs.expectations import Program
-from tests.programs.starting import Forks, run_trial
+from tests.programs.starting import Forks, _free_port, environment, run_trial
 
 KEY, STEPS = "step.accumulation", 6
 PARITY: dict[str, Any] = {"mode": "parity", "seed": 3, "max_steps": STEPS}
@@ -56,7 +66,7 @@ def trained(forks: Forks, tmp_path: Path) -> Any:
     return run
 
 
-QUICK = ["clip", "scaler clip after", "own=2 adam momentum"]
+QUICK = ["clip", "scaler clip after", "own=2 adam"]
 WAYS = ["", "after", "model after", "value model", "closure", "functional", "scaler", "clip momentum"]
 MANY = [pytest.param(words, marks=pytest.mark.thorough) for words in WAYS]
 
@@ -121,3 +131,58 @@ def test_the_baseline_says_where_nothing_can_be_gathered(trained: Any) -> None:
     assert KEY not in trained("").result.applicability
     assert "several optimizers" in trained("two").result.applicability[KEY]
     assert "closure" in trained("lbfgs").result.applicability[KEY]
+
+
+AMP = "precision.amp"
+
+
+@pytest.mark.parametrize(
+    ("words", "every"),
+    [("clip batch=16", 1), ("adam batch=8", 2), pytest.param("closure after batch=4", 4, marks=pytest.mark.thorough)],
+)
+def test_float16_trains_as_float32_does_with_its_losses_scaled(trained: Any, words: str, every: int) -> None:
+    kept = " ".join(word for word in words.split() if not word.startswith("batch="))
+    plain = trained(f"{kept} batch=16", max_steps=12)
+    half = trained(words, knobs={AMP: "fp16", KEY: every}, max_steps=12)
+    assert (half.result.knobs[AMP].status, half.result.knobs[AMP].observed) == (APPLIED, "fp16")
+    assert half.report.status == APPLIED
+    assert half.result.scaling["scale"] >= 1024
+    assert half.result.scaling["skipped"] <= 4  # until the scale is found
+    assert half.result.loss["curve"] == pytest.approx(plain.result.loss["curve"], rel=0.2)
+    assert half.result.loss["curve"][0] == pytest.approx(plain.result.loss["curve"][0], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("handclip", "changes its gradients itself"),
+        ("scaler", "scales its gradients itself"),
+        pytest.param("lbfgs", "calls its closure as often as it likes", marks=pytest.mark.thorough),
+        pytest.param("two", "several optimizers step", marks=pytest.mark.thorough),
+    ],
+)
+def test_float16_is_left_where_losses_cannot_be_scaled(trained: Any, words: str, reason: str) -> None:
+    found = trained(words, knobs={AMP: "fp16"}).result
+    assert found.knobs[AMP].status == NOT_APPLICABLE
+    assert reason in found.knobs[AMP].reason
+    assert found.loss["is_finite"]
+    assert found.loss["last"] < 2  # it goes on in float32, from weights that are none the worse
+
+
+@pytest.mark.thorough
+def test_a_global_batch_is_that_of_all_ranks(forks: Forks, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("parts", "whole")]
+    for folder, words in zip(folders, ("batch=8", "batch=16"), strict=True):
+        folder.mkdir()
+        spec = Spec(trial=1, nonce="nonce", folder=str(folder), global_batch=32, **PARITY)
+        write_json(str(folder / SPEC_FILE), spec)
+        added = {SPEC_VARIABLE: str(folder / SPEC_FILE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        paths = environment(added, harness=True)["PYTHONPATH"]
+        ranks = [{**added, "PYTHONPATH": paths, "WORLD_SIZE": "2", "RANK": str(rank)} for rank in (0, 1)]
+        run = forks.run([str(PROGRAMS / "gradients.py"), *words.split()], folder, ranks)
+        found = run.result()
+        assert (found.knobs[KEY].status, found.knobs[KEY].observed) == (APPLIED, 2 if "parts" in str(folder) else 1)
+    told = [
+        [float.fromhex(word) for word in (folder / "weights0.txt").read_text().splitlines()[-1].split()] for folder in folders
+    ]
+    assert told[0] == pytest.approx(told[1], abs=1e-5)

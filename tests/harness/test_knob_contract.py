@@ -21,15 +21,22 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "layout.channels_last": (True, False),
     "optimizer.implementation": ("fused", "foreach"),
     "backend.cudnn_benchmark": (True, False),
+    "optimizer.set_to_none": (False, True),
     "step.accumulation": (2, 1),
     "threads.intra": (2, 1),
     "threads.omp": (2, 1),
 }
-COSTLY = {"compile.mode": ("default", "off")}  # in a test of its own
+# In test_blocks.py, where a model has what they need; the last with a fake of the CUDA runtime: it takes a GPU.
+BLOCKS = {
+    "memory.activation_checkpointing": (True, False),
+    "backend.sdpa": ("flash", "math"),
+    "backend.l2_fetch_granularity": (128, 64),
+}
+COSTLY = {"compile.mode": ("default", "off"), "compile.dynamic": ("true", "auto")}  # in a test of their own
 
 
 def test_every_knob_has_a_row() -> None:
-    assert {*CONTRACT, *COSTLY} == set(CATALOGUE)
+    assert {*CONTRACT, *COSTLY, *BLOCKS} == set(CATALOGUE)
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -1,4 +1,7 @@
-"""Knobs of the step as a whole: gradients gathered over several batches, and how they are cleared."""
+"""Knobs of the step as a whole: gradients gathered over several batches, and how they are cleared.
+
+What is done is done in `gradients.py`; here it is said what came of it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ NO_STEP = "no optimizer of torch.optim stepped"
 SEVERAL = "several optimizers step: their gradients cannot be told apart"
 CLOSURE = "the optimizer calls its closure as often as it likes: gradients cannot be gathered or scaled around it"
 SCALES = "the program scales its gradients itself"
+SHARDED = "the parameters are shared out to ranks, which would each skip steps of their own"
 CHANGES = "the program changes its gradients itself between backward() and step()"
 CLEARS = "the program clears its gradients by other means than zero_grad()"
 DISCARDS = "the program throws gradients away between backward() and step()"
@@ -54,7 +58,7 @@ def _accumulation(asked: Any, gradients: Any) -> KnobReport:
 
 def _set_to_none(asked: bool, gradients: Any) -> KnobReport:
     if gradients.is_left_empty is None:
-        return _not(CLEARS, None)
+        return KnobReport(APPLIED, "", asked) if gradients.is_early else _not(CLEARS, None)
     if gradients.is_left_empty != asked:
         return KnobReport(OVERRIDDEN, "the program has changed its gradients since", gradients.is_left_empty)
     return KnobReport(APPLIED, "", asked)
