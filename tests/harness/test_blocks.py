@@ -13,7 +13,6 @@ from torch import nn
 from autotune.harness import checkpointing
 from autotune.harness.apply import attention, device
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
-from tests.harness.conftest import Trial
 
 CHECKPOINTING, SDPA, L2 = "memory.activation_checkpointing", "backend.sdpa", "backend.l2_fetch_granularity"
 
@@ -91,13 +90,6 @@ def test_fused_kernels_are_read_from_the_graph() -> None:
     assert attention.seen(loss.grad_fn) == {"flash"}
     assert attention.seen((q * 2).sum().grad_fn) == set()
     assert attention.seen(None) == set()
-
-
-def test_compiled_for_any_size_there_is_one_graph(trial: Trial) -> None:
-    found = trial("basic.py", knobs={"compile.mode": "default", "compile.dynamic": "true"}, mode="inspect").result()
-    assert (found.knobs["compile.dynamic"].status, found.knobs["compile.dynamic"].observed) == (APPLIED, "true")
-    alone = trial("basic.py", knobs={"compile.dynamic": "true"}, mode="inspect").result().knobs["compile.dynamic"]
-    assert alone.status == NOT_APPLICABLE
 
 
 class FakeRuntime:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autotune.harness.protocol import APPLIED
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
 from autotune.knobs.catalogue import CATALOGUE
 from tests.harness.conftest import Trial
 
@@ -51,6 +51,7 @@ def test_each_value_takes_effect_and_is_read_back(trial: Trial, which: int) -> N
 
 @pytest.mark.parametrize(("mode", "is_compiled"), [("default", True), ("off", False)])
 def test_compilation_makes_graphs_or_none(trial: Trial, mode: str, is_compiled: bool) -> None:
-    found = trial("basic.py", knobs={"compile.mode": mode}, mode="inspect").result()
+    found = trial("basic.py", knobs={"compile.mode": mode, "compile.dynamic": "true"}, mode="inspect").result()
     assert found.knobs["compile.mode"].status == APPLIED
+    assert found.knobs["compile.dynamic"].status == (APPLIED if is_compiled else NOT_APPLICABLE)
     assert (found.compiled["graphs"] > 0) == is_compiled
