@@ -170,7 +170,7 @@ def build_model(options: argparse.Namespace) -> nn.Module:
         model = transformers.GPT2LMHeadModel(
             transformers.GPT2Config(
                 vocab_size=words, n_positions=length, n_embd=hidden, n_layer=layers, n_head=heads,
-                bos_token_id=None, eos_token_id=None, use_cache=False, loss_type="ForCausalLM",
+                bos_token_id=None, eos_token_id=None, use_cache=False, loss_type="ForCausalLM",  # type: ignore[call-arg]
             )
         )  # fmt: skip
     elif usual.family == "bert":
