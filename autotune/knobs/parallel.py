@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import Knob
+from autotune.knobs.base import Circumstances, Knob
 from autotune.records import Tier
+
+
+def alone(circumstances: Circumstances) -> str | None:
+    """Returns why there is nobody to average gradients with."""
+    return "one process trains: nobody to average gradients with" if circumstances.world_size == 1 else None
+
 
 BUCKET_CAP_MB = Knob(
     key="parallel.bucket_cap_mb",
     tier=Tier.exact,
     type=int,
     default=25,
+    blocked=alone,
     domain=lambda _: [5, 25, 100],
     bounds=lambda _: (1, 65_536),
     summary=(
@@ -31,6 +38,7 @@ STATIC_GRAPH = Knob(
     tier=Tier.exact,
     type=bool,
     default=False,
+    blocked=alone,
     domain=lambda _: [False, True],
     is_unknown=True,  # exact where the graph is static; where it is not, gradients are left out
     summary=(
@@ -52,6 +60,7 @@ GRADIENT_AS_BUCKET_VIEW = Knob(
     tier=Tier.exact,
     type=bool,
     default=False,
+    blocked=alone,
     domain=lambda _: [False, True],
     expert=lambda _: True,
     summary=(
@@ -67,6 +76,7 @@ GRADIENT_COMPRESSION = Knob(
     tier=Tier.numerics,
     type=str,
     default="off",
+    blocked=alone,
     choices=("off", "bf16"),
     domain=lambda _: ["off", "bf16"],
     summary=(

@@ -171,16 +171,14 @@ def _may_be_as_fast(record: TrialRecord, baseline: TrialRecord) -> bool:
     if not record.score or record.outcome is Outcome.raced:  # raced: certainly slower than what had been measured by then
         return False
     highest, lowest = _end(record, 1), _end(baseline, 0)
-    return highest is None or lowest is None or highest >= lowest
+    if highest is None or lowest is None:
+        return record.score >= CONTENDER_FRAC * (baseline.score or 0.0)
+    return highest >= lowest
 
 
 def _end(record: TrialRecord, side: int) -> float | None:
-    """Returns an end of a trial's interval as a score; None without an interval."""
-    if record.ci is None or not record.value or record.score is None:
-        return None
-    if record.score == record.value:
-        return record.ci[side]
-    return record.score  # another objective's interval is not known
+    """Returns an end of a trial's interval as a score; None without one."""
+    return record.ci[side] if record.ci is not None and record.score == record.value else None
 
 
 def judge(
