@@ -7,7 +7,6 @@ known messages in the log. Nothing here looks for the word "error".
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,13 +14,11 @@ from autotune.harness.protocol import APPLIED, UNMEASURABLE, RankResult
 from autotune.log_messages import (
     CPP_SAID,
     DEVICE_OOM,
-    ELASTIC_CODE,
     HOST_OOM,
     HOST_OOM_CLASSES,
     OOM_CLASSES,
     PARENT_CLASSES,
     PEER_LOST,
-    RELAYED_NAME,
     SHARED_MEMORY,
     SUSPECTED_OOM,
     TOO_MANY_FILES,
@@ -30,6 +27,8 @@ from autotune.log_messages import (
     WORKER_SIGNALS,
     raised_in,
 )
+from autotune.process_ends import Killed, failed_ranks, killed
+from autotune.ranks import pace
 from autotune.records import Knobs, Outcome
 from autotune.wording import bytes_text
 
@@ -119,15 +118,25 @@ def _decide(facts: Facts) -> Verdict:
         return Outcome.interrupted, facts.stop_reason or "stopped"
     if facts.cause == "lost":
         return Outcome.crash, facts.stop_reason
-    failed = [result for result in facts.results if result.status == "failed"]
-    own = [result for result in failed if not _is_second_hand(result, facts)]
-    if own or (failed and not (_signal(facts)[0] or facts.cause == "deadline")):
-        return _of_exception(min(own or failed, key=lambda result: result.rank), facts)
-    if failed:
+    first = root(facts)
+    if first is not None and not _is_second_hand(first, facts):
+        return _of_exception(first, facts)
+    if first is not None and not (_killed(facts).name or facts.cause == "deadline"):
+        return _of_loss(first, facts)
+    if first is not None:
         return _of_ending(facts)
     if facts.results and not _missing(facts.results):
         return _of_answers(facts)
     return _of_ending(facts)
+
+
+def root(facts: Facts) -> RankResult | None:
+    """Returns the rank whose exception the others', if any, follow from: the first to fail that does not tell of another's end.
+
+    None when no rank has raised.
+    """
+    failed = [result for result in facts.results if result.status == "failed"]
+    return min(failed, key=lambda one: (_is_second_hand(one, facts), one.failed_s or 0.0, one.rank), default=None)
 
 
 # Every rank has answered ---------------------------------------------------------------------------------------------------
@@ -146,11 +155,11 @@ def _of_answers(facts: Facts) -> Verdict:
     if facts.mode != "measure":
         return Outcome.ok, ""
     for result in facts.results:
-        if result.window is None or result.throughput_per_s is None:
+        if pace(result, facts.results[0]) is None:
             if facts.exit_code:  # it gave up by itself, without an exception: sys.exit(3)
                 return _of_status(facts)
             return Outcome.error, f"{_unmeasured(result)}{_on(result, facts)}"
-        if not result.throughput_per_s > 0:  # also NaN
+        if result.window is not None and not (result.throughput_per_s or 0.0) > 0:  # also NaN
             return Outcome.error, f"no usable rate was measured, got {result.throughput_per_s}{_on(result, facts)}"
     for result in facts.results:
         if verdict := _of_window(result, facts):
@@ -202,8 +211,11 @@ def _unmeasured(result: RankResult) -> str:
 
 
 def _ended_after(num_steps: int) -> str:
-    steps = f"{num_steps} optimizer step{'s' if num_steps > 1 else ''}"
-    return f"the program ended after {steps}, too few to measure. {LONGER}"
+    return f"the program ended after {_num(num_steps)}, too few to measure. {LONGER}"
+
+
+def _num(steps: int) -> str:
+    return f"{steps} optimizer step{'s' if steps != 1 else ''}"
 
 
 def _steps_of(result: RankResult) -> int:
@@ -211,6 +223,19 @@ def _steps_of(result: RankResult) -> int:
 
 
 # A rank has raised ---------------------------------------------------------------------------------------------------------
+
+
+def _of_loss(lost: RankResult, facts: Facts) -> Verdict:
+    """Returns the verdict where ranks have lost another one that has raised nothing."""
+    told = {one.rank for one in facts.results if one.status == "failed" and _class_of(one) not in PARENT_CLASSES}
+    then = f"; {_raised(lost)}{_on(lost, facts)}" if lost.rank in told else ""
+    for rank, code in failed_ranks(facts.log_tail):
+        if rank not in told:
+            return Outcome.error, f"rank {rank} ended with exit status {code}{then}"
+    for result in facts.results:
+        if result.status == "ended":
+            return Outcome.error, f"rank {result.rank} ended by itself after {_num(_steps_of(result))}, the others go on{then}"
+    return _of_exception(lost, facts)
 
 
 def _is_second_hand(result: RankResult, facts: Facts) -> bool:
@@ -294,18 +319,19 @@ def _memory_in_use(facts: Facts) -> list[tuple[float, Outcome]]:
 
 
 def _of_ending(facts: Facts) -> Verdict:
-    name, is_relayed = _signal(facts)
+    signal = _killed(facts)
     raised = raised_in(facts.log_tail) if facts.exit_code != 0 else ""  # a program that succeeded has survived what it logged
-    if name in ("SIGKILL", "SIGBUS") and facts.oom_kills:
-        return Outcome.host_oom, f"the kernel killed {facts.oom_kills} process(es) for memory in phase {facts.phase}"
+    if signal.name in ("SIGKILL", "SIGBUS") and facts.oom_kills:
+        rank = "" if signal.rank is None else f", rank {signal.rank} first,"
+        return Outcome.host_oom, f"the kernel killed {facts.oom_kills} process(es){rank} for memory in phase {facts.phase}"
     if facts.cause == "deadline":
         return _of_silence(facts)
-    if name:
+    if signal.name:
         said = raised or "".join(CPP_SAID.findall(facts.log_tail)[-1:])
         if known := _of_message(said, said, facts):
             return known
         quoted = f": {said}" if said and not PEER_LOST.search(said) else ""
-        return Outcome.crash, f"{_crash(name, is_relayed, facts)}{quoted}"
+        return Outcome.crash, f"{_crash(signal, facts)}{quoted}"
     if raised:
         return _of_message(f"{raised}\n{_relevant(facts.log_tail, raised)}", raised, facts) or (Outcome.error, raised)
     if facts.results:
@@ -352,34 +378,20 @@ def _unseen(facts: Facts) -> str:
     return _ended_after(max(1, facts.num_steps))
 
 
-def _signal(facts: Facts) -> tuple[str, bool]:
-    """Returns the signal that ended the program, and whether a shell or torchrun passed the news on ("" for none)."""
-    if facts.signal:
-        return facts.signal, False
-    if facts.exit_code is not None and 128 < facts.exit_code <= 128 + 64:
-        return _signal_name(facts.exit_code - 128), True
-    code = ELASTIC_CODE.search(facts.log_tail)
-    if facts.exit_code and code and int(code[1]) < 0:
-        return _signal_name(-int(code[1])), True
-    name = RELAYED_NAME.search(raised_in(facts.log_tail))
-    return (name[1], True) if facts.exit_code and name else ("", False)
+def _killed(facts: Facts) -> Killed:
+    return killed(facts.signal, facts.exit_code, facts.log_tail)
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _crash(name: str, is_relayed: bool, facts: Facts) -> str:
-    who = "a process of the program" if is_relayed else "the program"
+def _crash(signal: Killed, facts: Facts) -> str:
+    who = "a process of the program" if signal.is_relayed else "the program"
+    if signal.rank is not None:
+        who = f"rank {signal.rank}"
     hint = {
         "SIGBUS": " (often: shared memory in /dev/shm ran out)",
         "SIGILL": " (an instruction this processor does not have)",
         "SIGKILL": " (ended from outside; the kernel reports no kill for memory)",
-    }.get(name, "")
-    return f"{who} was ended by {name} in phase {facts.phase}{hint}"
+    }.get(signal.name, "")
+    return f"{who} was ended by {signal.name} in phase {facts.phase}{hint}"
 
 
 def _relevant(log: str, raised: str) -> str:

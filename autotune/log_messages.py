@@ -37,8 +37,7 @@ PEER_LOST = re.compile(
     r"Connection (?:reset|closed|refused)|connectFullMesh|[Gg]loo|DistBackendError|ProcessGroup|NCCL|Broken pipe|heartbeat",
 )
 PARENT_CLASSES = frozenset({"ChildFailedError", "SignalException", "CalledProcessError", "ProcessExitedException"})
-# How a parent says which signal ended its child: torchrun (which exits with 1), subprocess, torch.multiprocessing.spawn.
-ELASTIC_CODE = re.compile(r"Root Cause.*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+# How a parent says which signal ended its child: subprocess, torch.multiprocessing.spawn. For torchrun see process_ends.py.
 RELAYED_NAME = re.compile(r"(?:died with <Signals\.|terminated with signal )(SIG[A-Z0-9]+)")
 CPP_SAID = re.compile(r"what\(\):\s*(\S.*)")  # of an exception that ends a C++ program by SIGABRT
 RANK_PREFIX = re.compile(r"^\[rank\d+\]:[ ]?", re.MULTILINE)  # torch puts it before every line of a traceback
@@ -58,3 +57,12 @@ def raised_in(log: str) -> str:
         if line and "ChildFailedError" not in line and "torch.distributed.elastic" not in line:
             return line
     return ""
+
+
+# Frames of ours in a traceback: its program is somebody else's.
+OUR_FRAMES = re.compile(r'^ +File "[^"\n]*/autotune/harness/[^"\n]*", line [^\n]*\n(?: {4,}[^\n]*\n)*', re.MULTILINE)
+
+
+def without_our_frames(log: str) -> str:
+    """Returns a log in which the tracebacks hold nothing of the harness."""
+    return OUR_FRAMES.sub("", log)

@@ -165,6 +165,7 @@ class TrialRecord:
         violations: key of a constraint -> share by which the trial is beyond it, above 0.
         losses: mean loss, over the ranks, of each of the first optimizer steps, at most 64; None for one that is no number, []
             where none was seen.
+        ranks: what several ranks were together and each by itself, see `ranks.joined`; {} for one.
     """
 
     number: int
@@ -197,6 +198,7 @@ class TrialRecord:
     scores: dict[str, float | None] = field(default_factory=dict)
     violations: dict[str, float] = field(default_factory=dict)
     losses: list[float | None] = field(default_factory=list)
+    ranks: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
     @property
@@ -311,7 +313,7 @@ _TRIAL_SHAPE: Mapping[str, tuple[type, ...]] = {
     "knob_reports": (dict,), "value": (*_NUMBER, type(None)), "ci": (list, type(None)), "why": (str,), "origin": (str,),
     "why_no_ci": (str,), "reason": (str,), "unit": (str,), "regime": (str,), "started_at": _NUMBER, "seconds": _NUMBER,
     "round": (int, type(None)), "repeats": (int, type(None)), "objectives": (dict,), "scores": (dict,), "violations": (dict,),
-    "losses": (list,),
+    "losses": (list,), "ranks": (dict,),
 }  # fmt: skip
 _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "name": (str,), "title": (str,), "command": (list,), "cwd": (str,), "base": (str,), "sequence": (int,),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances, Knob
 from autotune.knobs.catalogue import is_knob, knob
+from autotune.knobs.loader import BATCH_SIZE
+from autotune.knobs.step import ACCUMULATION, derived, dividing, tier_of
 from autotune.knobs.values import value_of
 from autotune.records import Knobs, KnobValue, Tier
 
@@ -126,11 +129,13 @@ class SearchSpace:
         domains: knob key -> domain; None asks for the knob's own rule ("auto").
         pinned: knobs fixed for every trial, the baseline included.
         tiers: highest tier that may be searched.
+        is_held: whether every step holds the samples of `train.global_batch`: the batch size then brings its accumulation.
     """
 
     domains: dict[str, Domain | None] = field(default_factory=dict)
     pinned: Knobs = field(default_factory=dict)
     tiers: Tier = Tier.training
+    is_held: bool = False
 
 
 @dataclass(kw_only=True)
@@ -143,6 +148,7 @@ class ResolvedSpace:
         baseline: full configuration of trial 0; knobs that mean nothing there are left out.
         dropped: knob key -> why it is not searched.
         reference: the baseline's values with the inactive knobs too: what `changed` compares with.
+        held: samples that the loader's batch size times the accumulation make in every configuration; None for any.
     """
 
     domains: dict[str, Domain]
@@ -150,6 +156,7 @@ class ResolvedSpace:
     baseline: Knobs
     dropped: dict[str, str]
     reference: Knobs
+    held: int | None = None
 
     def suggest(self, trial: Trial, *, hold: Knobs | None = None) -> Knobs:
         """Returns a full configuration, asking the sampler for every knob that is active.
@@ -166,20 +173,22 @@ class ResolvedSpace:
         return self.active(knobs)
 
     def active(self, knobs: Knobs) -> Knobs:
-        """Returns `knobs` without those that mean nothing beside the others."""
-        return _active(knobs)
+        """Returns `knobs` without those that mean nothing beside the others, and with the accumulation that is derived."""
+        return _active(derived(knobs, held=self.held) if self.held else knobs)
 
     def distributions(self) -> dict[str, BaseDistribution]:
         """Returns knob key -> Optuna distribution."""
         return {key: domain.distribution() for key, domain in self.domains.items()}
 
     def changed(self, knobs: Knobs) -> Knobs:
-        """Returns the part of `knobs` that differs from the baseline."""
-        return {key: value for key, value in knobs.items() if not _same(value, self.reference.get(key))}
+        """Returns the part of `knobs` that differs from the baseline, without what is derived from another."""
+        differing = {key: value for key, value in knobs.items() if not _same(value, self.reference.get(key))}
+        return {key: value for key, value in differing.items() if not (self.held and key == ACCUMULATION.key)}
 
     def tier(self, changed: Knobs) -> Tier:
         """Returns the highest tier among changed knobs; exact when nothing changed."""
-        return max((knob(key).tier for key in changed), key=lambda tier: tier.rank, default=Tier.exact)
+        tiers = (tier_of(knob(key), is_held=self.held is not None) for key in changed)
+        return max(tiers, key=lambda tier: tier.rank, default=Tier.exact)
 
     def costly(self) -> list[tuple[str, str, KnobValue]]:
         """Returns (why, key, value) of every value that costs a compilation, cheapest first."""
@@ -250,11 +259,14 @@ def resolve(space: SearchSpace, circumstances: Circumstances, *, passed: Knobs) 
     reference, dropped, domains = _reference(space, circumstances, passed), {}, {}
     # Values worth trying lie around the program's own, which only the command line knows where nothing of it was observed.
     circumstances = replace(circumstances, observed={**passed, **circumstances.observed})
+    held = _held(space, reference)
     for key, asked in space.domains.items():
         found = knob(key)
         if reason := _reason_against(found, space, circumstances, passed):
             dropped[key] = reason
             continue
+        if held and key == BATCH_SIZE.key:
+            asked = Choice(tuple(dividing(held, _whole(asked, held), circumstances)))
         domain = (asked or Choice(_ordered(tuple(found.domain(circumstances))))).including(reference[key])
         if len(domain.values) > 1:
             domains[key] = domain
@@ -269,17 +281,50 @@ def resolve(space: SearchSpace, circumstances: Circumstances, *, passed: Knobs) 
         baseline=_active(reference),
         dropped=dropped,
         reference=reference,
+        held=held,
     )
+
+
+def _held(space: SearchSpace, reference: Knobs) -> int | None:
+    """Returns the samples that batch size times accumulation make in the baseline and are to make everywhere."""
+    batch = reference.get(BATCH_SIZE.key)
+    if not space.is_held or not isinstance(batch, int):
+        return None
+    return batch * int(reference.get(ACCUMULATION.key, ACCUMULATION.default))
+
+
+def _whole(asked: Domain | None, held: int) -> Iterable[KnobValue] | None:
+    """Returns the values that a domain of batch sizes holds, of an interval all up to `held`; None for the knob's own rule."""
+    if asked is None:
+        return None
+    return range(asked.low, min(asked.high, held) + 1) if isinstance(asked, IntInterval) else asked.values
 
 
 def _reason_against(found: Knob, space: SearchSpace, circumstances: Circumstances, passed: Knobs) -> str | None:
     if found.key in space.pinned:
         return "pinned"
-    if found.tier.rank > space.tiers.rank:
-        return f"its tier is {found.tier}, the search is bound to tiers={space.tiers}"
+    tier = tier_of(found, is_held=space.is_held)
+    if tier.rank > space.tiers.rank:
+        return f"its tier is {tier}, the search is bound to tiers={space.tiers}"
+    if space.is_held and (reason := _reason_when_held(found, space, circumstances)):
+        return reason
     if reason := found.blocked(circumstances):
         return reason
     return None if found.key in passed else circumstances.not_applicable.get(found.key)
+
+
+def _reason_when_held(found: Knob, space: SearchSpace, circumstances: Circumstances) -> str | None:
+    if found.key == ACCUMULATION.key:
+        return "derived from train.global_batch"
+    if found.key == BATCH_SIZE.key:
+        reason = circumstances.not_applicable.get(ACCUMULATION.key)
+        pinned = ACCUMULATION.key in space.pinned
+        return (
+            f"train.global_batch is held, and nothing can be accumulated: {reason}"
+            if reason
+            else (f"train.global_batch and {ACCUMULATION.key} leave it one value" if pinned else None)
+        )
+    return None
 
 
 def _reference(space: SearchSpace, circumstances: Circumstances, passed: Knobs) -> Knobs:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.log_messages import without_our_frames
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Knobs, KnobValue, Summary, objective_names
 
 DASH = "-"  # what stands in for a number that could not be had
@@ -17,11 +18,21 @@ PHRASES: dict[str, str] = {
     "loader.batch_size": "batch {}",
     "loader.num_workers": "workers {}",
     "loader.prefetch_factor": "prefetch {}",
+    "loader.multiprocessing_context": "workers by {}",
+    "loader.sharing_strategy": "shared by {}",
+    "step.accumulation": "accumulation {}",
     "threads.intra": "threads {}",
     "threads.omp": "OMP {}",
+    "threads.mkl": "MKL {}",
+    "threads.affinity": "affinity {}",
+    "memory.allocator": "allocator {}",
+    "memory.fraction": "memory {}",
+    "memory.malloc": "{}",
     "precision.matmul": "matmul {}",
     "compile.mode": "compile {}",
     "optimizer.implementation": "{} optimizer",
+    "parallel.bucket_cap_mb": "buckets {} MiB",
+    "parallel.gradient_compression": "gradients {}",
 }
 OFF_PHRASES = {"precision.amp": "fp32", "compile.mode": "eager"}
 
@@ -48,6 +59,8 @@ def knob_phrase(key: str, value: KnobValue) -> str:
     last = key.removeprefix("env.") if key.startswith("env.") else key.rpartition(".")[2]
     if key.startswith("env."):
         return f"{last}={value}"
+    if key.startswith("nccl."):
+        return f"NCCL {last} {value_text(value)}"
     if isinstance(value, bool):
         return last if value else f"no {last}"
     if value == "off" and key in OFF_PHRASES:
@@ -117,6 +130,27 @@ def bytes_text(value: float | None) -> str:
         if value >= size:
             return f"{number_text(value / size)} {unit}"
     return f"{value:.0f} B"
+
+
+def communication_text(ranks: dict[str, Any]) -> str:
+    """Returns what communication costs a step of several ranks, and what it would cost alone, in a sentence.
+
+    Args:
+        ranks: as `ranks.joined` returns it.
+    """
+    found = ranks["communication"]
+    if not found:
+        return "communication: not known, its time is read from DistributedDataParallel"
+    share = f" ({found['exposed_frac']:.0%} of it)" if found["exposed_frac"] is not None else ""
+    text = f"communication: {_short_text(found['exposed_s'])} of a step are spent waiting for it{share}"
+    if found["bound_s"]:
+        size, at = bytes_text(found["gradient_bytes"]), f"{bytes_text(found['bandwidth_bytes_per_s'])}/s"
+        text += f"; averaging {size} of gradients alone takes {_short_text(found['bound_s'])}, at {at}"
+    return text
+
+
+def _short_text(seconds: float) -> str:
+    return f"{number_text(1e3 * seconds)} ms" if seconds < 1 else f"{number_text(seconds)} s"
 
 
 def seconds_text(value: float | None) -> str:
@@ -215,7 +249,9 @@ def verdict_text(summary: Summary) -> str:
     if (summary.get("baseline") or {}).get("is_barred") and (summary.get("best") or {}).get("overrides"):
         verdict = "within the constraints"  # the program as it is run today is not, whatever the ratio
     words = BETTER[objective_of(summary)] if verdict == "faster" else verdict
-    return f"{words}: {gain_text(summary, speedup['ratio'], speedup.get('ci'))}"
+    compared = {} if (summary.get("best") or {}).get("overrides") else speedup.get("overrides") or {}
+    what = f" with {changes_phrase(compared)}" if compared else ""  # the baseline was kept: what it was compared with
+    return f"{words}: {gain_text(summary, speedup['ratio'], speedup.get('ci'))}{what}"
 
 
 def break_even_text(summary: Summary) -> str:
@@ -275,5 +311,6 @@ def one_line(text: str, most: int) -> str:
 def log_lines(evidence: dict[str, Any], *, most: int = 15) -> list[str]:
     """Returns the end of what a failed trial said, its traceback or else its log, set off for a message."""
     error = evidence.get("error") or {}
-    tail = str(error.get("traceback") or evidence.get("log_tail") or "").rstrip().splitlines()[-most:]
+    log = without_our_frames(str(error.get("traceback") or evidence.get("log_tail") or ""))
+    tail = log.rstrip().splitlines()[-most:]
     return [f"  | {line}" for line in tail]

@@ -22,6 +22,7 @@ HELP = """Finds the fastest correct way to run a PyTorch training job on this ma
     autotune apply best.yaml -- python train.py   train with it
     autotune verify best.yaml           whether it still keeps what it claims
     autotune ui                         the trials in the MLflow UI
+    autotune doctor                     whether this machine is set up well
 """
 
 _PANEL_TUNE, _PANEL_SEE, _PANEL_KNOW = "Tune", "See and use results", "Look before you tune"
@@ -128,6 +129,8 @@ def run(
     (model=..., data=...). Eight minutes by default: study.budget.minutes=30 gives it more time.
 
         autotune run model=resnet18 study.budget.minutes=15
+        autotune run model=gpt2_small data.sequence_length=128
+        autotune run model.factory=my_pkg.models:build data.factory=my_pkg.data:build
         autotune run loader.num_workers=4 -- python train.py
         autotune run 'loader.batch_size=choice(64,128)' -- torchrun train.py
     """
@@ -340,6 +343,36 @@ def knobs(
     from autotune.cli import knobs as implementation
 
     return implementation.print_knobs(name)
+
+
+@app.command(rich_help_panel=_PANEL_KNOW)
+def doctor(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="data.root=DIR", help="Folder of the training data: how fast is it read?", show_default=False),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="DIR", help="The same as data.root=DIR.", show_default=False)
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            "--python", metavar="PYTHON", help="Interpreter of your program; autotune's when not given.", show_default=False
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check this machine: driver, torch, clocks, connections, cores, limits, disk; what each costs and what mends it.
+
+    Looks and changes nothing: the commands that it names are yours to run. Exit code 1 when something is broken.
+
+        autotune doctor
+        autotune doctor data.root=/data/imagenet
+        autotune doctor --python ~/venv/bin/python --json
+    """
+    from autotune.cli import doctor as implementation
+
+    return implementation.doctor(overrides or (), data=data, python=python, as_json=as_json)
 
 
 def is_usage_error(error: Exception) -> bool:

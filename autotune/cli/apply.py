@@ -97,7 +97,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     from autotune.config.claim import read_claim
     from autotune.config.compose import compose
     from autotune.machine import circumstances, host_facts
-    from autotune.study.settings import device_environment
+    from autotune.study.settings import process_environment
 
     if not best.is_recipe:
         raise BadInput(
@@ -109,6 +109,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
         raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Leave it out." for key in twice)
     facts = host_facts()
     claim = read_claim(Path(best.file), circumstances(facts, None, is_recipe=True))
+    claim.check_parts(asked.overrides)
     composed = compose(asked.overrides, command=None, facts=facts, document=claim.document(without=keys))
     knobs = {**composed.space.pinned, **best.knobs}
     template = composed.command
@@ -116,7 +117,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
         best=replace(best, knobs=knobs),
         argv=template.argv(knobs),
         passed=_carried(template, knobs),
-        variables=device_environment(composed.config.device),
+        variables=process_environment(composed.config, facts),
     )
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from autotune.cli.terminal import console, print_json
 from autotune.detected import doubts, findings
 from autotune.errors import NothingWorked
+from autotune.log_messages import without_our_frames
 from autotune.wording import bytes_text, command_text, value_text
 
 if TYPE_CHECKING:
@@ -60,10 +61,11 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
 
 
 def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
+    from autotune.config.recipe import tokens_per_sample
     from autotune.harness.protocol import Spec
     from autotune.knobs.catalogue import knob
     from autotune.launchers.base import Launch
-    from autotune.study.settings import compile_cache, deadlines, device_environment, memory_cap_bytes
+    from autotune.study.settings import compile_cache, deadlines, memory_cap_bytes, process_environment
 
     config, pinned = composed.config, composed.space.pinned
     passed = {key: {**composed.command.placeholders, **pinned}[key] for key in composed.command.placeholders}
@@ -76,8 +78,9 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
         passed=passed,
         device=config.device.kind,
         memory_limit_bytes=memory_cap_bytes(config.device, facts),
+        tokens_per_sample=tokens_per_sample(config),
     )
-    env = {**device_environment(config.device), **compile_cache(folder.parent.parent), **config.env}
+    env = {**process_environment(config, facts), **compile_cache(folder.parent.parent), **config.env}
     for key, value in pinned.items():
         env.update(knob(key).environment(value))
     return Launch(
@@ -118,7 +121,7 @@ def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
     outcome, reason = classify(ended.facts(launch.spec))
     lines = [f"the program could not be inspected, {outcome}: {reason or 'the program took no optimizer step'}"]
     lines += [f"{label}: {text}" for label, text in (findings(first) if first else [])]
-    tail = str(ended.evidence.get("log_tail", "")).strip().splitlines()[-TAIL_LINES:]
+    tail = without_our_frames(str(ended.evidence.get("log_tail", ""))).strip().splitlines()[-TAIL_LINES:]
     lines += ["The end of its log:", *(f"  | {line}" for line in tail)] if tail else []
     raise NothingWorked(composed.secrets.text("\n".join(lines)))
 

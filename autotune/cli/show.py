@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli import trials, verdict
+from autotune.cli import ranks, trials, verdict
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput
 from autotune.records import StudyRecord, Summary
@@ -79,6 +79,9 @@ def print_study(folder: StudyFolder, *, as_json: bool) -> int:
     out.print()
     out.print(trials.legend(summary))
     out.print()
+    if several := ranks.block(summary):
+        out.print(several)
+        out.print()
     out.print(verdict.panel(summary, folder.path))
     return 0
 

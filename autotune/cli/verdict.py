@@ -178,6 +178,7 @@ def _tiers(summary: Summary) -> RenderableType | None:
             seen.add(side.get("trial"))
             is_best = side.get("trial") == (summary.get("best") or {}).get("trial")
             claim = (summary.get("speedup") if is_best else side.get("speedup")) or {}
+            claim = claim if side.get("overrides") else {}  # the baseline is as fast as itself
             own = score_of(summary, side)
             ratio = claim.get("ratio") or (own / base if own and base else None)
             what = Text(changes_phrase(side.get("overrides") or {}), style="quiet")
@@ -240,7 +241,9 @@ def noise_lines(summary: Summary) -> list[tuple[str, str]]:
     said = []
     if beside := summary.get("disturbed_by"):
         since = f" from trial {beside['since_trial']} on" if beside["since_trial"] else ""
-        text = f"{beside['words']}{since}: rates are lower than on a quiet machine; the finals took turns, so the ratio holds"
+        text = f"{beside['words']}{since}: rates are lower than on a quiet machine"
+        if (summary.get("speedup") or {}).get("ci"):
+            text += "; the finals took turns, so the ratio holds"
         said.append(("beside", text))
     if why := summary.get("page_cache"):
         said.append(("disk", str(why)))

@@ -66,10 +66,9 @@ def verify(asked: Asked, *, as_json: bool) -> int:
 def plan_to_verify(composed: Composed, wanted: Verify, facts: dict[str, object]) -> Plan:
     """Returns the plan of a study that verifies: nothing is searched, and its rounds end it, not a budget."""
     from autotune.config.schema import Budget
-    from autotune.space import SearchSpace
 
     composed.config.study.budget = Budget(minutes=None, trials=None)
-    composed.space = SearchSpace(domains={}, pinned=composed.space.pinned, tiers=composed.space.tiers)
+    composed.space = replace(composed.space, domains={})
     return replace(plan_of(composed, facts), verify=wanted)
 
 
@@ -131,12 +130,15 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
     from autotune.masking import Secrets
 
     has_command = asked.command is not None
-    names_recipe = claim.is_recipe or any(word.startswith(("model=", "model.name=")) for word in asked.overrides)
+    chosen = ("model=", "model.name=", "model.factory=")
+    names_recipe = claim.is_recipe or any(word.startswith(chosen) for word in asked.overrides)
     if not has_command and not names_recipe:
         raise BadInput(
             f"COMMAND: {claim.file} is about a program of yours, and nothing is started because a file says so, got no '--'. "
             f"If this is the one that you mean, type `{typed_command(claim)}`."
         )
+    if not has_command:
+        claim.check_parts(asked.overrides)
     composed = compose(
         asked.overrides,
         command=asked.command,

@@ -127,7 +127,7 @@ def read_best(path: Path) -> Best:
         target=_target(said.get("target")),
         identity=_mapping(said.get("identity")),
         command=[plain(word) for word in _words(program.get("command"))],
-        is_recipe="model.name" in _mapping(said.get("settings")),
+        is_recipe=not {"model.name", "model.factory"}.isdisjoint(_mapping(said.get("settings"))),
         origin=(
             plain(str(said.get("study") or "")),
             f"{ratio:.2f}x" if isinstance(ratio, int | float) and knobs else "",

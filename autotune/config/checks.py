@@ -22,7 +22,6 @@ from autotune.config.schema import (
     OPTIMIZERS,
     SAMPLERS,
     SOURCES,
-    DeviceOptions,
     MeasureOptions,
     StudyConfig,
 )
@@ -45,9 +44,17 @@ RANGES: dict[str, tuple[float | None, float]] = {
     "study.budget.trials": (1, MANY),
     "model.num_classes": (1, MANY),
     "model.image_size": (1, 2**16),
+    "model.num_layers": (1, 10_000),
+    "model.hidden_size": (1, 2**20),
+    "model.num_heads": (1, 2**16),
+    "model.vocab_size": (16, MANY),
+    "data.sequence_length": (1, 2**24),
+    "data.num_features": (1, 2**20),
     "train.lr": (None, MANY),
     "train.epochs": (1, MANY),
     "train.samples_per_epoch": (1, MANY),
+    "train.global_batch": (1, MANY),
+    "launch.nproc": (1, 1024),
     "device.index": (0, 1023),
     "parity.steps": (0, 10_000),
     "parity.tolerance": (0, 10),
@@ -73,7 +80,7 @@ def problems_of(config: StudyConfig, gpus: Sequence[Mapping[str, Any]] | None = 
         gpus: those of this host, as `machine.host_facts()` names them; None when it was not asked.
     """
     problems = [*_names(config), *_study(config), *_numbers(config), *_recipe(config), *_measure(config.measure)]
-    problems += [*problems_of_objective(config, gpus), *_limit(config), *_device(config.device, len(gpus or ()))]
+    problems += [*problems_of_objective(config, gpus), *_limit(config), *_device(config, len(gpus or ()))]
     return [*problems, *tracking_problems(config.tracker.uri)]
 
 
@@ -114,14 +121,24 @@ def _limit(config: StudyConfig) -> list[str]:
     return []
 
 
-def _device(device: DeviceOptions, num_gpus: int) -> list[str]:
+def _device(config: StudyConfig, num_gpus: int) -> list[str]:
+    device, nproc = config.device, config.launch.nproc
     visible = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
     if device.kind == "cuda" and not num_gpus and not has_gpu_driver():
         return ["device.kind: no GPU is here, and no driver of one, got 'cuda'. Give device.kind=cpu, or leave it out."]
     there = len(visible) or num_gpus
-    if device.kind == "cpu" or not num_gpus or device.index < there:
+    if device.kind == "cpu" or not num_gpus:
         return []
-    return [f"device.index: no such GPU, got {device.index}. Allowed: 0 to {there - 1}. Give one of them."]
+    if device.index >= there:
+        return [f"device.index: no such GPU, got {device.index}. Allowed: 0 to {there - 1}. Give one of them."]
+    left = there - device.index
+    if nproc <= left:
+        return []
+    from_there = f" from device.index={device.index} on" if device.index else ""
+    return [
+        f"launch.nproc: more processes than GPUs{from_there}, got {nproc}. Allowed: 1 to {left}, each has a GPU of its own. "
+        "Give fewer, or device.kind=cpu."
+    ]
 
 
 def _names(config: StudyConfig) -> list[str]:
@@ -201,16 +218,6 @@ def _is_server(uri: str) -> bool:
 
 def _recipe(config: StudyConfig) -> list[str]:
     problems = []
-    if config.train.global_batch is not None:
-        problems.append(
-            f"train.global_batch: not built yet, got {config.train.global_batch}. Pin the batch instead: "
-            "loader.batch_size=N, or bound the search: tiers=numerics."
-        )
-    if config.launch.nproc != 1:
-        problems.append(
-            f"launch.nproc: recipes run in one process so far, got {shown(config.launch.nproc)}. "
-            "Leave it out; a command starts its own: autotune run -- torchrun --nproc_per_node=N train.py."
-        )
     if config.program.python is not None and not _hostile(config.program.python) and not shutil.which(config.program.python):
         problems.append(
             f"program.python: no such program, got {config.program.python!r}. Give the path of a Python interpreter."

@@ -13,6 +13,8 @@ from typing import Any
 
 from autotune.config import files
 from autotune.config.keys import is_setting, literal, plain
+from autotune.config.overrides import GLOBAL_BATCH
+from autotune.config.recipe import PARTS
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import is_knob, knob
@@ -73,7 +75,27 @@ class Claim:
     @property
     def is_recipe(self) -> bool:
         """Whether the file alone says what to train: a built-in recipe."""
-        return "model.name" in self.settings
+        return not {"model.name", "model.factory"}.isdisjoint(self.settings)
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Code of the user's that the recipe is made of, key -> reference; no file makes it run."""
+        return {key: str(self.settings[key]) for key in PARTS.values() if key in self.settings}
+
+    def check_parts(self, overrides: Sequence[str]) -> None:
+        """Checks that the user has named the code that the recipe is made of: nothing is run because a file says so.
+
+        Raises:
+            BadInput: some of it is not on the command line.
+        """
+        named = {word.partition("=")[0] for word in overrides}
+        absent = [(key, reference) for key, reference in self.parts.items() if key not in named]
+        if absent:
+            raise BadInput(
+                f"{key}: {self.file} is about code of yours, and nothing is started because a file says so, got nothing. "
+                f"If this is what you mean, add {key}={shlex.quote(one_line(reference, MAX_LINE))}."
+                for key, reference in absent
+            )
 
     def document(self, *, without: Sequence[str]) -> dict[str, Any]:
         """Returns the file as configuration for both of its configurations: settings and pins, without the changes.
@@ -83,7 +105,7 @@ class Claim:
         """
         made: dict[str, Any] = {}
         for key, value in {**self.settings, **self.pinned}.items():
-            if key.partition(".")[0] not in without:
+            if (key.partition(".")[0] not in without or key == GLOBAL_BATCH) and key not in self.parts:
                 *groups, last = key.split(".") if not key.startswith("env.") else key.split(".", 1)
                 inner = made
                 for group in groups:
@@ -196,7 +218,7 @@ def _settings(said: dict[str, Any], circumstances: Circumstances, path: Path) ->
     ]
     for key, value in said.items():
         try:
-            if not problems:
+            if not problems and key not in PARTS.values():  # they are compared with what the user types, and never run
                 files.check_key(key, value, circumstances)
         except BadInput as error:
             problems += [f"{path}: {problem}" for problem in error.problems]

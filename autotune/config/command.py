@@ -12,8 +12,8 @@ from pathlib import Path
 
 from autotune.config.keys import no_such
 from autotune.config.literals import DOUBLED, PLACEHOLDER
-from autotune.config.locate import program
 from autotune.config.program import program_of
+from autotune.config.recipe import words_of
 from autotune.config.schema import StudyConfig
 from autotune.config.startable import EXAMPLE, startable
 from autotune.errors import BadInput
@@ -81,31 +81,31 @@ def user_command(command: Sequence[str], circumstances: Circumstances, cwd: str 
 
 def recipe_command(config: StudyConfig) -> CommandTemplate:
     """Returns the command of a built-in recipe: an ordinary script run by path. Loader knobs are turned by the harness."""
-    flags = {
-        "--model": config.model.name,
-        "--num-classes": config.model.num_classes,
-        "--image-size": config.model.image_size,
-        "--data": config.data.name,
-        "--data-root": config.data.root,
-        "--epochs": config.train.epochs,
-        "--lr": config.train.lr,
-        "--optimizer": config.train.optimizer,
-        "--samples-per-epoch": config.train.samples_per_epoch,
-        "--seed": config.study.seed,
-        "--device": config.device.kind,
-    }
     placeholders: Knobs = {}
-    if config.data.name == "synthetic":  # batches without a DataLoader: the harness has none to turn this knob at
-        placeholders = {BATCH_SIZE: RECIPE_BATCH_SIZE}
-        flags["--batch-size"] = f"{{{BATCH_SIZE}}}"
-    given = [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]
-    parts = [config.program.python or sys.executable, str(program("vision.py")), *given]
+    words = words_of(config)
+    if config.data.name == "synthetic" and config.data.factory is None:
+        placeholders = {BATCH_SIZE: RECIPE_BATCH_SIZE}  # the harness has no DataLoader to turn this knob at
+        words += ["--batch-size", f"{{{BATCH_SIZE}}}"]
+    parts = [config.program.python or sys.executable, *starter(config.launch.nproc), *words]
     return CommandTemplate(parts=parts, placeholders=placeholders, is_recipe=True)
+
+
+def starter(nproc: int) -> list[str]:
+    """Returns the words between the interpreter and a recipe's script: torchrun where several processes are to train.
+
+    A rank that fails ends the trial: what was measured by fewer, or after a restart, would be of another program.
+    """
+    if nproc == 1:
+        return []
+    return ["-m", "torch.distributed.run", "--standalone", "--max-restarts=0", f"--nproc-per-node={nproc}"]
 
 
 def study_name(template: CommandTemplate, config: StudyConfig) -> str:
     """Returns the default name of a study: the model's, or the script's without its ending, else the program's."""
-    word = str(config.model.name) if template.is_recipe else program_of(template.parts).name or Path(template.parts[0]).stem
+    if template.is_recipe:
+        word = str(config.model.name or config.model.factory)
+    else:
+        word = program_of(template.parts).name or Path(template.parts[0]).stem
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", word).strip("-_")[:60]
     if plain in RESERVED_NAMES:
         plain += "-py"
@@ -116,7 +116,8 @@ def study_name(template: CommandTemplate, config: StudyConfig) -> str:
 def title(template: CommandTemplate, config: StudyConfig, secrets: Secrets) -> str:
     """Returns what is tuned, for people: one line, without the folder of the interpreter."""
     if template.is_recipe:
-        return f"{config.model.name} on {config.data.name}"
+        several = f", {config.launch.nproc} processes" if config.launch.nproc > 1 else ""
+        return f"{config.model.name or config.model.factory} on {config.data.factory or config.data.name}{several}"
     parts = secrets.words(template.parts)
     return one_line(shlex.join([Path(parts[0]).name, *parts[1:]]), MAX_TITLE)
 

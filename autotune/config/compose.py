@@ -18,18 +18,29 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.checks import problems_of
-from autotune.config.command import CommandTemplate, recipe_command, study_name, title, user_command
+from autotune.config.command import (
+    BATCH_SIZE,
+    RECIPE_BATCH_SIZE,
+    CommandTemplate,
+    recipe_command,
+    study_name,
+    title,
+    user_command,
+)
 from autotune.config.domains import read_space
 from autotune.config.files import Chosen
 from autotune.config.hidden import HiddenValues, hide
 from autotune.config.keys import literal
 from autotune.config.locate import folder, options
 from autotune.config.overrides import Split, split
+from autotune.config.parts import problems_of_parts
+from autotune.config.recipe import is_recipe
 from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import CATALOGUE, knob
 from autotune.knobs.environment import PREFIX
+from autotune.knobs.step import ACCUMULATION, tier_of
 from autotune.knobs.values import shown, value_of
 from autotune.machine import circumstances as circumstances_of
 from autotune.machine import host_facts
@@ -108,9 +119,13 @@ def compose(
     if config is None:
         raise found.error()
     found.add(problems_of(config, facts.get("gpus") or []))
+    if command is None and not found.problems:  # the user's modules are imported for it, which takes seconds
+        found.add(problems_of_parts(config))
     pinned = found.collect(lambda: _pins(config, given, here))
     space = found.collect(lambda: _space(config, given, pinned or {}, here))
     template = found.collect(lambda: _command(config, command, overrides, here))
+    if template is not None:
+        found.add(_uneven(config, pinned or {}, template))
     if found.problems or space is None or template is None:
         raise found.error()
     for key in template.placeholders:  # who writes a placeholder wants the knob tuned, in the named space or not
@@ -259,18 +274,41 @@ def _pins(config: StudyConfig, given: Split, here: Circumstances) -> Knobs:
 
 
 def _space(config: StudyConfig, given: Split, pinned: Knobs, here: Circumstances) -> SearchSpace:
+    is_held = config.train.global_batch is not None
+    tiers = {key: tier_of(knob(key), is_held=is_held) for key in given.domains}
     problems = [
-        f"{key}: its tier is {knob(key).tier}, got it beside tiers={config.tiers}, which binds the search. "
-        f"Give tiers={knob(key).tier}, or leave the domain out."
-        for key in given.domains
-        if knob(key).tier.rank > config.tiers.rank
+        f"{key}: its tier is {tier}, got it beside tiers={config.tiers}, which binds the search. "
+        f"Give tiers={tier}, or leave the domain out."
+        for key, tier in tiers.items()
+        if tier.rank > config.tiers.rank
     ]
+    if is_held and ACCUMULATION.key in given.domains:
+        problems.append(
+            f"{ACCUMULATION.key}: derived from train.global_batch={config.train.global_batch}, got a domain. "
+            "Leave one of the two out."
+        )
     if problems:
         raise BadInput(problems)
     domains: dict[str, Domain | None] = {**read_space(config.search_space, here), **given.domains}
     return SearchSpace(
-        domains={key: domain for key, domain in domains.items() if key not in pinned}, pinned=pinned, tiers=config.tiers
+        domains={key: domain for key, domain in domains.items() if key not in pinned},
+        pinned=pinned,
+        tiers=config.tiers,
+        is_held=is_held,
     )
+
+
+def _uneven(config: StudyConfig, pinned: Knobs, template: CommandTemplate) -> list[str]:
+    """Returns what is wrong with a global batch where the baseline's batch size is known before it has run."""
+    total, nproc = config.train.global_batch, config.launch.nproc
+    own = pinned.get(BATCH_SIZE, template.placeholders.get(BATCH_SIZE, RECIPE_BATCH_SIZE if template.is_recipe else None))
+    if total is None or not isinstance(own, int) or own < 1 or nproc < 1 or total % (own * nproc) == 0:
+        return []
+    made_of = f"a batch of {own}" if nproc == 1 else f"a batch of {own} in {nproc} processes"
+    return [
+        f"train.global_batch: no multiple of {made_of}, which the baseline has, got {total}. "
+        f"Give a multiple of {own * nproc}, or pin another batch size: {BATCH_SIZE}=N."
+    ]
 
 
 def _command(
@@ -283,9 +321,14 @@ def _command(
                 "-- PYTHON train.py."
             )
         return user_command(command, here)
-    if config.model.name is None:
+    if not is_recipe(config):
         names = ", ".join(options("model", [folder("conf")]))
+        if config.model.source == "timm":
+            raise BadInput("model.name: a model of timm has a name, got nothing. Give model=timm/NAME.")
         if any(text.startswith("model=") for text in overrides):  # refused already, with the names
             raise BadInput([])
-        raise BadInput(f"model: nothing to tune. Give model=NAME ({names}), or a command: autotune run -- python train.py.")
+        own = "your own as model.factory=PACKAGE.MODULE:FUNCTION"
+        raise BadInput(
+            f"model: nothing to tune. Give model=NAME ({names}), {own}, or a command: autotune run -- python train.py."
+        )
     return recipe_command(config)

@@ -20,7 +20,9 @@ from autotune.knobs.values import shown, value_of
 
 PACKAGE = re.compile(r"\A(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)")
 MAPPINGS = ("env", "provenance")  # keys whose value is a mapping of anything
-COMMAND_LINE_ONLY = "program.python"  # a program to run: no file may choose one
+PART = "PACKAGE.MODULE:FUNCTION"
+# What is run, and how it is written: no file may choose that.
+COMMAND_LINE_ONLY = {"program.python": "PYTHON", "model.factory": PART, "data.factory": PART, "train.step": PART}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +103,9 @@ def check_key(key: str, value: Any, circumstances: Circumstances) -> None:
         raise BadInput(f"{key}: nothing is called or built from a file, got {shown(value)}. Remove it: plain values only.")
     if key == "defaults":
         raise BadInput(f"{key}: not followed here, got {shown(value)}. Name each file on the command line: +GROUP=NAME.")
-    if key == COMMAND_LINE_ONLY:
-        raise BadInput(f"{key}: not read from a file, got {shown(value)}. Give it on the command line: {key}=PYTHON.")
+    if key in COMMAND_LINE_ONLY:
+        give = f"{key}={COMMAND_LINE_ONLY[key]}"
+        raise BadInput(f"{key}: not read from a file, got {shown(value)}. Give it on the command line: {give}.")
     if key.startswith("provenance."):  # carried; what `autotune verify` reads of it is checked there
         return
     if is_knob(key):

@@ -11,7 +11,8 @@ from autotune.knobs.values import shown
 from autotune.records import COST, ENERGY, OBJECTIVES, TIME, objective_names
 
 Gpus = Sequence[Mapping[str, Any]]
-REPEATING_DATA = ("photos", "fake_cifar", "synthetic")  # recipes' data that go on for ever unless an epoch's length is given
+# Recipes' data that go on for ever unless an epoch's length is given.
+REPEATING_DATA = ("photos", "fake_cifar", "text", "tabular", "synthetic")
 
 
 def problems_of_objective(config: StudyConfig, gpus: Gpus | None) -> list[str]:
@@ -74,9 +75,9 @@ def _cost(config: StudyConfig, names: tuple[str, ...]) -> list[str]:
             f"machine.price_per_hour: objective={COST} needs what an hour on this machine costs, got nothing. "
             "Give machine.price_per_hour=PRICE."
         )
-    is_recipe = config.model.name is not None
+    is_ours = (config.model.name is not None or config.model.factory is not None) and config.data.factory is None
     is_told = config.train.samples_per_epoch is not None or (config.study.samples is not None and TIME not in names)
-    if is_recipe and config.data.name in REPEATING_DATA and not is_told:
+    if is_ours and config.data.name in REPEATING_DATA and not is_told:
         problems.append(
             f"train.samples_per_epoch: objective={COST} needs the length of an epoch, and data={config.data.name} goes on for "
             "ever, got nothing. Give train.samples_per_epoch=N."

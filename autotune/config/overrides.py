@@ -23,7 +23,8 @@ from autotune.space import Domain
 
 TOP_LEVEL = {key.split(".")[0] for key in LEAVES}
 CONFIG_GROUPS = ("model", "data")
-RECIPE_KEYS = ("model", "data", "train")
+RECIPE_KEYS = ("model", "data", "train", "launch")
+GLOBAL_BATCH = "train.global_batch"  # holds for commands, too
 # GROUP=NAME or +GROUP=NAME as files are called: wider than Hydra's grammar, which has no dots and no leading digits in a group.
 FILE_CHOICE = re.compile(r"(\+?)(\w[\w.-]*(?:/\w[\w.-]*)*)=(\w[\w.-]*)")
 
@@ -59,7 +60,7 @@ def split(overrides: Sequence[str], folders: list[Path], circumstances: Circumst
         has_command: whether a command is tuned, which has no use for a recipe's keys.
     """
     result = Split()
-    for text in overrides:
+    for text in (word for typed in overrides for word in _of_timm(typed)):
         try:
             _place(text, result, folders, circumstances, has_command)
         except BadInput as error:
@@ -70,6 +71,12 @@ def split(overrides: Sequence[str], folders: list[Path], circumstances: Circumst
         for key in sorted(result.pinned & result.domains.keys())
     ]
     return result
+
+
+def _of_timm(text: str) -> list[str]:
+    """Returns model=timm/NAME as what it stands for, any other word as it is."""
+    name = text.removeprefix("model=timm/")
+    return ["model=timm", f"model.name={name}"] if name != text else [text]
 
 
 def _place(text: str, result: Split, folders: list[Path], circumstances: Circumstances, has_command: bool) -> None:
@@ -140,8 +147,10 @@ def _refuse_by_key(text: str, override: Override) -> None:
 
 
 def _refuse_recipe_key(key: str, text: str) -> None:
-    if key.split(".")[0] in RECIPE_KEYS:
-        raise BadInput(f"{key}: belongs to a built-in recipe, got {shown(text)}. Leave it out, or leave out '-- COMMAND'.")
+    if key.split(".")[0] in RECIPE_KEYS and key != GLOBAL_BATCH:
+        own = " A command starts its own: -- torchrun --nproc_per_node=N SCRIPT." if key == "launch.nproc" else ""
+        what = f"{key}: belongs to a built-in recipe, got {shown(text)}."
+        raise BadInput(f"{what} Leave it out, or leave out '-- COMMAND'.{own}")
 
 
 def _domain(override: Override, circumstances: Circumstances) -> Domain:

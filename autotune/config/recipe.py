@@ -1,16 +1,21 @@
-"""What can be known of a recipe before its program starts: whether its model exists, whether its data lie where it says."""
+"""What a recipe runs, and what can be known of it before its program starts: whether model and data are there and fit."""
 
 from __future__ import annotations
 
+import operator
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from autotune.config.keys import no_such
+from autotune.config.keys import LEAVES, no_such
 from autotune.config.locate import program
-from autotune.config.schema import StudyConfig
+from autotune.config.schema import DATA, StudyConfig
+from autotune.errors import one_of
 from autotune.knobs.values import shown
+from autotune.records import COST, TIME, objective_names
 
 # Classifiers of torchvision 0.19. Another name is looked up in the torchvision that the recipe runs with, which takes seconds.
 NAMES = """
@@ -25,46 +30,203 @@ NAMES = """
     vgg13_bn vgg16 vgg16_bn vgg19 vgg19_bn vit_b_16 vit_b_32 vit_h_14 vit_l_16 vit_l_32 wide_resnet101_2 wide_resnet50_2
 """
 TORCHVISION = frozenset(NAMES.split())
-LIST_MODELS = "import torchvision.models as models; print(*models.list_models(module=models))"
+LIST_MODELS = {
+    "torchvision": "import torchvision.models as models; print(*models.list_models(module=models))",
+    "timm": "import timm; print(*timm.list_models())",
+}
+HAS_TRANSFORMERS = "import importlib.util, sys; sys.exit(importlib.util.find_spec('transformers') is None)"
 LIST_S = 60.0
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # what torchvision's ImageFolder takes
 PHOTO_CLASS = "china"  # a subfolder that the photos always have
+TEXTS = (".txt", ".md", ".rst", ".py")  # what the text program reads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A training script of ours.
+
+    Attributes:
+        name: its file.
+        data: what it can train on, its own choice first.
+        flags: its options -> configuration keys.
+    """
+
+    name: str
+    data: tuple[str, ...]
+    flags: dict[str, str]
+
+
+EVERYWHERE = {
+    "--epochs": "train.epochs", "--lr": "train.lr", "--optimizer": "train.optimizer",
+    "--samples-per-epoch": "train.samples_per_epoch", "--seed": "study.seed", "--device": "device.kind",
+}  # fmt: skip
+VISION = Script(
+    name="vision.py",
+    data=("photos", "fake_cifar", "folder", "synthetic"),
+    flags={
+        "--model": "model.name", "--num-classes": "model.num_classes", "--image-size": "model.image_size",
+        "--data": "data.name", "--data-root": "data.root",
+    },
+)  # fmt: skip
+TEXT = Script(
+    name="text.py",
+    data=("text", "synthetic"),
+    flags={
+        "--model": "model.name", "--num-layers": "model.num_layers", "--hidden-size": "model.hidden_size",
+        "--num-heads": "model.num_heads", "--vocab-size": "model.vocab_size",
+        "--data": "data.name", "--data-root": "data.root", "--sequence-length": "data.sequence_length",
+    },
+)  # fmt: skip
+TABULAR = Script(
+    name="tabular.py",
+    data=("tabular", "synthetic"),
+    flags={
+        "--model": "model.name", "--num-layers": "model.num_layers", "--hidden-size": "model.hidden_size",
+        "--num-classes": "model.num_classes", "--data": "data.name", "--num-features": "data.num_features",
+    },
+)  # fmt: skip
+SCRIPTS = {"torchvision": VISION, "timm": VISION, "transformers": TEXT, "builtin": TABULAR}
+MODELS = {"transformers": ("gpt2_small", "bert_base", "llama_small"), "builtin": ("mlp",)}
+PARTS = {"--model-factory": "model.factory", "--data-factory": "data.factory", "--step": "train.step"}  # code of the user's
+CUSTOM = "custom.py"
+HEAD_SIZE = 64  # width that a language model has for each attention head, unless told
+
+
+def is_recipe(config: StudyConfig) -> bool:
+    """Returns whether a configuration says what to train."""
+    return config.model.name is not None or config.model.factory is not None
+
+
+def parts_of(config: StudyConfig) -> dict[str, str]:
+    """Returns the parts that are the user's own code: configuration key -> reference."""
+    found = {key: _value(config, key) for key in PARTS.values()}
+    return {key: str(value) for key, value in found.items() if value is not None}
+
+
+def script_of(config: StudyConfig) -> Script:
+    """Returns the script that a recipe runs, or that lends what is not the user's own: it follows the model, else the data."""
+    if config.model.name is not None:
+        return SCRIPTS.get(config.model.source, VISION)  # what is in no table is refused by its name
+    if config.data.factory is not None:
+        return TABULAR  # needs torch alone
+    return next((script for script in (TEXT, TABULAR) if config.data.name == script.data[0]), VISION)
+
+
+def words_of(config: StudyConfig) -> list[str]:
+    """Returns the script of a recipe and its options."""
+    script, parts = script_of(config), parts_of(config)
+    flags = {flag: _value(config, key) for flag, key in {**script.flags, **EVERYWHERE}.items()}
+    if script is VISION and config.model.source == "timm":
+        flags["--source"] = "timm"
+    if script is TEXT and config.data.name != "text":
+        flags.pop("--data-root")
+    if "data.factory" in parts:
+        flags.pop("--data")
+    own = {"--base": script.name, **{flag: parts.get(key) for flag, key in PARTS.items()}} if parts else {}
+    given = [text for flag, value in {**own, **flags}.items() if value is not None for text in (flag, str(value))]
+    return [str(program(CUSTOM if parts else script.name)), *given]
+
+
+def tokens_per_sample(config: StudyConfig) -> int | None:
+    """Returns how many tokens a sample of a recipe has, whose rate is then told in tokens; None where samples are counted.
+
+    They are, too, where the objective is reckoned from a number of samples.
+    """
+    is_text = is_recipe(config) and script_of(config) is TEXT and config.data.factory is None
+    by_samples = {TIME, COST} & set(objective_names(config.objective))
+    return config.data.sequence_length if is_text and not by_samples else None
+
+
+def _value(config: StudyConfig, key: str) -> object:
+    return operator.attrgetter(key)(config)
 
 
 def problems_of_recipe(config: StudyConfig) -> list[str]:
     """Returns what would make a recipe's program fail at its start."""
-    return [*_model(config), *_data(config)]
+    if config.model.source not in SCRIPTS or config.data.name not in DATA:  # said already
+        return []
+    return [*_fitting(config), *_data(config)] or _model(config)
 
 
 def _model(config: StudyConfig) -> list[str]:
-    name = config.model.name
-    if name is None or name in TORCHVISION:
+    name, source = config.model.name, config.model.source
+    if name is None or config.model.factory is not None:
         return []
-    there = _models_of(config.program.python or sys.executable)
-    if not there or name in there:  # without an answer the baseline will tell
+    if source in MODELS and name not in MODELS[source]:
+        return [no_such("model.name", name, MODELS[source], f"model of {source}")]
+    python = config.program.python or sys.executable
+    if source == "transformers":
+        there = _ask(python, HAS_TRANSFORMERS)
+        return [_missing(source, python)] if there is not None and there.returncode == 1 else []
+    if source == "builtin" or (source == "torchvision" and name in TORCHVISION):
         return []
-    return [no_such("model.name", name, there, "classifier of torchvision")]
+    said = _ask(python, LIST_MODELS[source])
+    if source == "timm" and said is not None and "No module named 'timm'" in said.stderr:
+        return [_missing(source, python)]
+    there_are = said.stdout.split() if said is not None and said.returncode == 0 else []
+    if not there_are or name in there_are:  # without an answer the baseline will tell
+        return []
+    return [no_such("model.name", name, there_are, f"classifier of {source}")]
 
 
-def _models_of(python: str) -> list[str]:
-    """Returns the classifiers of the torchvision that an interpreter has; [] when it cannot say."""
+def _missing(source: str, python: str) -> str:
+    install = f"{shlex.quote(python)} -m pip install {source}"
+    return f"model.source: {source} is not installed where the recipe runs, got {shown(source)}. Install it: {install}"
+
+
+def _ask(python: str, code: str) -> subprocess.CompletedProcess[str] | None:
+    """Returns what an interpreter says to a line of code; None when it cannot be run."""
     try:
-        said = subprocess.run(
-            [python, "-c", LIST_MODELS],
-            cwd=program("vision.py").parent,  # as in a trial: no module of the working directory in between
+        return subprocess.run(
+            [python, "-c", code],
+            cwd=program(VISION.name).parent,  # as in a trial: no module of the working directory in between
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=LIST_S,
-            check=True,
         )
     except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def _fitting(config: StudyConfig) -> list[str]:
+    """Returns what does not go together: two models, data of another kind, sizes that the model does not have."""
+    if not is_recipe(config):
         return []
-    return said.stdout.split()
+    if config.model.name is not None and config.model.factory is not None:
+        got = f"got {shown(config.model.factory)} beside {shown(config.model.name)}"
+        return [f"model.factory: two models, {got}. Leave out model=."]
+    script, default = script_of(config), StudyConfig()
+    what = config.model.name or config.model.factory
+    if config.data.factory is None and config.data.name not in script.data:
+        allowed = one_of(config.data.name, script.data)
+        return [
+            f"data.name: nothing that {what} can train on, got {shown(config.data.name)}. {allowed} Give data={script.data[0]}."
+        ]
+    used = {*script.flags.values(), *EVERYWHERE.values(), *PARTS.values(), "model.source", "train.global_batch"}
+    problems = [
+        f"{key}: means nothing with {what} on {config.data.factory or config.data.name}, got {shown(_value(config, key))}. "
+        "Leave it out."
+        for key in LEAVES
+        if key.split(".")[0] in ("model", "data", "train") and key not in (used | {"data.root"})
+        if _value(config, key) != _value(default, key)
+    ]
+    return [*problems, *(_heads(config) if script is TEXT else [])]
+
+
+def _heads(config: StudyConfig) -> list[str]:
+    hidden = config.model.hidden_size
+    heads = config.model.num_heads or max(1, (hidden or 768) // HEAD_SIZE)
+    if (hidden or 768) % (2 * heads) == 0:
+        return []
+    key, got = ("model.num_heads", heads) if hidden is None else ("model.hidden_size", hidden)
+    return [f"{key}: {hidden or 768} is no multiple of {2 * heads}, twice the attention heads, got {got}. Give one that is."]
 
 
 def _data(config: StudyConfig) -> list[str]:
     name, root = config.data.name, config.data.root
+    if config.data.factory is not None:
+        return [f"data.root: means nothing beside data.factory, got {shown(root)}. Leave it out."] if root is not None else []
     if root is None:
         wanted = "Give data.root=DIR, one subfolder per class."
         return [f"data.root: data=folder needs a folder, got nothing. {wanted}"] if name == "folder" else []
@@ -74,7 +236,15 @@ def _data(config: StudyConfig) -> list[str]:
         return _photos(root)
     if name == "folder":
         return _folder(root, config.model.num_classes)
+    if name == "text":
+        return _texts(root)
     return [f"data.root: means nothing with data={name}, got {shown(root)}. Leave it out, or give data=folder."]
+
+
+def _texts(root: str) -> list[str]:
+    if os.path.isdir(root) and any(name.endswith(TEXTS) for _, _, names in os.walk(root) for name in names):
+        return []
+    return [f"data.root: no folder with text in it, got {shown(root)}. Give one with files ending in {', '.join(TEXTS)}."]
 
 
 def _photos(root: str) -> list[str]:

@@ -46,7 +46,8 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> C
         raise BadInput(f"{file.with_name('study.json')}: {error}. {ANOTHER}") from error
     if problems := problems_of(config):
         raise BadInput(problems)
-    space = SearchSpace(domains=domains, pinned=study.pinned, tiers=config.tiers)
+    is_held = config.train.global_batch is not None
+    space = SearchSpace(domains=domains, pinned=study.pinned, tiers=config.tiers, is_held=is_held)
     command = CommandTemplate(parts=study.command, placeholders=study.placeholders, is_recipe=study.is_recipe, cwd=study.cwd)
     hidden = recovered(config, space, command)
     return Composed(

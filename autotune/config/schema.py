@@ -13,8 +13,8 @@ from autotune.records import THROUGHPUT, Tier
 SAMPLERS = ("tpe", "random", "grid")
 LAUNCHERS = ("local",)
 DEVICES = ("auto", "cuda", "cpu")
-SOURCES = ("torchvision",)
-DATA = ("photos", "fake_cifar", "folder", "synthetic")
+SOURCES = ("torchvision", "timm", "transformers", "builtin")
+DATA = ("photos", "fake_cifar", "folder", "text", "tabular", "synthetic")
 OPTIMIZERS = ("sgd", "adamw")
 
 
@@ -36,7 +36,11 @@ if TYPE_CHECKING:  # generated from the catalogue, which a type checker cannot s
     CompilePins: TypeAlias = Any
     OptimizerPins: TypeAlias = Any
     BackendPins: TypeAlias = Any
+    StepPins: TypeAlias = Any
+    MemoryPins: TypeAlias = Any
     ThreadsPins: TypeAlias = Any
+    ParallelPins: TypeAlias = Any
+    NcclPins: TypeAlias = Any
 else:
     LoaderPins = pins_of("loader")
     PrecisionPins = pins_of("precision")
@@ -44,7 +48,11 @@ else:
     CompilePins = pins_of("compile")
     OptimizerPins = pins_of("optimizer")
     BackendPins = pins_of("backend")
+    StepPins = pins_of("step")
+    MemoryPins = pins_of("memory")
     ThreadsPins = pins_of("threads")
+    ParallelPins = pins_of("parallel")
+    NcclPins = pins_of("nccl")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -80,19 +88,29 @@ class StudyOptions:
 
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
-    """The model of a recipe.
+    """The model of a recipe; a size that is null is the model's own.
 
     Attributes:
-        source: table the name is looked up in: torchvision.
-        name: name within the source; null when a command is tuned.
-        num_classes: outputs of the classifier.
+        source: table the name is looked up in: torchvision, timm, transformers or builtin.
+        name: name within the source; null when a command is tuned, or a model of yours.
+        factory: your own model, PACKAGE.MODULE:FUNCTION, called without arguments: it returns a torch.nn.Module.
+        num_classes: outputs of a classifier.
         image_size: height and width of an input, pixels.
+        num_layers: layers of a language model, hidden layers of mlp.
+        hidden_size: width of these layers.
+        num_heads: attention heads of a language model.
+        vocab_size: different tokens of a language model.
     """
 
     source: str = "torchvision"
     name: str | None = None
+    factory: str | None = None
     num_classes: int = 1000
     image_size: int = 224
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    num_heads: int | None = None
+    vocab_size: int | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -100,12 +118,19 @@ class DataConfig:
     """The data of a recipe.
 
     Attributes:
-        name: photos, fake_cifar, folder or synthetic.
-        root: folder with one subfolder of images per class, for `folder`; where the files are kept, for `photos`.
+        name: photos, fake_cifar or folder for images, text, tabular, or synthetic for any.
+        root: folder with one subfolder of images per class, for `folder`; where the files are kept, for `photos`; with text
+            files, for `text`.
+        factory: your own data, PACKAGE.MODULE:FUNCTION, called without arguments: it returns a Dataset, or a DataLoader.
+        sequence_length: tokens of a sample of text.
+        num_features: columns of the table.
     """
 
     name: str = "photos"
     root: str | None = None
+    factory: str | None = None
+    sequence_length: int = 512
+    num_features: int = 64
 
 
 @dataclass(kw_only=True, slots=True)
@@ -117,7 +142,9 @@ class TrainConfig:
         lr: learning rate.
         epochs: passes over the data; a trial ends long before.
         samples_per_epoch: length of an epoch, in samples.
-        global_batch: samples per optimizer step to hold while the batch size changes. Not built yet.
+        global_batch: samples per optimizer step, over all processes, to hold while the batch size changes: each batch size gets
+            the accumulation that makes it up. Of a command, too; null leaves steps to the batch size.
+        step: your own step, PACKAGE.MODULE:FUNCTION, called as function(model, batch): it returns the batch's loss.
     """
 
     optimizer: str | None = None
@@ -125,6 +152,7 @@ class TrainConfig:
     epochs: int | None = None
     samples_per_epoch: int | None = None
     global_batch: int | None = None
+    step: str | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -184,7 +212,8 @@ class LaunchOptions:
     """How a recipe's processes are started.
 
     Attributes:
-        nproc: processes of one trial.
+        nproc: processes of one trial, started by torchrun on this machine; each has its share of the data, the batch size and
+            the loader workers for itself, and a GPU of its own (`device.index` and those after it) or its share of the cores.
     """
 
     nproc: int = 1
@@ -265,7 +294,11 @@ class StudyConfig:
         compile: pinned knobs of torch.compile.
         optimizer: pinned knobs of the optimizer's kernels.
         backend: pinned knobs of cuDNN.
+        step: pinned knobs of the optimizer's step as a whole.
+        memory: pinned knobs of memory.
         threads: pinned knobs of CPU threads.
+        parallel: pinned knobs of DistributedDataParallel.
+        nccl: pinned knobs of NCCL.
         env: pinned environment variables.
         search_space: name of a file in search_spaces/, or a path.
         tiers: highest tier that may be searched: exact, numerics or training.
@@ -294,7 +327,11 @@ class StudyConfig:
     compile: CompilePins = field(default_factory=CompilePins)
     optimizer: OptimizerPins = field(default_factory=OptimizerPins)
     backend: BackendPins = field(default_factory=BackendPins)
+    step: StepPins = field(default_factory=StepPins)
+    memory: MemoryPins = field(default_factory=MemoryPins)
     threads: ThreadsPins = field(default_factory=ThreadsPins)
+    parallel: ParallelPins = field(default_factory=ParallelPins)
+    nccl: NcclPins = field(default_factory=NcclPins)
     env: dict[str, str] = field(default_factory=dict)
     search_space: str = "default"
     tiers: Tier = Tier.training

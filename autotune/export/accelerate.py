@@ -8,7 +8,7 @@ from autotune.export.document import Document, Row, expressed
 from autotune.export.winner import Winner
 
 ROWS: dict[str, Row] = {
-    "precision.amp": lambda value, _: {"mixed_precision": "bf16" if value == "bf16" else "no"},
+    "precision.amp": lambda value, _: {"mixed_precision": "no" if value == "off" else value},
     "compile.mode": lambda value, _: {
         "dynamo_config": ({"dynamo_backend": "NO"} if value == "off" else {"dynamo_backend": "INDUCTOR", "dynamo_mode": value})
     },

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.records import Summary, Tier
-from autotune.wording import one_line, score_of, value_text
+from autotune.wording import changes_phrase, one_line, score_of, value_text
 
 MAX_REMARK = 120
 SPACE = "space."  # of a study's identity: the knobs that were searched
@@ -32,8 +32,7 @@ class Claimed:
     @classmethod
     def of(cls, summary: Summary, entry: dict[str, Any], tier: Tier | None) -> Claimed:
         """Returns what can be said of an entry of a summary."""
-        is_best = _is_best(summary, entry)
-        return cls(summary=summary, entry=entry, tier=tier, speedup=summary["speedup"] if is_best else measured(summary, entry))
+        return cls(summary=summary, entry=entry, tier=tier, speedup=speedup_of(summary, entry))
 
     @property
     def is_best(self) -> bool:
@@ -90,7 +89,27 @@ def worth_text(change: dict[str, Any] | None) -> str:
     return f"{change['ratio']:.3f} x{interval}{verdict}"
 
 
-def measured(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
+def speedup_of(summary: Summary, entry: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the speedup of an entry of a summary over the baseline.
+
+    Where the baseline was kept, the study's own is that of the configuration it was compared with: the entry's is 1.
+    """
+    compared: dict[str, Any] | None = summary["speedup"]
+    if not entry.get("overrides"):
+        said = compared or {}
+        return {"ratio": 1.0, "ci": None, "verdict": "same", "reason": said.get("reason") or "", "kept": _kept_over(said)}
+    return compared if _is_best(summary, entry) else _measured(summary, entry)
+
+
+def _kept_over(said: dict[str, Any]) -> str:
+    """Returns what the baseline was compared with when it was kept: "0.82 x [0.70, 0.95] with channels_last: ambiguous"."""
+    if not said.get("ratio") or not said.get("overrides"):
+        return ""
+    interval = f" [{said['ci'][0]:.3f}, {said['ci'][1]:.3f}]" if said.get("ci") else ", no interval"
+    return f"{said['ratio']:.3f} x{interval} with {changes_phrase(said['overrides'])}: {said['verdict']}"
+
+
+def _measured(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
     """Returns the speedup of a configuration that was not the finals' choice: measured again, else from the search."""
     if again := entry.get("speedup"):
         return dict(again)

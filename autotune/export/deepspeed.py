@@ -9,10 +9,13 @@ BATCH_SIZE = "loader.batch_size"
 # What was measured is autocast over float32 weights, DeepSpeed's torch_autocast (0.16.9 and later).
 ROWS: dict[str, Row] = {
     BATCH_SIZE: lambda value, _: {"train_micro_batch_size_per_gpu": value},
+    "step.accumulation": lambda value, _: {"gradient_accumulation_steps": value},
     "precision.amp": lambda value, _: (
-        {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+        {"torch_autocast": {"enabled": False}}
+        if value == "off"
+        else {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
         if value == "bf16"
-        else {"torch_autocast": {"enabled": False}}
+        else None  # its scaling of losses is its own, and was not measured
     ),
 }
 USAGE = ['Load: deepspeed.initialize(model=model, optimizer=optimizer, config="FILE")']

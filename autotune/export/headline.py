@@ -24,7 +24,9 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
     lines = [f"autotune: the best configuration found for {summary['title']}"]
     if not entry["overrides"]:
         lines.append("Nothing measured was better than the program as it was run: there is nothing to change.")
-    if speedup and speedup.get("ratio"):
+        if speedup and speedup.get("kept"):
+            lines.append(f"Kept over another: {speedup['kept']}")
+    elif speedup and speedup.get("ratio"):
         lines.append(_gain_line(summary, speedup))
     lines.append(" -> ".join(_measured(summary, side) for side in (summary["baseline"], entry)))
     if claimed.dropped:

@@ -31,12 +31,15 @@ ROWS: dict[str, Row] = {
     "loader.prefetch_factor": lambda value, _: {"dataloader_prefetch_factor": value},
     "loader.pin_memory": lambda value, _: {"dataloader_pin_memory": value},
     "loader.persistent_workers": lambda value, _: {"dataloader_persistent_workers": value},
-    "precision.amp": lambda value, _: {"bf16": value == "bf16"},
+    "precision.amp": lambda value, _: {"fp16": True} if value == "fp16" else {"bf16": value == "bf16"},
     "precision.matmul": _tf32,
     "compile.mode": lambda value, _: (
         {"torch_compile": False} if value == "off" else {"torch_compile": True, "torch_compile_mode": value}
     ),
     "optimizer.implementation": _optimizer,
+    "memory.activation_checkpointing": lambda value, _: {"gradient_checkpointing": value},
+    "step.accumulation": lambda value, _: {"gradient_accumulation_steps": value},
+    "parallel.bucket_cap_mb": lambda value, _: {"ddp_bucket_cap_mb": value},
 }
 USAGE = [
     'Load: HfArgumentParser(TrainingArguments).parse_yaml_file("FILE") (parse_json_file after `-o FILE.json`),',

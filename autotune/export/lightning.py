@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from autotune.export.document import Document, Row, expressed
-from autotune.export.in_code import LOADER
+from autotune.export.in_code import loader_arguments, loader_keys
 from autotune.export.winner import Winner
 
+PRECISIONS = {"off": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 ROWS: dict[str, Row] = {
-    "precision.amp": lambda value, _: {"precision": "bf16-mixed" if value == "bf16" else "32-true"},
+    "precision.amp": lambda value, _: {"precision": PRECISIONS[value]},
+    "step.accumulation": lambda value, _: {"accumulate_grad_batches": value},
     "backend.cudnn_benchmark": lambda value, _: {"benchmark": value},
 }
 USAGE = [
@@ -19,10 +21,10 @@ APART = "The Trainer owns no DataLoader: pass these to yours, DataLoader(dataset
 
 def document(winner: Winner) -> Document:
     """Returns the winner as arguments of the Trainer."""
-    loader = {key.removeprefix(LOADER): value for key, value in winner.active.items() if key.startswith(LOADER)}
-    settings, left_out = expressed(winner, ROWS, skip=[f"{LOADER}{name}" for name in loader])
+    loader = loader_arguments(winner.active)
+    settings, left_out = expressed(winner, ROWS, skip=loader_keys(winner.active))
     return Document(
-        settings={"trainer": settings} if settings else {},
+        settings={"trainer": settings},
         usage=USAGE,
         apart={APART: loader} if loader else {},
         left_out=left_out,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.export.claims import Claimed, day, describe_machine, measured
+from autotune.export.claims import Claimed, day, describe_machine, speedup_of
 from autotune.records import Summary, Tier
 
 DIGITS = 5  # of a measured value; its interval is seldom narrower than the third
@@ -69,8 +69,7 @@ def _tiers(summary: Summary) -> dict[str, Any]:
     """Returns what the best of each tier changes and what that is worth."""
     found = {}
     for tier, entry in (summary.get("best_by_tier") or {}).items():
-        is_best = entry["trial"] == (summary["best"] or {}).get("trial")
-        speedup = (summary["speedup"] if is_best else measured(summary, entry)) or {}
+        speedup = speedup_of(summary, entry) or {}
         said = {name: speedup.get(name) for name in ("ratio", "ci", "verdict")}
         found[tier] = {"changes": list(entry["overrides"]), **_rounded(said)}
     return found

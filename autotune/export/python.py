@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from autotune.export.document import MAX_LINE, Exported, left_out_line
-from autotune.export.in_code import LOADER
+from autotune.export.in_code import COMPRESSION, PARALLEL, loader_arguments, loader_keys
 from autotune.export.winner import Winner
 from autotune.records import Knobs
 from autotune.wording import one_line
@@ -13,6 +13,9 @@ from autotune.wording import one_line
 # Knob key -> statement at the program's start; {value} is filled with the Python literal.
 AT_START = {
     "threads.intra": "torch.set_num_threads({value!r})",
+    "threads.interop": "torch.set_num_interop_threads({value!r})",
+    "loader.sharing_strategy": "torch.multiprocessing.set_sharing_strategy({value!r})",
+    "memory.fraction": "torch.cuda.set_per_process_memory_fraction({value!r})",
     "precision.matmul": "torch.set_float32_matmul_precision({value!r})",
     "backend.cudnn_benchmark": "torch.backends.cudnn.benchmark = {value!r}",
 }
@@ -30,6 +33,7 @@ def render(winner: Winner) -> Exported:
         _optimizer(knobs),
         _start(knobs),
         _model(knobs),
+        _parallel(knobs),
         _inputs(knobs),
         _amp(knobs),
     ]
@@ -50,13 +54,14 @@ def _best(winner: Winner) -> str:
     if winner.variables:
         lines.append("# Before Python starts, in the shell:")
         lines += [f"#   {one_line(f'export {name}={shlex.quote(text)}', MAX_LINE)}" for name, text in winner.variables.items()]
-    others = [key for key in winner.in_program if not (key in IN_PARTS or key.startswith(LOADER))]
+    in_code = {*IN_PARTS, *loader_keys(winner.in_program)}
+    others = [key for key in winner.in_program if not (key in in_code or key.startswith(PARALLEL))]
     lines += [f"# {left_out_line(key, winner.active[key])}" for key in others]
     return "\n".join([*lines, ""])
 
 
 def _loader(knobs: Knobs) -> str:
-    given = {key.removeprefix(LOADER): value for key, value in knobs.items() if key.startswith(LOADER)}
+    given = loader_arguments(knobs)
     return f"\n# The DataLoader that trains: DataLoader(dataset, shuffle=True, **LOADER)\nLOADER = {given!r}\n" if given else ""
 
 
@@ -87,6 +92,21 @@ def _model(knobs: Knobs) -> str:
     return _function("prepare(model)", said, [*body, "return model"]) if body else ""
 
 
+def _parallel(knobs: Knobs) -> str:
+    """Returns the arguments of the wrapper, and the function that compresses gradients between the ranks."""
+    arguments = [key for key in knobs if key.startswith(PARALLEL) and key != COMPRESSION]
+    given = {key.removeprefix(PARALLEL): knobs[key] for key in arguments}
+    text = f"\n# DistributedDataParallel(model, **PARALLEL)\nPARALLEL = {given!r}\n" if given else ""
+    if knobs.get(COMPRESSION) != "bf16":
+        return text
+    body = [
+        "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook",
+        "",
+        "model.register_comm_hook(None, bf16_compress_hook)",
+    ]
+    return text + _function("compress(model)", "Call it once, on the DistributedDataParallel, before training.", body)
+
+
 def _inputs(knobs: Knobs) -> str:
     body = ["return images.to(memory_format=torch.channels_last)"]
     return (
@@ -102,8 +122,10 @@ def _amp(knobs: Knobs) -> str:
     said = (
         'Returns what the model is called in: `with autocast("cuda"): output = model(inputs)`; the loss takes output.float().'
     )
-    enabled = "" if value == "bf16" else ", enabled=False"
-    return _function("autocast(device_type)", said, [f"return torch.autocast(device_type, dtype=torch.bfloat16{enabled})"])
+    dtype, enabled = ("float16" if value == "fp16" else "bfloat16"), ("" if value != "off" else ", enabled=False")
+    body = ["# Scale the loss, too: torch.amp.GradScaler(device_type)."] if value == "fp16" else []
+    body.append(f"return torch.autocast(device_type, dtype=torch.{dtype}{enabled})")
+    return _function("autocast(device_type)", said, body)
 
 
 def _function(signature: str, said: str, body: list[str]) -> str:

@@ -10,8 +10,12 @@ from autotune.export.claims import Claimed
 from autotune.export.headline import headline
 from autotune.export.provenance import provenance
 from autotune.knobs.catalogue import knob
+from autotune.knobs.loader import BATCH_SIZE
+from autotune.knobs.step import ACCUMULATION, derived
 from autotune.masking import is_masked
 from autotune.records import Knobs, Summary, Tier
+
+HOLDS = "holds train.global_batch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,16 @@ class Winner:
         return [key for key, value in self.active.items() if not knob(key).environment(value)]
 
 
+def _held(summary: Summary, full: Knobs) -> Knobs:
+    """Returns the accumulation that makes up `train.global_batch` with the batch size of a configuration; {} for none."""
+    own = summary["baseline"].get("knobs") or {}
+    batch, each = own.get(BATCH_SIZE.key), own.get(ACCUMULATION.key)
+    if "train.global_batch" not in (summary.get("settings") or {}) or not isinstance(batch, int) or not isinstance(each, int):
+        return {}
+    found = {ACCUMULATION.key: derived(full, held=batch * each)[ACCUMULATION.key]}
+    return found if found[ACCUMULATION.key] != ACCUMULATION.default else {}
+
+
 def winner(summary: Summary, tier: Tier | None) -> Winner:
     """Returns the best configuration of a study, at a tier when one is given.
 
@@ -66,8 +80,11 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     claimed = Claimed.of(summary, entry, tier)
     pinned = summary.get("pinned") or {}
     knobs = {**pinned, **entry["overrides"]}
+    own = summary["baseline"].get("knobs") or {}
+    held = {} if ACCUMULATION.key in knobs else _held(summary, {**own, **knobs})
+    knobs |= held
     hidden = {key: knobs.pop(key) for key in list(knobs) if is_masked(knobs[key])}
-    full = {**(summary["baseline"].get("knobs") or {}), **knobs}
+    full = {**own, **knobs}
     said = provenance(claimed)
     if hidden:
         said["secret"] = list(hidden)
@@ -76,7 +93,7 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
         knobs=knobs,
         active={key: value for key, value in knobs.items() if knob(key).is_active(full)},
         full=full,
-        remarks={key: claimed.remark(key, is_pinned=key in pinned) for key in knobs},
+        remarks={key: HOLDS if key in held else claimed.remark(key, is_pinned=key in pinned) for key in knobs},
         headline=headline(claimed, hidden),
         provenance=said,
         device=str(summary["machine"].get("device") or ""),

@@ -49,3 +49,29 @@ KEEP_RECORDS_AWAY: Dict[str, Callable[[Any], None]] = {
     "wandb": _keep_wandb_offline,
     "mlflow.tracking._tracking_service.utils": _keep_mlflow_in_scratch,
 }
+
+# Models of transformers have a switch for activation checkpointing, and its layers a flag that says where it stands.
+CHECKPOINTING_SWITCHES: Tuple[Tuple[str, str], ...] = (
+    ("activation_checkpointing_enable", "activation_checkpointing_disable"),
+    ("gradient_checkpointing_enable", "gradient_checkpointing_disable"),  # its name until 5
+)
+
+
+def checkpointing_switches(module: Any) -> "list[tuple[Any, Any]]":
+    """Returns (turn on, turn off) of the outermost modules within one that have a switch for activation checkpointing.
+
+    Turning it on takes the keyword arguments of `torch.utils.checkpoint`, as a dictionary.
+    """
+    for on, off in CHECKPOINTING_SWITCHES:
+        if callable(getattr(module, on, None)) and callable(getattr(module, off, None)):
+            return [(getattr(module, on), getattr(module, off))] if _can_be_switched(module) else []
+    return [pair for child in module.children() for pair in checkpointing_switches(child)]
+
+
+def _can_be_switched(module: Any) -> bool:
+    return bool(getattr(module, "supports_gradient_checkpointing", True))
+
+
+def is_checkpointing(module: Any) -> bool:
+    """Returns whether the flag of a module's own activation checkpointing is set."""
+    return getattr(module, "gradient_checkpointing", False) is True

@@ -19,13 +19,13 @@ class Loader:
         from torch.utils.data import IterableDataset
 
         self.number, self.ordinal = number, 0
-        self.stack, code = _construction()
+        self.stack, code, self.main_line = _construction()
         self.site = self.stack[0]
         self.code, self.nth = sites.marked(code, arguments), 0  # the same for a program that was edited or moved, see sites.py
         self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
         self.given_kinds = [type(arguments.get(name)) for name in ("dataset", "sampler", "batch_sampler", "collate_fn")]
         self.num_data = None if issubclass(self.given_kinds[0], IterableDataset) else _length(arguments.get("dataset"))
-        self._dataset = self._batch_sampler = self._given_batch_sampler = _nothing
+        self._dataset = self._batch_sampler = self._given_batch_sampler = self._made = _nothing
         self.renew(arguments)
         self.settings: Dict[str, Any] = {}
         self.batch_size: Optional[int] = None
@@ -34,6 +34,7 @@ class Loader:
         self.has_asked_worker_info = False
         self.largest_batch = 0.0
         self.is_stream = issubclass(self.given_kinds[0], IterableDataset)
+        self.is_shuffled = sites.shuffles(arguments)
         self.sizes = batches.Sizes()
         self.usual_batch: Optional[float] = None  # leading dimension of a whole batch, where that is its samples
         self.is_target = False
@@ -70,6 +71,16 @@ class Loader:
     def given_batch_sampler(self) -> Any:
         """The one it was constructed with; None when there was none or it is gone."""
         return self._given_batch_sampler()
+
+    def made(self, loader: Any) -> None:
+        """Notes the DataLoader that was made."""
+        self._made = _weakly(loader)
+
+    def parts(self) -> Dict[str, Any]:
+        """Returns what a worker would be sent, as the program has it; only what is left where the loader is gone."""
+        names = ("dataset", "collate_fn", "worker_init_fn")
+        loader = self._made()
+        return {"dataset": self.dataset} if loader is None else {name: getattr(loader, name, None) for name in names}
 
     @property
     def is_shared_out(self) -> bool:
@@ -118,8 +129,12 @@ def _length(dataset: Any) -> Optional[int]:
         return None
 
 
-def _construction() -> Tuple[List[str], str]:
-    """Returns "file:line" of the callers outside torch and the harness, nearest first, and the code there (see sites.py)."""
+def _construction() -> Tuple[List[str], str, Optional[int]]:
+    """Returns who makes the loader.
+
+    "file:line" of the callers outside torch and the harness, nearest first; the code there (see sites.py); and the line of
+    the main module that all of it began with, None when it began elsewhere.
+    """
     import torch
 
     library = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -129,10 +144,12 @@ def _construction() -> Tuple[List[str], str]:
 
     nearest: Any = None
     frame: Any = sys._getframe(1)
-    found = []
+    found, main_line = [], None
     while frame is not None:
         if not is_skipped(frame.f_code.co_filename):
             nearest = nearest or frame
             found.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            main_line = frame.f_lineno
         frame = frame.f_back
-    return found or ["?"], sites.code_of(nearest, is_skipped)
+    return found or ["?"], sites.code_of(nearest, is_skipped), main_line

@@ -15,8 +15,9 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import batches, sites, worker
+from . import affinity, batches, sites, transfer, worker
 from .apply import loader as apply_loader
+from .apply import process as apply_process
 from .loader import Loader
 
 
@@ -31,16 +32,19 @@ class LoaderWatch:
         self.touched: List[Loader] = []
         self.training: Optional[Loader] = None
         self.unit, self.unit_source = "steps", "optimizer steps: no batch dimension was found"
+        self._worth = float(self._spec.tokens_per_sample or 1)  # of a sample, in what is counted
         self.reports: Dict[str, Any] = {}
         self._is_measuring = self._spec.mode != "apply"
+        self.transfer = transfer.Transfer(self._spec.knobs)  # below what is watched: it stays where that goes
         self._sites = sites.TargetSites(self._spec.target)
         self.is_at_rest = False
         self._current: Optional[Loader] = None
         self._workers: List[Any] = []  # processes of the loader that started last
         self._patch_construction()
         self._patch_iteration()
-        if self._is_measuring:
+        if self._is_measuring or affinity.OWN_CORES in self._spec.knobs or affinity.AFFINITY in self._spec.knobs:
             self._patch_workers()
+        if self._is_measuring:
             self._patch_worker_info()
 
     # --- entry ---
@@ -69,10 +73,13 @@ class LoaderWatch:
 
         start, advance, watch = _BaseDataLoaderIter.__init__, _BaseDataLoaderIter.__next__, self
         self._iteration: Any = (start, advance)
-        monotonic, tensor = time.monotonic, Tensor
+        monotonic, tensor, worth = time.monotonic, Tensor, self._worth
+
+        knobs = self._spec.knobs
 
         @functools.wraps(start)
         def __init__(self: Any, loader: Any) -> None:
+            apply_process.share(knobs)  # again: the program may have set its own since
             self._autotune = watch._current = info = loader.__dict__.get("_autotune")
             start(self, loader)
             self._autotune_ear = None if info is None or info.sizes.is_known else batches.put_ear_to(self)
@@ -90,7 +97,7 @@ class LoaderWatch:
                 watch._yielded(info, batch, monotonic() - began_s, self._autotune_ear)
                 return batch
             # One batch like those before, which nearly all are: in place, since every call costs a microsecond of cold code.
-            info.samples = info.usual_batch
+            info.samples = info.usual_batch * worth
             info.wait_s = monotonic() - began_s
             info.num_yields = 1
             watch.touched.append(info)
@@ -122,15 +129,23 @@ class LoaderWatch:
         @functools.wraps(start)
         def __init__(self: Any, loader: Any) -> None:
             info, own = loader.__dict__.get("_autotune"), loader.worker_init_fn
-            if info is None or not watch._has_counters(info, loader.num_workers):
+            cores = watch._session.binder.workers_start(loader.num_workers)
+            if cores is not None:
+                apply_process.follow_cores(watch._spec.knobs)
+            is_counted = watch._is_measuring and info is not None and watch._has_counters(info, loader.num_workers)
+            if not is_counted and cores is None:
                 start(self, loader)
                 return
-            loader.worker_init_fn = worker.WorkerInit(info.counters_file, own)
+            loader.worker_init_fn = worker.WorkerInit(info.counters_file if is_counted else "", own, cores)
             try:
                 start(self, loader)
             finally:
                 loader.worker_init_fn = own
+            if info is None:
+                return
             watch._workers = self._workers
+            method = getattr(self._workers[0], "_start_method", None)  # of its class; None: the process' own
+            info.settings[apply_loader.CONTEXT] = method or apply_loader.start_method(None)
 
         _MultiProcessingDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
 
@@ -163,6 +178,10 @@ class LoaderWatch:
         torch.utils.data._utils.worker.get_worker_info = get_worker_info
         dataloader.get_worker_info = get_worker_info
 
+    def workers(self) -> List[Any]:
+        """Returns the processes that were started last for a loader and run."""
+        return [process for process in self._workers if process.is_alive()]
+
     def dead_worker(self) -> Dict[str, str]:
         """Returns {"worker": "12, SIGKILL"} when a worker was ended by a signal, its id and which; {} when none was.
 
@@ -191,8 +210,13 @@ class LoaderWatch:
                 self._ordinals[info.site] = info.ordinal + 1
                 info.is_target = self._is_target(info, arguments)
             if info.is_target:
-                is_chained, is_unshared = self._is_chained(info, arguments), self._is_unshared(info)
-                apply_loader.apply(self._spec.knobs, arguments, self.reports, is_chained=is_chained, is_unshared=is_unshared)
+                made = apply_loader.Making(
+                    is_chained=self._is_chained(info, arguments),
+                    is_unshared=self._is_unshared(info),
+                    is_shuffled=info.is_shuffled,
+                    main_line=info.main_line,
+                )
+                apply_loader.apply(self._spec.knobs, arguments, self.reports, made)
         except Exception:
             self._session.broke("reading or changing a DataLoader's arguments")
             return None
@@ -203,6 +227,7 @@ class LoaderWatch:
             if self.is_at_rest:
                 self._sites.made(getattr(loader, "batch_sampler", None), info)
                 return
+            info.made(loader)
             info.batch_sampler = getattr(loader, "batch_sampler", None)
             size = getattr(loader, "batch_size", None)
             info.batch_size = size if size is not None else getattr(info.batch_sampler, "batch_size", None)
@@ -253,7 +278,7 @@ class LoaderWatch:
                 ear.is_listening = False
             if samples > info.largest_batch:
                 info.largest_batch = samples
-            info.samples += samples
+            info.samples += samples * self._worth
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
             if self._session.phase == "init":
@@ -288,13 +313,16 @@ class LoaderWatch:
             info.num_yields = 0
         self.touched.clear()
         if training is not None and self._is_fed_by_loader(num_steps):
-            self.unit, self.unit_source = training.sizes.unit, "loader"
+            self.unit, self.unit_source = self._unit(training.sizes.unit), "loader"
             return samples, wait_s, is_foreign
         if forward_samples:
-            self.unit, self.unit_source = forward_unit, "forward calls"
-            return forward_samples, wait_s, is_foreign
+            self.unit, self.unit_source = self._unit(forward_unit), "forward calls"
+            return forward_samples * (self._worth if forward_unit == "samples" else 1.0), wait_s, is_foreign
         is_counted = self.unit_source == "forward calls"  # then a step without forward has no samples
         return 0.0 if is_counted else 1.0, wait_s, is_foreign
+
+    def _unit(self, seen: str) -> str:
+        return "tokens" if self._spec.tokens_per_sample else seen
 
     def _is_fed_by_loader(self, num_steps: int) -> bool:
         training = self.training

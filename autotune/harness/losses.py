@@ -7,7 +7,9 @@ import math
 import random
 import sys
 import weakref
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+from .apply import attention as apply_attention
 
 FIRST_GAP_S = 0.25  # between two looks at a loss, later
 MAX_LOSSES = 64  # losses looked at one by one, and kept
@@ -54,6 +56,7 @@ class LossWatch:
         self._last: Any = None
         self._num_seen = self._num_scaled = 0
         self._scaled: Tuple[Any, Any] = (None, None)  # (weak reference to what a scaler returned, what it was given)
+        self.attention: Optional[Set[str]] = None  # fused kernels of attention that the first loss was computed with
         self._closed_step = -1  # the step whose closure has told its loss
         self._gap_s, self._next_s = FIRST_GAP_S, 0.0
         self._tensor, self._scaler = torch.Tensor, getattr(getattr(torch, "amp", None), "GradScaler", None)
@@ -84,6 +87,8 @@ class LossWatch:
         self._num_seen += 1
         if self._num_seen == PASSES_WITHOUT_OPTIMIZER and not (self._session.is_active or self._session.optimizers.has_any):
             self._session.give_up(UNCOUNTABLE)
+        if self.attention is None:
+            self.attention = apply_attention.seen(loss.grad_fn)
         scaled, plain = self._scaled
         if scaled is not None and scaled() is loss:
             self._scaled = (None, None)
@@ -138,7 +143,9 @@ class LossWatch:
         if self._wanted_steps is None and self._num_seen > MAX_LOSSES and steps:
             del steps[max(steps)]  # not all of its losses may have been looked at
         first, last = (_finite(float(loss)) for loss in (self._kept[0][1], self._last))
-        why = "" if self._session.optimizers.scaler is None or self._num_scaled >= self._num_seen else SCALED_ELSEWHERE
+        scaler, harness = self._session.optimizers.scaler, self._session.gradients.scaler
+        # The harness's own scales gradients: the losses are as they are.
+        why = "" if scaler is harness or self._num_scaled >= self._num_seen else SCALED_ELSEWHERE
         return {
             "first": first,
             "last": last,

@@ -11,13 +11,16 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional, Set
 
 from torch import is_grad_enabled
 from torch.compiler import is_compiling
 
 from .apply import module as apply_module
+from .apply.parallel import Wrappers
 from .batches import CallSizes
+from .checkpointing import Checkpointing
+from .dressing import dress
 from .protocol import NOT_APPLICABLE, KnobReport
 
 DISCOVERY_STEPS = 3  # every optimizer has stepped by then in programs that alternate
@@ -55,7 +58,9 @@ class ModuleWatch:
         # Modules whose layout and compilation were set at a wrapper's construction.
         self.prepared: "weakref.WeakSet[Any]" = weakref.WeakSet()
         self.reports: Dict[str, Any] = {}
+        self.checkpointing = Checkpointing()
         self.wrappers: List[str] = []
+        self.parallel = Wrappers(self.knobs)
         self.depth = 0
         self.unit = "samples"
         self.is_evaluated = False
@@ -139,8 +144,11 @@ class ModuleWatch:
         self.roots.append(root)
         inner = getattr(module, "module", None)
         if inner is None or inner not in self.prepared:
-            apply_module.prepare(module, self.knobs, self.reports, root.observed)
+            self._prepare(module, root.observed)
+        self.parallel.called()
         root.around = apply_module.autocast_of(module, self.knobs, self.reports)
+        if root.observed[apply_module.AMP] == "off" and apply_module.is_in_float16(self.knobs, self.reports):
+            self._session.gradients.scale(module, apply_module.device_of(module))
         if not swap_class(root, self) and root.around is not None:
             why = f"a {type(module).__name__} cannot be given another class: its calls stay as they are"
             self.reports[apply_module.AMP] = KnobReport(NOT_APPLICABLE, why)
@@ -148,6 +156,20 @@ class ModuleWatch:
         if self._session.phase in ("init", "first_batch"):
             self._session.enter("compile" if self.is_compiled() else "first_batch")
         return root
+
+    def _prepare(self, module: Any, observed: Dict[str, Any]) -> None:
+        asked = self.knobs.get(apply_module.CHECKPOINTING)
+        if asked is not None:  # before compilation, which takes modules as they are
+            is_watched = self.knobs.get(apply_module.COMPILE, "off") == "off" and observed[apply_module.COMPILE] == "off"
+            apply_module.checkpoint(module, asked, self.reports, self.checkpointing, is_watched=is_watched)
+        apply_module.prepare(module, self.knobs, self.reports, observed)
+
+    def leave_precision(self, why: str) -> None:
+        """Takes autocast away from the roots, which keep their layout: their gradients cannot be scaled."""
+        self.knobs = {key: value for key, value in self.knobs.items() if key != apply_module.AMP}
+        self.reports[apply_module.AMP] = KnobReport(NOT_APPLICABLE, why, "off")
+        for root in self.living:
+            root.around = apply_module.autocast_of(root.module, self.knobs, self.reports)
 
     def _watch_autocast(self) -> None:
         # A program may enter autocast inside its module (libraries wrap `forward`): out of sight when the root is adopted.
@@ -177,16 +199,19 @@ class ModuleWatch:
         def __init__(wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
             try:
                 watch._wrapping(wrapper, module)
+                args, kwargs = watch.parallel.arguments(construct, wrapper, (module, *args), kwargs)
             except Exception:
                 watch._session.broke("preparing a module for its wrapper")
-            construct(wrapper, module, *args, **kwargs)
+                args = (module, *args)
+            construct(wrapper, *args, **kwargs)
+            watch.parallel.add(wrapper)
 
         DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign, assignment]
 
     def _wrapping(self, wrapper: Any, module: Any) -> None:
         if module not in self.prepared:
             self.prepared.add(module)
-            apply_module.prepare(module, self.knobs, self.reports, apply_module.observe(module))
+            self._prepare(module, apply_module.observe(module))
         self.wrappers.append(type(wrapper).__name__)
 
     # --- calls of a root ---
@@ -197,6 +222,7 @@ class ModuleWatch:
             self._called(root, args, kwargs)
         if self.is_looking:
             self.stop_looking()  # the compiler must meet modules as torch made them
+        self.parallel.before_forward()
         self.depth += 1
         try:
             return call(root.module, *args, **kwargs) if root.around is None else root.around(call, root.module, args, kwargs)
@@ -225,7 +251,8 @@ class ModuleWatch:
     def settle(self) -> None:
         """Lets the calls of roots that have nothing to do go straight through; called at each look, not at each call."""
         for root in self.roots:
-            root.is_passive = not self.is_looking and not self.is_counting and root.around is None
+            is_idle = root.around is None and self.parallel.is_due is None
+            root.is_passive = not self.is_looking and not self.is_counting and is_idle
 
     def take_samples(self) -> float:
         """Returns the samples given since the last step to the first root that was called; `unit` says whether they are tokens.
@@ -251,6 +278,7 @@ class ModuleWatch:
         if self._session.num_steps >= self._look_until:
             self.is_looking = False
             self.stop_looking()
+            self.checkpointing.stop_watching()
             if self._enter_autocast is not None:
                 import torch
 
@@ -290,42 +318,9 @@ class ModuleWatch:
         return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
 
 
-_CLASS: Any = object.__dict__["__class__"]  # the real slot, under whatever a class says of `__class__`
-
-
-class _NoSubclassHook:
-    """Before the program's class in the order of resolution: its `__init_subclass__` (a registry, say) is not told.
-
-    Without `__slots__`: an object's class can only be replaced by one of the same layout.
-    """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        pass
-
-
 def swap_class(root: Root, watch: ModuleWatch) -> bool:
-    """Gives a root a subclass of its own class whose `__call__` counts and sets the trial's precision.
-
-    `__class__`, copies and pickles show the program's own class; only `type(module)` tells.
-
-    Returns:
-        Whether the module could be given another class (a ScriptModule cannot).
-    """
+    """Gives a root a class whose `__call__` counts and sets the trial's precision; returns whether it could."""
     module, original = root.module, type(root.module)
-
-    def show_class(self: Any) -> type:
-        return original
-
-    def undressed(method: str) -> Callable[..., Any]:
-        def call(self: Any, *args: Any) -> Any:
-            kind = type(self)
-            _CLASS.__set__(self, original)
-            try:
-                return getattr(self, method)(*args)
-            finally:
-                _CLASS.__set__(self, kind)
-
-        return call
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         if root.is_passive and self.training:
@@ -337,16 +332,7 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
             return original.__call__(self, *args, **kwargs)
         return watch.run(root, original.__call__, args, kwargs)
 
-    body: Dict[str, Any] = {name: getattr(original, name) for name in ("__qualname__", "__module__", "__doc__")}
-    body.update(__call__=__call__, __class__=property(show_class, _CLASS.__set__), __reduce_ex__=undressed("__reduce_ex__"))
-    if hasattr(original, "__deepcopy__"):
-        body["__deepcopy__"] = undressed("__deepcopy__")
-    try:
-        metaclass: Any = type(original)
-        _CLASS.__set__(module, metaclass(original.__name__, (_NoSubclassHook, original), body))
-    except Exception:
-        return False  # the program's class or its metaclass does not allow it
-    return True
+    return dress(module, {"__call__": __call__})
 
 
 def _name(module: Any) -> str:

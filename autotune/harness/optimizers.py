@@ -35,6 +35,7 @@ class OptimizerWatch:
         self.scaler: Optional[Any] = None
         self.reports: Dict[str, Any] = {}
         self._prepared: Set[int] = set()
+        self.num_stepped = 0  # optimizers
         self.observed: Optional[str] = None
         self.applicability = apply_optimizer.applicability(None)  # of the optimizer that stepped first
         self._patch()
@@ -75,6 +76,7 @@ class OptimizerWatch:
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
         self._session.modules.look_again()
+        self._session.gradients.enlist(optimizer)
 
     def _patch_scaler(self, scaler: Any) -> None:
         step, watch = scaler.step, self
@@ -176,6 +178,7 @@ class OptimizerWatch:
 
     def prepare(self, optimizer: Any) -> None:
         """Sets the implementation before an optimizer's first step."""
+        self.num_stepped += 1
         if self.observed is None:
             self.observed = apply_optimizer.implementation(optimizer)
             self.applicability = apply_optimizer.applicability(optimizer)

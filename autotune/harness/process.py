@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import resource
@@ -10,12 +11,16 @@ import socket
 import sys
 import sysconfig
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from . import affinity
 
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "sve", "asimd", "bf16")
 LOOK_S = 0.05  # between two looks at the allocator's counters: the length of a block
 SAMPLE_S = 1.0  # between two looks at this process's memory
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# How launchers tell the number of all processes and of those on this machine: torchrun and its kin, Open MPI.
+WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 
 
 def limit_memory(spec: Any) -> None:
@@ -125,15 +130,39 @@ def facts(device: str) -> Dict[str, Any]:
         "compute_capability": None,
         "device_memory_bytes": None,
         "num_threads": torch.get_num_threads(),
+        "num_nodes": num_nodes(os.environ),
+        "collectives": _collectives(),
+        "nccl": None,
         "isa": instruction_sets(),
         "has_compiler": has_compiler(device),
+        **affinity.facts(),
     }
     if device == "cuda":
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         found["device_name"] = properties.name
         found["compute_capability"] = [properties.major, properties.minor]
         found["device_memory_bytes"] = properties.total_memory
+        with contextlib.suppress(Exception):  # a build without NCCL
+            found["nccl"] = list(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     return found
+
+
+def num_nodes(environment: Mapping[str, str]) -> int:
+    """Returns on how many machines the processes train together, by what their launcher tells; 1 when it does not."""
+    for everybody, here in WORLD_SIZES:
+        sizes = [environment.get(name, "") for name in (everybody, here)]
+        if all(size.isdigit() and int(size) for size in sizes):
+            return -(-int(sizes[0]) // int(sizes[1]))
+    nodes = environment.get("SLURM_STEP_NUM_NODES", "")
+    return int(nodes) if nodes.isdigit() and int(nodes) else 1
+
+
+def _collectives() -> Optional[str]:
+    """Returns how the processes communicate, "cpu:gloo,cuda:nccl"; None where they do not."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    return str(dist.get_backend_config())
 
 
 def instruction_sets() -> List[str]:

@@ -109,10 +109,13 @@ class Spec:
         target: `RankResult.target` of the baseline: which loaders to change. None in the baseline itself.
         device: "cuda" or "cpu", or "auto" when nobody said.
         memory_limit_bytes: per-process cap, CUDA by allocator fraction and CPU by RLIMIT_DATA; None for none.
+        global_batch: samples that an optimizer step of all ranks is to hold: where `knobs` has no step.accumulation it is
+            derived from the batch size that the program has; None leaves the program's steps as they are.
         seed: what random, numpy and torch are seeded with before the program runs; None leaves them as they are.
         max_steps: in mode "parity", optimizer steps.
         max_s: in mode "parity", seconds since the first step after which fewer steps do, though not under 8; None for no bound.
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None never.
+        tokens_per_sample: tokens of each sample, which are counted instead of samples; None where nobody told.
         origin: in mode "apply", the file that the knobs come from, as the user named it.
         made_on: in mode "apply", what that file was made on: {"torch", "device_name"}; None on the CPU, unknown is absent.
         late: in mode "apply", knob key -> why it has come too late to have any effect in this process.
@@ -127,11 +130,13 @@ class Spec:
     target: Optional[List[Dict[str, Any]]] = None
     device: str = "auto"
     memory_limit_bytes: Optional[int] = None
+    global_batch: Optional[int] = None
     seed: Optional[int] = None
     max_steps: Optional[int] = None
     max_s: Optional[float] = None
     race_below_per_s: Optional[float] = None
     rules: MeasureRules = dataclasses.field(default_factory=MeasureRules)
+    tokens_per_sample: Optional[int] = None
     origin: str = ""
     made_on: Dict[str, Any] = dataclasses.field(default_factory=dict)
     late: Dict[str, str] = dataclasses.field(default_factory=dict)
@@ -193,9 +198,11 @@ class RankResult:
         status: "measured" (the harness ended the program), "ended" (the program ended by itself first), "failed" (exception).
         error: {"type", "message", "traceback"} of the exception that ended the program; None otherwise. Also "worker", "12,
             SIGKILL", when a loader worker was ended by a signal.
+        failed_s: when the exception was noted, on the machine's monotonic clock: of several ranks, who failed first.
         phases_s: seconds spent in each phase of PHASES.
-        unit: "samples"; "tokens" where batches are rows or tables of them whose samples nobody tells; "steps" when no batch
-            dimension could be found. `unit_source` says where it was read.
+        unit: "samples"; "tokens" where `Spec.tokens_per_sample` says how many a sample has, or batches are rows or tables of
+            them whose samples nobody tells; "steps" when no batch dimension could be found. `unit_source` says where it was
+            read.
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}; `end_s` on the
             monotonic clock from the first step's end, `wait_s` host seconds inside the loader's __next__.
         window: None when no window was reached.
@@ -219,6 +226,8 @@ class RankResult:
         detected: what `inspect` prints: {"loader", "modules", "optimizers", "precision", "compile", "world_size", ...}.
         facts: interpreter, torch, device and instruction set as the program's process sees them.
         compiled: {"graphs", "recompile_limit_hit", "seconds"}.
+        communication: {"exposed_s" (of a step), "num_steps" (looked at), "gradient_bytes", "bandwidth_bytes_per_s" (None
+            unknown)}, see ranks.py; {} where nobody knows.
     """
 
     trial: int
@@ -228,6 +237,7 @@ class RankResult:
     pid: int
     status: str
     error: Optional[Dict[str, str]] = None
+    failed_s: Optional[float] = None
     phases_s: Dict[str, float] = dataclasses.field(default_factory=dict)
     unit: str = "steps"
     unit_source: str = ""
@@ -248,6 +258,7 @@ class RankResult:
     detected: Dict[str, Any] = dataclasses.field(default_factory=dict)
     facts: Dict[str, Any] = dataclasses.field(default_factory=dict)
     compiled: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    communication: Dict[str, Any] = dataclasses.field(default_factory=dict)
     schema: int = SCHEMA
 
 

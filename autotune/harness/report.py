@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Set
 
-from . import process, protocol
+from . import process, protocol, transfer
+from .apply import attention as apply_attention
+from .apply import device as apply_device
 from .apply import loader as apply_loader
+from .apply import memory as apply_memory
 from .apply import module as apply_module
+from .apply import nccl as apply_nccl
 from .apply import optimizer as apply_optimizer
 from .apply import process as apply_process
+from .apply import step as apply_step
 
 
 def bare(session: Any, status: str) -> protocol.RankResult:
@@ -23,6 +28,7 @@ def bare(session: Any, status: str) -> protocol.RankResult:
         pid=session.pid,
         status=status,
         error=session.error,
+        failed_s=session.failed_s,
         phases_s=dict(session.phases_s),
         detected={"num_steps": session.num_steps},
     )
@@ -45,7 +51,15 @@ def result(session: Any, status: str) -> protocol.RankResult:
     found = bare(session, status)
     found.unit, found.unit_source = session.loaders.unit, session.loaders.unit_source
     problems = []
-    for add in (_add_rates, _add_detected, _add_knobs, _add_applicability, _add_memory, _add_loss, _add_facts):
+    for add in (
+        _add_rates,
+        _add_detected,
+        _add_knobs,
+        _add_applicability,
+        _add_memory,
+        _add_loss,
+        _add_facts,
+    ):
         try:
             add(found, session)
         except Exception as error:
@@ -67,12 +81,25 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
     settings = training.settings if training is not None else None
     found.knobs = {
         **apply_process.verify(spec.knobs),
-        **apply_loader.verify(spec.knobs, session.loaders.reports, training),
+        **apply_nccl.verify(spec.knobs),
+        **apply_memory.verify(spec.knobs, session.device),
+        **apply_loader.verify(spec.knobs, session.loaders.reports, training, is_known=spec.target is not None),
+        **session.loaders.transfer.verify(spec.knobs, session.device),
         **apply_module.verify(
-            spec.knobs, session.modules.reports, [root.module for root in session.modules.living], session.modules.num_graphs()
+            spec.knobs,
+            session.modules.reports,
+            [root.module for root in session.modules.living],
+            session.modules.num_graphs(),
+            is_run_again=session.modules.checkpointing.is_run_again,
         ),
+        **session.modules.parallel.verify(),
         **apply_optimizer.verify(spec.knobs, session.optimizers.reports, session.optimizers.clock()),
+        **apply_step.verify(spec.knobs, session.gradients),
+        **apply_attention.verify(spec.knobs, _attention(session), is_compiled=session.modules.is_compiled()),
+        **apply_device.verify(spec.knobs, session.device),
     }
+    for key, report in session.binder.verify(session.loaders.workers()).items():
+        found.knobs.setdefault(key, report)  # without workers the loader's knobs have said so
     for key in spec.knobs:
         found.knobs.setdefault(key, protocol.KnobReport(protocol.NOT_APPLICABLE, "the harness does not know this knob"))
     found.observed = _observed(session, settings)
@@ -80,11 +107,20 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
 
 
 def _add_applicability(found: protocol.RankResult, session: Any) -> None:
+    training = session.loaders.training
+    unforked = apply_loader.unforked(training) if session.spec.target is None else {}  # asked once a study
     found.applicability = {
-        **apply_loader.applicability(session.loaders.training),
+        **apply_loader.applicability(training),
+        **unforked,
+        **transfer.applicability(session.device),
         **apply_module.applicability(session.modules.told),
         **session.optimizers.applicability,
         **apply_process.applicability(session.device),
+        **session.modules.parallel.applicability(session.world_size),
+        **apply_step.applicability(session.optimizers),
+        **apply_attention.applicability(_attention(session), is_compiled=session.modules.is_compiled()),
+        **apply_device.applicability(session.device),
+        **apply_memory.applicability(session.device),
     }
     found.target = session.loaders.target()
 
@@ -99,6 +135,7 @@ def _add_loss(found: protocol.RankResult, session: Any) -> None:
 
 
 def _add_facts(found: protocol.RankResult, session: Any) -> None:
+    found.communication = session.communication.summary()
     found.compiled = _compiled(session)
     found.facts = process.facts(session.device)
 
@@ -138,11 +175,14 @@ def _add_supply(found: protocol.RankResult, session: Any, rate_per_s: float) -> 
 
 
 def _observed(session: Any, settings: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    found: Dict[str, Any] = dict(apply_process.observe())
+    found: Dict[str, Any] = {**apply_process.observe(), **apply_memory.observe(), **apply_nccl.observe()}
     found.update(settings or {})
+    found.update(apply_step.observe(session.gradients))
+    found.update({apply_attention.KEY: apply_attention.observe(), **apply_device.observe(session.device)})
     if session.modules.roots:
         first = session.modules.told[0].observed
         found.update({key: first[key] for key in apply_module.KEYS})
+    found.update(session.modules.parallel.observed)
     if session.optimizers.observed is not None:
         found[apply_optimizer.KEY] = session.optimizers.observed
     return found
@@ -194,6 +234,10 @@ def _add_detected(found: protocol.RankResult, session: Any) -> None:
         "unit": session.loaders.unit,
         "unit_source": session.loaders.unit_source,
     }
+
+
+def _attention(session: Any) -> Optional[Set[str]]:
+    return session.losses.attention if session.losses is not None else None
 
 
 def _compiled(session: Any) -> Dict[str, Any]:

@@ -17,7 +17,10 @@ import time
 import traceback
 from typing import Any, Dict, List, Optional
 
-from . import protocol
+from . import affinity, protocol
+from .apply import attention as apply_attention
+from .apply import device as apply_device
+from .apply import memory as apply_memory
 from .apply import process as apply_process
 from .clock import Finished, make_clock
 from .meter import DONE, STEADY, WARMUP, Meter
@@ -39,6 +42,7 @@ class Session:
         self.spec = protocol.read_spec(spec_path)
         self.pid = os.getpid()
         self.started_s = time.monotonic()
+        self.binder = affinity.Binder(self.spec.knobs, self.spec.device)  # before torch counts the cores
         self.phase = ""
         self.phases_s: Dict[str, float] = {}
         self._phase_since_s = self.started_s
@@ -57,6 +61,7 @@ class Session:
         self._stated_samples: Optional[float] = None
         self.steps: Dict[str, List[float]] = {"end_s": [], "samples": [], "wait_s": []}
         self.error: Optional[Dict[str, str]] = None
+        self.failed_s: Optional[float] = None
         self.meter: Optional[Meter] = None
         self.clock: Any = None
         self.device = "cpu"
@@ -72,19 +77,22 @@ class Session:
 
     def torch_is_there(self) -> None:
         """Called once torch has been executed: applies what is applied early and watches for training."""
-        from . import applied, boot, loaders, losses, modules, optimizers, process, supply
+        from . import applied, boot, gradients, loaders, losses, modules, optimizers, process, ranks, supply
 
         self.applied: Any = applied.Applied(self, is_called=boot.is_called) if self._is_applying else None
         process.limit_memory(self.spec)
         apply_process.apply(self.spec.knobs)
+        apply_attention.apply(self.spec.knobs)
         if self.spec.seed is not None:
             losses.seed_everything(self.spec.seed)
         self.losses: Any = None if self._is_applying else losses.LossWatch(self, self.spec.max_steps)
         self.memory = process.MemoryWatch()
         self.loaders = loaders.LoaderWatch(self)
-        self.supply = supply.Supply(self.loaders)
+        self.supply = supply.Supply(self.loaders, self.binder)
         self.modules = modules.ModuleWatch(self)
+        self.communication = ranks.Communication(self.modules.parallel)
         self.optimizers = optimizers.OptimizerWatch(self)
+        self.gradients = gradients.Gradients(self)
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._forked)
         self.enter("init")
@@ -109,6 +117,7 @@ class Session:
 
     def note_error(self, kind: Any, value: Any, trace: Any) -> None:
         """Keeps the exception that is about to end the program."""
+        self.failed_s = time.monotonic()
         names = [f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else kind.__qualname__]
         text = "".join(traceback.format_exception(kind, value, trace))
         self.error = {"type": names[0], "message": str(value)[-2000:], "traceback": text[-8000:]}
@@ -151,7 +160,11 @@ class Session:
         if not self._is_applying:
             self.clock = make_clock(self.device)
             self.memory.begin(self.device, self.spec.memory_limit_bytes)
+        apply_memory.begin(self.spec.knobs, self.device, self.spec.memory_limit_bytes)
         apply_process.apply(self.spec.knobs)  # again: the program may have set its own at start-up
+        apply_attention.apply(self.spec.knobs)
+        apply_device.apply(self.spec.knobs, self.device)
+        self.binder.bind_again()
 
     def plain_step_hook(self, otherwise: Any) -> Any:
         """Returns the hook after the steps of an optimizer at rest: steps as nearly all are, fed one batch by one loader.
@@ -276,6 +289,8 @@ class Session:
         self.steps["end_s"] += [step.end_s for step in steps]
         self.steps["samples"] += [step.samples for step in steps]
         self.steps["wait_s"] += [step.wait_s for step in steps]
+        if self._stop_at is not None:
+            return  # the window is over
         if self.spec.mode == "parity":  # nothing is measured: it is over after so many steps, or so much time since the first
             is_late = self.steps["end_s"][-1] - self.steps["end_s"][0] >= (self.spec.max_s or math.inf)
             is_late = is_late and self.num_steps >= PARITY_STEPS
@@ -322,13 +337,26 @@ class Session:
             return self._is_full
         # Ranks that left one by one would deadlock the others' collectives: rank 0 announces the last step.
         stop = os.path.join(self.spec.folder, protocol.STOP_FILE)
-        if self._stop_at is None and self.rank == 0 and self._is_full:
-            self._stop_at = self.num_steps + ANNOUNCE_AHEAD + self.clock.run_ahead
+        if self._stop_at is not None:
+            if self.communication.is_looking:
+                self.communication.step_done()
+        elif self.rank == 0 and self._is_full:
+            self._stop_at = self.num_steps + ANNOUNCE_AHEAD + self.clock.run_ahead + self._num_steps_after()
             protocol.write_json(stop, {"step": self._stop_at})
-        if self._stop_at is None and os.path.exists(stop):
+            self._look_at_communication()
+        elif os.path.exists(stop):
             with open(stop, encoding="utf-8") as file:
                 self._stop_at = int(json.load(file)["step"])
+            self._look_at_communication()
         return self._stop_at is not None and self.num_steps >= self._stop_at
+
+    def _num_steps_after(self) -> int:
+        window = self.meter.window() if self.meter is not None and self.spec.mode == "measure" else None
+        return 0 if window is None else self.communication.num_steps(window.seconds / max(1, window.steps))
+
+    def _look_at_communication(self) -> None:
+        if self.spec.mode == "measure":
+            self.communication.begin(is_compiled=self.modules.num_graphs() > 0)
 
     # --- end ---
 
@@ -339,6 +367,8 @@ class Session:
         self.write_result(status)
         self.is_over = True
         try:
+            if self.communication.probe():
+                self.write_result(status)
             if self.rank == 0:
                 self._await_other_ranks()
                 _say(f"autotune: trial {self.spec.trial} is measured; autotune ends the program here")
@@ -446,7 +476,7 @@ class Session:
             found = protocol.read_result(path)
             if found.status != "ended":
                 return
-            found.status, found.error = "failed", self.error
+            found.status, found.error, found.failed_s = "failed", self.error, self.failed_s
         protocol.write_json(path, found)
 
     def write_result(self, status: str) -> None:

@@ -57,13 +57,32 @@ def looks_like_training(arguments: Dict[str, Any]) -> bool:
 
     if arguments.get("shuffle") or isinstance(arguments.get("dataset"), IterableDataset):
         return True
-    outer, sampler = arguments.get("batch_sampler"), arguments.get("sampler")
-    for _ in range(MAX_WRAPPERS):
-        outer = getattr(outer, "batch_sampler", outer)
-    if outer is not None:
-        sampler = getattr(outer, "sampler", outer)
+    sampler = _sampler(arguments)
     is_in_order = sampler is None or isinstance(sampler, SequentialSampler) or getattr(sampler, "shuffle", True) is False
     return not is_in_order
+
+
+def shuffles(arguments: Dict[str, Any]) -> bool:
+    """Returns whether a loader draws its samples at random, so that nobody can mean their order.
+
+    Args:
+        arguments: of its constructor, as the program gives them.
+    """
+    from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+    if isinstance(arguments.get("dataset"), IterableDataset):
+        return False  # its own order, whatever that is
+    sampler = _sampler(arguments)
+    is_random = isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler))
+    return bool(arguments.get("shuffle")) or is_random or getattr(sampler, "shuffle", None) is True
+
+
+def _sampler(arguments: Dict[str, Any]) -> Any:
+    """Returns what a loader's samples are drawn by, out of the batch samplers around it; None when it was given nothing."""
+    outer = arguments.get("batch_sampler")
+    for _ in range(MAX_WRAPPERS):
+        outer = getattr(outer, "batch_sampler", outer)
+    return getattr(outer, "sampler", outer) if outer is not None else arguments.get("sampler")
 
 
 class TargetSites:
@@ -133,7 +152,13 @@ class TargetSites:
         is_chained = any(is_around(given, known()) for known in self._batch_samplers)
         info.is_target = self.is_target(info, arguments, is_chained=is_chained)
         if info.is_target:
-            apply_loader.apply(knobs, arguments, {}, is_chained=is_chained, is_unshared=self.is_unshared)
+            made = apply_loader.Making(
+                is_chained=is_chained,
+                is_unshared=self.is_unshared,
+                is_shuffled=info.is_shuffled,
+                main_line=info.main_line,
+            )
+            apply_loader.apply(knobs, arguments, {}, made)
 
     def made(self, batch_sampler: Any, info: Any) -> None:
         """Remembers the batch sampler of a target: another loader may be made around it."""

@@ -51,10 +51,15 @@ def _part_done(counters: worker.Counters, now_s: float) -> float:
 
 
 class Supply:
-    """Follows the training loader of this process."""
+    """Follows the training loader of this process.
 
-    def __init__(self, loaders: Any) -> None:
-        self._loaders = loaders
+    Args:
+        loaders: the watch over the loaders.
+        binder: who runs on which cores; None where nothing is bound.
+    """
+
+    def __init__(self, loaders: Any, binder: Any = None) -> None:
+        self._loaders, self._binder = loaders, binder
         self._before: Optional[Reading] = None  # LOOK_BACK_S ago or more
         self._between: Optional[Reading] = None  # since
         self._opened: Optional[Reading] = None
@@ -134,7 +139,7 @@ class Supply:
         seconds = end.now_s - begin.now_s
         own = num_threads if num_threads is not None else min(1.0, (end.cpu_s - begin.cpu_s) / seconds)
         asked = own + _worker_cpu_s(begin, end) / seconds
-        cores = _cores_of_a_rank()
+        cores = self._num_cores()
         return SHARED if asked > cores + max(SHARED_FRAC * cores, SHARED_CORES) else SEPARATE
 
     def capacity_per_s(self) -> Optional[float]:
@@ -161,8 +166,12 @@ class Supply:
                 rates.append(made / busy_s)
         if not rates:
             return None
-        most = _cores_of_a_rank() * batches / cpu_s if cpu_s > 0 else float("inf")
+        most = self._num_cores() * batches / cpu_s if cpu_s > 0 else float("inf")
         return min(sum(rates), most) * per_batch
+
+    def _num_cores(self) -> float:
+        bound = self._binder.num_cores if self._binder is not None else None
+        return _cores_of_a_rank() if bound is None else float(bound)
 
     def lasting_per_s(self, rate_per_s: float, capacity_per_s: Optional[float]) -> float:
         """Returns the samples per second that can last.

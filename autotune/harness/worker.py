@@ -8,12 +8,13 @@ and takes no /dev/shm.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import os
 import struct
 import time
-from typing import Any, Callable, List, NamedTuple, Optional
+from typing import Any, Callable, FrozenSet, List, NamedTuple, Optional
 
 SLOT = struct.Struct("6d")
 COUNTS, ASKED = struct.Struct("5d"), struct.Struct("d")  # its two parts
@@ -49,15 +50,26 @@ def note_asking() -> None:
 
 
 class WorkerInit:
-    """`worker_init_fn` that chains the user's own and wraps the fetcher of this worker process. Picklable."""
+    """`worker_init_fn` that chains the user's own and wraps the fetcher of this worker process. Picklable.
 
-    def __init__(self, path: str, following: Optional[Callable[[int], None]]) -> None:
-        self.path, self.following = path, following
+    Args:
+        path: of the counters; "" counts nothing.
+        following: the program's own.
+        cores: that the worker goes to; None leaves it where it is.
+    """
+
+    def __init__(self, path: str, following: Optional[Callable[[int], None]], cores: Optional[FrozenSet[int]] = None) -> None:
+        self.path, self.following, self.cores = path, following, cores
 
     def __call__(self, worker_id: int) -> None:
         """Called by torch in the worker, before the fetcher is made."""
+        if self.cores is not None:
+            with contextlib.suppress(OSError):  # they were taken away from all of us
+                os.sched_setaffinity(0, self.cores)
         if self.following is not None:
             self.following(worker_id)
+        if not self.path:
+            return
         try:
             slots = _map(self.path)
         except OSError:

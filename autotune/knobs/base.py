@@ -13,11 +13,31 @@ from autotune.records import Knobs, KnobValue, Tier
 
 
 @dataclass(frozen=True, kw_only=True)
+class Topology:
+    """How GPUs and machines are connected, as far as knobs look at it.
+
+    Attributes:
+        num_gpus: GPUs of this machine, whether the program may use them or not.
+        paths: kinds of path between two of them, by the names of `nvidia-smi topo -m` without counts: "NV", "PIX", "PXB",
+            "PHB", "NODE", "SYS".
+        has_nvswitch: whether their NVLinks end in switches.
+        adapters: InfiniBand and RoCE adapters with an active port.
+        interfaces: network interfaces that are up and may lead to another machine.
+    """
+
+    num_gpus: int = 0
+    paths: frozenset[str] = frozenset()
+    has_nvswitch: bool = False
+    adapters: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Circumstances:
     """What a knob's rules may look at: this machine, and this program as the baseline trial found it.
 
     Attributes:
-        num_cores: effective CPU cores, min(affinity, cgroup quota).
+        num_cores: effective CPU cores, min(affinity, cgroup quota), that one process of the program has for itself.
         has_cuda: whether the program's process sees a CUDA device.
         compute_capability: (major, minor) of the device; None on the CPU.
         device_memory_bytes: memory of one device; None on the CPU.
@@ -25,7 +45,14 @@ class Circumstances:
         has_compiler: whether torch.compile can work for this device (a C++ compiler on the CPU, triton on CUDA).
         observed: knob key -> the program's own value, from the baseline.
         not_applicable: knob key -> reason, from the baseline's harness.
+        num_numa_nodes: NUMA nodes that the program's cores are of.
+        num_local_ranks: processes that train together on this host.
         is_recipe: whether a built-in recipe is tuned (its batch size and workers are ours to choose).
+        world_size: processes that train together; None before the baseline has told.
+        num_nodes: machines that they run on; None before the baseline has told.
+        collectives: how they communicate, "cpu:gloo,cuda:nccl"; "" unknown.
+        nccl: version of NCCL; None without one, or before the baseline has told.
+        topology: how this machine is connected.
     """
 
     num_cores: int
@@ -36,7 +63,14 @@ class Circumstances:
     has_compiler: bool = True
     observed: Knobs = field(default_factory=dict)
     not_applicable: dict[str, str] = field(default_factory=dict)
+    num_numa_nodes: int = 1
+    num_local_ranks: int = 1
     is_recipe: bool = False
+    world_size: int | None = None
+    num_nodes: int | None = None
+    collectives: str = ""
+    nccl: tuple[int, ...] | None = None
+    topology: Topology = field(default_factory=Topology)
 
 
 def no_reason(_: Circumstances) -> str | None:
@@ -56,11 +90,11 @@ class Knob:
     Attributes:
         key: dotted key, "loader.num_workers".
         tier: what it changes beside speed.
-        type: bool, int or str; what a value must be.
+        type: bool, int, float or str; what a value must be.
         default: value in a program that says nothing (the library's own default).
         domain: values worth trying under the circumstances, ascending for numbers; the space adds the baseline's own.
         choices: the only values allowed for a str knob; empty = any.
-        bounds: smallest and largest value allowed for an int knob here; None = no bound on that side.
+        bounds: smallest and largest value allowed for a number here; None = no bound on that side.
         blocked: reason why it cannot be turned under the circumstances, None when it can.
         expert: value an expert would start with under the circumstances, None to leave it.
         is_active: whether it means anything beside the other knobs' values (prefetch_factor needs workers).
@@ -76,7 +110,7 @@ class Knob:
     default: KnobValue
     domain: Callable[[Circumstances], list[KnobValue]]
     choices: tuple[str, ...] = ()
-    bounds: Callable[[Circumstances], tuple[int | None, int | None]] = lambda _: (None, None)
+    bounds: Callable[[Circumstances], tuple[float | None, float | None]] = lambda _: (None, None)
     blocked: Callable[[Circumstances], str | None] = no_reason
     expert: Callable[[Circumstances], KnobValue | None] = no_seed
     is_active: Callable[[Knobs], bool] = lambda _: True

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from autotune.errors import BadInput, one_of
-from autotune.knobs import execution, loader, precision, threads
+from autotune.knobs import execution, loader, memory, nccl, parallel, precision, step, threads
 from autotune.knobs.base import Knob
 from autotune.knobs.environment import PREFIX, env_knob
 
-CATALOGUE: dict[str, Knob] = {knob.key: knob for knob in [*loader.KNOBS, *precision.KNOBS, *execution.KNOBS, *threads.KNOBS]}
+FAMILIES = (
+    loader.KNOBS, precision.KNOBS, execution.KNOBS, step.KNOBS, threads.KNOBS, memory.KNOBS, parallel.KNOBS, nccl.KNOBS,
+)  # fmt: skip
+CATALOGUE: dict[str, Knob] = {knob.key: knob for family in FAMILIES for knob in family}
 GROUPS = list(dict.fromkeys(key.partition(".")[0] for key in CATALOGUE))
 
 

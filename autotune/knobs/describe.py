@@ -69,11 +69,13 @@ def _here(found: Knob, circumstances: Circumstances) -> str:
 def _values(found: Knob) -> str:
     if found.type is bool:
         return "true, false"
-    return ", ".join(found.choices) or ("a whole number" if found.type is int else "any text")
+    return ", ".join(found.choices) or {int: "a whole number", float: "a number"}.get(found.type, "any text")
 
 
 def _example(found: Knob) -> str:
-    return {bool: "true", int: "4"}.get(found.type, found.choices[-1] if found.choices else "VALUE")
+    least = found.bounds(Circumstances(num_cores=8))[0] or 0
+    numbers = {bool: "true", int: str(max(4, least)), float: "0.5"}
+    return numbers.get(found.type, found.choices[-1] if found.choices else "VALUE")
 
 
 def _word(value: object) -> str:
@@ -83,7 +85,8 @@ def _word(value: object) -> str:
 def _default(found: Knob) -> str:
     if found.key.startswith(PREFIX):
         return "what your shell has"
-    return "the library's choice" if found.key.startswith("threads.") else _word(found.default)
+    is_library_s = found.key.startswith("nccl.") or (found.key.startswith("threads.") and found.type is int)
+    return "the library's choice" if is_library_s else _word(found.default)
 
 
 def _first_sentence(text: str) -> str:

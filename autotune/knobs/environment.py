@@ -6,6 +6,7 @@ import os
 import re
 
 from autotune.errors import BadInput
+from autotune.knobs import nccl
 from autotune.knobs.base import Knob
 from autotune.masking import MASK, is_secret
 from autotune.records import Tier
@@ -17,6 +18,7 @@ NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OWNED = {
     "OMP_NUM_THREADS": "Use threads.omp, which is this variable.",
     "PYTHONPATH": "Set it in your shell: the launcher puts its own folder before it.",
+    **{variable: f"Use {key}, which is this variable." for key, variable in nccl.VARIABLES.items()},
 }
 # Variables known to leave alone what is computed: where memory comes from, how threads and transfers are arranged.
 HARMLESS = re.compile(

@@ -1,9 +1,9 @@
-"""Knobs of how the same model is executed: memory layout, compilation, optimizer kernels, cuDNN's choice of kernels."""
+"""Knobs of how the same model is executed: memory layout, compilation, optimizer, cuDNN, activations."""
 
 from __future__ import annotations
 
 from autotune.knobs.base import Circumstances, Knob
-from autotune.knobs.ranges import no_cuda
+from autotune.knobs.ranges import below_ampere, no_cuda
 from autotune.records import KnobValue, Tier
 
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
@@ -110,4 +110,113 @@ CUDNN_BENCHMARK = Knob(
     start_cost="a second or so in the first step of every new shape",
 )
 
-KNOBS = [CHANNELS_LAST, COMPILE_MODE, OPTIMIZER_IMPLEMENTATION, CUDNN_BENCHMARK]
+COMPILE_DYNAMIC = Knob(
+    key="compile.dynamic",
+    tier=Tier.numerics,
+    type=str,
+    default="auto",
+    choices=("auto", "true", "false"),
+    domain=lambda _: ["auto", "true"],
+    is_active=lambda knobs: knobs.get(COMPILE_MODE.key, "off") != "off",
+    is_costly=True,
+    summary=(
+        "Whether torch.compile makes kernels for any size (`true`), for each size anew (`false`), or for any size once a size "
+        "has changed (`auto`). It means something only with compile.mode on."
+    ),
+    helps="Batches whose sizes vary from the first step on (bucketed sequences, mixed images): `true` compiles once.",
+    hurts=(
+        "Kernels that know their sizes are faster; `true` gives that away where sizes never change. `false` compiles for every "
+        "size until the recompile limit and then runs eagerly. CUDA graphs are recorded for each size all the same."
+    ),
+    start_cost="a compilation of its own",
+)
+
+SET_TO_NONE = Knob(
+    key="optimizer.set_to_none",
+    tier=Tier.numerics,
+    type=bool,
+    default=True,
+    domain=lambda _: [True, False],
+    summary=(
+        "Whether zero_grad() lets gradients go (torch's default since 2.0) or fills them with zeros, whatever a program asks. "
+        "A parameter without gradient is passed over by the optimizer; one with zeros is decayed and moved by its momentum."
+    ),
+    helps=(
+        "`true`: no pass over memory to fill it with zeros, and less memory during the forward pass. `false`: allocations stay "
+        "where they are, which a fragmented allocator may like."
+    ),
+    hurts=(
+        "`false` reads and writes every gradient once more in each step. Parameters that get no gradient in some steps train "
+        "differently. Not applicable to programs that clear gradients by hand."
+    ),
+)
+
+ACTIVATION_CHECKPOINTING = Knob(
+    key="memory.activation_checkpointing",
+    tier=Tier.exact,
+    type=bool,
+    default=False,
+    domain=lambda _: [False, True],
+    summary=(
+        "Keeps no activations inside the model's repeated blocks: each block's forward is run again in the backward pass, with "
+        "the same random numbers (torch.utils.checkpoint, use_reentrant=False). Blocks are the outermost modules that stand "
+        "directly in a Sequential or ModuleList, of the class there is most of; models of transformers turn their own switch."
+    ),
+    helps=(
+        "A device full of activations (long sequences, large images, deep models): memory falls to one block's and the "
+        "boundaries, which makes room for a larger batch."
+    ),
+    hurts=(
+        "The forward of the blocks is paid twice: slower wherever memory was enough. Nothing is gained by models without "
+        "repeated blocks. Random numbers that a block draws by other means than torch's generators are drawn anew."
+    ),
+)
+
+SDPA = Knob(
+    key="backend.sdpa",
+    tier=Tier.numerics,
+    type=str,
+    default="default",
+    choices=("default", "flash", "mem_efficient", "cudnn", "math"),
+    # On a CPU torch has one fused kernel, which it takes wherever it can.
+    domain=lambda c: ["default", "flash", "mem_efficient", "cudnn"] if c.has_cuda else ["default"],
+    blocked=lambda c: below_ampere(c) if c.has_cuda else None,
+    summary=(
+        "Which kernels may compute torch's scaled_dot_product_attention: `default` leaves it to torch's order of preference, "
+        "the others allow one fused kernel and `math`, the unfused fallback for inputs that the kernel cannot take; `math` "
+        "allows no other."
+    ),
+    helps="Transformers on a GPU whose head size, sequence length or mask suits another kernel than torch's first choice.",
+    hurts=(
+        "Each kernel takes some inputs only (flash: 16 bits, no mask of one's own); where none of them qualifies, `math` keeps "
+        "the whole table of scores in memory, and the trial counts as not applicable. Sums are taken in another order."
+    ),
+)
+
+L2_FETCH_GRANULARITY = Knob(
+    key="backend.l2_fetch_granularity",
+    tier=Tier.exact,
+    type=int,
+    default=64,
+    domain=lambda _: [32, 64, 128],
+    bounds=lambda _: (32, 128),
+    blocked=below_ampere,
+    summary=(
+        "cudaLimitMaxL2FetchGranularity: the most bytes that a miss brings into the GPU's L2 cache, 32, 64 or 128. A hint to "
+        "the driver that holds for this process only; it is set once training begins and read back."
+    ),
+    helps="Steps bound by memory that read long runs of bytes: 128. Scattered reads (embeddings, graphs): 32.",
+    hurts="Steps bound by arithmetic do not change. The wrong size wastes bandwidth on bytes that nobody reads.",
+)
+
+KNOBS = [
+    CHANNELS_LAST,
+    COMPILE_MODE,
+    COMPILE_DYNAMIC,
+    OPTIMIZER_IMPLEMENTATION,
+    SET_TO_NONE,
+    CUDNN_BENCHMARK,
+    SDPA,
+    L2_FETCH_GRANULARITY,
+    ACTIVATION_CHECKPOINTING,
+]

@@ -41,6 +41,11 @@ def without_workers(circumstances: Circumstances) -> str | None:
     return circumstances.not_applicable.get(NUM_WORKERS.key)
 
 
+def has_several_workers(knobs: Knobs) -> bool:
+    """Returns whether one worker can be done before another."""
+    return int(knobs.get(NUM_WORKERS.key, 0)) > 1
+
+
 BATCH_SIZE = Knob(
     key="loader.batch_size",
     tier=Tier.training,
@@ -147,4 +152,158 @@ PERSISTENT_WORKERS = Knob(
     ),
 )
 
-KNOBS = [BATCH_SIZE, NUM_WORKERS, PREFETCH_FACTOR, PIN_MEMORY, PERSISTENT_WORKERS]
+MULTIPROCESSING_CONTEXT = Knob(
+    key="loader.multiprocessing_context",
+    tier=Tier.exact,
+    type=str,
+    default="fork",
+    choices=("fork", "forkserver", "spawn"),
+    domain=lambda _: ["fork", "forkserver"],  # spawn gives the same workers as forkserver, only later
+    blocked=without_workers,
+    is_active=has_workers,
+    summary=(
+        "How workers are started: copies of the training process (fork), of a small process that has imported the program once "
+        "(forkserver), or new interpreters (spawn). It means something only with loader.num_workers > 0."
+    ),
+    helps=(
+        "forkserver and spawn: a training process of many gigabytes or threads, where fork copies page tables for a long time, "
+        "keeps memory alive or deadlocks (OpenMP, gRPC, CUDA used in the data set); workers begin with little memory."
+    ),
+    hurts=(
+        "forkserver and spawn send a pickled copy of the data set to each worker and import the program's main module there, "
+        "so both must be possible; memory that forked workers would share is held once a worker. Where the data set cannot be "
+        "pickled, or the main module trains as it is imported, workers can only be forked: the baseline looks."
+    ),
+    start_cost="the imports of the program: once with forkserver, in every worker with spawn; at every epoch unless persistent",
+)
+
+IN_ORDER = Knob(
+    key="loader.in_order",
+    tier=Tier.exact,
+    type=bool,
+    default=True,
+    domain=lambda _: [False, True],
+    blocked=without_workers,
+    is_active=has_several_workers,
+    summary=(
+        "Whether batches are handed over in the sampler's order, however long one takes, or as they are made (false). Each "
+        "epoch has the same samples. It means something only with two workers or more."
+    ),
+    helps=(
+        "false: some batches take far longer than others (large files, cold storage), and the loop waits for one while others "
+        "are ready."
+    ),
+    hurts=(
+        "false: the order of batches differs from run to run, and batches that are slow to make come later in the epoch. It is "
+        "turned only where the loader shuffles: any other order may be meant. Needs torch 2.6."
+    ),
+)
+
+SHARING_STRATEGY = Knob(
+    key="loader.sharing_strategy",
+    tier=Tier.exact,
+    type=str,
+    default="file_descriptor",
+    choices=("file_descriptor", "file_system"),
+    domain=lambda _: ["file_descriptor", "file_system"],
+    blocked=without_workers,
+    is_active=has_workers,
+    summary=(
+        "How a worker's tensors reach the training process through shared memory: as open files (file_descriptor) or by name "
+        "(file_system); torch.multiprocessing.set_sharing_strategy. It means something only with loader.num_workers > 0."
+    ),
+    helps=(
+        "file_system: batches of very many tensors, each of which costs an open file and a connection otherwise, up to 'too "
+        "many open files'."
+    ),
+    hurts=(
+        "file_system: a helper process (torch_shm_manager) has to clear away what a killed program leaves in /dev/shm; where "
+        "it is killed, too, the files stay."
+    ),
+)
+
+
+def without_second_core(circumstances: Circumstances) -> str | None:
+    """Returns why workers and step cannot be kept apart: there is one core, or there are no workers."""
+    if circumstances.num_cores < 2:
+        return "one core: workers and step have to share it"
+    return without_workers(circumstances)
+
+
+OWN_CORES = Knob(
+    key="loader.own_cores",
+    tier=Tier.exact,
+    type=bool,
+    default=False,
+    domain=lambda _: [False, True],
+    blocked=without_second_core,
+    is_active=has_workers,
+    summary=(
+        "Binds the loader's workers and the training process to cores of their own: one for each worker, but never more than "
+        "half of what threads.affinity leaves. It means something only with loader.num_workers > 0."
+    ),
+    helps="Workers that compute all the time take no turns from the thread that launches the kernels, or from a CPU's step.",
+    hurts=(
+        "Neither side can use cores that the other leaves idle. torch gets as many threads as the step has cores, unless a "
+        "knob of threads says otherwise."
+    ),
+)
+
+
+def is_pinned(knobs: Knobs) -> bool:
+    """Returns whether batches are in page-locked memory."""
+    return knobs.get(PIN_MEMORY.key) is True
+
+
+NON_BLOCKING = Knob(
+    key="loader.non_blocking",
+    tier=Tier.exact,
+    type=bool,
+    default=False,
+    domain=lambda _: [False, True],
+    blocked=no_cuda,
+    is_active=is_pinned,
+    expert=lambda _: True,
+    summary=(
+        "Makes the program's own `batch.to(device)` and `.cuda()` return while the copy is under way (non_blocking=True), for "
+        "tensors that a loader has handed over. It means something only with loader.pin_memory."
+    ),
+    helps="The training process queues the step's kernels while the batch is copied, instead of waiting for the copy.",
+    hurts=(
+        "A program that writes into a batch on the host right after moving it, with NumPy say, would change what is copied; "
+        "false undoes a non_blocking=True of the program's. Not measured on a GPU yet."
+    ),
+)
+
+DEVICE_PREFETCH = Knob(
+    key="loader.device_prefetch",
+    tier=Tier.exact,
+    type=bool,
+    default=False,
+    domain=lambda _: [False, True],
+    blocked=no_cuda,
+    is_active=is_pinned,
+    summary=(
+        "Fetches one batch ahead and copies to the device, on a side stream, what the program was seen to move there; its own "
+        "`batch.to(device)` then finds the copy made. It means something only with loader.pin_memory."
+    ),
+    helps="Large batches on a slow link: the copy hides behind the step before, where non_blocking alone still puts it first.",
+    hurts=(
+        "The device holds one batch more. A loop that waits for its loader waits one batch earlier. With loader.num_workers=0 "
+        "the order of random numbers between data set and model changes. Not measured on a GPU yet."
+    ),
+)
+
+KNOBS = [
+    BATCH_SIZE,
+    NUM_WORKERS,
+    PREFETCH_FACTOR,
+    PIN_MEMORY,
+    PERSISTENT_WORKERS,
+    MULTIPROCESSING_CONTEXT,
+    IN_ORDER,
+    SHARING_STRATEGY,
+    OWN_CORES,
+    NON_BLOCKING,
+    DEVICE_PREFETCH,
+]

@@ -6,15 +6,28 @@ from autotune.knobs.base import Circumstances, Knob
 from autotune.knobs.ranges import below_ampere, has_fast_bf16, no_cuda
 from autotune.records import KnobValue, Tier
 
+TENSOR_CORES = (7, 0)  # first compute capability that multiplies float16 in Tensor Cores (Volta)
+
 
 def amp_values(circumstances: Circumstances) -> list[KnobValue]:
-    """Returns the autocast formats worth a trial: bf16 only where hardware multiplies it."""
-    return ["off", "bf16"] if has_fast_bf16(circumstances) else ["off"]
+    """Returns the autocast formats worth a trial: bf16 where hardware multiplies it, fp16 on GPUs before that."""
+    fast = amp_expert(circumstances)
+    return ["off", fast] if fast else ["off"]
+
+
+def amp_expert(circumstances: Circumstances) -> KnobValue | None:
+    """Returns the format of 16 bits that the device multiplies fast; None for none."""
+    if has_fast_bf16(circumstances):
+        return "bf16"
+    return "fp16" if circumstances.has_cuda and amp_blocked(circumstances) is None else None
 
 
 def amp_blocked(circumstances: Circumstances) -> str | None:
-    """Returns why autocast cannot be used: on CUDA, bf16 before Ampere is emulated; on a CPU it always runs, if slowly."""
-    return below_ampere(circumstances) if circumstances.has_cuda else None
+    """Returns why autocast cannot gain anything: a GPU without Tensor Cores; on a CPU it always runs, if slowly."""
+    capability = circumstances.compute_capability
+    if not circumstances.has_cuda or capability is None or capability >= TENSOR_CORES:
+        return None
+    return f"compute capability {capability[0]}.{capability[1]}: it needs 7.0 (Volta) or newer"
 
 
 AMP = Knob(
@@ -22,23 +35,27 @@ AMP = Knob(
     tier=Tier.numerics,
     type=str,
     default="off",
-    choices=("off", "bf16"),
+    choices=("off", "bf16", "fp16"),
     domain=amp_values,
     blocked=amp_blocked,
-    expert=lambda c: "bf16" if has_fast_bf16(c) else None,
+    expert=amp_expert,
     summary=(
         "Automatic mixed precision: forward passes run under torch.autocast, so matrix products and convolutions compute in "
-        "bfloat16 while weights, optimizer state, losses and reductions stay in float32. bf16 has float32's range, so no "
-        "gradient scaling is needed."
+        "bfloat16 or float16 while weights, optimizer state, losses and reductions stay in float32. bf16 has float32's range; "
+        "under fp16 the loss is scaled, so that small gradients do not vanish: the program's steps go through a GradScaler, "
+        "which unscales before clipping, skips a step that overflowed and finds the scale by itself."
     ),
     helps=(
         "Usually the largest single gain: Tensor Cores (compute capability 8.0 and newer), AMX (Intel Sapphire Rapids and "
-        "newer) or AVX-512 BF16 (AMD Zen 4 and newer) do 2 to 16 times float32's rate, and activations take half the memory."
+        "newer) or AVX-512 BF16 (AMD Zen 4 and newer) do 2 to 16 times float32's rate, and activations take half the memory. "
+        "fp16 is for GPUs that have no bf16 (V100, T4); it is tried there and not where bf16 is as fast."
     ),
     hurts=(
         "8 bits of mantissa: losses differ in the third digit, and sums the program does by hand in bf16 can stall. Models of "
         "many tiny operators pay more for casts than they gain; layout.channels_last should go with it for convolutions. "
-        "CPUs without a bf16 instruction emulate it and are slower than float32."
+        "CPUs without a bf16 instruction emulate it and are slower than float32. fp16 overflows beyond 65504: the first steps "
+        "are skipped until the scale is found, and it is not applicable to several optimizers, LBFGS, and programs that "
+        "scale, clip or change their gradients by hand."
     ),
 )
 

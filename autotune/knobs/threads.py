@@ -51,4 +51,74 @@ OMP = Knob(
     ),
 )
 
-KNOBS = [INTRA, OMP]
+INTEROP = Knob(
+    key="threads.interop",
+    tier=Tier.exact,
+    type=int,
+    default=0,  # the library decides; the baseline reports the number it took
+    domain=thread_counts,
+    bounds=thread_bounds,
+    summary=(
+        "torch.set_num_interop_threads: CPU threads that run independent operators side by side (inter-op parallelism), in "
+        "TorchScript's forks and what C++ extensions launch."
+    ),
+    helps="Scripted models with branches that are forked (torch.jit.fork); fewer threads leave cores to the operators.",
+    hurts="Eager training runs one operator after the other and hardly uses them: there it changes nothing.",
+)
+
+MKL = Knob(
+    key="threads.mkl",
+    tier=Tier.exact,
+    type=int,
+    default=0,  # unset: the library decides
+    domain=thread_counts,
+    bounds=thread_bounds,
+    environment=lambda value: {"MKL_NUM_THREADS": str(value)},
+    summary=(
+        "MKL_NUM_THREADS, read once when MKL loads: threads of its matrix products, FFTs and solvers, in torch and in NumPy "
+        "and SciPy where they are built with MKL."
+    ),
+    helps="NumPy or SciPy in the data set computes with MKL and oversubscribes the cores beside torch's own threads.",
+    hurts=(
+        "torch built with MKL takes this number for all of its operators, too, before threads.omp, and threads.intra wins over "
+        "both: tune one of the three."
+    ),
+)
+
+
+def affinities(circumstances: Circumstances) -> list[KnobValue]:
+    """Returns the ways of binding that differ here."""
+    ways = {"none": True, "compact": circumstances.num_local_ranks > 1, "numa": circumstances.num_numa_nodes > 1}
+    return [way for way, differs in ways.items() if differs]
+
+
+def without_choice(circumstances: Circumstances) -> str | None:
+    """Returns why nothing can be bound in a way that would change anything; None when it can."""
+    if len(affinities(circumstances)) > 1:
+        return None
+    return "one process on one NUMA node: it has all cores however it is bound"
+
+
+AFFINITY = Knob(
+    key="threads.affinity",
+    tier=Tier.exact,
+    type=str,
+    default="none",
+    choices=("none", "compact", "numa"),
+    domain=affinities,
+    blocked=without_choice,
+    summary=(
+        "Binds the training process and its loader's workers to cores: compact gives each rank of a host a block of "
+        "neighbouring cores; numa keeps it on one NUMA node, its GPU's where that is known. none leaves it to the kernel."
+    ),
+    helps=(
+        "Several sockets or ranks: memory stays near the cores (and the GPU) that use it, and threads do not wander. Offered "
+        "only where there is more than one NUMA node or rank."
+    ),
+    hurts=(
+        "What is bound cannot use cores that lie idle: numa on a CPU leaves the other nodes without work. torch starts as many "
+        "threads as it has cores left, unless a knob of threads says otherwise. Not measured on several nodes yet."
+    ),
+)
+
+KNOBS = [INTRA, INTEROP, OMP, MKL, AFFINITY]

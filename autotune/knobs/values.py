@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -27,7 +28,7 @@ def value_of(knob: Knob, raw: Any, circumstances: Circumstances | None = None) -
         BadInput: it is not of the knob's type, not among its choices, or beyond what this machine can serve.
     """
     value = _READERS[knob.type](knob, raw)
-    if circumstances is not None and isinstance(value, int) and not isinstance(value, bool):
+    if circumstances is not None and isinstance(value, int | float) and not isinstance(value, bool):
         _check_bounds(knob, value, circumstances)
     return value
 
@@ -50,6 +51,16 @@ def _int(knob: Knob, raw: Any) -> KnobValue:
     raise BadInput(f"{knob.key}: not a whole number, got {shown(raw)}. Give one, or a sweep such as choice(1,2,4).")
 
 
+def _float(knob: Knob, raw: Any) -> KnobValue:
+    try:
+        value = math.nan if isinstance(raw, bool) else float(raw)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise BadInput(f"{knob.key}: not a number, got {shown(raw)}. Give one, or a sweep such as choice(0.5,0.8).")
+    return value
+
+
 def _str(knob: Knob, raw: Any) -> KnobValue:
     text = _text(raw)
     if text is None or "\0" in text or len(text) > MAX_TEXT:
@@ -69,19 +80,20 @@ def _text(raw: Any) -> str | None:
     return str(raw) if isinstance(raw, str | int | float) else None
 
 
-_READERS = {bool: _bool, int: _int, str: _str}
+_READERS = {bool: _bool, int: _int, float: _float, str: _str}
 
 
-def _check_bounds(knob: Knob, value: int, circumstances: Circumstances) -> None:
+def _check_bounds(knob: Knob, value: float, circumstances: Circumstances) -> None:
     low, high = knob.bounds(circumstances)
+    if knob.type is float and low is not None and high is not None and not low <= value <= high:
+        raise BadInput(f"{knob.key}: out of range, got {shown(value)}. Allowed: {low} to {high}.")
     if low is not None and value < low:
         raise BadInput(f"{knob.key}: too small, got {shown(value)}. Allowed: {low} and more.")
     if high is not None and value > high:
         least = low if low is not None else "..."
-        raise BadInput(
-            f"{knob.key}: more than this machine can serve ({circumstances.num_cores} effective cores), got {shown(value)}. "
-            f"Allowed: {least} to {high}."
-        )
+        is_of_cores = knob.key.startswith(("loader.", "threads."))
+        why = f"more than this machine can serve ({circumstances.num_cores} effective cores)" if is_of_cores else "too large"
+        raise BadInput(f"{knob.key}: {why}, got {shown(value)}. Allowed: {least} to {high}.")
 
 
 def shown(raw: Any) -> str:

@@ -158,6 +158,8 @@ class LocalRunning(Running):
                 self._hear(message, now_s)
             if self._cause is None:
                 self._watch(now_s)
+            elif now_s - self._cause_s < self._leave_s:
+                self._results.collect()  # ranks may add to theirs as they leave
             if not self._is_gone:
                 self._look_after_supervisor(now_s)
             if self._cause is not None and self._is_gone:

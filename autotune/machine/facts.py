@@ -16,6 +16,8 @@ from autotune.harness.protocol import RankResult
 from autotune.knobs.base import Circumstances
 from autotune.machine.cores import memory_limit_bytes, num_cores
 from autotune.machine.gpus import gpus
+from autotune.machine.nvml import session
+from autotune.machine.topology import as_circumstances, topology
 from autotune.masking import Secrets
 from autotune.records import KnobValue
 
@@ -38,9 +40,11 @@ def host_facts() -> dict[str, Any]:
     """Returns plain facts of this host, the tuner's side of them.
 
     Keys: hostname, cpu_model, num_cores (effective), num_cpus, memory_bytes (cgroup limit included), isa, kernel, python,
-    has_compiler (C++), gpus ([] without NVML), environment (of the variables in RECORDED).
+    has_compiler (C++), gpus ([] without NVML), topology, environment (of the variables in RECORDED).
     """
     text = _cpuinfo()
+    with session():  # the driver is initialised once, for both
+        devices, connections = gpus(), topology()
     memory_bytes = int(psutil.virtual_memory().total)
     return {
         "hostname": platform.node(),
@@ -52,7 +56,8 @@ def host_facts() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "has_compiler": has_cxx_compiler(),
-        "gpus": gpus(),
+        "gpus": devices,
+        "topology": connections,
         "environment": recorded(os.environ),
     }
 
@@ -116,7 +121,7 @@ def circumstances(
     capability = seen.get("compute_capability")
     observed = baseline.observed if baseline else {}
     return Circumstances(
-        num_cores=int(facts["num_cores"]),
+        num_cores=max(1, int(facts["num_cores"]) // (baseline.world_size if baseline else 1)),
         has_cuda=seen.get("device") == "cuda",
         compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
         device_memory_bytes=seen.get("device_memory_bytes"),
@@ -124,7 +129,14 @@ def circumstances(
         has_compiler=bool(seen.get("has_compiler", True)),
         observed={key: value for key, value in observed.items() if _is_value(value)},
         not_applicable=dict(baseline.applicability) if baseline else {},
+        num_numa_nodes=int(seen.get("num_numa_nodes") or 1),
+        num_local_ranks=int(seen.get("num_local_ranks") or 1),
         is_recipe=is_recipe,
+        world_size=baseline.world_size if baseline else None,
+        num_nodes=seen.get("num_nodes"),
+        collectives=str(seen.get("collectives") or ""),
+        nccl=tuple(seen["nccl"]) if seen.get("nccl") else None,
+        topology=as_circumstances(facts.get("topology") or {}),
     )
 
 

@@ -14,18 +14,12 @@ from typing import Any, TypeVar
 
 import psutil
 
+from autotune.machine.nvml import SLOWDOWN_QUESTIONS, SLOWDOWNS
+
 Value = TypeVar("Value")
 
 MIB = 1 << 20
 FOR_GOOD = (3, 4, 13)  # NVML_ERROR_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND
-# Bits of NVML's clock event reasons that mean lost speed, by the name people know them under.
-SLOWDOWNS = {
-    0x04: "power_cap",
-    0x08: "hardware",
-    0x20: "thermal",  # software thermal slowdown
-    0x40: "thermal",  # hardware thermal slowdown
-    0x80: "power_brake",
-}
 # Where NVML counts the time that a cause has held the clocks down, nanoseconds since the driver was loaded: field values of
 # drivers from 550 on, and for older ones the policy of nvmlDeviceGetViolationStatus.
 SLOWDOWN_FIELDS = {
@@ -300,8 +294,7 @@ class NvmlDevice(DeviceMonitor):
         return None if clock_mhz is None else clock_mhz / self._default_clock_mhz
 
     def _slowdowns(self) -> tuple[str, ...] | None:
-        # The first name is the current one; drivers before 535 know the second only.
-        for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+        for name in SLOWDOWN_QUESTIONS:
             bits = self._ask(name, int)
             if bits is not None:
                 return tuple(dict.fromkeys(slowdown for bit, slowdown in SLOWDOWNS.items() if bits & bit))

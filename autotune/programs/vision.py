@@ -1,8 +1,11 @@
-"""Trains an image classifier of torchvision from random weights: a plain PyTorch script.
+"""Trains an image classifier of torchvision or timm from random weights: a plain PyTorch script.
 
     python vision.py --model resnet18 --data photos --batch-size 32 --num-workers 4
+    torchrun --standalone --nproc-per-node 2 vision.py --model resnet18     # batch size and workers are those of one process
+    python vision.py --source timm --model convnextv2_tiny
 
-It needs torch and torchvision, and scikit-learn the first time that `--data photos` makes its files. Nothing is downloaded.
+It needs torch and torchvision, timm for its models, and scikit-learn the first time that `--data photos` makes its files.
+Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torchvision
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchvision import transforms
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -145,7 +150,10 @@ def build_dataset(options: argparse.Namespace) -> Dataset[Any]:
         return Repeated(FakeCifar(transforms.Compose(resize)), options.samples_per_epoch or ENDLESS_SAMPLES)
     folder = options.data_root or default_photo_folder()
     if options.data == "photos":
-        ensure_photos(folder)
+        if is_first_here():
+            ensure_photos(folder)
+        if dist.is_initialized():
+            dist.barrier()  # the others wait for them
     images = torchvision.datasets.ImageFolder(str(folder), training_transform(options.image_size))
     if options.data == "photos":
         return Repeated(images, options.samples_per_epoch or ENDLESS_SAMPLES)
@@ -158,17 +166,27 @@ def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable
         num_steps = max(1, (options.samples_per_epoch or ENDLESS_SAMPLES) // options.batch_size)
         shape = (options.batch_size, 3, options.image_size, options.image_size)
         return SyntheticBatches(num_steps, shape, options.num_classes, device)
-    return DataLoader(build_dataset(options), options.batch_size, shuffle=True, num_workers=options.num_workers)
+    dataset = build_dataset(options)
+    if dist.is_initialized():
+        sampler: Any = DistributedSampler(dataset, seed=options.seed)
+        return DataLoader(dataset, options.batch_size, sampler=sampler, num_workers=options.num_workers)
+    return DataLoader(dataset, options.batch_size, shuffle=True, num_workers=options.num_workers)
 
 
-def build_model(name: str, num_classes: int, image_size: int) -> nn.Module:
-    """Returns torchvision's model of that name with random weights."""
+def build_model(name: str, num_classes: int, image_size: int, source: str = "torchvision") -> nn.Module:
+    """Returns the model of that name with random weights."""
+    model: nn.Module
+    if source == "timm":
+        import timm
+
+        model = timm.create_model(name, pretrained=False, num_classes=num_classes)
+        return model
     arguments: dict[str, Any] = {"num_classes": num_classes}
     if name.startswith("vit_"):
         arguments["image_size"] = image_size
     if name in AUXILIARY_HEADS:
         arguments |= {"aux_logits": False, "init_weights": True}
-    model: nn.Module = torchvision.models.get_model(name, weights=None, **arguments)
+    model = torchvision.models.get_model(name, weights=None, **arguments)
     return model
 
 
@@ -179,14 +197,49 @@ def build_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optim
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
 
 
+# What a script needs to train in several processes, each with its part of the data. A launcher such as torchrun starts them;
+# without one nothing of this does anything.
+
+
+def join_processes(kind: str) -> torch.device:
+    """Returns the device of this process, "cuda" or "cpu"; when a launcher has started several, joins them first."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return torch.device(kind)
+    device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    return device
+
+
+def is_first_here() -> bool:
+    """Returns whether this is the process of its machine that does what is done once."""
+    return not dist.is_initialized() or os.environ["LOCAL_RANK"] == "0"
+
+
+def in_step(model: nn.Module, device: torch.device) -> nn.Module:
+    """Returns the model; with several processes, one that averages its gradients over them."""
+    if not dist.is_initialized():
+        return model
+    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+
+
+def begin_epoch(batches: Any, epoch: int) -> None:
+    """Lets the processes share the data out anew for an epoch."""
+    if isinstance(sampler := getattr(batches, "sampler", None), DistributedSampler):
+        sampler.set_epoch(epoch)
+
+
 def train(options: argparse.Namespace, device: torch.device) -> None:
-    """Trains for all epochs, printing loss and rate every few steps."""
+    """Trains for all epochs, printing loss and rate of this process every few steps."""
     batches = build_batches(options, device)
-    model = build_model(options.model, options.num_classes, options.image_size).to(device)
+    model = build_model(options.model, options.num_classes, options.image_size, options.source).to(device)
+    model = in_step(model, device)
     optimizer = build_optimizer(options.optimizer, model, options.lr)
     criterion = nn.CrossEntropyLoss()
     model.train()
     for epoch in range(options.epochs):
+        begin_epoch(batches, epoch)
         since_s, num_samples = time.monotonic(), 0
         for step, (images, labels) in enumerate(batches, start=1):
             images = images.to(device, non_blocking=True)
@@ -196,7 +249,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             loss.backward()
             optimizer.step()
             num_samples += len(labels)
-            if step % options.print_every == 0:
+            if step % options.print_every == 0 and is_first_here():
                 value = loss.item()  # waits for the device: seldom, and before the clock is read
                 rate_per_s = num_samples / (time.monotonic() - since_s)
                 print(f"epoch {epoch} step {step} loss {value:.4f} samples/s {rate_per_s:.1f}", flush=True)
@@ -211,19 +264,24 @@ def positive(text: str) -> int:
     return number
 
 
-def model_name(text: str) -> str:
-    """Returns `text` when torchvision has a classifier of that name."""
-    names = torchvision.models.list_models(module=torchvision.models)
-    if text in names:
-        return text
-    nearest = difflib.get_close_matches(text, names, n=3) or sorted(names)[:3]
-    raise argparse.ArgumentTypeError(f"torchvision has no classifier {text!r}. Nearest: {', '.join(nearest)}")
+def model_names(source: str) -> list[str]:
+    """Returns the classifiers of torchvision or timm.
+
+    Raises:
+        ImportError: timm is not installed.
+    """
+    if source == "timm":
+        import timm
+
+        return list(timm.list_models())
+    return list(torchvision.models.list_models(module=torchvision.models))
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    parser = argparse.ArgumentParser(description="Trains an image classifier of torchvision from random weights.")
-    parser.add_argument("--model", type=model_name, default="resnet18", help="name of a torchvision classifier")
+    parser = argparse.ArgumentParser(description="Trains an image classifier of torchvision or timm from random weights.")
+    parser.add_argument("--source", choices=("torchvision", "timm"), default="torchvision", help="whose models")
+    parser.add_argument("--model", default="resnet18", help="name of a classifier there")
     parser.add_argument("--num-classes", type=positive, default=1000)
     parser.add_argument("--image-size", type=positive, default=224, help="height and width in pixels")
     parser.add_argument("--data", choices=("photos", "fake_cifar", "folder", "synthetic"), default="photos")
@@ -244,16 +302,26 @@ def main() -> None:
     """Reads the command line and trains."""
     parser = build_parser()
     options = parser.parse_args()
+    try:
+        names = model_names(options.source)
+    except ImportError as error:
+        parser.error(f"--source: {error}. Install it: pip install timm")
+    if options.model not in names:
+        nearest = difflib.get_close_matches(options.model, names, n=3) or sorted(names)[:3]
+        parser.error(f"--model: {options.source} has no classifier {options.model!r}. Nearest: {', '.join(nearest)}")
     if options.data == "folder" and (options.data_root is None or not options.data_root.is_dir()):
         parser.error(f"--data-root: --data folder needs a folder with one subfolder a class, got {options.data_root}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(options.seed)
+    device = join_processes(name)
+    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))  # the weights become those of rank 0
     try:
-        train(options, torch.device(name))
+        train(options, device)
     except FileExistsError as error:
         parser.error(f"--data-root: {error}")
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -158,7 +158,27 @@ def without_finalist(records: list[TrialRecord]) -> Decision:
         return Decision(verdict="ambiguous", reason=f"none of the configurations tried could be measured: {failures}")
     if any(record.outcome is Outcome.parity for record in records[1:]):
         return Decision(verdict="same", reason="what was faster does not train as the baseline does: see its losses")
+    if any(_may_be_as_fast(record, records[0]) for record in records[1:]):
+        reason = (
+            "single measurements, which do not tell: no configuration was measured to be faster, and not all are surely slower"
+        )
+        return Decision(verdict="ambiguous", reason=reason)
     return Decision(verdict="same", reason="no configuration that trained came near the baseline")
+
+
+def _may_be_as_fast(record: TrialRecord, baseline: TrialRecord) -> bool:
+    """Whether a search trial may be as fast as the baseline, though its one measurement was lower."""
+    if not record.score or record.outcome is Outcome.raced:  # raced: certainly slower than what had been measured by then
+        return False
+    highest, lowest = _end(record, 1), _end(baseline, 0)
+    if highest is None or lowest is None:
+        return record.score >= CONTENDER_FRAC * (baseline.score or 0.0)
+    return highest >= lowest
+
+
+def _end(record: TrialRecord, side: int) -> float | None:
+    """Returns an end of a trial's interval as a score; None without one."""
+    return record.ci[side] if record.ci is not None and record.score == record.value else None
 
 
 def judge(
@@ -185,7 +205,9 @@ def judge(
     elif verdict == "ambiguous":
         reasons.append(f"{len(pairs)} rounds do not tell; the interval reaches from {ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}")
     if num_lost:
-        reasons.append(f"{num_lost} more round{'s' if num_lost > 1 else ''}, in which one of the two failed, left out")
+        reasons.append(
+            f"{num_lost} more round{'s' if num_lost > 1 else ''}, in which one of the two failed or was disturbed, left out"
+        )
     return Decision(
         finalist=chosen,
         ratio=ratio,

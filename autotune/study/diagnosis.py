@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from autotune.harness.protocol import SHARED
 from autotune.records import TrialRecord
-from autotune.wording import number_text
+from autotune.wording import communication_text, number_text
 
 HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # thresholds of the trusted profilers
+HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = 0.15, 0.03  # theirs for collectives
 
 Finding = dict[str, str]
 
 
 def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]:
-    """Returns what binds a trial: its input or its device; nothing when the rates to tell are missing.
+    """Returns what binds a trial: its input or its device, its communication; nothing when the numbers to tell are missing.
 
     Args:
         record: the winner, or the baseline when nothing was better.
         device: "cuda" or "cpu", where the program trains; None unknown.
     """
-    if not record.value or record.data_wait_frac is None:
+    if not record.value:
+        return []
+    return [*_of_input(record, device), *_of_ranks(record)]
+
+
+def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
+    if not record.value or record.data_wait_frac is None or record.loader_rate is None:  # no DataLoader: nobody knows of input
         return []
     if _shares_cores(record, device):
         # Measured: one worker on two cores slowed the step from 58 to 42 samples/s and hardly ever let it wait, where a free
@@ -40,6 +47,26 @@ def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]
     if record.data_wait_frac >= MODERATE_WAIT_FRAC:
         return [_finding("partly input-bound", evidence, f"The input pipeline still costs time: {bound}.")]
     return [_finding("device-bound", evidence, f"The input pipeline keeps up: {bound}.")]
+
+
+def _of_ranks(record: TrialRecord) -> list[Finding]:
+    """Returns what several ranks lose to each other."""
+    if not record.ranks:
+        return []
+    found, communication = [], record.ranks["communication"] or {}
+    exposed_frac = communication.get("exposed_frac") or 0.0
+    if exposed_frac >= MODERATE_EXPOSED_FRAC:
+        name = "communication-bound" if exposed_frac >= HIGH_EXPOSED_FRAC else "partly communication-bound"
+        evidence = f"trial {record.number}: {communication_text(record.ranks).removeprefix('communication: ')}"
+        advice = "Exchange gradients less often (a larger batch) or more cheaply (the knobs of parallel.*)."
+        found.append(_finding(name, evidence, advice))
+    if slow := record.ranks["stragglers"]:
+        who = f"rank{'s' if len(slow) > 1 else ''} {', '.join(map(str, slow))}"
+        evidence = f"trial {record.number}: {who} {'need' if len(slow) > 1 else 'needs'} up to "
+        evidence += f"{record.ranks['skew_frac']:.0%} of a step longer than the fastest, which waits"
+        advice = "Give every rank the same work, cores and device: look at its data, at what else runs beside it, at its GPU."
+        found.append(_finding("ranks out of step", evidence, advice))
+    return found
 
 
 def free_loader_gain_frac(record: TrialRecord) -> float | None:

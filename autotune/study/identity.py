@@ -100,6 +100,7 @@ def identity(plan: Plan, space: ResolvedSpace | None, first: RankResult | None) 
         SCRIPT: script(plan.command),
         "objective": plan.config.objective,
         "study.samples": plan.config.study.samples,
+        "train.global_batch": plan.config.train.global_batch,
         "machine.price_per_hour": plan.config.machine.price_per_hour,
         **{key: limit for key, limit in Goal.of(plan.config).limits.items()},
         "device.kind": device.kind,

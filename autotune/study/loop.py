@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import shutil
 import subprocess
 from typing import Any
 
@@ -40,6 +41,7 @@ from autotune.study.verify import VERIFIED, Verification
 from autotune.trackers.sync import incomplete
 from autotune.wording import log_lines
 
+NO_MODULE = "No module named"  # what Python says of it
 LETTING_GO_S = 5.0  # for the tracker's process to end when it is told to
 QUIET_DRAIN_S = 5.0  # the tracker may catch up without a word for this long
 
@@ -234,7 +236,7 @@ class _Study:
         if earlier and (failed := earlier.failed_baseline):
             record.evidence["earlier_run"] = {"outcome": failed.outcome, "reason": failed.reason, "seconds": failed.seconds}
         if not record.outcome.has_value or record.value is None:
-            raise NothingWorked(_why_nothing(record, self._folder, results))
+            raise NothingWorked(_why_nothing(record, self._folder, results, self._plan.command.argv({})))
         return results[0]
 
     def _write(self, status: str, reason: str = "") -> Summary:
@@ -324,9 +326,11 @@ def _resolved(plan: Plan, first: RankResult) -> ResolvedSpace:
     return resolve(plan.space, here, passed=plan.command.placeholders)
 
 
-def _why_nothing(record: TrialRecord, folder: StudyFolder, results: list[RankResult]) -> str:
+def _why_nothing(record: TrialRecord, folder: StudyFolder, results: list[RankResult], command: list[str]) -> str:
     lines = [f"baseline: the program could not be measured as it is run today, got {record.outcome}: {record.reason}."]
     lines += [f"  {label}: {text}" for label, text in (findings(results[0]) if results else [])]
     lines += log_lines(record.evidence)
+    if NO_MODULE in record.reason:
+        lines.append(f"{shutil.which(command[0]) or command[0]} ran it: activate its environment, or name its own interpreter.")
     lines.append(f"Nothing is tuned before it can; its output is in {folder.trial_path(0)}.")
     return "\n".join(lines)

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from autotune import stats
+from autotune import ranks, stats
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, RankResult
 
+MAX_RANKS = 16  # with metrics of their own in the tracker; `show --json` has all
 _WORST_FIRST = (OVERRIDDEN, NOT_APPLICABLE, APPLIED)
 
 
@@ -24,7 +25,7 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
         return {}
     first = results[0]
     return {
-        "value": throughput_per_s(results),
+        "value": ranks.rate_per_s(results),
         "ci": interval(results),
         "why_no_ci": why_no_interval(results),
         "unit": first.unit,
@@ -36,31 +37,32 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
         "regime": first.regime,
         "knob_reports": knob_reports(results),
         "losses": losses(results),
+        "ranks": ranks.joined(results),
     }
-
-
-def throughput_per_s(results: Sequence[RankResult]) -> float | None:
-    """Returns the rate over all ranks; None when a rank has none, because a part is not the whole."""
-    return _sum_known(result.throughput_per_s for result in results)
 
 
 def interval(results: Sequence[RankResult]) -> stats.Interval | None:
     """Returns the 95 % interval of the rate over all ranks, from block means; None where none can be claimed.
 
-    Ranks wait for each other at every step, so their errors are not independent: half-widths add.
+    Ranks wait for each other at every step, so their errors are not independent: the widest holds for all.
     """
-    rate = throughput_per_s(results)
-    halves = [(result.throughput_per_s, _half_width_frac(result)[0]) for result in results]
-    if not rate or any(value is None or frac is None for value, frac in halves):
+    rate = ranks.rate_per_s(results)
+    fracs = [_half_width_frac(result)[0] for result in _with_window(results)]
+    if not rate or not fracs or None in fracs:
         return None
     # The rate may have been capped by what the loader sustains: the relative width is what the blocks tell.
-    half = sum(value * frac for value, frac in halves if value is not None and frac is not None)
+    half = rate * max(frac for frac in fracs if frac is not None)
     return (rate - half, rate + half)
 
 
 def why_no_interval(results: Sequence[RankResult]) -> str:
     """Returns why `interval` claims none, the first rank's reason that has one; "" when it does."""
-    return next((reason for result in results if (reason := _half_width_frac(result)[1])), "")
+    return next((reason for result in _with_window(results) if (reason := _half_width_frac(result)[1])), "")
+
+
+def _with_window(results: Sequence[RankResult]) -> list[RankResult]:
+    """Returns the ranks that had a window of their own by rank 0's end, rank 0 in any case."""
+    return [result for result in results if result.window or result is results[0]]
 
 
 def _half_width_frac(result: RankResult) -> tuple[float | None, str]:
@@ -104,12 +106,28 @@ def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, 
     for name in ("graphs", "seconds"):
         if isinstance(first.compiled.get(name), int | float):
             found[f"compiled_{name}" if name == "graphs" else "compile_s"] = float(first.compiled[name])
+    found |= _of_ranks(ranks.joined(results))
     if first.window:
         found["window_s"], found["window_steps"] = first.window.seconds, float(first.window.steps)
         if seen.get("gpu.energy_j") and seen.get("gpu.energy_s") and first.window.rate_per_s:
             # Joules and seconds lie between two looks at the counter, not at the window's ends: power over rate.
             found["gpu.energy_per_sample_j"] = seen["gpu.energy_j"] / seen["gpu.energy_s"] / first.window.rate_per_s
     return found
+
+
+def _of_ranks(joined: dict[str, Any]) -> dict[str, float]:
+    """Returns what several ranks were together, by metric; what one rank did as `rank1.NAME`, where they are not too many."""
+    if not joined:
+        return {}
+    communication = joined["communication"] or {}
+    numbers = {
+        "ranks": joined["world_size"],
+        "rank_skew_frac": joined["skew_frac"],
+        **{f"communication.{name}": value for name, value in communication.items()},
+    }
+    for entry in joined["by_rank"] if joined["world_size"] <= MAX_RANKS else ():
+        numbers |= {f"rank{entry['rank']}.{name}": value for name, value in entry.items() if name != "rank"}
+    return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
 def _badness(status: str) -> int:

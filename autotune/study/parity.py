@@ -6,6 +6,8 @@ process, nothing measured. That is one run of the baseline a study and one for e
 configuration, and it fits where the baseline fits. The search's leader is compared at half-time, so that the second half is
 not spent on what is out; the finalists before the finals and not after, as their rounds cost far more.
 
+With `train.global_batch` held, another batch size makes the same step of the same samples: then it is compared, too.
+
 What changes the training itself (tier `training`, the batch size) has other batches and cannot be compared step by step:
 there the loss must stay finite and must not explode, in the search and in every final.
 """
@@ -16,6 +18,7 @@ import dataclasses
 from typing import Any
 
 from autotune.knobs.catalogue import knob
+from autotune.knobs.step import tier_of
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
 from autotune.study.losses import Comparison, Verdict, compare
 from autotune.study.session import RACED_FRAC, ConfigurationKey, Session, configuration_key
@@ -32,9 +35,15 @@ UNTRAINED = {
 SUSPECTS = ("precision.amp", "env.", "precision.matmul", "compile.mode")  # most likely to be at fault first
 
 
-def arithmetic(changed: Knobs) -> Knobs:
-    """Returns the changes that may alter what a step computes from the same weights and the same batch."""
-    return {key: value for key, value in changed.items() if knob(key).tier is Tier.numerics or knob(key).is_unknown}
+def arithmetic(changed: Knobs, *, is_held: bool = False) -> Knobs:
+    """Returns the changes that may alter what a step computes from the same weights and the same samples.
+
+    Args:
+        changed: what a configuration changes.
+        is_held: whether `train.global_batch` holds: then batches of another size make up the same step.
+    """
+    tiers = {key: tier_of(knob(key), is_held=is_held) for key in changed}
+    return {key: value for key, value in changed.items() if tiers[key] is Tier.numerics or knob(key).is_unknown}
 
 
 class Parity:
@@ -42,7 +51,7 @@ class Parity:
 
     def __init__(self, session: Session) -> None:
         self._session, self._config = session, session.plan.config
-        self._seed = self._config.study.seed
+        self._seed, self._is_held = self._config.study.seed, self._config.train.global_batch is not None
         self._settled: dict[ConfigurationKey, Comparison] = {}
         self._failed: list[TrialRecord] = []
         for record in session.records:
@@ -53,7 +62,7 @@ class Parity:
 
     def is_open(self, candidate: TrialRecord) -> bool:
         """Returns whether a configuration has yet to be compared: nothing with these changes, or with more, has passed."""
-        suspect = configuration_key(arithmetic(candidate.changed))
+        suspect = configuration_key(arithmetic(candidate.changed, is_held=self._is_held))
         can_be = self._config.parity.steps > 0 and bool(self._session.baseline.losses)
         passed = [key for key, found in self._settled.items() if found.verdict is Verdict.passed]
         is_settled = suspect in self._settled or any(suspect <= key for key in passed)
@@ -65,7 +74,7 @@ class Parity:
 
     def check(self, candidate: TrialRecord) -> None:
         """Compares a configuration with the baseline. When it fails, every configuration with the same changes is out."""
-        suspect = arithmetic(candidate.changed)
+        suspect = arithmetic(candidate.changed, is_held=self._is_held)
         record = self._compared(suspect, candidate)
         if self._of(record).verdict is not Verdict.failed:
             return
@@ -160,12 +169,13 @@ def no_losses(record: TrialRecord) -> str:
     return str(record.evidence.get("why_no_losses") or NO_LOSS)
 
 
-def report(best: TrialRecord | None, records: list[TrialRecord]) -> dict[str, Any] | None:
+def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: bool = False) -> dict[str, Any] | None:
     """Returns what was compared for a configuration, as `summary["parity"]`; None without any.
 
     Args:
         best: its first measurement.
         records: all trials, by number.
+        is_held: whether `train.global_batch` holds.
     """
     if best is None:
         return None
@@ -176,8 +186,9 @@ def report(best: TrialRecord | None, records: list[TrialRecord]) -> dict[str, An
         for run in out
         if not any(other.changed.items() < run.changed.items() for other in out)  # the part of it that is to blame says it
     ]
-    suspect = arithmetic(best.changed)
-    training = {key: value for key, value in best.changed.items() if knob(key).tier is Tier.training}
+    suspect = arithmetic(best.changed, is_held=is_held)
+    tiers = {key: tier_of(knob(key), is_held=is_held) for key in best.changed}
+    training = {key: value for key, value in best.changed.items() if tiers[key] is Tier.training}
     found: dict[str, Any] = {"verdict": "not needed", "reason": "it computes what the baseline computes", "trial": None}
     if suspect:
         passed = [run for run in runs if run.evidence["parity"]["verdict"] == Verdict.passed]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.records import TrialRecord
+from autotune.records import Knobs, TrialRecord
 from autotune.study.objective import COMPILE_KEY, COMPILE_OFF, cold_compile_s, fixed_s
 
 MIN_DEARER_S = 2.0  # starts of one program differ by as much from process to process
@@ -37,8 +37,8 @@ def break_even(
         return None
     gain_s = 1 / base_rate - 1 / rate  # per sample
     samples = dearer_s / gain_s if gain_s > 0 else None
-    batch = first.knobs.get("loader.batch_size")
-    is_counted = isinstance(batch, int) and first.unit == "samples"
+    batch = step_batch(first.knobs)
+    is_counted = first.unit == "samples"
     is_compiled = first.knobs.get(COMPILE_KEY, COMPILE_OFF) != COMPILE_OFF
     return {
         "samples": samples,
@@ -47,6 +47,12 @@ def break_even(
         "dearer_s": dearer_s,
         "compile_s": cold_compile_s(records, first.knobs) if is_compiled else None,
     }
+
+
+def step_batch(knobs: Knobs) -> int | None:
+    """Returns the samples that a rank's step holds as far as knobs say: batch size times accumulation; None unknown."""
+    batch = knobs.get("loader.batch_size")
+    return batch * int(knobs.get("step.accumulation", 1)) if isinstance(batch, int) else None
 
 
 def _typical(records: Sequence[TrialRecord], measured: Sequence[TrialRecord]) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config.checks import memory_limit_bytes
-from autotune.config.schema import DeviceOptions, MeasureOptions
+from autotune.config.schema import DeviceOptions, MeasureOptions, StudyConfig
 from autotune.harness.protocol import RankResult
 from autotune.launchers.base import Deadlines
 from autotune.study.plan import Plan
@@ -26,14 +26,33 @@ def deadlines(measure: MeasureOptions, *, max_s: float | None) -> Deadlines:
     return Deadlines(start_s=measure.start_s, compile_s=measure.compile_s, step_s=measure.step_s, total_s=total_s)
 
 
-def device_environment(device: DeviceOptions) -> dict[str, str]:
-    """Returns the variables that show the program its device: `device.index` counts among those visible to autotune."""
+def device_environment(device: DeviceOptions, *, nproc: int = 1) -> dict[str, str]:
+    """Returns the variables that show the program its devices: `device.index` counts among those visible to autotune.
+
+    Args:
+        device: which one is asked for, and of what kind.
+        nproc: processes of a recipe, each with a device of its own: those from `device.index` on.
+    """
     if device.kind == "cpu":
         return {"CUDA_VISIBLE_DEVICES": ""}
     if not device.index:
         return {}
     visible = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
-    return {"CUDA_VISIBLE_DEVICES": visible[device.index] if device.index < len(visible) else str(device.index)}
+    asked = range(device.index, device.index + nproc)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(visible[index] if index < len(visible) else str(index) for index in asked)}
+
+
+def process_environment(config: StudyConfig, machine: dict[str, Any]) -> dict[str, str]:
+    """Returns the variables that every process of a trial starts with, beside what knobs and the user set.
+
+    A recipe's ranks have the cores to equal parts: torchrun would give each one thread whatever there are, which nobody would
+    call the baseline of a recipe on a CPU. A command of the user's own has what its launcher gives it.
+    """
+    nproc = config.launch.nproc
+    found = device_environment(config.device, nproc=nproc)
+    if nproc > 1 and "OMP_NUM_THREADS" not in os.environ:
+        found["OMP_NUM_THREADS"] = str(max(1, int(machine["num_cores"]) // nproc))
+    return found
 
 
 def compile_cache(study: Path) -> dict[str, str]:

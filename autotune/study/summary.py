@@ -21,10 +21,11 @@ from autotune.study.paying import break_even
 from autotune.study.tiers import is_barred, leader
 from autotune.study.verify import verification
 
+GLOBAL_BATCH = "train.global_batch"
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci", "seconds", "phases_s",
     "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "regime", "round", "repeats",
-    "score", "objectives", "violations",
+    "score", "objectives", "violations", "ranks",
 )  # fmt: skip
 
 
@@ -71,13 +72,13 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "machine": about.machine,
         "baseline": _baseline(baseline, records, standing) if baseline else _no_baseline(records),
         "best": _entry(best, records, standing, knobs=True, overrides=True) if best else None,
-        "best_by_tier": _by_tier(records, baseline, best, standing),
+        "best_by_tier": _by_tier(records, baseline, best, standing, is_held=GLOBAL_BATCH in about.settings),
         "speedup": _speedup(baseline, best, standing),
         "break_even": _break_even(records, baseline, best, standing),
         "front": _front(records, about, standing),
         "attribution": _attribution(baseline, best, standing),
         "minimality": _minimality(best, standing),
-        "parity": parity.report(best, records),
+        "parity": parity.report(best, records, is_held=GLOBAL_BATCH in about.settings),
         "diagnosis": diagnose(best, device=about.machine.get("device")) if best else [],
         "counts": dict(Counter(str(record.outcome) for record in records)),
         "seconds": _seconds(records, standing.seconds),
@@ -115,7 +116,12 @@ def _best(records: list[TrialRecord], baseline: TrialRecord | None, standing: St
 
 
 def _by_tier(
-    records: list[TrialRecord], baseline: TrialRecord | None, best: TrialRecord | None, standing: Standing
+    records: list[TrialRecord],
+    baseline: TrialRecord | None,
+    best: TrialRecord | None,
+    standing: Standing,
+    *,
+    is_held: bool,
 ) -> dict[str, Any]:
     if baseline is None or best is None:
         return {}
@@ -124,7 +130,7 @@ def _by_tier(
         is_decided = best.changed and best.tier.rank <= tier.rank
         is_nothing_better = standing.decision is not None and not best.changed and tier is Tier.training
         top = best if is_decided or is_nothing_better else leader(records, baseline, tier)
-        claim = standing.tiers.get(top.number)
+        claim = standing.tiers.get(top.number) or _finals_of(top, standing)
         if claim and not claim.is_better:
             top, claim = baseline, None
         entry = _entry(top, records, standing, overrides=True)
@@ -134,9 +140,17 @@ def _by_tier(
             entry |= {"measured_in": "finals", "speedup": said}
             if top.score == top.value:
                 entry["value"], entry["ci"] = stats.log_mean_interval(rates)
-        compared = parity.report(top, records) or {}
+        compared = parity.report(top, records, is_held=is_held) or {}
         found[str(tier)] = {**entry, "parity": compared.get("text", "")}
     return found
+
+
+def _finals_of(record: TrialRecord, standing: Standing) -> Decision | None:
+    """Returns the finals' decision where they have measured this configuration beside the baseline and handed it not over."""
+    decision = standing.decision
+    if decision is None or decision.ratio is None or decision.finalist is None or decision.is_better:
+        return None
+    return decision if decision.finalist.number == record.number else None
 
 
 def _entry(
@@ -211,6 +225,8 @@ def _speedup(baseline: TrialRecord | None, best: TrialRecord | None, standing: S
         "reason": decision.reason,
         "num_rounds": decision.ratio.num_rounds,
         "margin": decision.margin,
+        "trial": decision.finalist.number if decision.finalist else None,
+        "overrides": decision.finalist.changed if decision.finalist else {},
     }
 
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.config.recipe import tokens_per_sample
 from autotune.errors import BadInput
-from autotune.failures import classify
+from autotune.failures import classify, root
 from autotune.harness.protocol import MeasureRules, RankResult, Spec
 from autotune.knobs.catalogue import knob
 from autotune.launchers.base import Ended, Launch, Running
@@ -22,7 +23,7 @@ from autotune.study.numbers import metrics, numbers
 from autotune.study.objective import Goal
 from autotune.study.plan import Listener, Plan
 from autotune.study.quarantine import sticky_fault
-from autotune.study.settings import compile_cache, deadlines, device_environment, memory_cap_bytes, memory_seen_bytes
+from autotune.study.settings import compile_cache, deadlines, memory_cap_bytes, memory_seen_bytes, process_environment
 from autotune.study.watch import MachineWatch, configured_device
 
 # Where chance may be the cause a trial gets a second attempt: the same again, once. Never after want of memory.
@@ -271,11 +272,13 @@ class TrialRunner:
             target=request.target,
             device=plan.config.device.kind,
             memory_limit_bytes=memory_cap_bytes(plan.config.device, plan.machine),
+            global_batch=plan.config.train.global_batch,
             rules=request.rules,
+            tokens_per_sample=tokens_per_sample(plan.config),
             race_below_per_s=request.race_below_per_s,
             **request.first_steps,
         )
-        env = {**device_environment(plan.config.device), **compile_cache(self._folder.path), **plan.config.env}
+        env = {**process_environment(plan.config, plan.machine), **compile_cache(self._folder.path), **plan.config.env}
         if request.first_steps and "PYTHONHASHSEED" not in os.environ:
             env.setdefault("PYTHONHASHSEED", "0")  # the order of sets of texts is drawn, too
         for key, value in asked.items():
@@ -306,7 +309,8 @@ def _asked(request: Request, started_at: float) -> TrialRequest:
 
 
 def _record(request: Request, spec: Spec, ended: Ended, watch: MachineWatch) -> TrialRecord:
-    outcome, reason = classify(ended.facts(spec, device_used_frac=watch.used_frac()))
+    facts = ended.facts(spec, device_used_frac=watch.used_frac())
+    outcome, reason = classify(facts)
     record = TrialRecord(
         number=request.number,
         kind=request.kind,
@@ -320,7 +324,7 @@ def _record(request: Request, spec: Spec, ended: Ended, watch: MachineWatch) -> 
         round=request.round,
         origin=request.origin,
         seconds=ended.seconds,
-        evidence=_evidence(ended),
+        evidence=_evidence(ended, root(facts)),
         metrics=metrics(ended.results, watch.metrics()),
         **numbers(ended.results),
     )
@@ -329,15 +333,14 @@ def _record(request: Request, spec: Spec, ended: Ended, watch: MachineWatch) -> 
     return record
 
 
-def _evidence(ended: Ended) -> dict[str, Any]:
-    error = next((result.error for result in ended.results if result.error), None)
+def _evidence(ended: Ended, first: RankResult | None) -> dict[str, Any]:
     return {
         "exit_code": ended.exit_code,
         "signal": ended.signal,
         "cause": ended.cause,
         "phase": ended.phase,
         "problems": ended.problems,
-        "error": error,
+        "error": first.error if first else None,
         **({"why_no_losses": why} if (why := _why_no_losses(ended)) else {}),
         **ended.evidence,
     }

@@ -15,6 +15,7 @@ from autotune.wording import (
     break_even_text,
     changes_phrase,
     command_text,
+    communication_text,
     counts_text,
     interval_text,
     machine_text,
@@ -216,6 +217,8 @@ def trial_note(trial: TrialRecord) -> str:
     if trial.value is not None:
         lines += [f"{rate_text(trial.value, trial.unit)} {interval_text(trial.ci)}".strip(), ""]
     lines += [f"- {name}: {objective_text(name, value)}" for name, value in trial.objectives.items() if name in METRICS]
+    if trial.ranks:
+        lines += [f"{trial.ranks['world_size']} ranks; {communication_text(trial.ranks)}", ""]
     if trial.why:
         lines += [f"Why tried: {trial.why}", ""]
     lines += [f"- `{key}` = `{value_text(value)}`" for key, value in sorted(trial.changed.items())]

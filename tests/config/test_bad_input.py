@@ -43,7 +43,7 @@ def test_a_sweep_above_the_tier_bound_contradicts(refused) -> None:
 
 
 def test_nothing_to_tune_names_the_models() -> None:
-    with pytest.raises(BadInput, match=r"nothing to tune\. Give model=NAME \(convnext_tiny"):
+    with pytest.raises(BadInput, match=r"nothing to tune\. Give model=NAME \(bert_base"):
         compose([], command=None, facts=FACTS)
 
 

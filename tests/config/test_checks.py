@@ -1,4 +1,4 @@
-"""Amounts of memory."""
+"""Amounts of memory, and processes beside GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from autotune.config.checks import memory_limit_bytes
+from autotune.config.checks import memory_limit_bytes, problems_of
+from autotune.config.schema import DeviceOptions, LaunchOptions, StudyConfig
 from autotune.errors import BadInput
 
 
@@ -38,3 +39,21 @@ def test_a_fraction_of_an_unknown_capacity_is_none() -> None:
 def test_other_amounts_are_refused(limit: Any) -> None:
     with pytest.raises(BadInput, match=r"device\.memory_limit"):
         memory_limit_bytes(limit, 2**34)
+
+
+@pytest.mark.parametrize(
+    ("nproc", "device", "problem"),
+    [
+        (2, DeviceOptions(), None),
+        (8, DeviceOptions(kind="cpu"), None),
+        (3, DeviceOptions(), "launch.nproc: more processes than GPUs, got 3. Allowed: 1 to 2"),
+        (2, DeviceOptions(kind="cuda", index=1), "launch.nproc: more processes than GPUs from device.index=1 on, got 2."),
+    ],
+)
+def test_every_process_needs_a_gpu_of_its_own(
+    nproc: int, device: DeviceOptions, problem: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = problems_of(StudyConfig(launch=LaunchOptions(nproc=nproc), device=device), [{"name": "g"}, {"name": "g"}])
+    said = [each for each in found if each.startswith("launch.nproc")]
+    assert (said[0].startswith(problem) if said else None) is (True if problem else None)

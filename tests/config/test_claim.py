@@ -66,6 +66,21 @@ def test_a_recipe_s_file_is_enough_by_itself(read, summary):
     assert composed.config.model.image_size == 64
 
 
+def test_code_that_a_file_names_is_asked_for_and_never_taken_from_it(read, summary):
+    recipe = {"model.factory": "my:model", "train.step": "my:step", "data.name": "synthetic"}
+    claim = read(export(summary | {"is_recipe": True, "settings": recipe}, "yaml", None))
+    assert claim.is_recipe
+    assert not {"model", "train"} & claim.document(without=()).keys()
+    with pytest.raises(BadInput) as caught:
+        claim.check_parts(["train.step=my:step", "study.seed=4"])
+    (problem,) = caught.value.problems
+    assert problem.startswith("model.factory: ")
+    assert problem.endswith(
+        "nothing is started because a file says so, got nothing. If this is what you mean, add model.factory=my:model."
+    )
+    claim.check_parts(["train.step=my:other", "model.factory=my:model"])
+
+
 def test_the_user_s_word_comes_before_the_file_s(read, summary):
     summary |= {"is_recipe": True, "settings": {"model.name": "resnet18", "data.name": "synthetic", "study.seed": 3}}
     claim = read(export(summary, "yaml", None))

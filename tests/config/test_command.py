@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config.command import CommandTemplate, user_command
+from autotune.config.command import CommandTemplate, recipe_command, title, user_command
+from autotune.config.program import program_of
+from autotune.config.schema import LaunchOptions, ModelConfig, StudyConfig
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
+from autotune.masking import Secrets
 
 MACHINE = Circumstances(num_cores=4)
 PYTHON = sys.executable
@@ -50,6 +53,15 @@ def test_a_baseline_value_is_said_once_and_used_everywhere(folder: Path) -> None
 @pytest.mark.parametrize("text", ["{}", '{"a": {"b": 1}}', "{epoch:02d}-{step}.pt", "{0}", "${HOME}", "a{b", "}{"])
 def test_other_braces_are_the_programs_own(folder: Path, text: str) -> None:
     assert template(folder, PYTHON, "train.py", text).argv({})[2] == text
+
+
+def test_a_recipe_in_several_processes_is_started_by_torchrun_without_restarts() -> None:
+    config = StudyConfig(model=ModelConfig(name="resnet18"), launch=LaunchOptions(nproc=3))
+    alone, found = recipe_command(StudyConfig(model=ModelConfig(name="resnet18"))), recipe_command(config)
+    words = ["-m", "torch.distributed.run", "--standalone", "--max-restarts=0", "--nproc-per-node=3"]
+    assert found.parts == [alone.parts[0], *words, *alone.parts[1:]]
+    assert program_of(found.parts).name == program_of(alone.parts).name == "vision"
+    assert title(found, config, Secrets()) == "resnet18 on photos, 3 processes"
 
 
 def test_doubled_braces_stand_for_themselves(folder: Path) -> None:

@@ -19,6 +19,7 @@ import autotune
 from autotune.config.compose import compose
 from autotune.config.locate import folder, options
 from autotune.errors import BadInput
+from autotune.knobs.catalogue import CATALOGUE
 from autotune.records import Tier
 from autotune.space import Choice, IntInterval
 
@@ -46,9 +47,17 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("model", options("model", [folder("conf")]))
-@pytest.mark.parametrize("data", options("data", [folder("conf")]))
-def test_every_file_of_conf_composes(make, tmp_path: Path, model: str, data: str) -> None:
+IMAGE_MODELS = ("convnext_tiny", "efficientnet_b0", "resnet18", "resnet50", "vit_b_16")
+TEXT_MODELS = ("bert_base", "gpt2_small", "llama_small")
+
+
+def test_every_model_of_conf_is_composed_by_a_test() -> None:
+    assert {*IMAGE_MODELS, *TEXT_MODELS, "mlp", "timm"} == set(options("model", [folder("conf")]))
+
+
+@pytest.mark.parametrize("model", IMAGE_MODELS)
+@pytest.mark.parametrize("data", ["photos", "fake_cifar", "folder", "synthetic"])
+def test_every_image_model_trains_on_every_kind_of_images(make, tmp_path: Path, model: str, data: str) -> None:
     (tmp_path / "some_class").mkdir()
     (tmp_path / "some_class" / "image.png").touch()
     place = [f"data.root={tmp_path}"] if data == "folder" else []
@@ -56,6 +65,48 @@ def test_every_file_of_conf_composes(make, tmp_path: Path, model: str, data: str
     assert composed.config.model.name == model
     assert composed.config.data.name == data
     assert composed.command.parts[2:6] == ["--model", model, "--num-classes", "1000"]
+
+
+@pytest.mark.parametrize("model", [*TEXT_MODELS, "mlp"])
+def test_a_model_brings_its_kind_of_data_along(make, model: str) -> None:
+    own = "tabular" if model == "mlp" else "text"
+    composed = make(f"model={model}")
+    assert composed.config.data.name == own
+    parts = composed.command.parts
+    assert Path(parts[1]).name == ("tabular.py" if model == "mlp" else "text.py")
+    assert parts[2:4] == ["--model", model]
+    assert parts[parts.index("--data") + 1] == own
+
+
+@pytest.mark.parametrize(
+    "words", [["model=mlp", "data=synthetic"], ["data=synthetic", "model=mlp"], ["data=tabular", "model=mlp", "data=synthetic"]]
+)
+def test_data_that_are_named_come_before_those_that_a_model_brings(make, words: list[str]) -> None:
+    composed = make(*words)
+    assert composed.config.data.name == "synthetic"
+    assert composed.command.placeholders == {"loader.batch_size": 32}
+
+
+def test_sizes_reach_the_recipe_as_flags(make) -> None:
+    sizes = [
+        "model.num_layers=2",
+        "model.hidden_size=64",
+        "model.num_heads=4",
+        "model.vocab_size=100",
+        "data.sequence_length=16",
+    ]
+    parts = make("model=gpt2_small", *sizes).command.parts
+    for flag, value in [
+        ("num-layers", "2"),
+        ("hidden-size", "64"),
+        ("num-heads", "4"),
+        ("vocab-size", "100"),
+        ("sequence-length", "16"),
+    ]:
+        assert parts[parts.index(f"--{flag}") + 1] == value
+    parts = make("model=mlp", "model.num_layers=2", "data.num_features=8").command.parts
+    assert parts[parts.index("--num-layers") + 1] == "2"
+    assert parts[parts.index("--num-features") + 1] == "8"
 
 
 def test_batches_without_a_loader_take_their_size_from_the_command_line(make) -> None:
@@ -71,6 +122,12 @@ def test_every_search_space_is_read(make, name: str) -> None:
     domains = make(f"search_space={name}").space.domains
     assert domains
     assert all(domain is None for domain in domains.values())
+
+
+def test_the_full_space_leaves_no_knob_out(make) -> None:
+    assert set(make("search_space=full").space.domains) == CATALOGUE.keys() - {
+        "threads.omp", "threads.mkl", "threads.interop", "memory.fraction",
+    }  # fmt: skip
 
 
 def test_one_key_has_three_meanings(make) -> None:

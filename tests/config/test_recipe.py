@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 import torchvision
 
-from autotune.config.recipe import TORCHVISION, problems_of_recipe
+from autotune.config.locate import program
+from autotune.config.recipe import EVERYWHERE, MODELS, SCRIPTS, TORCHVISION, problems_of_recipe, tokens_per_sample, words_of
 from autotune.config.schema import StudyConfig
+
+GPT2: dict[str, object] = {"model.name": "gpt2_small", "model.source": "transformers", "data.name": "text"}
+TIMM: dict[str, object] = {"model.name": "vit_tinny", "model.source": "timm"}
+
+
+def with_keys(keys: dict[str, object]) -> StudyConfig:
+    made = config()
+    for key, value in keys.items():
+        *groups, last = key.split(".")
+        owner: object = made
+        for group in groups:
+            owner = getattr(owner, group)
+        setattr(owner, last, value)
+    return made
 
 
 def config(**data: object) -> StudyConfig:
@@ -49,6 +66,96 @@ def test_a_folder_of_images_at_any_depth_is_taken(tmp_path: Path) -> None:
     (tmp_path / "cats" / "deep" / "down" / "1.JPEG").touch()
     (tmp_path / "notes.txt").touch()
     assert problems_of_recipe(config(name="folder", root=str(tmp_path))) == []
+
+
+@pytest.mark.parametrize("source", ["torchvision", "timm", "transformers", "builtin"])
+def test_a_script_takes_every_flag_that_it_is_given(source: str) -> None:
+    script = SCRIPTS[source]
+    text = program(script.name).read_text()
+    for flag in {**script.flags, **EVERYWHERE}:
+        assert f'add_argument("{flag}"' in text
+    for name in script.data:
+        assert f'"{name}"' in text
+    for name in MODELS.get(source, ()):
+        assert f'"{name}"' in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({**GPT2, "model.name": "gpt3"}, "model.name: no such model of transformers, got 'gpt3'."),
+        ({"model.name": "gpt2_small", "model.source": "transformers"}, "data.name: nothing that gpt2_small can train on"),
+        ({"model.num_layers": 2}, "model.num_layers: means nothing with resnet18 on photos, got 2. Leave it out."),
+        ({"data.sequence_length": 2}, "data.sequence_length: means nothing with resnet18 on photos, got 2."),
+        ({**GPT2, "model.hidden_size": 101}, "model.hidden_size: 101 is no multiple of 2, twice the attention heads, got 101."),
+        ({**GPT2, "model.num_heads": 7}, "model.num_heads: 768 is no multiple of 14, twice the attention heads, got 7."),
+        ({**GPT2, "model.image_size": 32}, "model.image_size: means nothing with gpt2_small on text, got 32."),
+        ({**GPT2, "data.root": "/no/such"}, "data.root: no folder with text in it, got '/no/such'."),
+        ({"model.factory": "my:model"}, "model.factory: two models, got 'my:model' beside 'resnet18'."),
+        ({"data.factory": "my:data", "data.root": "/tmp"}, "data.root: means nothing beside data.factory, got '/tmp'."),
+    ],
+)
+def test_what_does_not_go_together_is_refused(keys: dict[str, object], message: str) -> None:
+    assert problems_of_recipe(with_keys(keys))[0].startswith(message)
+
+
+def test_a_program_without_transformers_is_told_before_the_first_trial(tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\nexit 1\n")  # what an interpreter says that has no such package
+    bare.chmod(0o755)
+    said = f"model.source: transformers is not installed where the recipe runs, got 'transformers'. Install it: {bare} -m pip"
+    assert problems_of_recipe(with_keys({**GPT2, "program.python": str(bare)}))[0].startswith(said)
+
+
+def test_timm_that_is_not_installed_is_told_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "nowhere"))
+    if importlib.util.find_spec("timm") is not None:
+        pytest.skip("timm is installed here")
+    said = "model.source: timm is not installed where the recipe runs, got 'timm'. Install it: "
+    assert problems_of_recipe(with_keys(TIMM)) == [f"{said}{sys.executable} -m pip install timm"]
+
+
+def test_a_name_of_timm_is_looked_up_in_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "timm.py").write_text("def list_models(): return ['convnext_nano', 'vit_tiny']\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert problems_of_recipe(with_keys({**TIMM, "model.name": "vit_tiny"})) == []
+    assert "no such classifier of timm, got 'vit_tinny'. Did you mean 'vit_tiny'?" in problems_of_recipe(with_keys(TIMM))[0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "tokens"),
+    [
+        (GPT2, 512),
+        ({**GPT2, "data.name": "synthetic", "data.sequence_length": 64}, 64),
+        ({**GPT2, "objective": ["throughput", "time_for_samples"]}, None),
+        ({**GPT2, "data.factory": "my:data"}, None),
+        ({"model.name": None, "model.factory": "my:model", "data.name": "text"}, 512),
+        ({"model.name": "resnet18"}, None),
+        ({"model.name": None}, None),
+    ],
+)
+def test_text_is_counted_in_tokens(keys: dict[str, object], tokens: int | None) -> None:
+    assert tokens_per_sample(with_keys(keys)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"model.factory": "m:f"}, ["--base", "vision.py", "--model-factory", "m:f", "--num-classes"]),
+        ({"model.factory": "m:f", "data.name": "text"}, ["--base", "text.py", "--model-factory", "m:f", "--data", "text"]),
+        (
+            {"model.factory": "m:f", "data.factory": "m:d"},
+            ["--base", "tabular.py", "--model-factory", "m:f", "--data-factory", "m:d"],
+        ),
+        ({**GPT2, "data.factory": "m:d"}, ["--base", "text.py", "--data-factory", "m:d", "--model", "gpt2_small"]),
+        ({"model.name": "resnet18", "train.step": "m:s"}, ["--base", "vision.py", "--step", "m:s", "--model", "resnet18"]),
+    ],
+)
+def test_what_is_not_the_users_own_comes_from_the_script_that_fits(keys: dict[str, object], words: list[str]) -> None:
+    found = words_of(with_keys({"model.name": None, **keys}))
+    assert Path(found[0]).name == "custom.py"
+    assert found[1 : len(words) + 1] == words
+    assert ("--data" in found) == ("data.factory" not in keys)
 
 
 def test_folders_that_hold_themselves_end(tmp_path: Path) -> None:

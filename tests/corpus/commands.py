@@ -97,7 +97,7 @@ WITH_COMMAND: list[tuple[list[str], str]] = [
     (["train.lr=1"], "train.lr: belongs to a built-in recipe"),
     (["model.name=resnet18"], "model.name: belongs to a built-in recipe"),
     (["program.python=python3"], "program.python: the interpreter of a recipe"),
-    (["launch.nproc=2"], "launch.nproc: "),
+    (["launch.nproc=2"], "launch.nproc: belongs to a built-in recipe, got 'launch.nproc=2'"),
 ]
 
 # The command line itself.
@@ -125,6 +125,12 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["run", "--runs-dir", "a\0b", "model=resnet18"], "runs_dir: empty or with a NUL character"),
     (["run"], "autotune run -- python train.py"),
     (["run", "data=photos"], "model: nothing to tune"),
+    (["doctor", "data.root=nosuch"], "data.root: no such folder, got 'nosuch'"),
+    (["doctor", "--data", "train.py"], "data.root: a file, not a folder, got 'train.py'"),
+    (["doctor", "--data", ""], "data.root: no such folder, got ''"),
+    (["doctor", "data.root=a", "data.root=b"], "data.root: given more than once, got 'a', 'b'"),
+    (["doctor", "loader.num_workers=4"], "loader.num_workers: nothing that doctor looks at, got 'loader.num_workers=4'"),
+    (["doctor", "--python", "nosuch"], "--python: no such interpreter, got 'nosuch'"),
     (["inspect", "model=resnet81"], "model: no such model, got 'resnet81'"),
     (["inspect", "--", "python", "nosuch.py"], "COMMAND: no such script, got 'nosuch.py'"),
     (["show", "nosuch"], "STUDY: no such study in 'runs', got 'nosuch'"),

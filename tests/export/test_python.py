@@ -14,7 +14,7 @@ from autotune.knobs.catalogue import CATALOGUE
 
 ALL = {
     "loader.batch_size": 8,
-    "loader.num_workers": 1,
+    "loader.num_workers": 2,
     "loader.prefetch_factor": 4,
     "loader.pin_memory": False,
     "loader.persistent_workers": True,
@@ -22,11 +22,46 @@ ALL = {
     "precision.matmul": "high",
     "layout.channels_last": True,
     "compile.mode": "reduce-overhead",
+    "compile.dynamic": "auto",
     "optimizer.implementation": "fused",
+    "optimizer.set_to_none": True,
     "backend.cudnn_benchmark": True,
+    "backend.sdpa": "flash",
+    "backend.l2_fetch_granularity": 128,
+    "memory.activation_checkpointing": True,
+    "step.accumulation": 2,
     "threads.intra": 1,
     "threads.omp": 2,
+    "loader.multiprocessing_context": "fork",
+    "loader.in_order": False,
+    "loader.sharing_strategy": "file_system",
+    "loader.non_blocking": False,
+    "loader.device_prefetch": False,
+    "threads.interop": 3,
+    "threads.mkl": 2,
+    "loader.own_cores": True,
+    "threads.affinity": "compact",
+    "memory.allocator": "default",
+    "memory.fraction": 0.9,
+    "memory.malloc": "glibc",
+    "parallel.bucket_cap_mb": 50,
+    "parallel.static_graph": True,
+    "parallel.gradient_as_bucket_view": True,
+    "parallel.gradient_compression": "bf16",
+    "nccl.algo": "allreduce:tree",
+    "nccl.proto": "Simple",
+    "nccl.min_nchannels": 8,
+    "nccl.max_nchannels": 16,
+    "nccl.nthreads": 256,
+    "nccl.buffsize": 8388608,
+    "nccl.p2p_level": "SYS",
+    "nccl.nvls": False,
+    "nccl.ib_disable": True,
+    "nccl.ib_hca": "=mlx5_0",
+    "nccl.socket_ifname": "=eth0",
+    "nccl.cross_nic": 1,
 }
+ON_CUDA = "    torch.cuda.set_per_process_memory_fraction(0.9)\n"  # takes a GPU
 
 
 @pytest.fixture
@@ -50,16 +85,21 @@ def test_every_knob_is_written_down_as_python(changed):
     assert set(ALL) == set(CATALOGUE), "a new knob: add it here, to user_script.py and to autotune/export/python.py"
     text = render(changed(ALL), "python", None).text
     assert "\n#   export OMP_NUM_THREADS=2\n" in text
+    assert "\n#   export NCCL_NVLS_ENABLE=0\n" in text
     assert "autotune knobs" not in text
 
 
 def test_a_script_that_imports_it_has_the_knobs(changed, run):
-    seen = run(render(changed(ALL), "python", None).text)
+    text = render(changed(ALL), "python", None).text
+    assert ON_CUDA in text
+    seen = run(text.replace(ON_CUDA, ""))
+    assert seen["others"] == [False, "fork", "file_system", 3]
     assert seen["before"] == [2, "highest", False]
     assert (seen["threads"], seen["matmul"], seen["benchmark"]) == (1, "high", True)
-    assert seen["loader"] == [8, 1, 4, True]
+    assert seen["loader"] == [8, 2, 4, True]
     assert (seen["weights"], seen["images"]) == (True, True)
     assert (seen["output"], seen["is_compiled"], seen["fused"]) == ("torch.bfloat16", True, True)
+    assert seen["wrapped"] == [50, True, True, ["bf16_compress_hook"]]
     assert seen["loss"] > 0
 
 

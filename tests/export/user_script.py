@@ -4,6 +4,7 @@ import json
 
 import best
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -24,6 +25,9 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    wrapped = DistributedDataParallel(torch.nn.Linear(2, 2), **best.PARALLEL)
+    best.compress(wrapped)
     print(
         json.dumps(
             {
@@ -32,11 +36,23 @@ def main():
                 "matmul": torch.get_float32_matmul_precision(),
                 "benchmark": torch.backends.cudnn.benchmark,
                 "loader": [loader.batch_size, loader.num_workers, loader.prefetch_factor, loader.persistent_workers],
+                "others": [
+                    loader.in_order,
+                    loader.multiprocessing_context.get_start_method(),
+                    torch.multiprocessing.get_sharing_strategy(),
+                    torch.get_num_interop_threads(),
+                ],
                 "weights": model[0].weight.is_contiguous(memory_format=torch.channels_last),
                 "images": images.is_contiguous(memory_format=torch.channels_last),
                 "output": str(output.dtype),
                 "is_compiled": model._compiled_call_impl is not None,
                 "fused": optimizer.param_groups[0]["fused"],
+                "wrapped": [
+                    wrapped.bucket_bytes_cap >> 20,
+                    wrapped.static_graph,
+                    wrapped.gradient_as_bucket_view,
+                    [hook.__name__ for hook, _ in wrapped._comm_hooks],
+                ],
                 "loss": loss.item(),
             }
         )

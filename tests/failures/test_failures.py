@@ -316,12 +316,51 @@ def test_a_rank_that_lost_its_peer_to_a_signal_is_not_the_cause():
     facts = answered(failed("RuntimeError", GLOO, 0, 2), exit_code=1, log_tail=log(TORCHRUN.format(code=-11)))
     outcome, reason = classify(facts)
     assert outcome is Outcome.crash
-    assert "SIGSEGV" in reason
+    assert reason.startswith("rank 1 was ended by SIGSEGV")
+
+
+def test_a_rank_that_ended_without_a_word_is_the_cause_and_not_the_one_that_lost_it():
+    facts = answered(failed("RuntimeError", GLOO, 0, 2), exit_code=1, log_tail=log(TORCHRUN.format(code=3)))
+    assert classify(facts) == (Outcome.error, f"rank 1 ended with exit status 3; RuntimeError: {GLOO} (rank 0)")
+
+
+def test_a_rank_that_ended_by_itself_is_the_cause_and_not_the_one_that_lost_it():
+    done = answer(1, 2, status="ended", window=None, throughput_per_s=None, detected={"num_steps": 3})
+    facts = answered(failed("RuntimeError", GLOO, 0, 2), done, exit_code=1)
+    told = f"rank 1 ended by itself after 3 optimizer steps, the others go on; RuntimeError: {GLOO} (rank 0)"
+    assert classify(facts) == (Outcome.error, told)
 
 
 def test_a_rank_that_lost_its_peer_is_named_when_nothing_better_is_known():
-    facts = answered(failed("RuntimeError", GLOO, 0, 2), exit_code=1, log_tail=log(TORCHRUN.format(code=1)))
+    facts = answered(failed("RuntimeError", GLOO, 0, 2), exit_code=1)
     assert classify(facts) == (Outcome.error, f"RuntimeError: {GLOO} (rank 0)")
+
+
+def test_of_several_ranks_that_failed_the_first_by_time_is_the_cause():
+    late, early = failed("ValueError", "late", 0, 2, failed_s=7.5), failed("KeyError", "'early'", 1, 2, failed_s=7.0)
+    assert classify(answered(late, early, exit_code=1)) == (Outcome.error, "KeyError: 'early' (rank 1)")
+
+
+def test_of_ranks_that_torchrun_found_dead_at_once_the_killed_one_is_the_cause():
+    both = TORCHRUN.replace("[1]:", "[1]:\n  rank      : 0 (local_rank: 0)").replace("-15", "-9").format(code=1)
+    assert classify(Facts(exit_code=1, log_tail=log(both)))[1].startswith("rank 0 was ended by SIGKILL")
+    after = TORCHRUN.replace("[1]:", "[1]:\n  rank      : 0 (local_rank: 0)").format(code=-9)
+    assert classify(Facts(exit_code=1, log_tail=log(after)))[1].startswith("rank 1 was ended by SIGKILL")
+
+
+def test_a_rank_that_the_kernel_killed_for_memory_is_named():
+    outcome, reason = classify(Facts(exit_code=1, oom_kills=1, log_tail=log(TORCHRUN.format(code=-9))))
+    assert outcome is Outcome.host_oom
+    assert "rank 1 first" in reason
+
+
+def test_a_rank_without_a_window_of_its_own_is_no_failure():
+    steps = {"end_s": [0.1 * n for n in range(1, 60)], "samples": [10.0] * 59, "warmup": 3}
+    first = answer(0, 2, steps=steps)
+    second = answer(1, 2, window=None, throughput_per_s=None, steps={**steps, "warmup": 59})
+    assert classify(answered(first, second)) == (Outcome.ok, "")
+    second.steps["end_s"] = []
+    assert classify(answered(first, second))[0] is Outcome.error
 
 
 def test_sigterm_from_torchrun_is_not_its_workers_failure():

@@ -1,12 +1,14 @@
 """The contract of every knob: two values, each applied in a real process and read back there, whatever the other was."""
 
+import json
 from typing import Any
 
 import pytest
 
-from autotune.harness.protocol import APPLIED
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from autotune.knobs.catalogue import CATALOGUE
 from tests.harness.conftest import Trial
+from tests.harness.test_ranks import TWO_RANKS
 
 # knob -> two values. Read back from where the process keeps them: the loader that yields, the weights' strides, the optimizer's
 # flags, torch's settings. For pin_memory, cudnn_benchmark and matmul that is the setting; what it does to speed takes a GPU.
@@ -16,25 +18,63 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "loader.prefetch_factor": (3, 4),
     "loader.pin_memory": (True, False),
     "loader.persistent_workers": (True, False),
+    "loader.multiprocessing_context": ("forkserver", "fork"),
+    "loader.in_order": (False, True),
+    "loader.sharing_strategy": ("file_system", "file_descriptor"),
     "precision.amp": ("bf16", "off"),
     "precision.matmul": ("high", "highest"),
     "layout.channels_last": (True, False),
     "optimizer.implementation": ("fused", "foreach"),
     "backend.cudnn_benchmark": (True, False),
+    "optimizer.set_to_none": (False, True),
+    "step.accumulation": (2, 1),
     "threads.intra": (2, 1),
+    "threads.interop": (3, 2),
     "threads.omp": (2, 1),
+    "threads.mkl": (2, 1),
+    # Environment variables, read back in the process. What NCCL makes of them takes GPUs: not measured on a GPU yet.
+    "nccl.algo": ("allreduce:tree", "Ring"),
+    "nccl.proto": ("Simple", "^LL128"),
+    "nccl.min_nchannels": (4, 8),
+    "nccl.max_nchannels": (16, 32),
+    "nccl.nthreads": (256, 512),
+    "nccl.buffsize": (1048576, 8388608),
+    "nccl.p2p_level": ("LOC", "SYS"),
+    "nccl.nvls": (False, True),
+    "nccl.ib_disable": (True, False),
+    "nccl.ib_hca": ("=mlx5_0", "^=mlx5_1"),
+    "nccl.socket_ifname": ("=eth0", "^docker"),
+    "nccl.cross_nic": (0, 1),
 }
-COSTLY = {"compile.mode": ("default", "off")}  # in a test of its own
+# In test_blocks.py, where a model has what they need; the last with a fake of the CUDA runtime: it takes a GPU.
+BLOCKS = {
+    "memory.activation_checkpointing": (True, False),
+    "backend.sdpa": ("flash", "math"),
+    "backend.l2_fetch_granularity": (128, 64),
+}
+# Only a GPU shows them: on fakes in test_memory.py and test_transfer.py.
+ON_FAKES = {"memory.allocator", "memory.fraction", "loader.non_blocking", "loader.device_prefetch"}
+# What a library, ranks or a second core must be there for: in tests of their own, test_memory.py and test_affinity.py.
+ELSEWHERE = {"memory.malloc", "threads.affinity", "loader.own_cores"}
+COSTLY = {"compile.mode": ("default", "off"), "compile.dynamic": ("true", "auto")}  # in a test of their own
+
+# With two ranks: knob -> two values, and what the program sees of each.
+OF_RANKS: dict[str, tuple[tuple[Any, Any], str, tuple[Any, Any]]] = {
+    "parallel.bucket_cap_mb": ((1, 100), "buckets", (4, 1)),
+    "parallel.static_graph": ((True, False), "is_static", (True, False)),
+    "parallel.gradient_as_bucket_view": ((True, False), "is_view", (True, False)),
+    "parallel.gradient_compression": (("bf16", "off"), "is_rounded", (True, False)),
+}
 
 
 def test_every_knob_has_a_row() -> None:
-    assert {*CONTRACT, *COSTLY} == set(CATALOGUE)
+    assert {*CONTRACT, *COSTLY, *BLOCKS, *ON_FAKES, *ELSEWHERE, *OF_RANKS} == set(CATALOGUE)
 
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_each_value_takes_effect_and_is_read_back(trial: Trial, which: int) -> None:
     asked = {key: values[which] for key, values in CONTRACT.items()}
-    environment = CATALOGUE["threads.omp"].environment(asked["threads.omp"])
+    environment = {name: text for key, value in asked.items() for name, text in CATALOGUE[key].environment(value).items()}
     found = trial("basic.py", knobs=asked, mode="inspect", env=environment).result()
     assert {key: (report.status, report.observed) for key, report in found.knobs.items()} == {
         key: (APPLIED, value) for key, value in asked.items()
@@ -43,6 +83,24 @@ def test_each_value_takes_effect_and_is_read_back(trial: Trial, which: int) -> N
 
 @pytest.mark.parametrize(("mode", "is_compiled"), [("default", True), ("off", False)])
 def test_compilation_makes_graphs_or_none(trial: Trial, mode: str, is_compiled: bool) -> None:
-    found = trial("basic.py", knobs={"compile.mode": mode}, mode="inspect").result()
+    found = trial("basic.py", knobs={"compile.mode": mode, "compile.dynamic": "true"}, mode="inspect").result()
     assert found.knobs["compile.mode"].status == APPLIED
+    assert found.knobs["compile.dynamic"].status == (APPLIED if is_compiled else NOT_APPLICABLE)
     assert (found.compiled["graphs"] > 0) == is_compiled
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_each_value_takes_effect_in_every_rank(trial: Trial, which: int) -> None:
+    asked = {key: values[which] for key, (values, _, _) in OF_RANKS.items()}
+    elsewhere = {"env.NCCL_ALGO": "Ring", "env.NCCL_PROTO": "LL", "threads.intra": 2}
+    run = trial("wrapped.py", argv=TWO_RANKS, knobs={**asked, **elsewhere}, mode="inspect", env={"NCCL_ALGO": "Ring"})
+    for rank in (0, 1):
+        found, seen = run.result(rank).knobs, json.loads((run.folder / f"seen{rank}.json").read_text())
+        assert {key: (found[key].status, found[key].observed) for key in asked} == {
+            key: (APPLIED, value) for key, value in asked.items()
+        }
+        assert {name: seen[name] for _, name, _ in OF_RANKS.values()} == {
+            name: effects[which] for _, name, effects in OF_RANKS.values()
+        }
+        assert [found[key].status for key in elsewhere] == [APPLIED, OVERRIDDEN, APPLIED]  # nobody has set NCCL_PROTO
+        assert (seen["environment"], seen["threads"]) == ("Ring", 2)

@@ -29,7 +29,10 @@ def test_copies_pickles_and_looks_are_those_of_the_program_s_own_class(trial: Tr
 def test_ddp_is_compiled_with_channels_last_and_bf16_and_both_ranks_end(trial: Trial) -> None:
     knobs = {"layout.channels_last": True, "precision.amp": "bf16", "compile.mode": "default"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    run = trial(f"{SCRIPTS}/ddp.py", argv=torchrun, knobs=knobs)
+    in_shell = {"nccl.algo": "allreduce:tree", "nccl.nvls": False, "env.SOME_SWITCH": "on"}
+    environment = {"NCCL_ALGO": "allreduce:tree", "NCCL_NVLS_ENABLE": "0", "SOME_SWITCH": "on"}
+    knobs |= in_shell  # variables reach every rank; what NCCL makes of its own takes GPUs
+    run = trial(f"{SCRIPTS}/ddp.py", argv=torchrun, knobs=knobs, env=environment)
     assert run.returncode == 0, run.stderr
     assert "caught" not in run.stdout
     assert "stride" not in run.stderr
@@ -38,4 +41,6 @@ def test_ddp_is_compiled_with_channels_last_and_bf16_and_both_ranks_end(trial: T
         assert (found.status, found.rank, found.world_size) == ("measured", rank, 2)
         assert {key: report.status for key, report in found.knobs.items()} == dict.fromkeys(knobs, APPLIED)
         assert found.detected["modules"] == ["DistributedDataParallel(Sequential)"]
+        assert (found.observed["nccl.algo"], found.observed["nccl.nvls"]) == ("allreduce:tree", False)
+        assert (found.facts["num_nodes"], "gloo" in found.facts["collectives"]) == (1, True)
     assert run.result(0).detected["num_steps"] == run.result(1).detected["num_steps"]

@@ -27,6 +27,17 @@ def test_a_measured_trial_ends_the_program_and_tells_everything(trial: Trial) ->
     assert lines[-1]["phase"] == "exit"
 
 
+def test_a_unit_that_was_told_is_counted_everywhere(trial: Trial) -> None:
+    found = trial("basic.py", tokens_per_sample=10).result()
+    assert (found.unit, found.unit_source) == ("tokens", "loader")
+    assert found.window is not None
+    assert found.window.samples == 160 * found.window.steps
+    assert set(found.steps["samples"]) == {160.0}
+    assert found.loader_rate_per_s is not None
+    assert found.loader_rate_per_s > found.window.rate_per_s  # both in tokens
+    assert found.observed["loader.batch_size"] == 16
+
+
 @pytest.mark.thorough
 def test_a_graph_compiled_in_the_window_begins_it_anew(trial: Trial) -> None:
     found = trial("recompiling.py", rules=dataclasses.replace(RULES, warmup_max_s=20.0, min_s=1.0, max_s=2.0)).result()

@@ -70,7 +70,7 @@ def test_a_batch_sampler_that_cannot_be_remembered_is_no_trouble():
     sites, known = TargetSites(None), in_order(range(4))
     for batch_sampler in ([[0, 1]], known, None):
         sites.made(batch_sampler, SimpleNamespace(is_target=True))
-    info = SimpleNamespace(code="", site="", ordinal=0, nth=0, is_target=False)
+    info = SimpleNamespace(code="", site="", ordinal=0, nth=0, is_target=False, is_shuffled=False, main_line=None)
     sites.change(info, {"dataset": [], "batch_sampler": known}, {"loader.num_workers": 1})
     assert info.is_target
     arguments = {"dataset": [], "batch_sampler": in_order(range(4))}

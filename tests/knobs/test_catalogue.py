@@ -9,6 +9,7 @@ import pytest
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances, Knob
 from autotune.knobs.catalogue import CATALOGUE, knob
+from autotune.knobs.step import tier_of
 from autotune.knobs.values import value_of
 from autotune.records import Tier
 
@@ -66,8 +67,11 @@ def test_keys_are_group_and_name() -> None:
     assert all(key == found.key and key.count(".") == 1 for key, found in CATALOGUE.items())
 
 
-def test_only_the_batch_size_changes_the_training() -> None:
-    assert [key for key, found in CATALOGUE.items() if found.tier is Tier.training] == ["loader.batch_size"]
+def test_only_the_samples_of_a_step_change_the_training_and_not_where_they_are_held() -> None:
+    training = ["loader.batch_size", "step.accumulation"]
+    assert [key for key, found in CATALOGUE.items() if found.tier is Tier.training] == training
+    assert [tier_of(CATALOGUE[key], is_held=True) for key in training] == [Tier.numerics, Tier.numerics]
+    assert tier_of(CATALOGUE["loader.num_workers"], is_held=True) is Tier.exact
 
 
 def test_unknown_knobs_name_the_nearest() -> None:

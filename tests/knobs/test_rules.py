@@ -39,7 +39,10 @@ def test_workers_go_up_to_the_cores(cores: int, expected: list[int]) -> None:
     assert knob("loader.num_workers").domain(replace(CPU, num_cores=cores)) == expected
 
 
-@pytest.mark.parametrize("key", ["loader.pin_memory", "backend.cudnn_benchmark", "precision.matmul"])
+@pytest.mark.parametrize(
+    "key",
+    ["loader.pin_memory", "memory.allocator", "memory.fraction", "backend.cudnn_benchmark", "precision.matmul"],
+)
 def test_knobs_of_cuda_are_blocked_on_the_cpu_with_the_reason(key: str) -> None:
     assert "no CUDA device" in str(knob(key).blocked(CPU))
     assert knob(key).blocked(HOPPER) is None
@@ -47,8 +50,9 @@ def test_knobs_of_cuda_are_blocked_on_the_cpu_with_the_reason(key: str) -> None:
 
 def test_tf32_and_bf16_need_ampere() -> None:
     assert "needs 8.0" in str(knob("precision.matmul").blocked(VOLTA))
-    assert "needs 8.0" in str(knob("precision.amp").blocked(VOLTA))
-    assert knob("precision.amp").expert(VOLTA) is None
+    assert knob("precision.amp").domain(VOLTA) == ["off", "fp16"]
+    assert knob("precision.amp").expert(VOLTA) == "fp16"
+    assert "needs 7.0" in str(knob("precision.amp").blocked(replace(VOLTA, compute_capability=(6, 1))))
     assert knob("precision.amp").expert(HOPPER) == "bf16"
 
 
@@ -91,3 +95,38 @@ def test_knobs_of_workers_are_blocked_where_the_program_allows_no_workers() -> N
 
 def test_omp_threads_travel_through_the_environment() -> None:
     assert knob("threads.omp").environment(4) == {"OMP_NUM_THREADS": "4"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        (CPU, []),
+        (replace(CPU, num_numa_nodes=2), ["none", "numa"]),
+        (replace(CPU, num_local_ranks=2), ["none", "compact"]),
+        (replace(CPU, num_local_ranks=4, num_numa_nodes=2), ["none", "compact", "numa"]),
+    ],
+)
+def test_only_bindings_that_differ_here_are_tried(machine: Circumstances, expected: list[str]) -> None:
+    affinity = knob("threads.affinity")
+    assert (affinity.domain(machine) if affinity.blocked(machine) is None else []) == expected
+
+
+def test_another_malloc_is_tried_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, str] = {}
+    monkeypatch.setattr("autotune.knobs.malloc.installed", lambda: found)
+    assert "libjemalloc2" in str(knob("memory.malloc").blocked(CPU))
+    found["jemalloc"] = "/usr/lib/libjemalloc.so.2"
+    assert knob("memory.malloc").blocked(CPU) is None
+    assert knob("memory.malloc").domain(CPU) == ["glibc", "jemalloc"]
+    assert knob("memory.malloc").environment("jemalloc")["LD_PRELOAD"].startswith("/usr/lib/libjemalloc.so.2")
+
+
+def test_batches_come_out_of_order_only_from_several_workers() -> None:
+    assert [knob("loader.in_order").is_active({"loader.num_workers": n}) for n in (0, 1, 2)] == [False, False, True]
+
+
+def test_workers_are_kept_apart_from_the_step_where_there_is_a_second_core() -> None:
+    own_cores = knob("loader.own_cores")
+    assert "one core" in str(own_cores.blocked(replace(CPU, num_cores=1)))
+    assert own_cores.blocked(replace(CPU, num_cores=2)) is None
+    assert [own_cores.is_active({"loader.num_workers": n}) for n in (0, 1)] == [False, True]

@@ -49,6 +49,8 @@ def test_values_are_read_as_people_mean_them(key: str, raw: Any, expected: Any) 
         ("loader.batch_size", 0, "too small"),
         ("loader.batch_size", 10**30, "more than this machine can serve"),
         ("loader.pin_memory", 1, "not true or false"),
+        ("memory.fraction", "half", "not a number"),
+        ("memory.fraction", True, "not a number"),
         ("precision.amp", "fp61", "no such value, got 'fp61'"),
         ("compile.mode", True, "no such value"),
         ("env.FLAG", "a\0b", "not usable text"),

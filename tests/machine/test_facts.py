@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -38,6 +39,7 @@ def test_facts_of_this_host_are_plain_json() -> None:
     assert facts["num_cores"] >= 1
     assert facts["memory_bytes"] > 2**28
     assert isinstance(facts["gpus"], list)
+    assert {"links", "adapters", "interfaces", "numa_nodes"} <= set(facts["topology"])
 
 
 def test_instruction_sets_and_model_are_read_from_cpuinfo() -> None:
@@ -57,6 +59,12 @@ def test_results_are_comparable_on_the_same_processor_cores_gpus_and_torch_whate
     assert comparable({})
 
 
+def test_ranks_share_the_cores_out() -> None:
+    several = replace(baseline(device="cpu"), world_size=3)
+    assert circumstances({"num_cores": 8}, several, is_recipe=True).num_cores == 2
+    assert circumstances({"num_cores": 2}, several, is_recipe=True).num_cores == 1
+
+
 def test_circumstances_come_from_the_programs_process() -> None:
     result = baseline(
         device="cuda", compute_capability=[9, 0], device_memory_bytes=10**11, isa=["amx_bf16"], has_compiler=False
@@ -69,6 +77,15 @@ def test_circumstances_come_from_the_programs_process() -> None:
     assert not found.has_compiler
     assert found.observed == {"loader.batch_size": 32}
     assert found.not_applicable == {"layout.channels_last": "no 4-D weights"}
+
+
+def test_circumstances_tell_how_the_processes_communicate() -> None:
+    result = baseline(device="cuda", num_nodes=2, collectives="cpu:gloo,cuda:nccl", nccl=[2, 27, 3])
+    found = circumstances({"num_cores": 4, "topology": {"gpus": [{}, {}], "links": [["X", "NV18"], ["NV18", "X"]]}}, result,
+                          is_recipe=False)  # fmt: skip
+    assert (found.world_size, found.num_nodes, found.nccl) == (1, 2, (2, 27, 3))
+    assert found.collectives == "cpu:gloo,cuda:nccl"
+    assert (found.topology.num_gpus, found.topology.paths) == (2, {"NV"})
 
 
 def test_circumstances_survive_a_baseline_that_tells_nothing() -> None:

@@ -59,6 +59,17 @@ def test_every_kind_of_data_trains_an_epoch(data: str, photos: Path) -> None:
     assert len(losses(done.stdout)) == 4
 
 
+def test_two_processes_make_the_photos_once_and_share_them_out(tmp_path: Path) -> None:
+    cache, once = tmp_path / "cache", ("--samples-per-epoch", "64", "--epochs", "2")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT), *TINY, *once]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("making 1024 photos") == 1
+    assert [entry.name for entry in cache.iterdir()] == ["vision-photos-v1"]
+    assert len(losses(done.stdout)) == 2 * 64 // (2 * 8)  # one process speaks, of its half
+
+
 def test_a_folder_is_trained_whole_unless_told_otherwise(vision: ModuleType, photos: Path) -> None:
     options = ["--data", "folder", "--data-root", str(photos)]
     assert len(vision.build_dataset(vision.build_parser().parse_args(options))) == 16

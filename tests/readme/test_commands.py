@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import autotune.config.compose
+from autotune.config.compose import compose
 from tests.readme.commands import KINDS, README, Command, command_for_tests, commands, other_commands
 
 TEXT = README.read_text(encoding="utf-8")
 COMMANDS = list(commands(TEXT))
-CHEAP = ("knobs", "list")
+CHEAP = ("knobs", "list", "doctor")
 
 
 def test_every_fence_of_commands_says_how_it_is_run() -> None:
@@ -50,13 +52,33 @@ def test_continued_lines_and_comments_are_read_as_a_shell_would() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [c.line for c in COMMANDS if c.line.split()[:1] == ["autotune"] and c.line.split()[1] in CHEAP]
+    "line",
+    [c.line for c in COMMANDS if c.kind == "sh" and c.line.split()[:1] == ["autotune"] and c.line.split()[1] in CHEAP],
 )
 def test_cheap_commands_run(line: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(README.parent)}
     command = [sys.executable, "-m", "autotune", *shlex.split(line)[1:]]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+SECTION = TEXT.partition("## Models and data\n")[2].partition("\n## ")[0]
+
+
+def test_the_recipes_named_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composed, not run: what each trains is run in tests/programs."""
+    (tmp_path / "images" / "cats").mkdir(parents=True)
+    (tmp_path / "images" / "cats" / "1.png").touch()
+    (tmp_path / "timm.py").write_text("def list_models(): return ['convnextv2_tiny']\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(autotune.config.compose, "problems_of_parts", lambda config: [])  # tests/config/test_parts.py
+    monkeypatch.chdir(tmp_path)
+    lines = [command.line for command in commands(SECTION)]
+    assert len(lines) == 10
+    for line in lines:
+        _, run, *words = shlex.split(line)
+        assert run == "run"
+        assert compose(words, command=None, facts={"num_cores": 2, "gpus": []}).command.is_recipe
 
 
 def test_commands_for_the_readers_own_files_name_subcommands_that_exist() -> None:

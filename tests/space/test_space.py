@@ -163,9 +163,10 @@ def test_a_space_without_any_knob_has_no_seeds() -> None:
 
 
 def test_costly_values_are_listed_without_the_baselines_own() -> None:
-    assert [(key, value) for _, key, value in cpu_space().costly()] == [("compile.mode", "default")]
+    expected = [("compile.mode", "default"), ("compile.dynamic", "true")]
+    assert [(key, value) for _, key, value in cpu_space().costly()] == expected
     gpu = resolve(EVERYTHING, GPU, passed={})
-    assert [value for _, _, value in gpu.costly()] == ["default", "reduce-overhead", "max-autotune"]
+    assert [value for _, _, value in gpu.costly()] == ["default", "reduce-overhead", "max-autotune", "true"]
 
 
 def test_true_is_not_one() -> None:
@@ -187,3 +188,42 @@ def test_an_environment_variable_is_searched_over_its_listed_values(monkeypatch:
     assert space.domains["env.SOME_SWITCH"].values == ("b", "a")
     assert space.baseline["env.SOME_SWITCH"] == "a"
     assert "env.OTHER" in space.dropped
+
+
+HELD = SearchSpace(domains={"loader.batch_size": None, "loader.num_workers": None}, is_held=True)
+ACCUMULATING = replace(CPU, observed={**CPU.observed, "step.accumulation": 8})
+
+
+def test_a_held_global_batch_offers_what_divides_it_and_brings_the_accumulation() -> None:
+    space = resolve(HELD, ACCUMULATING, passed={})
+    assert space.held == 256
+    assert space.domains["loader.batch_size"].values == (2, 4, 8, 16, 32, 64, 128)
+    knobs = space.active({**space.reference, "loader.batch_size": 64})
+    assert knobs["step.accumulation"] == 4
+    assert space.changed(knobs) == {"loader.batch_size": 64}
+    assert space.tier(space.changed(knobs)) is Tier.numerics
+    assert space.baseline["step.accumulation"] == 8
+
+
+def test_batch_sizes_that_do_not_divide_a_held_global_batch_are_not_offered() -> None:
+    for asked in (Choice((16, 48, 64, 100)), IntInterval(10, 70)):
+        space = resolve(replace(HELD, domains={"loader.batch_size": asked}), ACCUMULATING, passed={})
+        assert space.domains["loader.batch_size"].values == (16, 32, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "machine", "reason"),
+    [
+        ({}, {"not_applicable": {"step.accumulation": "several optimizers step"}}, "nothing can be accumulated: several"),
+        ({"tiers": Tier.exact}, {}, "its tier is numerics"),
+        ({"pinned": {"step.accumulation": 8}}, {}, "leave it one value"),
+    ],
+)
+def test_a_held_batch_size_is_left_alone_with_the_reason(changes: dict, machine: dict, reason: str) -> None:
+    space = resolve(replace(HELD, **changes), replace(ACCUMULATING, **machine), passed={})
+    assert reason in space.dropped["loader.batch_size"]
+
+
+def test_accumulation_is_not_searched_beside_a_held_global_batch() -> None:
+    space = resolve(replace(HELD, domains={"step.accumulation": None}), ACCUMULATING, passed={})
+    assert "derived" in space.dropped["step.accumulation"]

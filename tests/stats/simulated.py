@@ -128,7 +128,10 @@ class Study:
         self.clock = VirtualClock()
         self.budget = Budget(clock=self.clock, total_s=seconds)
         config = SimpleNamespace(
-            study=SimpleNamespace(seed=0), measure=SimpleNamespace(finals=MeasureRules()), parity=SimpleNamespace(steps=0)
+            study=SimpleNamespace(seed=0),
+            train=SimpleNamespace(global_batch=None),
+            measure=SimpleNamespace(finals=MeasureRules()),
+            parity=SimpleNamespace(steps=0),
         )
         self.plan, self.listener = SimpleNamespace(config=config), Listener()
         self.costs = SimpleNamespace(again_s=lambda knobs, changed: trial_s)

@@ -1,7 +1,8 @@
 import pytest
 
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, KnobReport, RankResult, Window
-from autotune.study.numbers import interval, knob_reports, metrics, numbers, throughput_per_s, why_no_interval
+from autotune.ranks import joined, rate_per_s
+from autotune.study.numbers import interval, knob_reports, metrics, numbers, why_no_interval
 
 BLOCKS = (98.0, 102.0, 99.0, 101.0, 100.0) * 8
 
@@ -13,12 +14,43 @@ def rank(number=0, rate=100.0, blocks=BLOCKS, **more):
                       throughput_per_s=rate, window=window, **more)  # fmt: skip
 
 
-def test_rate_of_a_trial_is_the_sum_over_its_ranks():
-    assert throughput_per_s([rank(0, 100.0), rank(1, 90.0)]) == 190.0
+def test_rate_of_a_trial_is_all_its_samples_over_the_slowest_rank_s_time():
+    assert rate_per_s([rank(0, 100.0), rank(1, 80.0)]) == pytest.approx(160.0)
 
 
 def test_a_rank_without_a_rate_leaves_the_trial_without_one():
-    assert throughput_per_s([rank(0, 100.0), rank(1, None)]) is None
+    assert rate_per_s([rank(0, 100.0), rank(1, None)]) is None
+
+
+def test_a_rank_without_a_window_has_made_rank_0_s_steps():
+    steps = {"end_s": [1.0, 2.0, *(2.0 + 0.1 * n for n in range(1, 60))], "samples": [10.0] * 61, "warmup": 2}
+    first, second = rank(0, steps=steps), rank(1, None, steps={**steps, "warmup": 61})
+    second.window = None
+    assert rate_per_s([first, second]) == pytest.approx(200.0)
+    assert interval([first, second]) is not None
+    second.steps["end_s"] = steps["end_s"][:40]
+    assert rate_per_s([first, second]) is None
+
+
+def test_ranks_are_told_apart_by_what_they_do_beside_waiting():
+    told = {"num_steps": 7, "gradient_bytes": 4_000_000, "bandwidth_bytes_per_s": 1e9}
+    found = joined([
+        rank(0, communication={**told, "exposed_s": 0.03}, memory={"peak_bytes": 5}),
+        rank(1, communication={**told, "exposed_s": 0.01, "bandwidth_bytes_per_s": 0.8e9}, memory={"peak_bytes": 9}),
+    ])  # fmt: skip
+    assert (found["world_size"], found["stragglers"], found["skew_frac"]) == (2, [1], pytest.approx(0.2))
+    assert [entry["own_s"] for entry in found["by_rank"]] == pytest.approx([0.07, 0.09])
+    assert [entry["peak_memory_bytes"] for entry in found["by_rank"]] == [5, 9]
+    assert found["communication"]["exposed_s"] == 0.01
+    assert found["communication"]["exposed_frac"] == pytest.approx(0.1)
+    assert found["communication"]["bound_s"] == pytest.approx(0.005)
+    assert joined([rank(0)]) == {}
+
+
+def test_what_ranks_wait_for_is_unknown_without_ddp():
+    found = joined([rank(0), rank(1)])
+    assert (found["communication"], found["skew_frac"], found["stragglers"]) == (None, None, [])
+    assert metrics([rank(0), rank(1)], {})["rank1.step_s"] == pytest.approx(0.1)
 
 
 def test_half_widths_of_ranks_add_because_they_wait_for_each_other():

@@ -1,9 +1,11 @@
 import pytest
 
+from autotune.export.claims import speedup_of
 from autotune.records import Kind, Outcome, StudyRecord, Tier, TrialRecord
 from autotune.stats import Ratio
 from autotune.study.decision import Decision, judge, without_finalist
 from autotune.study.summary import Standing, summarise
+from autotune.wording import verdict_text
 
 ABOUT = StudyRecord(name="s", title="t", command=["python"], cwd="/")
 KEYS = {
@@ -50,6 +52,29 @@ def test_candidates_that_were_slower_by_one_measurement_each_claim_no_ratio():
     speedup = summary["speedup"]
     assert (speedup["ratio"], speedup["ci"], speedup["verdict"]) == (None, None, "same")
     assert "no configuration that trained came near the baseline" in speedup["reason"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "own_ends", "verdict"),
+    [(None, None, "ambiguous"), ((95.0, 105.0), (80.0, 94.0), "same"), ((80.0, 120.0), (70.0, 90.0), "ambiguous")],
+)
+def test_single_measurements_that_do_not_tell_are_no_verdict(ends, own_ends, verdict):
+    baseline, slower = trial(0, 100.0), trial(1, 85.0)
+    baseline.ci, slower.ci = ends, own_ends
+    assert without_finalist([baseline, slower]).verdict == verdict
+
+
+def test_where_the_baseline_is_kept_it_is_told_over_what_and_it_is_as_fast_as_itself():
+    finalist = trial(1, 150.0)
+    finalist.changed = {"layout.channels_last": True}
+    decision = Decision(finalist=finalist, ratio=Ratio(ratio=0.82, ci=(0.6, 1.1), num_rounds=2), verdict="ambiguous",
+                        values={0: [100.0, 101.0], 1: [82.0, 83.0]})  # fmt: skip
+    summary = summarise(ABOUT, [trial(0, 90.0), finalist], Standing(status="complete", decision=decision))
+    assert verdict_text(summary) == "ambiguous: 0.82x [0.60, 1.10] with channels_last"
+    assert {entry["trial"] for entry in summary["best_by_tier"].values()} == {0}
+    said = speedup_of(summary, summary["best"])
+    assert (said["ratio"], said["verdict"]) == (1.0, "same")
+    assert said["kept"] == "0.820 x [0.600, 1.100] with channels_last: ambiguous"
 
 
 def test_after_the_finals_only_their_numbers_are_reported():

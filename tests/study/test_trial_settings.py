@@ -1,7 +1,7 @@
 import pytest
 
-from autotune.config.schema import DeviceOptions, MeasureOptions
-from autotune.study.settings import deadlines, device_environment, memory_cap_bytes
+from autotune.config.schema import DeviceOptions, LaunchOptions, MeasureOptions, StudyConfig
+from autotune.study.settings import deadlines, device_environment, memory_cap_bytes, process_environment
 
 HOST = {"memory_bytes": 2**34, "gpus": []}
 
@@ -20,6 +20,23 @@ def test_program_sees_the_device_it_is_to_use():
     assert device_environment(DeviceOptions(kind="cpu")) == {"CUDA_VISIBLE_DEVICES": ""}
     assert device_environment(DeviceOptions(kind="cuda", index=2)) == {"CUDA_VISIBLE_DEVICES": "2"}
     assert device_environment(DeviceOptions()) == {}
+
+
+def test_every_process_has_a_device_of_its_own(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert device_environment(DeviceOptions(index=1), nproc=2) == {"CUDA_VISIBLE_DEVICES": "5,6"}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert device_environment(DeviceOptions(index=1), nproc=3) == {"CUDA_VISIBLE_DEVICES": "1,2,3"}
+    assert device_environment(DeviceOptions(), nproc=4) == {}
+
+
+@pytest.mark.parametrize(("nproc", "threads"), [(1, None), (2, "4"), (3, "2"), (16, "1")])
+def test_processes_share_the_cores_out_unless_the_user_has(nproc, threads, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    config = StudyConfig(launch=LaunchOptions(nproc=nproc), device=DeviceOptions(kind="cpu"))
+    assert process_environment(config, {"num_cores": 8}).get("OMP_NUM_THREADS") == threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert "OMP_NUM_THREADS" not in process_environment(config, {"num_cores": 8})
 
 
 def test_phase_limits_come_from_the_configuration():

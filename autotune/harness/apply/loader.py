@@ -2,50 +2,97 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+import inspect
+import multiprocessing
+from typing import Any, Dict, NamedTuple, Optional
 
+from .. import affinity, startable, transfer
 from ..adapters import reads_batch_size_as_it_goes
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 
 PREFIX = "loader."
-SETTABLE = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
-ABOUT_WORKERS = ("num_workers", "prefetch_factor", "persistent_workers")
-WITHOUT_WORKERS = {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
+CONTEXT, IN_ORDER, SHARING = PREFIX + "multiprocessing_context", PREFIX + "in_order", PREFIX + "sharing_strategy"
+ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "multiprocessing_context", "in_order")
+OF_STREAMS = ("num_workers", "prefetch_factor", "persistent_workers")  # more workers would yield more data
+OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "in_order", "sharing_strategy", "own_cores")
+# What torch refuses, or ignores, without workers.
+WITHOUT_WORKERS = {
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "multiprocessing_context": None,
+    "timeout": 0,
+    "in_order": True,
+}
+ELSEWHERE = (SHARING, affinity.OWN_CORES, *transfer.KEYS)  # knobs of the whole process, not of a constructor
+FORK = "fork"
 
-
+NOT_THE_BASELINE_S = "it is not the loader that trained in the baseline"
+NOT_SHUFFLED = "it does not shuffle, and the file does not say which loader trains: one that does was looked for"
+NO_LOADER = "no DataLoader feeds the optimizer's steps"
+NO_WORKERS = "means nothing without workers (loader.num_workers=0)"
 OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a batch_size"
 BATCHES_ITSELF = "the program batches by itself (batch_size=None)"
 UNSHARED = "the IterableDataset is not seen to ask get_worker_info(): every worker would yield all of its data"
+MEANT_ORDER = "the loader does not shuffle: the order of its samples may be meant"
 
 
-def apply(
-    knobs: Dict[str, Any], arguments: Dict[str, Any], reports: Dict[str, KnobReport], *, is_chained: bool, is_unshared: bool
-) -> None:
+class Making(NamedTuple):
+    """What is known of a loader that is about to be made.
+
+    Attributes:
+        is_chained: it is made around an earlier target's batch sampler, which carries the batch size already.
+        is_unshared: the data set is a stream that does not ask which worker it is in: its workers stay as they are.
+        is_shuffled: its samples are drawn at random.
+        main_line: the line of the main module that led here; None when it was another module's.
+    """
+
+    is_chained: bool
+    is_unshared: bool
+    is_shuffled: bool
+    main_line: Optional[int]
+
+
+def apply(knobs: Dict[str, Any], arguments: Dict[str, Any], reports: Dict[str, KnobReport], made: Making) -> None:
     """Changes the constructor's arguments in place and notes the knobs that have no hold there.
 
     Args:
         knobs: the trial's knobs.
         arguments: bound arguments of `DataLoader.__init__`.
         reports: where knobs without effect are noted.
-        is_chained: the loader is made around an earlier target's batch sampler, which carries the batch size already.
-        is_unshared: the data set is a stream that does not ask which worker it is in: its workers stay as they are.
+        made: what is known of the loader.
     """
     for key, value in knobs.items():
-        if not key.startswith(PREFIX):
+        if not key.startswith(PREFIX) or key in ELSEWHERE:
             continue
         name = key[len(PREFIX) :]
         if name == "batch_size":
-            problem = None if is_chained else _set_batch_size(arguments, value)
-        elif is_unshared and name in ABOUT_WORKERS and not (name != "num_workers" and arguments.get("num_workers")):
-            problem = UNSHARED
-        elif name in SETTABLE:
-            arguments[name] = value
-            problem = None
+            problem = None if made.is_chained else _set_batch_size(arguments, value)
         else:
-            problem = "the DataLoader has no such argument"
+            problem = _problem(name, value, arguments, made)
+            if problem is None:
+                arguments[name] = value
         if problem:
             reports[key] = KnobReport(NOT_APPLICABLE, problem)
     _drop_what_needs_workers(arguments, reports, knobs)
+
+
+def _problem(name: str, value: Any, arguments: Dict[str, Any], made: Making) -> Optional[str]:
+    if name not in ARGUMENTS or (name == "in_order" and not has_in_order()):
+        return "the DataLoader of this torch has no such argument"
+    if made.is_unshared and name in OF_STREAMS and not (name != "num_workers" and arguments.get("num_workers")):
+        return UNSHARED
+    if name == "in_order" and value is False and not made.is_shuffled:
+        return MEANT_ORDER
+    if name == "multiprocessing_context" and value != FORK:
+        return startable.problem(arguments, made.main_line) or None
+    return None
+
+
+def has_in_order() -> bool:
+    """Returns whether loaders can hand over batches as they are made (torch 2.6 and later)."""
+    from torch.utils.data import DataLoader
+
+    return "in_order" in inspect.signature(DataLoader.__init__).parameters
 
 
 def _set_batch_size(arguments: Dict[str, Any], value: int) -> Optional[str]:
@@ -70,7 +117,7 @@ def _drop_what_needs_workers(arguments: Dict[str, Any], reports: Dict[str, KnobR
             arguments[name] = neutral
             key = PREFIX + name
             if key in knobs:
-                reports[key] = KnobReport(NOT_APPLICABLE, "means nothing without workers (loader.num_workers=0)")
+                reports[key] = KnobReport(NOT_APPLICABLE, NO_WORKERS)
 
 
 def settings(loader: Any, batch_size: Optional[int]) -> Dict[str, Any]:
@@ -81,29 +128,49 @@ def settings(loader: Any, batch_size: Optional[int]) -> Dict[str, Any]:
         "loader.prefetch_factor": loader.prefetch_factor if loader.num_workers else None,
         "loader.pin_memory": bool(loader.pin_memory),
         "loader.persistent_workers": bool(loader.persistent_workers) if loader.num_workers else None,
+        CONTEXT: start_method(loader.multiprocessing_context),
+        IN_ORDER: bool(getattr(loader, "in_order", True)),
     }
     return {key: value for key, value in found.items() if value is not None}
 
 
-def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], training: Any) -> Dict[str, KnobReport]:
+def start_method(context: Any) -> str:
+    """Returns "fork", "forkserver" or "spawn": how workers are started.
+
+    Args:
+        context: a loader's multiprocessing_context; None for the process' own.
+    """
+    # The default is not asked for by name: that would fix it, and the program could choose no other afterwards.
+    own = context.get_start_method() if context is not None else multiprocessing.get_start_method(allow_none=True)
+    return str(own or multiprocessing.get_all_start_methods()[0])
+
+
+def verify(
+    knobs: Dict[str, Any], noted: Dict[str, KnobReport], training: Any, *, is_known: bool = True
+) -> Dict[str, KnobReport]:
     """Returns a report for every loader knob of the trial.
 
     Args:
         knobs: the trial's knobs.
         noted: what construction could not do.
         training: the loader whose batches reached the optimizer; None when there was none.
+        is_known: whether it was said which loader trains.
     """
     reports = {}
     for key, value in knobs.items():
         if not key.startswith(PREFIX):
             continue
         observed = training.settings.get(key) if training is not None else None
-        if key in noted:
+        if training is None:
+            reports[key] = KnobReport(NOT_APPLICABLE, NO_LOADER)
+        elif key in noted and observed != value:  # else it was noted at another loader
             reports[key] = KnobReport(noted[key].status, noted[key].reason, observed)
-        elif training is None:
-            reports[key] = KnobReport(NOT_APPLICABLE, "no DataLoader feeds the optimizer's steps")
+        elif key[len(PREFIX) :] in OF_WORKERS and not training.num_workers:
+            reports[key] = KnobReport(NOT_APPLICABLE, NO_WORKERS)
+        elif key in ELSEWHERE:
+            continue
         elif observed != value:
-            missed = "" if training.is_target else " (it is not the loader that trained in the baseline)"
+            missed = "" if training.is_target else f" ({NOT_THE_BASELINE_S if is_known else NOT_SHUFFLED})"
             why = f"the training loader{missed} has {observed!r}, {value!r} was asked"
             reports[key] = KnobReport(OVERRIDDEN, why, observed)
         elif key == PREFIX + "num_workers" and value > 1 and not training.is_shared_out:
@@ -126,15 +193,24 @@ def _yields(training: Any, size: int) -> bool:
 
 def applicability(loader: Any) -> Dict[str, str]:
     """Returns knob key -> why it cannot be turned, for the training loader of the baseline (None: no loader)."""
-    names = ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
     if loader is None:
-        return {PREFIX + name: "no DataLoader feeds the optimizer's steps" for name in names}
+        return {PREFIX + name: NO_LOADER for name in ("batch_size", *ARGUMENTS, "sharing_strategy", "own_cores")}
     reasons = {}
     if loader.batch_size is None:
         kind = loader.given_kinds[2]
         is_own = kind is not type(None)
         reasons["loader.batch_size"] = OWN_SAMPLER.format(kind.__name__) if is_own else BATCHES_ITSELF
     if not loader.is_shared_out:
-        kept = ABOUT_WORKERS[:1] if loader.num_workers else ABOUT_WORKERS
+        kept = OF_STREAMS[:1] if loader.num_workers else OF_STREAMS
         reasons.update({PREFIX + name: UNSHARED for name in kept})
+    if not loader.is_shuffled:
+        reasons[IN_ORDER] = MEANT_ORDER
+    if not has_in_order():
+        reasons[IN_ORDER] = "the DataLoader of this torch has no such argument"
     return reasons
+
+
+def unforked(loader: Any) -> Dict[str, str]:
+    """Returns why the training loader's workers can only be forked, under the knob's key; it takes pickling what they get."""
+    why = startable.problem(loader.parts(), loader.main_line) if loader is not None else ""
+    return {CONTEXT: why} if why else {}

@@ -12,17 +12,21 @@ import dataclasses
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
+from ..adapters import is_checkpointing
+from ..checkpointing import NO_BLOCKS, can_be_checkpointed
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 
-AMP, LAYOUT, COMPILE = "precision.amp", "layout.channels_last", "compile.mode"
-KEYS = (AMP, LAYOUT, COMPILE)
+AMP, LAYOUT, COMPILE, DYNAMIC = "precision.amp", "layout.channels_last", "compile.mode", "compile.dynamic"
+CHECKPOINTING = "memory.activation_checkpointing"
+KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING)
+DYNAMICS = {"auto": None, "true": True, "false": False}
 
 
 def observe(module: Any) -> Dict[str, Any]:
     """Returns the program's own values of these knobs, as the module is about to be called."""
     import torch
 
-    device = _device(module)
+    device = device_of(module)
     found: Dict[str, Any] = {AMP: "off", LAYOUT: False, COMPILE: "off"}
     if torch.is_autocast_enabled(device):
         found[AMP] = _short(torch.get_autocast_dtype(device))
@@ -33,7 +37,26 @@ def observe(module: Any) -> Dict[str, Any]:
     found[LAYOUT] = bool(weights) and any(_is_channels_last(w) for w in weights)
     if _is_compiled(module):
         found[COMPILE] = "default"
+    found[CHECKPOINTING] = any(is_checkpointing(each) for each in module.modules())
+    found["has_blocks"] = can_be_checkpointed(module)
     return found
+
+
+def checkpoint(module: Any, asked: bool, reports: Dict[str, KnobReport], how: Any, *, is_watched: bool) -> None:
+    """Turns activation checkpointing on or off in a module that has not been called yet.
+
+    Args:
+        module: the module.
+        asked: whether its repeated blocks are to be checkpointed.
+        reports: where the outcome is noted.
+        how: the process's Checkpointing.
+        is_watched: whether the first steps may be looked at.
+    """
+    problem = how.put_into(module, is_watched=is_watched) if asked else how.take_from(module)
+    if not problem:
+        reports[CHECKPOINTING] = KnobReport(APPLIED)
+    elif CHECKPOINTING not in reports:
+        reports[CHECKPOINTING] = KnobReport(NOT_APPLICABLE, problem, False)
 
 
 def prepare(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobReport], observed: Dict[str, Any]) -> None:
@@ -57,7 +80,8 @@ def prepare(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobReport], 
     elif mode == "off":
         reports[COMPILE] = KnobReport(APPLIED)
     else:
-        module.compile(mode=None if mode == "default" else mode)
+        dynamic = DYNAMICS[knobs.get(DYNAMIC, "auto")]
+        module.compile(mode=None if mode == "default" else mode, dynamic=dynamic)
         reports[COMPILE] = KnobReport(APPLIED)
 
 
@@ -65,7 +89,7 @@ def autocast_of(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobRepor
     """Returns what to put around the calls of a root: autocast and inputs in the trial's layout; None for nothing."""
     import torch
 
-    device, mode = _device(module), knobs.get(AMP)
+    device, mode = device_of(module), knobs.get(AMP)
     is_channels_last = knobs.get(LAYOUT) is True and bool(_convolution_weights(module))
     if mode is not None:
         problem = _amp_problem(module, device, mode)
@@ -88,6 +112,12 @@ def autocast_of(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobRepor
     return around
 
 
+def is_in_float16(knobs: Dict[str, Any], reports: Dict[str, KnobReport]) -> bool:
+    """Returns whether roots run in float16 because of the knob: then losses must be scaled."""
+    report = reports.get(AMP)
+    return knobs.get(AMP) == "fp16" and report is not None and report.status == APPLIED
+
+
 def _with_layout(call: Any, self: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = _in_layout(args, kwargs)
     return call(self, *args, **kwargs)
@@ -101,7 +131,7 @@ def note_inner_autocast(roots: List[Any], knobs: Dict[str, Any], reports: Dict[s
     """Notes that the program enters an autocast of its own inside a root's call."""
     own = _short(context.fast_dtype)
     for root in roots:
-        if root.observed[AMP] == "off" and context.device == _device(root.module):
+        if root.observed[AMP] == "off" and context.device == device_of(root.module):
             root.observed[AMP] = own
     if knobs.get(AMP, own) != own:
         reports[AMP] = KnobReport(OVERRIDDEN, f"the program enters autocast({own}) inside its module", own)
@@ -147,7 +177,14 @@ def _is_own_dataclass(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, (type, dict))
 
 
-def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], roots: List[Any], num_graphs: int) -> Dict[str, KnobReport]:
+def verify(
+    knobs: Dict[str, Any],
+    noted: Dict[str, KnobReport],
+    roots: List[Any],
+    num_graphs: int,
+    *,
+    is_run_again: Optional[bool] = None,
+) -> Dict[str, KnobReport]:
     """Returns a report for every module knob of the trial.
 
     Args:
@@ -155,6 +192,7 @@ def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], roots: List[Any]
         noted: what was found when they were applied.
         roots: the training roots' modules.
         num_graphs: graphs compiled in this process.
+        is_run_again: whether a checkpointed block was seen to run again in a backward pass; None where nobody looked.
     """
     reports = {}
     for key in KEYS:
@@ -167,10 +205,20 @@ def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], roots: List[Any]
             report = _verify_layout(roots, bool(knobs[LAYOUT]))
         elif key == COMPILE and report.status == APPLIED and knobs[COMPILE] != "off":
             report = _verify_compile(num_graphs, knobs[COMPILE])
+        elif key == CHECKPOINTING and report.status == APPLIED and knobs[key] and is_run_again is False:
+            report = KnobReport(OVERRIDDEN, "no block of the module was run again in the backward pass", False)
         elif report.status == APPLIED:
             report = KnobReport(APPLIED, "", knobs[key])
         reports[key] = report
+    if DYNAMIC in knobs:
+        reports[DYNAMIC] = _verify_dynamic(knobs, reports.get(COMPILE))
     return reports
+
+
+def _verify_dynamic(knobs: Dict[str, Any], compiled: Optional[KnobReport]) -> KnobReport:
+    if compiled is None or compiled.status != APPLIED or knobs[COMPILE] == "off":
+        return KnobReport(NOT_APPLICABLE, "means nothing where compile.mode does not compile the module", None)
+    return KnobReport(APPLIED, "", knobs[DYNAMIC])
 
 
 def _verify_layout(roots: List[Any], asked: bool) -> KnobReport:
@@ -213,11 +261,14 @@ def applicability(roots: List[Any]) -> Dict[str, str]:
     if half:
         reasons[AMP] = f"the parameters are {half} already"
     if any(o[COMPILE] != "off" for o in observed):
-        reasons[COMPILE] = "the program compiles its modules itself"
+        reasons[COMPILE] = reasons[DYNAMIC] = "the program compiles its modules itself"
+    if not any(o["has_blocks"] for o in observed):
+        reasons[CHECKPOINTING] = NO_BLOCKS
     return reasons
 
 
-def _device(module: Any) -> str:
+def device_of(module: Any) -> str:
+    """Returns the type of device that a module's parameters are on."""
     parameter = next(iter(module.parameters()), None)
     return str(parameter.device.type) if parameter is not None else "cpu"
 

@@ -6,14 +6,19 @@ that keeps setting them is reported as overriding.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 from typing import Any, Dict
 
-from ..protocol import APPLIED, HIDDEN_VARIABLE, OVERRIDDEN, STAND_IN, KnobReport
+from .. import affinity
+from ..protocol import APPLIED, HIDDEN_VARIABLE, NOT_APPLICABLE, OVERRIDDEN, STAND_IN, KnobReport
 
 INTRA, OMP, MATMUL, CUDNN = "threads.intra", "threads.omp", "precision.matmul", "backend.cudnn_benchmark"
+SHARING, INTEROP, MKL = "loader.sharing_strategy", "threads.interop", "threads.mkl"
+READ_BACK = (INTRA, INTEROP, OMP, MKL, MATMUL, CUDNN, SHARING)
+NO_MKL = "torch was built without MKL"
 
 
 def observe() -> Dict[str, Any]:
@@ -22,12 +27,14 @@ def observe() -> Dict[str, Any]:
 
     found: Dict[str, Any] = {
         INTRA: torch.get_num_threads(),
+        INTEROP: torch.get_num_interop_threads(),
         MATMUL: torch.get_float32_matmul_precision(),
         CUDNN: bool(torch.backends.cudnn.benchmark),
+        SHARING: torch.multiprocessing.get_sharing_strategy(),  # type: ignore[no-untyped-call]
     }
-    omp = os.environ.get("OMP_NUM_THREADS", "")
-    if omp.isdigit():
-        found[OMP] = int(omp)
+    for key, name in ((OMP, "OMP_NUM_THREADS"), (MKL, "MKL_NUM_THREADS")):
+        if os.environ.get(name, "").isdigit():
+            found[key] = int(os.environ[name])
     return found
 
 
@@ -37,10 +44,53 @@ def apply(knobs: Dict[str, Any]) -> None:
 
     if INTRA in knobs and torch.get_num_threads() != knobs[INTRA]:
         torch.set_num_threads(int(knobs[INTRA]))
+    if knobs.get(affinity.AFFINITY, affinity.NONE) != affinity.NONE:
+        follow_cores(knobs)  # torch may have been there before (`autotune.apply`)
     if MATMUL in knobs:
         torch.set_float32_matmul_precision(knobs[MATMUL])
     if CUDNN in knobs:
         torch.backends.cudnn.benchmark = bool(knobs[CUDNN])
+    if INTEROP in knobs:
+        _set_interop(int(knobs[INTEROP]))
+    share(knobs)
+
+
+def _set_interop(num_threads: int) -> None:
+    # It can be set once only: afterwards the program's own call would raise, and is left out.
+    import torch
+
+    own = torch.set_num_interop_threads
+    if hasattr(own, "__wrapped__"):
+        return
+    try:
+        own(num_threads)
+    except RuntimeError:  # the threads are there already: it is told when it is read back
+        return
+
+    @functools.wraps(own)
+    def set_num_interop_threads(_: int) -> None:
+        return
+
+    torch.set_num_interop_threads = set_num_interop_threads  # type: ignore[assignment]
+
+
+def follow_cores(knobs: Dict[str, Any]) -> None:
+    """Takes as many threads for an operator as this process has cores, where it has more and no knob asks for a number."""
+    import torch
+
+    num_cores = len(os.sched_getaffinity(0))
+    if not {INTRA, OMP, MKL} & set(knobs) and torch.get_num_threads() > num_cores:
+        torch.set_num_threads(num_cores)
+
+
+def share(knobs: Dict[str, Any]) -> None:
+    """Sets how tensors go from one process to another, where that is asked for and possible; workers inherit it."""
+    if SHARING not in knobs:
+        return
+    import torch.multiprocessing
+
+    if knobs[SHARING] in torch.multiprocessing.get_all_sharing_strategies():  # type: ignore[no-untyped-call]
+        torch.multiprocessing.set_sharing_strategy(knobs[SHARING])  # type: ignore[no-untyped-call]
 
 
 def verify(knobs: Dict[str, Any]) -> Dict[str, KnobReport]:
@@ -53,11 +103,13 @@ def verify(knobs: Dict[str, Any]) -> Dict[str, KnobReport]:
             continue
         if key.startswith("env."):
             observed: Any = os.environ.get(key[4:])
-        elif key in (INTRA, OMP, MATMUL, CUDNN):
+        elif key in READ_BACK:
             observed = found.get(key)
         else:
             continue
-        if str(observed) == str(value):
+        if key == MKL and not has_mkl():
+            reports[key] = KnobReport(NOT_APPLICABLE, NO_MKL)
+        elif str(observed) == str(value):
             reports[key] = KnobReport(APPLIED, "", observed)
         else:
             reports[key] = KnobReport(OVERRIDDEN, f"the process has {observed!r}, {value!r} was asked", observed)
@@ -75,6 +127,14 @@ def _verify_hidden(name: str, stand_in: str) -> KnobReport:
 
 def applicability(device: str) -> Dict[str, str]:
     """Returns knob key -> why it cannot be turned in this process."""
+    reasons = {} if has_mkl() else {MKL: NO_MKL}
     if device == "cuda":
-        return {}
-    return {CUDNN: "the program trains on the CPU: cuDNN is not used"}
+        return reasons
+    return {**reasons, CUDNN: "the program trains on the CPU: cuDNN is not used"}
+
+
+def has_mkl() -> bool:
+    """Returns whether this torch computes with MKL, which reads MKL_NUM_THREADS."""
+    import torch
+
+    return bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]

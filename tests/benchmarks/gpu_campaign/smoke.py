@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -98,6 +99,16 @@ def energy_is_counted(place: Path) -> str:
     return f"{summary['baseline']['objectives']} -> {summary['best']['objectives']}; power: {outcomes}"
 
 
+def doctor_sees_the_gpus(_: Path) -> str:
+    """Checks that the real driver answers doctor's questions: what a stand-in cannot tell is which of them it knows."""
+    document = json.loads(_command("-m", "autotune", "doctor", "--json"))
+    found = {finding["name"]: finding for finding in document["findings"]}
+    unknown = [name for name in ("driver", "persistence mode", "clocks", "power cap") if found[name]["status"] == "not here"]
+    assert not unknown, f"{unknown}"
+    assert found["torch"]["status"] == "fine", found["torch"]["found"]
+    return f"{found['driver']['found']}; {found['clocks']['found']}; {found['power cap']['found']}; {document['seconds']}"
+
+
 def gpu_tests_pass(_: Path) -> str:
     """Checks that the tests marked `gpu` pass."""
     return re.sub(r"\s+", " ", _command("-m", "pytest", "-m", "gpu").strip().splitlines()[-1])
@@ -132,5 +143,6 @@ CHECKS = [
     Check(name="a batch too large is device_oom", run=oversized_batch_is_named, needs_cuda="the CUDA allocator's own limit"),
     Check(name="the main command reaches its verdict", run=study_reaches_its_verdict),
     Check(name="energy and power are measured", run=energy_is_counted, needs_cuda="NVML's energy counter and power reading"),
+    Check(name="doctor sees the GPUs", run=doctor_sees_the_gpus, needs_cuda="what a real driver tells of clocks and power"),
     Check(name="the tests marked gpu pass", run=gpu_tests_pass, needs_cuda="every test with that marker"),
 ]

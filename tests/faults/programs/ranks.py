@@ -1,6 +1,8 @@
-"""Two ranks under DDP; where FAULT says so, after some steps one of them does something else, and the other waits for it."""
+"""Two ranks under DDP; after some steps something happens to rank 1, as FAULT says, and the other waits for it."""
 
 import os
+import signal
+import sys
 import time
 
 import torch
@@ -12,12 +14,20 @@ def think():
         time.sleep(0.01)
 
 
+FAULTS = {
+    "waits for a rank": think,
+    "rank is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "rank runs out of memory": lambda: torch.empty(1 << 50),
+    "rank leaves": sys.exit,
+    "rank ends without a word": lambda: os._exit(3),
+}
+
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(1_000_000):
-    if step == 5 and dist.get_rank() == 1 and os.environ.get("FAULT") == "waits for a rank":
-        think()
+    if step == 5 and dist.get_rank() == 1 and os.environ.get("FAULT") in FAULTS:
+        FAULTS[os.environ["FAULT"]]()
     optimizer.zero_grad()
     model(torch.ones(4, 8)).sum().backward()
     optimizer.step()

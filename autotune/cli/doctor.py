@@ -1,0 +1,232 @@
+"""`autotune doctor`: what of this machine is fine for training, what is worth mending, what is broken. It changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from autotune.cli.processes import own_environment
+from autotune.cli.terminal import console, print_json
+from autotune.errors import BadInput, one_of
+from autotune.machine.checks import (
+    Finding,
+    Status,
+    check_connections,
+    check_data,
+    check_gpus,
+    check_host,
+    check_program,
+)
+from autotune.machine.checks.network import legend, matrix
+from autotune.machine.probes import Answer, Probe, interpreters, ours
+from autotune.machine.probes.data import problem
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA = 1  # of the document that --json prints: keys are added, never renamed
+DATA_ROOT = "data.root"
+# How long each probe may take, seconds. A driver without persistence mode takes about a second to initialise a GPU; torch is
+# imported in a few seconds from a local disk, and in a minute from a slow one.
+GPUS_S, HOST_S, INTERPRETER_S, DATA_S = 20.0, 10.0, 60.0, 20.0
+FOLDER_S = 2.0  # for the first look at the data folder, before anything is started
+GROUPS = ("GPU", "connections", "host", "program", "data")
+ORDER = (Status.fine, Status.absent, Status.mend, Status.broken)
+STYLES = {Status.fine: "good", Status.absent: "quiet", Status.mend: "warn", Status.broken: "bad"}
+BROKEN = 1  # exit code
+
+
+def doctor(overrides: Sequence[str], *, data: str | None, python: str | None, as_json: bool) -> int:
+    """Prints what was found; returns 1 when something is broken, else 0.
+
+    Args:
+        overrides: `data.root=DIR` or nothing.
+        data: the same as an option.
+        python: the interpreter whose torch is looked at; None for the one that autotune runs in.
+        as_json: print one document instead.
+
+    Raises:
+        BadInput: there is no such folder or interpreter, or a key that means nothing here.
+    """
+    begun_s = time.monotonic()
+    folder, interpreter = _folder(overrides, data), _interpreter(python)
+    with console(stderr=True).status("looking at this machine") as status:
+        answers = _ask(interpreter, folder, status.update)
+    findings = _findings(answers)
+    if as_json:
+        print_json(_document(findings, answers, time.monotonic() - begun_s))
+    else:
+        _print(findings, answers["gpus"].facts.get("topology") or {})
+    return BROKEN if any(finding.status is Status.broken for finding in findings) else 0
+
+
+def _folder(overrides: Sequence[str], data: str | None) -> str | None:
+    folders = [data] if data is not None else []
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key != DATA_ROOT or "=" not in text:
+            raise BadInput(
+                f"{key}: nothing that doctor looks at, got {text!r}. {one_of(key, [DATA_ROOT])} Give {DATA_ROOT}=DIR."
+            )
+        folders.append(value)
+    if len(folders) > 1:
+        raise BadInput(f"{DATA_ROOT}: given more than once, got {', '.join(map(repr, folders))}. Give one.")
+    if not folders:
+        return None
+    if reason := "no such folder" if not folders[0] or "\0" in folders[0] else _problem(folders[0]):
+        raise BadInput(f"{DATA_ROOT}: {reason}, got {folders[0]!r}. Give the folder that holds the training data.")
+    return folders[0]
+
+
+def _problem(folder: str) -> str:
+    """Returns why a folder cannot be read; "" when it can, or when its file system does not answer: the probe will tell."""
+    found: list[str] = []
+    looking = threading.Thread(target=lambda: found.append(problem(folder)), daemon=True)
+    looking.start()
+    looking.join(FOLDER_S)
+    return found[0] if found else ""
+
+
+def _interpreter(python: str | None) -> str:
+    if python is None:
+        return sys.executable
+    found = shutil.which(python) if python and "\0" not in python else None
+    if found is None:
+        raise BadInput(f"--python: no such interpreter, got {python!r}. Give the one that runs your program: $(which python).")
+    return found
+
+
+def _ask(python: str, folder: str | None, say: Any) -> dict[str, Answer]:
+    """Returns what each probe said: GPUs and host side by side, then torch, and the disk last, with nothing beside it."""
+    environment = own_environment()
+    with contextlib.ExitStack() as stack:
+
+        def start(argv: list[str], limit_s: float) -> Probe:
+            return stack.enter_context(Probe(argv, limit_s=limit_s, env=environment))
+
+        asked = {"gpus": start(ours("gpus"), GPUS_S), "host": start(ours("host"), HOST_S)}
+        answers = {name: probe.answer() for name, probe in asked.items()}
+        has_gpus = bool(answers["gpus"].facts.get("gpus"))
+        if has_gpus:
+            say("importing torch")
+        answers["interpreter"] = start(interpreters(python, with_import=has_gpus), INTERPRETER_S).answer()
+        answers["data"] = Answer()
+        if folder is not None:
+            say(f"reading {folder}")
+            answers["data"] = start(ours("data", folder), DATA_S).answer()
+    return answers
+
+
+def _findings(answers: dict[str, Answer]) -> list[Finding]:
+    gpus, host, interpreter, data = (answers[name] for name in ("gpus", "host", "interpreter", "data"))
+    return [
+        *check_gpus(gpus.facts, gpus.problem),
+        *check_connections(gpus.facts, host.facts),
+        *check_host(host.facts, host.problem),
+        *check_program(interpreter.facts, interpreter.problem, gpus=gpus.facts, host=host.facts),
+        *check_data(data.facts, data.problem, host=host.facts),
+    ]
+
+
+def _document(findings: list[Finding], answers: dict[str, Answer], seconds: float) -> dict[str, Any]:
+    """Returns what --json prints: the worst status, how many of each, the findings, the GPUs' table and the probes' times."""
+    return {
+        "schema": SCHEMA,
+        "status": _worst(findings).value,
+        "counts": {status.value: sum(finding.status is status for finding in findings) for status in ORDER},
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+        "topology": (answers["gpus"].facts.get("topology") or {}).get("links") or [],
+        "seconds": {**{name: round(answer.seconds, 3) for name, answer in answers.items()}, "total": round(seconds, 3)},
+    }
+
+
+def _worst(findings: list[Finding]) -> Status:
+    """Returns the worst status; what is not here is nothing bad."""
+    return max((f.status for f in findings if f.status is not Status.absent), key=ORDER.index, default=Status.fine)
+
+
+def _print(findings: list[Finding], topology: dict[str, Any]) -> None:
+    out = console()
+    if not out.is_terminal:
+        _print_plain(findings, topology)
+        return
+    out.print(_grid(findings))
+    links = topology.get("links") or []
+    if len(links) > 1:
+        out.print()
+        _print_matrix(out, links)
+    out.print()
+    out.print(_headline(findings))
+
+
+def _grid(findings: list[Finding]) -> Table:
+    """Returns a row for each group with all that is fine, and rows of their own for what is not."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="name")
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for group in GROUPS:
+        members = [finding for finding in findings if finding.group == group]
+        label = group
+        for status in (Status.broken, Status.mend):
+            for finding in (f for f in members if f.status is status):
+                text = Text.assemble((finding.name, "key"), f"  {finding.found}")
+                grid.add_row(label, Text(status.value, style=STYLES[status]), text)
+                for head, words in (("costs", finding.cost), ("mend", finding.command)):
+                    if words:
+                        grid.add_row(
+                            "", "", Text.assemble((f"{head:6} ", "quiet"), (words, "command" if head == "mend" else ""))
+                        )
+                label = ""
+        for status in (Status.fine, Status.absent):
+            if quiet := [f for f in members if f.status is status]:
+                grid.add_row(label, Text(status.value, style=STYLES[status]), _joined(quiet))
+                label = ""
+    return grid
+
+
+def _joined(findings: list[Finding]) -> Text:
+    return Text(" · ").join(Text.assemble((f"{finding.name} ", "quiet"), finding.found) for finding in findings)
+
+
+def _headline(findings: list[Finding]) -> Text:
+    counts = {status: sum(finding.status is status for finding in findings) for status in ORDER}
+    if not counts[Status.broken] and not counts[Status.mend]:
+        return Text("This machine is fine for training.", style="good")
+    parts = [f"{counts[status]} {status.value}" for status in (Status.broken, Status.mend) if counts[status]]
+    style = STYLES[_worst(findings)]
+    return Text.assemble((", ".join(parts), style), ". Nothing was changed: the commands are yours to run.")
+
+
+def _print_matrix(out: Console, links: list[list[str]]) -> None:
+    table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
+    head, *rows = matrix(links)
+    for name in head:
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+    out.print(Text(legend(links), style="quiet"))
+
+
+def _print_plain(findings: list[Finding], topology: dict[str, Any]) -> None:
+    """Prints one line a finding, fit for a log."""
+    for finding in findings:
+        line = f"{finding.status.value}  {finding.group}  {finding.name}: {finding.found}"
+        line += f"  costs: {finding.cost}" if finding.cost else ""
+        print(line + (f"  mend: {finding.command}" if finding.command else ""))
+    links = topology.get("links") or []
+    if len(links) > 1:
+        for row in matrix(links):
+            print("topology  " + "  ".join(f"{cell:5}" for cell in row).rstrip())
+        print(f"topology  {legend(links)}")
+    print(_headline(findings).plain)

@@ -1,0 +1,44 @@
+"""What the ranks of a trial did: a row each in `autotune show`, and what their communication costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from autotune.records import Summary
+from autotune.wording import DASH, bytes_text, communication_text, compact_text
+
+
+def block(summary: Summary) -> Group | None:
+    """Returns the ranks of the best trial, of the baseline where nothing is better; None where one process trains."""
+    number = (summary.get("best") or summary.get("baseline") or {}).get("trial")
+    trial: dict[str, Any] = next((each for each in summary.get("trials") or [] if each["number"] == number), {})
+    ranks: dict[str, Any] = trial.get("ranks") or {}
+    if not ranks:
+        return None
+    made = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
+    made.add_column(f"ranks of trial {number}", no_wrap=True)
+    unit = str(summary.get("unit") or "samples")
+    for name in (f"{unit}/s", "waits for input", "waits for ranks", "memory"):
+        made.add_column(name, justify="right", no_wrap=True)
+    for entry in ranks["by_rank"]:
+        slow = "  (the others wait for it)" if entry["rank"] in ranks["stragglers"] else ""
+        made.add_row(
+            Text.assemble(str(entry["rank"]), (slow, "warn")),
+            compact_text(entry["rate_per_s"]),
+            _share_text(entry["data_wait_frac"]),
+            _share_text(_frac(entry["exposed_s"], entry["step_s"])),
+            bytes_text(entry["peak_memory_bytes"]),
+        )
+    return Group(made, Text(communication_text(ranks), style="quiet"))
+
+
+def _frac(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+def _share_text(value: float | None) -> str:
+    return DASH if value is None else f"{value:.0%}"

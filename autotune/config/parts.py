@@ -1,0 +1,59 @@
+"""Parts of a recipe that are the user's own code: whether PACKAGE.MODULE:FUNCTION is there, before anything is trained."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+from autotune.config.locate import program
+from autotune.config.recipe import CUSTOM, parts_of
+from autotune.config.schema import StudyConfig
+from autotune.knobs.values import shown
+
+REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+CHECK_S = 120.0  # the module is imported, and what it needs
+FORM = "Allowed: PACKAGE.MODULE:FUNCTION, looked for from the working directory on. Give one that is there."
+
+
+def problems_of_parts(config: StudyConfig) -> list[str]:
+    """Returns what is wrong with the references to the user's code, which is imported where the recipe will run."""
+    parts = parts_of(config)
+    wrong = [
+        f"{key}: not a reference to a function, got {shown(reference)}. {FORM}"
+        for key, reference in parts.items()
+        if not REFERENCE.fullmatch(reference)
+    ]
+    if wrong or not parts:
+        return wrong
+    said = _check(config.program.python or sys.executable, list(parts.values()))
+    return [
+        f"{key}: cannot be used, got {shown(reference)} ({said[reference]}). {FORM}"
+        for key, reference in parts.items()
+        if reference in said
+    ]
+
+
+def _check(python: str, references: list[str]) -> dict[str, str]:
+    """Returns reference -> what is wrong with it, as the recipe's script says; {} when there is no such interpreter."""
+    try:
+        done = subprocess.run(
+            [python, str(program(CUSTOM)), "--check", *references],
+            cwd=os.getcwd(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CHECK_S,
+        )
+    except subprocess.TimeoutExpired:
+        return dict.fromkeys(references, f"importing it takes more than {CHECK_S:.0f} s")
+    except (OSError, ValueError):  # said already
+        return {}
+    lines = done.stderr.splitlines()
+    found = {each: line.removeprefix(f"{each}: ") for each in references for line in lines if line.startswith(f"{each}: ")}
+    if done.returncode and not found:
+        last = lines[-1].strip() if lines else "without a word"
+        return {references[0]: f"importing it ended Python with exit code {done.returncode}: {last}"}
+    return found

@@ -1,0 +1,252 @@
+"""Which cores the training process and its loader's workers run on (threads.affinity, loader.own_cores).
+
+Bound before torch is imported, so that torch makes as many threads as there are cores left; a launch agent may be bound as
+well, so the cores there were before travel in the environment and each rank chooses its own from all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
+
+from .protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+
+AFFINITY, OWN_CORES = "threads.affinity", "loader.own_cores"
+KEYS = (AFFINITY, OWN_CORES)
+NONE, COMPACT, NUMA = "none", "compact", "numa"
+CORES_VARIABLE = "AUTOTUNE_CORES"  # "0,1,2,3": the cores of the first process of the command
+SYSTEM, NVIDIA = "/sys", "/proc/driver/nvidia/gpus"
+
+ONE_NODE = "the cores are all of one NUMA node"
+ONE_RANK = "one process trains on this host: all cores are its own"
+NO_WORKERS = "the loader has no workers to be kept apart from"
+TOO_FEW = "there are fewer cores than processes to be kept apart"
+UNSUPPORTED = "this system binds no process to cores"
+
+
+class Core(NamedTuple):
+    """One core and where it is; in order, neighbours share caches: hyperthreads of one core come one after the other."""
+
+    node: int
+    package: int
+    core: int
+    number: int
+
+
+def place(value: str, cores: List[Core], rank: int, num_ranks: int, *, gpu_node: Optional[int]) -> Tuple[List[Core], int, str]:
+    """Returns the cores of one rank and its workers, how many ranks have them, and why it is not as asked ("" when it is).
+
+    Args:
+        value: of threads.affinity.
+        cores: those there are.
+        rank: of this process among those on this host.
+        num_ranks: training processes on this host.
+        gpu_node: NUMA node of this rank's GPU; None where there is none or it is not known.
+    """
+    nodes = sorted({core.node for core in cores})
+    if value == NUMA and len(nodes) > 1:
+        is_known = gpu_node in nodes
+        chosen = gpu_node if is_known else nodes[rank % len(nodes)]
+        # Where its GPU is not known, ranks take the nodes in turn; else others are taken to be on it as well.
+        num_sharing = num_ranks if is_known else len(range(rank % len(nodes), num_ranks, len(nodes)))
+        return [core for core in cores if core.node == chosen], max(1, num_sharing), ""
+    if value == COMPACT and num_ranks > 1 and len(cores) >= num_ranks:
+        return cores[rank * len(cores) // num_ranks : (rank + 1) * len(cores) // num_ranks], 1, ""
+    problems = {NUMA: ONE_NODE, COMPACT: ONE_RANK if num_ranks < 2 else TOO_FEW}
+    return cores, num_ranks, problems.get(value, "")
+
+
+def part(cores: List[Core], num_workers: int) -> Tuple[List[Core], List[Core], str]:
+    """Returns the cores of the training process, those of its workers, and why they are not apart ("" when they are).
+
+    The workers have one each, but never more than half.
+
+    Args:
+        cores: of both.
+        num_workers: on these cores; 0 while it is not known.
+    """
+    if not num_workers or len(cores) < 2:
+        return cores, cores, TOO_FEW if num_workers else NO_WORKERS
+    first = len(cores) - min(num_workers, len(cores) // 2)
+    return cores[:first], cores[first:], ""
+
+
+def _numbers(cores: List[Core]) -> FrozenSet[int]:
+    return frozenset(core.number for core in cores)
+
+
+class Binder:
+    """Binds this process and tells its workers where to run.
+
+    Args:
+        knobs: the trial's knobs.
+        device: `Spec.device`.
+    """
+
+    def __init__(self, knobs: Mapping[str, Any], device: str) -> None:
+        self._knobs = {key: knobs[key] for key in KEYS if key in knobs}
+        self._device, self._num_workers = device, 0
+        self._own: FrozenSet[int] = frozenset()
+        self._workers: FrozenSet[int] = frozenset()
+        self._num_sharing = 1
+        self._problems: Dict[str, str] = {}
+        self.is_asked = bool(self._knobs) and hasattr(os, "sched_setaffinity")
+        if self.is_asked:
+            self._bind()
+
+    def _bind(self) -> None:
+        # Every thread there is; those that are started later inherit it.
+        rank, num_ranks = ranks_of_host(os.environ)
+        node = gpu_node(os.environ, rank) if self._device != "cpu" else None
+        cores = cores_of(SYSTEM, allowed(os.environ))
+        os.environ[CORES_VARIABLE] = ",".join(str(core.number) for core in cores)
+        mine, self._num_sharing, problem = place(self._knobs.get(AFFINITY, NONE), cores, rank, num_ranks, gpu_node=node)
+        self._problems = {AFFINITY: problem}
+        own = workers = mine
+        if self._knobs.get(OWN_CORES):
+            own, workers, self._problems[OWN_CORES] = part(mine, self._num_workers * self._num_sharing)
+        self._own, self._workers = _numbers(own), _numbers(workers)
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError):  # it has ended, or the cores were taken away from all of us
+                os.sched_setaffinity(int(thread), self._own)
+
+    def bind_again(self) -> None:
+        """Binds a process that has been bound otherwise since."""
+        if self.is_asked and os.sched_getaffinity(0) != self._own:
+            self._bind()
+
+    def workers_start(self, num_workers: int) -> Optional[FrozenSet[int]]:
+        """Returns the cores that workers about to be started have to go to by themselves; None where they inherit them."""
+        if not (self.is_asked and self._knobs.get(OWN_CORES) and num_workers):
+            return None
+        self._num_workers = num_workers
+        self._bind()
+        return None if self._problems[OWN_CORES] else self._workers
+
+    @property
+    def num_cores(self) -> Optional[float]:
+        """Cores of this process and its workers, the part of each where several have them; None where nothing is bound."""
+        return len(self._own | self._workers) / self._num_sharing if self.is_asked else None
+
+    def verify(self, workers: List[Any]) -> Dict[str, KnobReport]:
+        """Returns what became of the knobs, read back from this process and from its loader's workers.
+
+        Args:
+            workers: processes of the loader that trains.
+        """
+        if not self.is_asked:
+            return {key: KnobReport(NOT_APPLICABLE, UNSUPPORTED) for key in self._knobs}
+        missed = self._missed(workers)
+        reports = {}
+        for key, value in self._knobs.items():
+            if self._problems.get(key):
+                reports[key] = KnobReport(NOT_APPLICABLE, self._problems[key], NONE if key == AFFINITY else False)
+            else:
+                reports[key] = KnobReport(OVERRIDDEN, missed) if missed else KnobReport(APPLIED, "", value)
+        return reports
+
+    def _missed(self, workers: List[Any]) -> str:
+        wanted = [(os.getpid(), "the training process", self._own)]
+        wanted += [(worker.pid, "a loader's worker", self._workers) for worker in workers]
+        for pid, name, cores in wanted:
+            with contextlib.suppress(ProcessLookupError):
+                found = os.sched_getaffinity(pid)
+                if found != cores:
+                    return f"{name} runs on cores {_text(found)}, {_text(cores)} were asked"
+        return ""
+
+
+def _text(cores: Any) -> str:
+    """Returns "0-3,8" of core numbers."""
+    parts: List[List[int]] = []
+    for number in sorted(cores):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+# --- the machine ---
+
+
+def ranks_of_host(environment: Mapping[str, str]) -> "tuple[int, int]":
+    """Returns (rank among the training processes of this host, how many they are) as the launcher says; (0, 1) without one."""
+    try:
+        rank, num_ranks = int(environment.get("LOCAL_RANK", "0")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    except ValueError:
+        return 0, 1
+    return (rank, num_ranks) if 0 <= rank < num_ranks else (0, 1)
+
+
+def allowed(environment: Mapping[str, str]) -> FrozenSet[int]:
+    """Returns the cores that this job may have."""
+    given = environment.get(CORES_VARIABLE, "")
+    return frozenset(int(word) for word in given.split(",")) if given else frozenset(os.sched_getaffinity(0))
+
+
+def cores_of(system: str, numbers: FrozenSet[int]) -> List[Core]:
+    """Returns the cores of these numbers in order of neighbourhood, as the kernel describes them below `system`."""
+    nodes: Dict[int, int] = {}
+    for path in glob.glob(f"{system}/devices/system/node/node[0-9]*/cpulist"):
+        node = int(os.path.basename(os.path.dirname(path))[len("node") :])
+        nodes.update(dict.fromkeys(numbers_of(_read(path)), node))
+
+    def fact(number: int, name: str) -> int:
+        text = _read(f"{system}/devices/system/cpu/cpu{number}/topology/{name}")
+        return int(text) if text.isdigit() else 0
+
+    return sorted(
+        Core(nodes.get(number, 0), fact(number, "physical_package_id"), fact(number, "core_id"), number) for number in numbers
+    )
+
+
+def numbers_of(text: str) -> List[int]:
+    """Returns the numbers of a kernel's list such as "0-3,8"."""
+    found: List[int] = []
+    for part in text.split(",") if text else ():
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM, driver: str = NVIDIA) -> Optional[int]:
+    """Returns the NUMA node of the GPU that a rank will use, without touching CUDA; None where that is not known.
+
+    Args:
+        environment: which GPUs are visible, by their place or UUID; else all are.
+        rank: of this process on this host: it uses the visible GPU of that place.
+        system: where the kernel describes its devices.
+        driver: where the driver lists its GPUs, in the order in which CUDA counts equal ones.
+    """
+    gpus = sorted(glob.glob(f"{driver}/*/information"))
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        found = []
+        for word in filter(None, visible.split(",")):
+            same = [path for path in gpus if not word.isdigit() and word in _read(path)]
+            found += same or (gpus[int(word) : int(word) + 1] if word.isdigit() else [])
+        gpus = found
+    if rank >= len(gpus):
+        return None
+    address = os.path.basename(os.path.dirname(gpus[rank])).lower()
+    text = _read(f"{system}/bus/pci/devices/{address}/numa_node")
+    return int(text) if text.isdigit() else None  # -1: the machine does not say
+
+
+def facts() -> Dict[str, int]:
+    """Returns "num_numa_nodes", of this job's cores, and "num_local_ranks", training processes on this host."""
+    if not hasattr(os, "sched_getaffinity"):
+        return {"num_numa_nodes": 1, "num_local_ranks": 1}
+    nodes = {core.node for core in cores_of(SYSTEM, allowed(os.environ))}
+    return {"num_numa_nodes": max(1, len(nodes)), "num_local_ranks": ranks_of_host(os.environ)[1]}
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

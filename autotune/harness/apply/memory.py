@@ -1,0 +1,103 @@
+"""Knobs of memory: the device's allocator (read by torch from the environment), its bound, and the host's allocator."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Dict, Optional
+
+from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+
+ALLOCATOR, FRACTION, MALLOC = "memory.allocator", "memory.fraction", "memory.malloc"
+NO_CUDA = "the program does not train on a CUDA device"
+OTHER_MALLOCS = re.compile(r"lib(jemalloc|tcmalloc)[^/]*\.so")
+FRACTION_TOLERANCE = 1e-3  # of what is read back: torch keeps bytes
+
+
+def begin(knobs: Dict[str, Any], device: str, limit_bytes: Optional[int]) -> None:
+    """Bounds the device's memory as training begins; the lower one holds where `device.memory_limit` bounds it, too."""
+    if device != "cuda" or FRACTION not in knobs:
+        return
+    import torch
+
+    fraction = float(knobs[FRACTION])
+    if limit_bytes:
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        fraction = min(fraction, limit_bytes / total)
+    torch.cuda.set_per_process_memory_fraction(fraction)
+
+
+def observe() -> Dict[str, Any]:
+    """Returns knob key -> value in force in this process."""
+    return {MALLOC: host_allocator()}
+
+
+def host_allocator() -> str:
+    """Returns "glibc", "jemalloc" or "tcmalloc": whose library is mapped into this process."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            found = OTHER_MALLOCS.search(file.read())
+    except OSError:
+        return "glibc"
+    return found.group(1) if found else "glibc"
+
+
+def verify(knobs: Dict[str, Any], device: str) -> Dict[str, KnobReport]:
+    """Returns a report for every knob of this family, read back from the process."""
+    reports = {}
+    if MALLOC in knobs:
+        reports[MALLOC] = _verify_malloc(knobs[MALLOC])
+    for key, check in ((ALLOCATOR, _verify_allocator), (FRACTION, _verify_fraction)):
+        if key in knobs:
+            reports[key] = check(knobs[key]) if device == "cuda" else KnobReport(NOT_APPLICABLE, NO_CUDA)
+    return reports
+
+
+def _verify_malloc(asked: str) -> KnobReport:
+    found = host_allocator()
+    if found == asked:
+        return KnobReport(APPLIED, "", found)
+    if asked != "glibc" and asked not in os.environ.get("LD_PRELOAD", ""):
+        return KnobReport(NOT_APPLICABLE, f"no lib{asked} was preloaded: it is not installed here", found)
+    return KnobReport(OVERRIDDEN, f"the process allocates by {found}, {asked} was asked", found)
+
+
+def _verify_allocator(asked: str) -> KnobReport:
+    import torch
+
+    backend = torch.cuda.get_allocator_backend()
+    if asked == "cuda_malloc_async" or backend != "native":
+        is_as_asked = (asked == "cuda_malloc_async") == (backend == "cudaMallocAsync")
+        return _report(is_as_asked, asked, f"backend {backend}")
+    settings = torch.cuda.memory._snapshot().get("allocator_settings", {})
+    rounds = settings.get("roundup_power2_divisions") or {}
+    in_force = {
+        "expandable_segments": bool(settings.get("expandable_segments")),
+        "max_split_256": settings.get("max_split_size") == 256 * 2**20,
+        "roundup_8": bool(rounds) and all(int(each) == 8 for each in rounds.values()),
+        "collect_80": abs(float(settings.get("garbage_collection_threshold") or 0.0) - 0.8) < FRACTION_TOLERANCE,
+    }
+    is_as_asked = in_force[asked] if asked in in_force else not any(in_force.values())
+    return _report(is_as_asked, asked, ", ".join(name for name, is_set in in_force.items() if is_set) or "its defaults")
+
+
+def _report(is_as_asked: bool, asked: str, found: str) -> KnobReport:
+    if is_as_asked:
+        return KnobReport(APPLIED, "", asked)
+    return KnobReport(OVERRIDDEN, f"the allocator works by {found}, {asked} was asked", found)
+
+
+def _verify_fraction(asked: float) -> KnobReport:
+    import torch
+
+    if not hasattr(torch.cuda, "get_per_process_memory_fraction"):
+        return KnobReport(APPLIED, "", asked)  # before torch 2.8 it can only be set
+    found = torch.cuda.get_per_process_memory_fraction()
+    if found < asked + FRACTION_TOLERANCE:
+        return KnobReport(APPLIED, "", asked)
+    return KnobReport(OVERRIDDEN, f"the process may take {found:.3f} of the device, {asked} was asked", found)
+
+
+def applicability(device: str) -> Dict[str, str]:
+    """Returns knob key -> why it cannot be turned in this process."""
+    return {} if device == "cuda" else {ALLOCATOR: NO_CUDA, FRACTION: NO_CUDA}

@@ -1,0 +1,61 @@
+"""Knobs of NCCL: environment variables that were set before the interpreter started; read back here, in every rank.
+
+What NCCL makes of them it tells nobody: that the variable holds in the process is what can be said.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, Optional
+
+from ..protocol import APPLIED, OVERRIDDEN, KnobReport
+
+VARIABLES = {
+    "nccl.algo": "NCCL_ALGO",
+    "nccl.proto": "NCCL_PROTO",
+    "nccl.min_nchannels": "NCCL_MIN_NCHANNELS",
+    "nccl.max_nchannels": "NCCL_MAX_NCHANNELS",
+    "nccl.nthreads": "NCCL_NTHREADS",
+    "nccl.buffsize": "NCCL_BUFFSIZE",
+    "nccl.p2p_level": "NCCL_P2P_LEVEL",
+    "nccl.nvls": "NCCL_NVLS_ENABLE",
+    "nccl.ib_disable": "NCCL_IB_DISABLE",
+    "nccl.ib_hca": "NCCL_IB_HCA",
+    "nccl.socket_ifname": "NCCL_SOCKET_IFNAME",
+    "nccl.cross_nic": "NCCL_CROSS_NIC",
+}
+SWITCHES = ("nccl.nvls", "nccl.ib_disable")
+NUMBERS = ("nccl.min_nchannels", "nccl.max_nchannels", "nccl.nthreads", "nccl.buffsize", "nccl.cross_nic")
+# Values that leave the variable unset, of the knobs that have one.
+UNSET = {key: 0 if key in NUMBERS else "auto" for key in VARIABLES if key not in (*SWITCHES, "nccl.cross_nic")}
+
+
+def observe() -> Dict[str, Any]:
+    """Returns knob key -> value, of the variables that are set in this process."""
+    found = {key: _value(key, os.environ.get(name, "")) for key, name in VARIABLES.items()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def verify(knobs: Dict[str, Any]) -> Dict[str, KnobReport]:
+    """Returns a report for every knob of this family."""
+    found = observe()
+    reports = {}
+    for key, value in knobs.items():
+        if key not in VARIABLES:
+            continue
+        observed = found.get(key)
+        if observed == (None if value == UNSET.get(key) else value):
+            reports[key] = KnobReport(APPLIED, "", observed)
+        else:
+            has = f"has {VARIABLES[key]}={os.environ[VARIABLES[key]]!r}" if observed is not None else f"has no {VARIABLES[key]}"
+            reports[key] = KnobReport(OVERRIDDEN, f"the process {has}, {value!r} was asked", observed)
+    return reports
+
+
+def _value(key: str, text: str) -> Optional[Any]:
+    """Returns the knob's value that a variable's text means; None for a variable that is not set."""
+    if not text:
+        return None
+    if key in SWITCHES:
+        return text != "0"
+    return int(text) if key in NUMBERS and text.isdigit() else text

@@ -1,0 +1,149 @@
+"""Knobs of DistributedDataParallel: how gradients travel between the ranks.
+
+Buckets, views and the static graph are arguments of the wrapper, set as it is built; compression is a communication hook,
+registered before the wrapper's first call, because a program may register one of its own until then. FSDP is not among them:
+it replaces the parameters that the program's optimizer holds, and what the program saves, so an unmodified program written for
+DistributedDataParallel would not be the same program any more.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+
+BUCKET, STATIC = "parallel.bucket_cap_mb", "parallel.static_graph"
+VIEW, COMPRESSION = "parallel.gradient_as_bucket_view", "parallel.gradient_compression"
+ARGUMENTS = {BUCKET: "bucket_cap_mb", STATIC: "static_graph", VIEW: "gradient_as_bucket_view"}
+KEYS = (*ARGUMENTS, COMPRESSION)
+MIB = 1 << 20
+NO_WRAPPER = "no module is wrapped in DistributedDataParallel"
+ALONE = "one process trains: there is nobody to exchange gradients with"
+BF16_HOOK = "bf16_compress_hook"
+
+
+class Wrappers:
+    """The DistributedDataParallel modules of this process.
+
+    Attributes:
+        is_due: set by whoever accumulates gradients over several backward passes: says, before a forward pass, whether the
+            next backward pass is to average them over the ranks; all but the last of a group need not. None leaves it to the
+            program.
+
+    Args:
+        knobs: the trial's.
+    """
+
+    def __init__(self, knobs: Dict[str, Any]) -> None:
+        self._knobs = knobs
+        self.is_due: Optional[Callable[[], bool]] = None
+        self._known: List[Any] = []  # weak references
+        self._new: List[Any] = []  # not called yet, likewise
+        self._observed: List[Dict[str, Any]] = []
+        self._reports: Dict[str, KnobReport] = {}
+
+    @property
+    def living(self) -> List[Any]:
+        """The wrappers that are still there."""
+        return [wrapper for ref in self._known if (wrapper := ref()) is not None]
+
+    def arguments(self, construct: Callable[..., Any], wrapper: Any, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        """Returns the arguments to build a wrapper with: the program's, and the trial's in their place.
+
+        Args:
+            construct: the wrapper's own `__init__`.
+            wrapper: to be built.
+            args: positional arguments behind it.
+            kwargs: the others.
+        """
+        asked = {name: self._knobs[key] for key, name in ARGUMENTS.items() if key in self._knobs}
+        if not asked:
+            return args, kwargs
+        bound = inspect.signature(construct).bind(wrapper, *args, **kwargs)
+        bound.arguments.update(asked)
+        return bound.args[1:], bound.kwargs
+
+    def add(self, wrapper: Any) -> None:
+        """Takes note of a wrapper that was built."""
+        self._known.append(weakref.ref(wrapper))
+        self._new.append(weakref.ref(wrapper))
+
+    def called(self) -> None:
+        """Called before the first call of a module that trains: the program has said of its wrappers what it wants."""
+        new, self._new = self._new, []
+        for wrapper in [wrapper for ref in new if (wrapper := ref()) is not None]:
+            self._observed.append(observe(wrapper))
+            if self._knobs.get(COMPRESSION) == "bf16":
+                self._compress(wrapper)
+
+    def _compress(self, wrapper: Any) -> None:
+        import torch
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+        if wrapper._comm_hooks:
+            return  # found when it is read back
+        if not any(p.requires_grad and p.dtype == torch.float32 for p in wrapper.parameters()):
+            self._reports[COMPRESSION] = KnobReport(NOT_APPLICABLE, "the gradients are no float32 numbers")
+            return
+        wrapper.register_comm_hook(wrapper.process_group, bf16_compress_hook)
+
+    def before_forward(self) -> None:
+        """Called before the forward pass of a module that trains: what `DistributedDataParallel.no_sync` does, where asked."""
+        if self.is_due is not None:
+            is_due = self.is_due()
+            for wrapper in self.living:
+                wrapper.require_backward_grad_sync = is_due
+
+    @property
+    def bytes_an_element(self) -> Optional[int]:
+        """Bytes of a gradient's element on its way where they are compressed; None where they are not."""
+        return 2 if any(observe(wrapper)[COMPRESSION] == "bf16" for wrapper in self.living) else None
+
+    @property
+    def observed(self) -> Dict[str, Any]:
+        """Knob key -> the program's own value; {} without a wrapper."""
+        return self._observed[0] if self._observed else {}
+
+    def applicability(self, world_size: int) -> Dict[str, str]:
+        """Returns knob key -> why it cannot be turned in this program."""
+        if not self._observed:
+            return dict.fromkeys(KEYS, NO_WRAPPER)
+        if world_size == 1:
+            return dict.fromkeys(KEYS, ALONE)
+        if self.observed[COMPRESSION] not in ("off", "bf16"):
+            return {COMPRESSION: _own_hook(self.observed[COMPRESSION])}
+        return {}
+
+    def verify(self) -> Dict[str, KnobReport]:
+        """Returns a report for every knob of this family, read back from the wrappers."""
+        return {key: self._verify(key, self._knobs[key]) for key in KEYS if key in self._knobs}
+
+    def _verify(self, key: str, asked: Any) -> KnobReport:
+        if key in self._reports:
+            return self._reports[key]
+        values = [observe(wrapper)[key] for wrapper in self.living]
+        odd = [value for value in values if value != asked]
+        if not values:
+            return KnobReport(NOT_APPLICABLE, NO_WRAPPER)
+        if not odd:
+            return KnobReport(APPLIED, "", asked)
+        if key == COMPRESSION and odd[0] not in ("off", "bf16"):
+            return KnobReport(OVERRIDDEN, _own_hook(odd[0]), odd[0])
+        return KnobReport(OVERRIDDEN, f"a wrapper has {odd[0]!r}, {asked!r} was asked", odd[0])
+
+
+def observe(wrapper: Any) -> Dict[str, Any]:
+    """Returns the values of these knobs as a wrapper has them; of compression, the name of a hook that is not known."""
+    hooks = [getattr(hook, "__name__", type(hook).__name__) for hook, _ in wrapper._comm_hooks]
+    return {
+        BUCKET: int(wrapper.bucket_bytes_cap) // MIB,
+        STATIC: bool(wrapper.static_graph),
+        VIEW: bool(wrapper.gradient_as_bucket_view),
+        COMPRESSION: "bf16" if hooks == [BF16_HOOK] else hooks[0] if hooks else "off",
+    }
+
+
+def _own_hook(name: Any) -> str:
+    return f"the program has a communication hook of its own ({name})"

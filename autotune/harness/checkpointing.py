@@ -1,0 +1,138 @@
+"""Activation checkpointing of a module's repeated blocks: their forward is run again in the backward pass, nothing is kept.
+
+Which blocks: those that stand directly in a plain Sequential or ModuleList, outermost ones, and have children themselves; of
+these the class that there is most of, two at least. Where a library has a switch of its own that one is turned: it knows what
+else must change (caches of keys and values).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import Counter
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from .adapters import checkpointing_switches, is_checkpointing
+from .dressing import dress
+
+NO_BLOCKS = "no ModuleList or Sequential of the module holds two blocks of one class"
+
+
+def blocks(module: Any) -> List[Any]:
+    """Returns the blocks of a module that would be run again; [] where it has none that repeat."""
+    found = list(_candidates(module))
+    if not found:
+        return []
+    kind, num = Counter(type(each) for each in found).most_common(1)[0]
+    return [each for each in found if type(each) is kind] if num > 1 else []
+
+
+def _candidates(module: Any) -> Iterator[Any]:
+    from torch.nn import ModuleList, Sequential
+
+    for child in module.children():
+        if type(module) in (ModuleList, Sequential) and type(child) not in (ModuleList, Sequential) and any(child.children()):
+            yield child
+        else:
+            yield from _candidates(child)
+
+
+def can_be_checkpointed(module: Any) -> bool:
+    """Returns whether a module has blocks that repeat, or a switch of its own."""
+    return bool(checkpointing_switches(module) or blocks(module))
+
+
+class Checkpointing:
+    """Checkpoints modules of this process and sees whether a block is run again.
+
+    Attributes:
+        is_run_again: whether a block was seen to run within a backward pass; None where nobody looked.
+    """
+
+    def __init__(self) -> None:
+        self.is_run_again: Optional[bool] = None
+        self._hooks: List[Any] = []
+
+    def put_into(self, module: Any, *, is_watched: bool) -> str:
+        """Checkpoints a module; returns why it cannot be, "" when it is.
+
+        Args:
+            module: the module, before its first call.
+            is_watched: whether to look at a block for a few steps; not where it will be compiled.
+        """
+        switches = checkpointing_switches(module)
+        if switches:
+            try:
+                for enable, _ in switches:
+                    enable({"use_reentrant": False})
+            except ValueError as error:  # its class has the switch, and nothing that could be turned
+                return f"the model refuses it: {error}"
+            found = [each for each in module.modules() if is_checkpointing(each) and any(each.children())]
+        else:
+            found = [each for each in blocks(module) if _checkpoint(each)]
+        if not found:
+            return NO_BLOCKS
+        if is_watched:
+            self._watch(found[-1])
+        return ""
+
+    def take_from(self, module: Any) -> None:
+        """Turns off the switch that the program has turned on."""
+        for _, disable in checkpointing_switches(module):
+            disable()
+
+    def stop_watching(self) -> None:
+        """Takes the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _watch(self, block: Any) -> None:
+        for each in block.modules():
+            if not any(each.children()):
+                self._hooks.append(each.register_forward_pre_hook(self._ran))
+
+    def _ran(self, module: Any, inputs: Any) -> None:
+        import torch
+
+        self.is_run_again = bool(self.is_run_again) or torch._C._current_graph_task_id() != -1
+
+
+def _checkpoint(block: Any) -> bool:
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    own = type(block).forward
+    norms = [each for each in block.modules() if getattr(each, "running_mean", None) is not None]
+    more: Dict[str, Any] = {"context_fn": functools.partial(_contexts, norms)} if norms else {}
+
+    @functools.wraps(own)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.training or not torch.is_grad_enabled():
+            return own(self, *args, **kwargs)
+        # Random numbers are drawn again as they were, and autocast is what it was: torch sees to both. Compiled, a buffer is
+        # written once however often its block is computed.
+        contexts = {} if torch.compiler.is_compiling() else more
+        return checkpoint(functools.partial(own, self, **kwargs), *args, use_reentrant=False, **contexts)
+
+    return dress(block, {"forward": forward})
+
+
+def _contexts(norms: List[Any]) -> Tuple[Any, Any]:
+    """Returns what the forward and its repetition run in: running statistics must see each batch once."""
+    return contextlib.nullcontext(), _keeping(norms)
+
+
+@contextlib.contextmanager
+def _keeping(norms: List[Any]) -> Iterator[None]:
+    kept: List[Callable[[], Any]] = []
+    for norm in norms:
+        kept.append(functools.partial(setattr, norm, "momentum", norm.momentum))
+        if getattr(norm, "num_batches_tracked", None) is not None:
+            kept.append(functools.partial(norm.num_batches_tracked.copy_, norm.num_batches_tracked.clone()))
+        norm.momentum = 0.0  # new statistics = old ones
+    try:
+        yield
+    finally:
+        for restore in kept:
+            restore()

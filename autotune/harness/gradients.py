@@ -1,0 +1,373 @@
+"""What becomes of gradients between `backward()` and the optimizer's step, in a program that is not changed.
+
+Accumulation: of every k calls of `step()` the last one steps, `zero_grad()` clears before the first only, and each backward
+pass brings in its k-th part. Loss scaling, for float16: backward passes begin with a gradient of the scale, and the step goes
+through a GradScaler. Clipping is what stands between the two: it waits for the last call and for gradients as they are.
+
+A program that does something else with its gradients (clears or clips them by hand, throws them away, has several optimizers)
+cannot be led like that: it is found out in the first steps, by looking at the gradients, and left alone from there on.
+
+Nothing here is put in place unless a knob asks for it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import weakref
+from typing import Any, Callable, List, Optional, Tuple
+
+from . import gradient_entry as entry
+from .apply import module as apply_module
+from .apply import step as apply_step
+
+CHECKED_CYCLES = 2  # in which the gradients themselves are looked at: that waits for the device
+MAX_DISCARDED = 4  # cycles thrown away one after the other: then the program does it at each step
+
+
+class Gradients:
+    """Accumulates and scales the gradients of one optimizer.
+
+    Attributes:
+        global_batch: samples that a step of all ranks is to hold; None when nobody said.
+        every: calls of `step()` to one that steps; None until the batch has told it (`Spec.global_batch`).
+        scaler: a GradScaler of the harness's own; None where nothing is scaled.
+        problem: why gradients are left alone, in words; "" while they are not.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session, knobs = session, session.spec.knobs
+        self.global_batch: Optional[int] = session.spec.global_batch
+        asked = knobs.get(apply_step.ACCUMULATION)
+        self._is_derived = asked is None and self.global_batch is not None
+        self.every: Optional[int] = None if self._is_derived else int(asked or 1)
+        self.set_to_none: Optional[bool] = knobs.get(apply_step.SET_TO_NONE)
+        self.scaler: Any = None
+        self.problem = ""
+        self.num_calls = self.num_done = self.num_cleared = 0  # calls of step() in whole cycles, those that stepped
+        self.is_left_empty: Optional[bool] = None  # after zero_grad(): whether the gradients are gone
+        self._optimizer: Any = None  # a weak reference
+        self.gathered = self._num_discarded = 0
+        self._is_dirty = self.is_inside = self.is_through = self._is_unscaled = False
+        self._begin: Any = None  # the gradient that the last backward pass began with
+        self._first_samples = 0.0  # of the first forward call
+        self._after_backward: Optional[List[Any]] = None
+        self._when_held: Optional[List[Any]] = None
+        self.is_in_place = False
+        may_scale = knobs.get(apply_module.AMP) == "fp16"  # before a scheduler puts itself around an optimizer's step
+        if self._is_derived or self.every != 1 or self.set_to_none is not None or may_scale:
+            self.is_in_place = True
+            entry.put_in_place(self)
+
+    def scale(self, module: Any, device: str) -> None:
+        """Scales the losses of this process from now on: a module computes in float16."""
+        import torch
+
+        if _is_sharded(module):
+            self._session.modules.leave_precision(apply_step.SHARDED)
+        elif self.problem:
+            self._session.modules.leave_precision(self.problem)
+        elif self.scaler is None:
+            self.scaler = torch.amp.GradScaler(device)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there is anything to do at a step."""
+        return not self.problem and (self.every != 1 or self.scaler is not None)
+
+    def enlist(self, optimizer: Any) -> None:
+        """Puts the harness before the steps of an optimizer's class; called for each optimizer that is made."""
+        if self.is_in_place:
+            entry.before_steps(self, type(optimizer))
+
+    def broke(self, doing: str) -> None:
+        """Called in an `except` block around the harness's own code."""
+        self._session.broke(doing)
+
+    # --- backward ---
+
+    def begin_backward(self, tensors: Any, grad_tensors: Any) -> Tuple[Any, Any]:
+        """Returns what to call backward on and what to begin with."""
+        import torch
+
+        if self._when_held is not None:
+            held, self._when_held = self._when_held, None
+            if self._norms() != held:
+                self.stand_down(apply_step.CLEARS)
+        if self.every is None:
+            self._derive()
+        is_one = isinstance(tensors, torch.Tensor)
+        outputs = (tensors,) if is_one else tuple(tensors)
+        given = (grad_tensors,) if isinstance(grad_tensors, torch.Tensor) else tuple(grad_tensors or [None] * len(outputs))
+        if self.problem or (self.every == 1 and self.scaler is None) or len(given) != len(outputs):
+            return tensors, grad_tensors
+        begin = tuple(map(self._begun, outputs, given))
+        return (tensors, begin[0]) if is_one else (outputs, begin)
+
+    def _begun(self, output: Any, gradient: Any) -> Any:
+        import torch
+
+        if gradient is None:
+            if output.numel() != 1:
+                return None  # torch has a word to say about that
+            gradient = torch.full_like(output, 1 / (self.every or 1), memory_format=torch.preserve_format)
+        else:
+            gradient = gradient / (self.every or 1)
+        if self.scaler is not None:
+            gradient = self.scaler.scale(gradient)
+        self._begin = gradient
+        return gradient
+
+    def backward_done(self) -> None:
+        """Called after each backward pass."""
+        self._is_dirty = True
+        if self.num_done < CHECKED_CYCLES and not self.problem:
+            self._after_backward = [*self._versions(), *self._norms()]
+
+    # --- steps ---
+
+    def is_in_charge(self, optimizer: Any) -> bool:
+        """Whether the steps of this optimizer are led; the first that steps is, and a second one ends it."""
+        if not self.is_active:
+            return False
+        own = self._optimizer() if self._optimizer is not None else None
+        if own is None:
+            if self._own() is not optimizer:
+                self._after_backward = self._when_held = None  # of another one's gradients
+            self._optimizer = weakref.ref(optimizer)
+        elif own is not optimizer:
+            if self.scaler is not None:
+                self._undo_scale(_parameters_of(optimizer))
+            self.stand_down(apply_step.SEVERAL)
+            return False
+        return True
+
+    def _own(self) -> Any:
+        """Returns the optimizer that steps; before the first step the one made last; None when it is gone."""
+        if self._optimizer is not None:
+            return self._optimizer()
+        return next(reversed(self._session.optimizers.optimizers()), None)
+
+    def is_last(self) -> bool:
+        """Whether the next call of `step()` steps: no more gradients are to come."""
+        return self.gathered + 1 >= (self.every or 1)
+
+    def step(self, step: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Steps, or holds the step back when more gradients are to come; returns what a step would."""
+        import torch
+
+        closure, returned = kwargs.get("closure", args[0] if args else None), None
+        if closure is not None:
+            if not apply_step.calls_closure_once(optimizer):
+                self.stand_down(apply_step.CLOSURE)
+                return step(optimizer, *args, **kwargs)
+            with torch.enable_grad():
+                returned = closure()
+            args, kwargs = (), {name: value for name, value in kwargs.items() if name != "closure"}
+        self._program_steps()
+        if self.problem:
+            done = step(optimizer, *args, **kwargs)
+            return done if closure is None else returned
+        if not self.is_last():
+            self._hold()
+            return returned
+        self.num_calls += self.gathered + 1  # before the step, within which the result may be written
+        self.num_done += 1
+        self.is_through = True
+        try:
+            done = self._scaled_step(optimizer) if self.scaler is not None else step(optimizer, *args, **kwargs)
+        finally:
+            self.is_through = self._is_dirty = self._is_unscaled = False
+            self.gathered = self._num_discarded = 0
+            self._after_backward = self._when_held = None
+        return done if closure is None else returned
+
+    def _program_steps(self) -> None:
+        """Called at each step of the program: the first one tells how many backward passes it makes to one."""
+        if self._is_derived and self.every and not self.num_done and not self.gathered:
+            self._correct()
+        if not self.is_last() or self.scaler is not None:
+            self._check_untouched()
+
+    def _hold(self) -> None:
+        self.gathered += 1
+        self._is_dirty = False
+        if self.num_done < CHECKED_CYCLES:
+            self._when_held = self._norms()
+
+    def _scaled_step(self, optimizer: Any) -> Any:
+        returned = self.scaler.step(optimizer)
+        self.scaler.update()
+        return returned
+
+    def unscale(self) -> None:
+        """Divides the gradients by the scale, once a cycle, before somebody looks at them."""
+        if self.scaler is None or self._is_unscaled:
+            return
+        self._check_untouched()
+        if not self.problem:
+            self._is_unscaled = True
+            self.scaler.unscale_(self._own())
+
+    def keeps(self, owner: Any) -> bool:
+        """Whether `zero_grad()` of an optimizer or a module must leave the gradients that are being gathered."""
+        if not self.gathered or self.problem or not self._is_concerned(owner):
+            return False
+        if not self._is_dirty:
+            return True
+        self.gathered, self._is_dirty, self._when_held = 0, False, None  # thrown away: all that was gathered goes with it
+        self._num_discarded += 1
+        if self._num_discarded >= MAX_DISCARDED:
+            self.stand_down(apply_step.DISCARDS)
+        return False
+
+    def _is_concerned(self, owner: Any) -> bool:
+        held = self._session.optimizers.held_parameters()
+        if hasattr(owner, "parameters"):
+            return any(id(parameter) in held for parameter in owner.parameters())
+        return owner is self._own()
+
+    def cleared(self) -> None:
+        """Called after `zero_grad()` where it was told what to leave."""
+        # Looked at while it is new: what the knob is for is seen at once.
+        self.num_cleared += 1
+        if self.num_cleared <= 2 * CHECKED_CYCLES and self._session.num_steps:
+            self.is_left_empty = all(parameter.grad is None for parameter in self._parameters())
+
+    # --- clipping ---
+
+    def norm(self, name: str, parameters: Any, args: Any, kwargs: Any) -> Any:
+        """Returns what clipping would, without doing it: there are gradients to come."""
+        import torch
+
+        if name != "clip_grad_norm_":
+            return None
+        norm_type = float(kwargs.get("norm_type", args[1] if len(args) > 1 else 2.0))
+        found = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        gradients = [parameter.grad for parameter in found if parameter.grad is not None]
+        if not gradients:
+            return torch.tensor(0.0)
+        norms = [torch.linalg.vector_norm(gradient, norm_type).to(gradients[0].device) for gradient in gradients]
+        norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        return norm if self.scaler is None else norm / (self._begin * (self.every or 1))
+
+    # --- how many ---
+
+    def _derive(self) -> None:
+        """Tells from the batch how many calls of `step()` make the global batch; called at the first backward pass."""
+        samples, self._first_samples = self._batch()
+        self._set_every(samples, 1)
+
+    def _correct(self) -> None:
+        """Takes into account that the program gathers gradients itself; called at its first step."""
+        import torch
+
+        samples, called = self._batch()
+        own = max(1, round(called / self._first_samples)) if self._first_samples else 1
+        if own == 1:
+            return
+        before = self.every or 1
+        self._set_every(samples, own)
+        if self.every and not self.problem:
+            with torch.no_grad():
+                for parameter in self._parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(before / self.every)
+            self._after_backward = None
+
+    def _set_every(self, samples: Optional[float], own: int) -> None:
+        each = (samples or 0.0) * own * _num_ranks()
+        if not each:
+            self.stand_down(apply_step.UNCOUNTED)
+        elif (self.global_batch or 0) % each:
+            self.stand_down(apply_step.UNEVEN.format(int(each), self.global_batch))
+        else:
+            self.every = int((self.global_batch or 0) // each)
+
+    def _batch(self) -> Tuple[Optional[float], float]:
+        """Returns the samples of a batch, None where nobody tells, and what the forward calls since the last step held."""
+        session = self._session
+        called = max((root.samples for root in session.modules.roots), default=0.0)
+        size = session.loaders.touched[-1].batch_size if session.loaders.touched else None
+        if size is not None:
+            return float(size), called
+        is_counted = session.modules.roots and session.modules.roots[0].sizes.unit == "samples"
+        return (called if is_counted else None), called
+
+    @property
+    def calls_per_step(self) -> Optional[float]:
+        """Calls of `step()` to one that stepped, as seen; None before there was one."""
+        return self.num_calls / self.num_done if self.num_done else None
+
+    @property
+    def is_early(self) -> bool:
+        """Whether there has been no second step yet, before which cleared gradients tell nothing."""
+        return bool(self._session.num_steps < 2)
+
+    def samples_per_step(self) -> Optional[float]:
+        """Returns the samples that a step of all ranks held, as counted; None where samples are not what is counted."""
+        samples = self._session.steps["samples"]
+        if not samples or self._session.loaders.unit != "samples":
+            return None
+        return float(statistics.median(samples) * self._session.world_size)
+
+    # --- what the program does ---
+
+    def stand_down(self, why: str) -> None:
+        """Leaves the gradients alone from here on."""
+        if self.problem:
+            return
+        self.problem = why
+        if self.scaler is not None:
+            if self._is_dirty and not self._is_unscaled:
+                self._undo_scale(self._parameters())
+            self._session.modules.leave_precision(why)
+        self.scaler, self.every, self.gathered, self._after_backward, self._when_held = None, 1, 0, None, None
+
+    def _undo_scale(self, parameters: List[Any]) -> None:
+        """Takes the scale out of gradients that somebody else will use; what overflowed counts nothing."""
+        import torch
+
+        scale = self._begin * (self.every or 1)
+        with torch.no_grad():
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    torch.nan_to_num_(parameter.grad.div_(scale), 0.0, 0.0, 0.0)
+
+    def _check_untouched(self) -> None:
+        before, self._after_backward = self._after_backward, None
+        if before is not None and [*self._versions(), *self._norms()] != before:
+            self.stand_down(apply_step.CHANGES)
+
+    def _versions(self) -> List[Any]:
+        parameters = self._parameters()
+        return [None if parameter.grad is None else parameter.grad._version for parameter in parameters]
+
+    def _norms(self) -> List[Any]:
+        """Returns the norm of each gradient, as text, that what is no number equals itself; None for none."""
+        import torch
+
+        found = [parameter.grad for parameter in self._parameters()]
+        dense = [gradient for gradient in found if gradient is not None and not gradient.is_sparse]
+        if not dense:
+            return [None for _ in found]
+        with torch.no_grad():
+            norms = torch._foreach_norm(dense)
+        return [*(None for gradient in found if gradient is None), *(repr(float(norm)) for norm in norms)]
+
+    def _parameters(self) -> List[Any]:
+        return _parameters_of(self._own())
+
+
+def _parameters_of(optimizer: Any) -> List[Any]:
+    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+
+
+def _is_sharded(module: Any) -> bool:
+    is_wrapped = any(type(each).__name__ == "FullyShardedDataParallel" for each in module.modules())
+    return is_wrapped or any(hasattr(parameter, "to_local") for parameter in module.parameters())
+
+
+def _num_ranks() -> int:
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -1,0 +1,239 @@
+"""How batches get to the device: without the program waiting for the copy, or copied one batch ahead.
+
+The program keeps its own `batch.to(device)` and its batches on the host: nothing else of it changes. What is known are the
+tensors that its loaders hand over; where such a one is moved, the copy does not block (loader.non_blocking), or has been made
+on a side stream already, while the step before was computed (loader.device_prefetch). Only tensors that the program was seen
+to move are copied ahead, and one that it has changed on the host since is copied anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from . import batches
+from .protocol import APPLIED, NOT_APPLICABLE, KnobReport
+
+NON_BLOCKING, AHEAD = "loader.non_blocking", "loader.device_prefetch"
+KEYS = (NON_BLOCKING, AHEAD)
+ON_THE_CPU = "the program trains on the CPU: no batch is copied to a device"
+UNSEEN = "no tensor of a loader's batches was seen to be moved by Tensor.to() or Tensor.cuda()"
+NOT_AHEAD = "no batch was there before the program asked for it"
+
+
+class Moves:
+    """What the program does with the batches of one loader."""
+
+    def __init__(self) -> None:
+        self.devices: Dict[int, Any] = {}  # place of a tensor in the batch -> where it is moved to
+        self.num_waiting = 0  # copies made ahead and not asked for yet
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a pickled DataLoader leaves us behind
+
+
+class Leaf:
+    """One tensor of one batch, as the loader handed it over."""
+
+    def __init__(self, tensor: Any, place: int, moves: Moves, forget: Callable[[Any], None]) -> None:
+        self.tensor = weakref.ref(tensor, forget)
+        self.place, self.moves = place, moves
+        self.version = tensor._version
+        self.copy: Optional[Tuple[Any, Any]] = None  # on the device, and the event after which it is there
+
+    def take(self) -> Optional[Tuple[Any, Any]]:
+        """Returns the copy made ahead, once; None without one."""
+        copy, self.copy = self.copy, None
+        if copy is not None:
+            self.moves.num_waiting -= 1
+        return copy
+
+
+class SideStreams:
+    """Copies beside what the device computes; the only part that needs CUDA."""
+
+    def __init__(self) -> None:
+        self._streams: Dict[Any, Any] = {}
+
+    def copy(self, tensor: Any, device: Any) -> Tuple[Any, Any]:
+        """Returns a tensor's copy on a device and the event after which it may be used."""
+        import torch
+
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            return tensor.to(device, non_blocking=True), stream.record_event()
+
+    def hand_over(self, copy: Any, event: Any) -> None:
+        """Lets what is computed from now on wait for a copy, and its memory wait for what is computed."""
+        import torch
+
+        current = torch.cuda.current_stream(copy.device)
+        current.wait_event(event)
+        copy.record_stream(current)
+
+
+class Transfer:
+    """Stands between the loaders' iterators and the program, and at `Tensor.to` and `Tensor.cuda`, where a knob asks for it.
+
+    Args:
+        knobs: the trial's knobs.
+        streams: what copies ahead.
+    """
+
+    def __init__(self, knobs: Dict[str, Any], streams: Any = None) -> None:
+        self._non_blocking: Optional[bool] = knobs.get(NON_BLOCKING)
+        self._is_ahead = knobs.get(AHEAD) is True
+        self._streams = streams or SideStreams()
+        self._leaves: Dict[int, Leaf] = {}
+        self.num_moved = self.num_ahead = 0
+        self._undo: List[Tuple[Any, str, Any]] = []
+        if self._non_blocking is not None or self._is_ahead:
+            self._patch_iteration()
+            self._patch_moves()
+
+    def remove(self) -> None:
+        """Takes everything back; a process keeps it, a test does not."""
+        for owner, name, own in reversed(self._undo):
+            setattr(owner, name, own)
+
+    def _put(self, owner: Any, name: str, value: Any) -> None:
+        self._undo.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    # --- batches ---
+
+    def _patch_iteration(self) -> None:
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        start, advance, transfer = _BaseDataLoaderIter.__init__, _BaseDataLoaderIter.__next__, self
+
+        @functools.wraps(start)
+        def __init__(self: Any, loader: Any) -> None:
+            found = loader.__dict__.get("_autotune_moves")
+            if found is None:
+                found = loader.__dict__["_autotune_moves"] = Moves()
+            self._autotune_moves, self._autotune_ahead = found, None
+            start(self, loader)
+
+        @functools.wraps(advance)
+        def __next__(self: Any) -> Any:
+            # Persistent workers begin anew with the same iterator: what was fetched ahead of an epoch cut short goes.
+            ahead, self._autotune_ahead = self._autotune_ahead, None
+            if ahead is None or ahead[0] != self._num_yielded:
+                ahead = transfer._fetch(self, advance, is_ahead=False)
+            if transfer._is_ahead and self._autotune_moves.devices and ahead[2] is None:
+                self._autotune_ahead = transfer._fetch(self, advance, is_ahead=True)
+            if ahead[2] is not None:
+                raise ahead[2]
+            return ahead[1]
+
+        self._put(_BaseDataLoaderIter, "__init__", __init__)
+        self._put(_BaseDataLoaderIter, "__next__", __next__)
+
+    def _fetch(self, iterator: Any, advance: Any, *, is_ahead: bool) -> Tuple[int, Any, Optional[Exception]]:
+        """Returns (batches yielded by then, the next batch, what was raised instead of it)."""
+        try:
+            batch = advance(iterator)
+        except Exception as error:  # the end, or the data set's trouble: raised when it is the program's turn
+            return iterator._num_yielded, None, error
+        self._mark(batch, iterator._autotune_moves, is_ahead=is_ahead)
+        return iterator._num_yielded, batch, None
+
+    def _mark(self, batch: Any, moves: Moves, *, is_ahead: bool) -> None:
+        from torch import Tensor
+
+        # A program that collects batches would have all of them on the device: no more than the one in hand and the next.
+        begins = is_ahead and moves.num_waiting <= len(moves.devices)
+        for place, tensor in enumerate(batches._tensors(batch)):
+            if not isinstance(tensor, Tensor) or tensor.device.type != "cpu" or tensor.is_inference():
+                continue
+            key, device = id(tensor), moves.devices.get(place)
+            self._forget(key)  # the data set may have one tensor in several batches
+            leaf = Leaf(tensor, place, moves, functools.partial(self._forget, key))
+            if begins and device is not None:
+                leaf.copy = self._streams.copy(tensor, device)
+                moves.num_waiting += 1
+            self._leaves[key] = leaf
+
+    def _forget(self, key: int, _: Any = None) -> None:
+        leaf = self._leaves.pop(key, None)
+        if leaf is not None:
+            leaf.take()
+
+    # --- the program's own moves ---
+
+    def _patch_moves(self) -> None:
+        import torch
+
+        to, cuda, leaves, move = torch.Tensor.to, torch.Tensor.cuda, self._leaves, self._move
+
+        @functools.wraps(to)
+        def batch_to(self: Any, *args: Any, **kwargs: Any) -> Any:
+            leaf = leaves.get(id(self))
+            if leaf is None or leaf.tensor() is not self:
+                return to(self, *args, **kwargs)
+            return move(leaf, to, args, kwargs)
+
+        @functools.wraps(cuda)
+        def batch_cuda(self: Any, *args: Any, **kwargs: Any) -> Any:
+            leaf = leaves.get(id(self))
+            if leaf is None or leaf.tensor() is not self:
+                return cuda(self, *args, **kwargs)
+            return move(leaf, to, *_as_to(*args, **kwargs))
+
+        self._put(torch.Tensor, "to", batch_to)
+        self._put(torch.Tensor, "cuda", batch_cuda)
+
+    def _move(self, leaf: Leaf, to: Any, args: Any, kwargs: Any) -> Any:
+        import torch
+
+        tensor: Any = leaf.tensor()
+        device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
+        if device is None or device.type == "cpu":
+            return to(tensor, *args, **kwargs)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        self.num_moved += 1
+        leaf.moves.devices[leaf.place] = device
+        wanted = {"device": device, "dtype": dtype or tensor.dtype}
+        if layout is not None:
+            wanted["memory_format"] = layout
+        ready = leaf.take()
+        if ready is not None and ready[0].device == device and tensor._version == leaf.version:
+            self._streams.hand_over(*ready)
+            self.num_ahead += 1
+            return to(ready[0], **wanted)
+        return to(tensor, **wanted, non_blocking=non_blocking if self._non_blocking is None else self._non_blocking)
+
+    # --- what became of it ---
+
+    def verify(self, knobs: Dict[str, Any], device: str) -> Dict[str, KnobReport]:
+        """Returns a report for each of the knobs: whether batches were seen to be moved as asked."""
+        reports = {}
+        for key in KEYS:
+            if key not in knobs:
+                continue
+            missing = UNSEEN if not self.num_moved else NOT_AHEAD if key == AHEAD and not self.num_ahead else ""
+            if device == "cpu":
+                reports[key] = KnobReport(NOT_APPLICABLE, ON_THE_CPU, False)
+            elif knobs[key] and missing:
+                reports[key] = KnobReport(NOT_APPLICABLE, missing, False)
+            else:
+                reports[key] = KnobReport(APPLIED, "", knobs[key])
+        return reports
+
+
+def _as_to(device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tuple[Any, Dict[str, Any]]:
+    """Returns the arguments of `Tensor.to` for those of `Tensor.cuda`."""
+    import torch
+
+    where = torch.device("cuda", device) if isinstance(device, int) else torch.device("cuda" if device is None else device)
+    return (where,), {"non_blocking": non_blocking, **kwargs}
+
+
+def applicability(device: str) -> Dict[str, str]:
+    """Returns knob key -> why it cannot be turned in this process."""
+    return dict.fromkeys(KEYS, ON_THE_CPU) if device == "cpu" else {}

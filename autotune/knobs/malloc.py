@@ -1,0 +1,56 @@
+"""Other allocators of host memory that are installed on this machine."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+# Names of the libraries, the plain builds before those with profiling or debugging in them.
+LIBRARIES = {
+    "jemalloc": re.compile(r"libjemalloc\.so(\.\d+)*"),
+    "tcmalloc": re.compile(r"libtcmalloc(_minimal)?\.so(\.\d+)*"),
+}
+FOLDERS = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/local/lib64")
+ANY = re.compile("|".join(f"({pattern.pattern})" for pattern in LIBRARIES.values()))
+
+
+@functools.cache
+def installed() -> dict[str, str]:
+    """Returns name -> path of the allocators that are found on this machine, in the system's folders and in Python's own."""
+    own = [Path(prefix) / "lib" for prefix in (os.environ.get("CONDA_PREFIX"), sys.prefix) if prefix]
+    system = [folder for pattern in FOLDERS for folder in sorted(Path("/").glob(pattern.lstrip("/")))]
+    return found_in([*system, *own])
+
+
+def found_in(folders: Iterable[Path]) -> dict[str, str]:
+    """Returns name -> path of the allocators in some folders; the first folder that has one counts."""
+    found: dict[str, str] = {}
+    for folder in folders:
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError:
+            continue
+        for allocator, pattern in LIBRARIES.items():
+            files = [name for name in names if pattern.fullmatch(name)]
+            if files:
+                found.setdefault(allocator, str(folder / files[-1]))
+    return found
+
+
+def preloading(allocator: str, environment: Mapping[str, str], libraries: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that make a process begin with an allocator.
+
+    Args:
+        allocator: "jemalloc", "tcmalloc", or "glibc" for the C library's own.
+        environment: what the process would have; what else is preloaded there stays.
+        libraries: name -> path of those installed; an allocator that is not cannot be preloaded.
+    """
+    words = environment.get("LD_PRELOAD", "").replace(":", " ").split()
+    others = [word for word in words if not ANY.fullmatch(os.path.basename(word))]
+    if allocator not in libraries:
+        return {"LD_PRELOAD": ":".join(others)} if allocator not in LIBRARIES and others != words else {}
+    return {"LD_PRELOAD": ":".join([libraries[allocator], *others])}

@@ -1,0 +1,100 @@
+"""Knobs of memory: the device's allocator and its bound, and the allocator of the host."""
+
+from __future__ import annotations
+
+import os
+
+from autotune.knobs import malloc
+from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.ranges import no_cuda
+from autotune.records import Tier
+
+# What torch's CUDA allocator is told, by the name of the knob's value.
+CONFIGURATIONS = {
+    "default": "",
+    "expandable_segments": "expandable_segments:True",
+    "max_split_256": "max_split_size_mb:256",
+    "roundup_8": "roundup_power2_divisions:8",
+    "collect_80": "garbage_collection_threshold:0.8",
+    "cuda_malloc_async": "backend:cudaMallocAsync",
+}
+# Both, since torch before 2.9 knows the old name only, 2.9 and 2.10 take some of it from the old one (pytorch #183387).
+CONFIGURATION_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def configuration(value: str) -> dict[str, str]:
+    """Returns the variables that torch's CUDA allocator reads when it is first used."""
+    text = CONFIGURATIONS[value]
+    return dict.fromkeys(CONFIGURATION_VARIABLES, text) if text else {}
+
+
+def no_other_malloc(_: Circumstances) -> str | None:
+    """Returns why the host's allocator cannot be replaced: no other one is installed."""
+    if malloc.installed():
+        return None
+    return "neither jemalloc nor tcmalloc is installed here (Debian and Ubuntu: libjemalloc2, libtcmalloc-minimal4)"
+
+
+ALLOCATOR = Knob(
+    key="memory.allocator",
+    tier=Tier.exact,
+    type=str,
+    default="default",
+    choices=tuple(CONFIGURATIONS),
+    domain=lambda _: ["default", "expandable_segments", "roundup_8"],
+    blocked=no_cuda,
+    environment=configuration,
+    summary=(
+        "How torch's CUDA allocator keeps memory: expandable_segments grows its segments instead of adding others, "
+        "max_split_256 leaves blocks above 256 MB whole, roundup_8 rounds sizes up to an eighth of a power of two, collect_80 "
+        "frees unused blocks above 80 % of the device, cuda_malloc_async leaves it to the driver. Set as "
+        "PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF before the program starts."
+    ),
+    helps=(
+        "Batches whose shapes differ (text, detection): memory falls into pieces, the allocator retries (num_alloc_retries) or "
+        "a batch that should fit does not. expandable_segments is the first to try."
+    ),
+    hurts=(
+        "With fixed shapes it changes little. Rounding takes more memory, collecting costs time near the limit; "
+        "expandable_segments and cuda_malloc_async do not suit every way of sharing CUDA memory between processes. Not "
+        "measured on a GPU yet."
+    ),
+)
+
+FRACTION = Knob(
+    key="memory.fraction",
+    tier=Tier.exact,
+    type=float,
+    default=1.0,
+    domain=lambda _: [],  # a bound makes nothing faster: who needs one knows how much
+    bounds=lambda _: (0.01, 1.0),
+    blocked=no_cuda,
+    summary=(
+        "torch.cuda.set_per_process_memory_fraction: the part of the device's memory that the training process may take, from "
+        "its first optimizer step on. Where device.memory_limit asks for less, that holds."
+    ),
+    helps="Another program needs its part of the device, and the training is to be measured with what is left.",
+    hurts="Near the bound unused memory is given back and asked for again, and beyond it the trial is out of memory.",
+)
+
+MALLOC = Knob(
+    key="memory.malloc",
+    tier=Tier.exact,
+    type=str,
+    default="glibc",
+    choices=("glibc", *malloc.LIBRARIES),
+    domain=lambda _: ["glibc", *malloc.installed()],
+    blocked=no_other_malloc,
+    environment=lambda value: malloc.preloading(value, os.environ, malloc.installed()),
+    summary=(
+        "The allocator of host memory, in the training process and in everything it starts: the C library's own, or jemalloc "
+        "or tcmalloc, preloaded (LD_PRELOAD) where they are installed."
+    ),
+    helps=(
+        "Training and decoding on a CPU: large blocks that come and go each step, many threads at once, memory that the C "
+        "library gives back to the kernel and asks for again."
+    ),
+    hurts="Memory kept for reuse makes processes larger. A GPU that does all of the work leaves little to gain.",
+)
+
+KNOBS = [ALLOCATOR, FRACTION, MALLOC]

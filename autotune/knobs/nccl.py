@@ -1,0 +1,368 @@
+"""Knobs of NCCL, which carries the gradients between GPUs: its environment variables, set before the interpreter starts.
+
+Names, values and defaults are those of NCCL's own documentation, "Environment Variables"
+(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, read for 2.31). It files most of them under debugging:
+NCCL chooses by a model of the machine, and a later version may choose better than a value that was written down. So each is
+offered only where this machine's topology lets it matter, and what a study finds holds for its machine, model and NCCL.
+
+NCCL itself needs GPUs. What is tested without one: that each value reaches every rank's environment and is read back there.
+Not measured on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.ranges import no_cuda
+from autotune.records import KnobValue, Tier
+
+AUTO = "auto"  # the variable is not set: NCCL decides
+UNSET = 0  # the same for a number
+
+# Knob -> the variable that it is. One name per setting: env.NCCL_ALGO is refused and names nccl.algo.
+VARIABLES = {
+    "nccl.algo": "NCCL_ALGO",
+    "nccl.proto": "NCCL_PROTO",
+    "nccl.min_nchannels": "NCCL_MIN_NCHANNELS",
+    "nccl.max_nchannels": "NCCL_MAX_NCHANNELS",
+    "nccl.nthreads": "NCCL_NTHREADS",
+    "nccl.buffsize": "NCCL_BUFFSIZE",
+    "nccl.p2p_level": "NCCL_P2P_LEVEL",
+    "nccl.nvls": "NCCL_NVLS_ENABLE",
+    "nccl.ib_disable": "NCCL_IB_DISABLE",
+    "nccl.ib_hca": "NCCL_IB_HCA",
+    "nccl.socket_ifname": "NCCL_SOCKET_IFNAME",
+    "nccl.cross_nic": "NCCL_CROSS_NIC",
+}
+
+HOPPER = (9, 0)  # first compute capability with NVLink SHARP
+PER_COLLECTIVE = (2, 24)  # first NCCL whose NCCL_ALGO takes "allreduce:tree", and fails where a bare name suits no collective
+ALGORITHMS = ("Ring", "Tree", "NVLS", "NVLSTree", "CollnetDirect", "CollnetChain")
+# NCCL's levels by distance, and the paths of `nvidia-smi topo -m` that each adds to those before it.
+P2P_LEVELS = {"NVL": {"NV"}, "PIX": {"PIX"}, "PXB": {"PXB"}, "PHB": {"PHB", "NODE"}, "SYS": {"SYS"}}
+MIB = 1 << 20
+MAX_CHANNELS = 64  # 32 before NCCL 2.25
+
+
+def no_nccl(circumstances: Circumstances) -> str | None:
+    """Returns why NCCL has nothing to do in this program; None when it has, or may have."""
+    if reason := no_cuda(circumstances):
+        return reason
+    if circumstances.world_size == 1:
+        return "one process trains: there is nobody to communicate with"
+    if circumstances.collectives and "nccl" not in circumstances.collectives:
+        return f"the processes communicate through {circumstances.collectives}, not through NCCL"
+    if circumstances.world_size is None and circumstances.topology.num_gpus < 2 and not circumstances.topology.adapters:
+        return "one GPU, as far as can be seen: there is nobody to communicate with"
+    return None
+
+
+def no_peers(circumstances: Circumstances) -> str | None:
+    """Returns why the way between the GPUs of one machine does not matter; None when it does."""
+    if reason := no_nccl(circumstances):
+        return reason
+    if circumstances.topology.num_gpus < 2:
+        return "fewer than two GPUs are seen in this machine"
+    if not circumstances.topology.paths:
+        return "how the GPUs are connected is not known: NVML does not tell"
+    return None
+
+
+def no_choice_of_level(circumstances: Circumstances) -> str | None:
+    """Returns why no level of peer-to-peer differs from another; None when they do."""
+    if reason := no_peers(circumstances):
+        return reason
+    if circumstances.topology.paths == {"NV"}:
+        return "all GPUs are connected by NVLink, which is used at every level"
+    return None
+
+
+def no_nvls(circumstances: Circumstances) -> str | None:
+    """Returns why NVLink SHARP cannot be had; None when it can."""
+    if reason := no_peers(circumstances):
+        return reason
+    if not circumstances.topology.has_nvswitch:
+        return "no NVSwitch: NVLink SHARP computes in the switches"
+    capability = circumstances.compute_capability
+    if capability is not None and capability < HOPPER:
+        return f"compute capability {capability[0]}.{capability[1]}: NVLink SHARP needs 9.0 (Hopper) or newer"
+    return None
+
+
+def one_node(circumstances: Circumstances) -> str | None:
+    """Returns why the network does not matter; None when it does, or may."""
+    if reason := no_nccl(circumstances):
+        return reason
+    return "one machine: its GPUs do not talk over the network" if circumstances.num_nodes == 1 else None
+
+
+def no_infiniband(circumstances: Circumstances) -> str | None:
+    """Returns why InfiniBand does not matter; None when it does, or may."""
+    if reason := one_node(circumstances):
+        return reason
+    return None if circumstances.topology.adapters else "no InfiniBand or RoCE adapter with an active port"
+
+
+def one_adapter(circumstances: Circumstances) -> str | None:
+    """Returns why there is no choice of InfiniBand adapters; None when there is."""
+    if reason := no_infiniband(circumstances):
+        return reason
+    only = circumstances.topology.adapters
+    return f"one adapter ({only[0]}): there is no choice" if len(only) < 2 else None
+
+
+def one_interface(circumstances: Circumstances) -> str | None:
+    """Returns why there is no choice of network interfaces; None when there is."""
+    if reason := one_node(circumstances):
+        return reason
+    there = circumstances.topology.interfaces
+    return f"one network interface ({there[0] if there else 'none seen'}): there is no choice" if len(there) < 2 else None
+
+
+def one_nic(circumstances: Circumstances) -> str | None:
+    """Returns why no ring can cross adapters; None when it can."""
+    if reason := one_node(circumstances):
+        return reason
+    nics = circumstances.topology.adapters or circumstances.topology.interfaces
+    return "one network adapter: NCCL's setting has no effect" if len(nics) < 2 else None
+
+
+def algorithms(circumstances: Circumstances) -> list[KnobValue]:
+    """Returns the algorithms worth a trial: trees always, those of the switches where there are any.
+
+    Of a bare name NCCL 2.24 and later say that a collective which has no such algorithm fails (a broadcast knows no tree, and
+    DistributedDataParallel begins with one); before, it fell back to a ring and knew no names of collectives.
+    """
+    names = ["Ring", "Tree"]
+    if no_nvls(circumstances) is None:
+        names.append("NVLSTree" if (circumstances.num_nodes or 1) > 1 else "NVLS")
+    is_older = circumstances.nccl is not None and circumstances.nccl < PER_COLLECTIVE
+    return [name if is_older else f"allreduce:{name.lower()}" for name in names]
+
+
+def p2p_levels(circumstances: Circumstances) -> list[KnobValue]:
+    """Returns the levels that differ here: none at all, and each that takes in further pairs of GPUs."""
+    return ["LOC", *(level for level, paths in P2P_LEVELS.items() if circumstances.topology.paths & paths)]
+
+
+def _variable(key: str, *, unless: KnobValue | None = None) -> Callable[[Any], dict[str, str]]:
+    """Returns a knob's rule of what variable a value is; `unless` is the value that leaves it unset."""
+
+    def environment(value: Any) -> dict[str, str]:
+        if value == unless:
+            return {}
+        return {VARIABLES[key]: str(int(value)) if isinstance(value, bool) else str(value)}
+
+    return environment
+
+
+ALGO = Knob(
+    key="nccl.algo",
+    tier=Tier.exact,
+    type=str,
+    default=AUTO,
+    choices=(AUTO, *(f"allreduce:{name.lower()}" for name in ALGORITHMS), *ALGORITHMS),
+    domain=algorithms,
+    blocked=no_nccl,
+    environment=_variable("nccl.algo", unless=AUTO),
+    summary=(
+        "NCCL_ALGO: which algorithm may carry the gradients. `allreduce:tree` (since NCCL 2.24) holds for that collective and "
+        "leaves the others alone; a bare name holds for all."
+    ),
+    helps=(
+        "NCCL's model of the machine is wrong for these message sizes: trees have less latency over many ranks, rings more "
+        "bandwidth, NVLS adds up in the NVSwitches."
+    ),
+    hurts=(
+        "One algorithm for every size of message is rarely best. A bare name that a collective does not know ends the program "
+        "since 2.24. CollnetDirect and CollnetChain need a network that reduces, and its plugin."
+    ),
+)
+
+PROTO = Knob(
+    key="nccl.proto",
+    tier=Tier.exact,
+    type=str,
+    default=AUTO,
+    choices=(AUTO, "Simple", "LL", "^LL", "^LL128"),
+    domain=lambda _: ["Simple", "^LL128"],
+    blocked=no_nccl,
+    environment=_variable("nccl.proto", unless=AUTO),
+    summary=(
+        "NCCL_PROTO: the protocols of a transfer. `Simple` has the most bandwidth, `LL` the least latency, LL128 something of "
+        "both where the hardware supports it; `^` excludes one."
+    ),
+    helps="Large gradient buckets that NCCL sends by a low-latency protocol, or a bug of one protocol.",
+    hurts=(
+        "NCCL's documentation advises against setting it but to exclude a protocol: LL128 where it is not supported corrupts "
+        "data, so no value here asks for it. Small messages suffer without the low-latency protocols."
+    ),
+)
+
+MIN_NCHANNELS = Knob(
+    key="nccl.min_nchannels",
+    tier=Tier.exact,
+    type=int,
+    default=UNSET,
+    domain=lambda _: [4, 8, 16, 32],
+    bounds=lambda _: (1, MAX_CHANNELS),
+    blocked=no_nccl,
+    is_active=lambda knobs: not UNSET < int(knobs.get("nccl.max_nchannels") or 0) < int(knobs.get("nccl.min_nchannels") or 0),
+    environment=_variable("nccl.min_nchannels", unless=UNSET),
+    summary=(
+        "NCCL_MIN_NCHANNELS: channels that a collective uses at least. Each is one CUDA block, on one of the GPU's "
+        "multiprocessors."
+    ),
+    helps="Collectives that do not reach the links' bandwidth while the GPU has multiprocessors to spare.",
+    hurts=(
+        "Every channel takes a multiprocessor from the backward pass that it overlaps with. Small messages use fewer channels "
+        "all the same. Left out where nccl.max_nchannels is lower."
+    ),
+)
+
+MAX_NCHANNELS = Knob(
+    key="nccl.max_nchannels",
+    tier=Tier.exact,
+    type=int,
+    default=UNSET,
+    domain=lambda _: [2, 4, 8, 16],
+    bounds=lambda _: (1, MAX_CHANNELS),
+    blocked=no_nccl,
+    environment=_variable("nccl.max_nchannels", unless=UNSET),
+    summary=(
+        "NCCL_MAX_NCHANNELS: channels that a collective uses at most. Each is one CUDA block, on one multiprocessor of the GPU."
+    ),
+    helps="Communication hides behind the backward pass, which is slowed by the multiprocessors that NCCL takes.",
+    hurts="Communication that is not hidden takes longer with fewer channels.",
+)
+
+NTHREADS = Knob(
+    key="nccl.nthreads",
+    tier=Tier.exact,
+    type=int,
+    default=UNSET,
+    domain=lambda _: [128, 256, 512],
+    bounds=lambda _: (64, 512),
+    blocked=no_nccl,
+    environment=_variable("nccl.nthreads", unless=UNSET),
+    summary="NCCL_NTHREADS: CUDA threads of each channel's block: 64, 128, 256 or 512, which is NCCL's own on recent GPUs.",
+    helps="Fewer threads leave registers and issue slots to the backward pass; more help where the GPU's clocks are low.",
+    hurts="Fewer threads move fewer bytes. Other numbers than those four are not what NCCL allows.",
+)
+
+BUFFSIZE = Knob(
+    key="nccl.buffsize",
+    tier=Tier.exact,
+    type=int,
+    default=UNSET,
+    domain=lambda _: [MIB, 2 * MIB, 8 * MIB, 16 * MIB],
+    bounds=lambda _: (1024, 1 << 30),
+    blocked=no_nccl,
+    environment=_variable("nccl.buffsize", unless=UNSET),
+    summary="NCCL_BUFFSIZE: bytes of the buffer between each pair of GPUs, a power of two; NCCL's own is 4 MiB.",
+    helps="Large messages over links with much latency (larger), or a GPU whose memory is nearly full (smaller).",
+    hurts="Every channel and peer has its buffer: 16 MiB of each takes GPU memory from the batch.",
+)
+
+P2P_LEVEL = Knob(
+    key="nccl.p2p_level",
+    tier=Tier.exact,
+    type=str,
+    default=AUTO,
+    choices=(AUTO, "LOC", *P2P_LEVELS),
+    domain=p2p_levels,
+    blocked=no_choice_of_level,
+    environment=_variable("nccl.p2p_level", unless=AUTO),
+    is_unknown=True,  # where PCIe is set up badly, a direct transfer corrupts what it carries
+    summary=(
+        "NCCL_P2P_LEVEL: the longest way on which GPUs of one machine read each other's memory directly: LOC never, NVL by "
+        "NVLink, PIX one PCIe switch, PXB several, PHB within a NUMA node, SYS everywhere. Beyond it, data go through the host."
+    ),
+    helps="GPUs on PCIe, where NCCL is careful: direct transfers across the CPU can be faster, or far slower, than it assumes.",
+    hurts=(
+        "Direct transfers through a CPU or an IOMMU that does not support them well are slow, hang or corrupt data: losses are "
+        "compared with the baseline's before a value may win."
+    ),
+)
+
+NVLS = Knob(
+    key="nccl.nvls",
+    tier=Tier.exact,
+    type=bool,
+    default=True,
+    domain=lambda _: [True, False],
+    blocked=no_nvls,
+    environment=_variable("nccl.nvls"),
+    summary="NCCL_NVLS_ENABLE: NVLink SHARP, sums computed in the NVSwitches of Hopper and later. On unless it is turned off.",
+    helps="Off frees the memory and multiprocessors that it reserves, for models whose communication is hidden anyway.",
+    hurts="Off, a large all-reduce within the machine sends more over the NVLinks.",
+)
+
+IB_DISABLE = Knob(
+    key="nccl.ib_disable",
+    tier=Tier.exact,
+    type=bool,
+    default=False,
+    domain=lambda _: [False, True],
+    blocked=no_infiniband,
+    environment=_variable("nccl.ib_disable"),
+    summary="NCCL_IB_DISABLE: no InfiniBand or RoCE between machines; NCCL falls back to TCP sockets.",
+    helps="A fabric that is slower than the Ethernet beside it, or in the way of somebody else: a check more than a hope.",
+    hurts="Sockets go through the CPU: where InfiniBand works it is much faster.",
+)
+
+IB_HCA = Knob(
+    key="nccl.ib_hca",
+    tier=Tier.exact,
+    type=str,
+    default=AUTO,
+    domain=lambda here: [*(f"={name}" for name in here.topology.adapters), f"={','.join(here.topology.adapters)}"],
+    blocked=one_adapter,
+    environment=_variable("nccl.ib_hca", unless=AUTO),
+    summary=(
+        "NCCL_IB_HCA: which InfiniBand and RoCE adapters are used, a list of names with `=` before it for exact ones: "
+        "`=mlx5_0,mlx5_1`, `^=mlx5_2` for all but that."
+    ),
+    helps="Some adapters are for storage, on another network or far from the GPUs, and NCCL takes them in.",
+    hurts="Adapters left out are bandwidth left out. The names are this machine's, and must be those of all others.",
+)
+
+SOCKET_IFNAME = Knob(
+    key="nccl.socket_ifname",
+    tier=Tier.exact,
+    type=str,
+    default=AUTO,
+    domain=lambda here: [f"={name}" for name in here.topology.interfaces],
+    blocked=one_interface,
+    environment=_variable("nccl.socket_ifname", unless=AUTO),
+    summary=(
+        "NCCL_SOCKET_IFNAME: the network interfaces of NCCL's start-up and of its TCP transport, a list of prefixes, with `=` "
+        "before it for exact names: `=eth0`, `^docker`."
+    ),
+    helps="Several networks, of which NCCL picks the slower, or one that does not lead to the other machines.",
+    hurts="An interface that does not reach the others ends the start with a timeout. The names must be those of all machines.",
+)
+
+CROSS_NIC = Knob(
+    key="nccl.cross_nic",
+    tier=Tier.exact,
+    type=int,
+    default=2,
+    domain=lambda _: [0, 1, 2],
+    bounds=lambda _: (0, 2),
+    blocked=one_nic,
+    environment=_variable("nccl.cross_nic"),
+    summary=(
+        "NCCL_CROSS_NIC: whether a ring may leave one machine by one adapter and enter the next by another: 0 never, 1 yes, "
+        "2 (NCCL's own) only where that is faster by its model."
+    ),
+    helps="0 on networks with a switch for each adapter (rails), 1 where all adapters of a machine share a switch.",
+    hurts="The wrong one sends traffic across rails, or gives up the freedom to balance it.",
+)
+
+KNOBS = [
+    ALGO, PROTO, MIN_NCHANNELS, MAX_NCHANNELS, NTHREADS, BUFFSIZE, P2P_LEVEL, NVLS, IB_DISABLE, IB_HCA, SOCKET_IFNAME,
+    CROSS_NIC,
+]  # fmt: skip

@@ -1,0 +1,93 @@
+"""Knobs of DistributedDataParallel: how the ranks of a trial average their gradients."""
+
+from __future__ import annotations
+
+from autotune.knobs.base import Circumstances, Knob
+from autotune.records import Tier
+
+
+def alone(circumstances: Circumstances) -> str | None:
+    """Returns why there is nobody to average gradients with."""
+    return "one process trains: nobody to average gradients with" if circumstances.world_size == 1 else None
+
+
+BUCKET_CAP_MB = Knob(
+    key="parallel.bucket_cap_mb",
+    tier=Tier.exact,
+    type=int,
+    default=25,
+    blocked=alone,
+    domain=lambda _: [5, 25, 100],
+    bounds=lambda _: (1, 65_536),
+    summary=(
+        "DistributedDataParallel(bucket_cap_mb=...): gradients are averaged in buckets of so many MiB, each as soon as the "
+        "backward pass has filled it."
+    ),
+    helps=(
+        "Large buckets use the network better and cost fewer calls; small ones start sooner and hide more behind the backward "
+        "pass. Worth tuning where communication is exposed: `autotune show` says how much."
+    ),
+    hurts=(
+        "One bucket for everything hides nothing; hundreds pay a collective's latency each. Gradients are added up in another "
+        "order. Without DistributedDataParallel there are no buckets."
+    ),
+)
+
+STATIC_GRAPH = Knob(
+    key="parallel.static_graph",
+    tier=Tier.exact,
+    type=bool,
+    default=False,
+    blocked=alone,
+    domain=lambda _: [False, True],
+    is_unknown=True,  # exact where the graph is static; where it is not, gradients are left out
+    summary=(
+        "DistributedDataParallel(static_graph=True): the same parameters are used in the same order at every step, so that DDP "
+        "learns in the first what it would look for in each."
+    ),
+    helps=(
+        "Programs with find_unused_parameters=True, whose search of the graph at every step goes away; activation "
+        "checkpointing under DDP."
+    ),
+    hurts=(
+        "A graph that changes with the data (branches, layers left out at random) trains wrongly or fails: losses are compared "
+        "with the baseline's before it may win. Without unused parameters it gains little."
+    ),
+)
+
+GRADIENT_AS_BUCKET_VIEW = Knob(
+    key="parallel.gradient_as_bucket_view",
+    tier=Tier.exact,
+    type=bool,
+    default=False,
+    blocked=alone,
+    domain=lambda _: [False, True],
+    expert=lambda _: True,
+    summary=(
+        "DistributedDataParallel(gradient_as_bucket_view=True): `.grad` of a parameter is a view into the bucket that is sent, "
+        "not a copy of it."
+    ),
+    helps="Saves one copy of all gradients, in memory and in time; models whose gradients take much of the memory.",
+    hurts="A program that calls `detach_()` on gradients, or puts other tensors in their place, fails.",
+)
+
+GRADIENT_COMPRESSION = Knob(
+    key="parallel.gradient_compression",
+    tier=Tier.numerics,
+    type=str,
+    default="off",
+    blocked=alone,
+    choices=("off", "bf16"),
+    domain=lambda _: ["off", "bf16"],
+    summary=(
+        "`bf16` sends gradients as bfloat16 (torch's bf16_compress_hook) and adds them up in it: half the bytes between the "
+        "ranks. Weights, optimizer and the gradients of each rank stay as they are."
+    ),
+    helps="Communication that is exposed on a slow connection: several machines on Ethernet, GPUs without NVLink.",
+    hurts=(
+        "Casting costs time: where communication hides behind the backward pass it only loses. Averaged gradients "
+        "keep 8 bits of precision. A program with a communication hook of its own keeps it."
+    ),
+)
+
+KNOBS = [BUCKET_CAP_MB, STATIC_GRAPH, GRADIENT_AS_BUCKET_VIEW, GRADIENT_COMPRESSION]

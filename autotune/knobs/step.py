@@ -1,0 +1,79 @@
+"""Knobs of the optimizer's step as a whole, and what a global batch that is held makes of the batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.loader import BATCH_SIZE, MAX_BATCH_CPU, MAX_BATCH_CUDA
+from autotune.knobs.ranges import observed_int
+from autotune.records import Knobs, KnobValue, Tier
+
+MAX_ACCUMULATION = 1024
+MAX_HALVINGS = 7  # of the batch of a step: below a 128th of it only the overhead of a step would be measured
+
+ACCUMULATION = Knob(
+    key="step.accumulation",
+    tier=Tier.training,
+    type=int,
+    default=1,
+    domain=lambda _: [1, 2, 4, 8],
+    bounds=lambda _: (1, MAX_ACCUMULATION),
+    summary=(
+        "Batches whose gradients are gathered before the optimizer steps. Of k iterations of the program the k-th steps, clips "
+        "and clears, and each loss counts a k-th, as if the k batches were one; batch normalisation still sees them one by "
+        "one. With train.global_batch=N it is derived from the batch size and not searched; without, it changes the "
+        "optimisation as a larger batch does. A program that gathers gradients itself gathers k times as many."
+    ),
+    helps=(
+        "A batch too large for memory: activations are those of one small batch. Optimizers whose update is dear beside a "
+        "small batch, and many ranks: the update is paid once in k iterations."
+    ),
+    hurts=(
+        "k times the launches for the same samples: where the large batch fits it is faster. What the program counts are its "
+        "iterations: a limit of steps, and a learning-rate schedule that is stepped at each of them, end after as many batches "
+        "as before. Up to k-1 batches at the very end go unused. Under DDP each batch is still reduced. Not applicable to "
+        "several optimizers, LBFGS, and programs that clear or clip gradients by hand."
+    ),
+)
+
+KNOBS = [ACCUMULATION]
+HELD = (BATCH_SIZE.key, ACCUMULATION.key)  # whose product a global batch holds
+
+
+def tier_of(knob: Knob, *, is_held: bool) -> Tier:
+    """Returns what a knob changes beside speed: with the global batch held the batch size no more than roundings.
+
+    The same samples go into the same steps. It is not `exact` all the same: sums are taken in another order, and batch
+    normalisation and losses that average over other things than samples see smaller batches. So losses are compared.
+
+    Args:
+        knob: the knob.
+        is_held: whether `train.global_batch` holds.
+    """
+    return Tier.numerics if is_held and knob.key in HELD else knob.tier
+
+
+def derived(knobs: Knobs, *, held: int) -> Knobs:
+    """Returns the configuration with the accumulation that its batch size needs.
+
+    Args:
+        knobs: a full configuration.
+        held: samples that batch size times accumulation make.
+    """
+    return {**knobs, ACCUMULATION.key: held // int(knobs[BATCH_SIZE.key])}
+
+
+def dividing(held: int, asked: Iterable[KnobValue] | None, circumstances: Circumstances) -> list[KnobValue]:
+    """Returns the batch sizes that make up the held samples a whole number of times, ascending.
+
+    Args:
+        held: samples that batch size times accumulation make.
+        asked: the values to choose among; None for the halvings of all of them.
+        circumstances: machine and program.
+    """
+    own = observed_int(circumstances, BATCH_SIZE.key, otherwise=1)
+    most = max(own, MAX_BATCH_CUDA if circumstances.has_cuda else MAX_BATCH_CPU)
+    halvings = [held // 2**n for n in range(MAX_HALVINGS + 1) if held % 2**n == 0]
+    values = [value for value in halvings if value <= most] if asked is None else [int(value) for value in asked]
+    return list(sorted({value for value in values if 0 < value <= held and held % value == 0}))

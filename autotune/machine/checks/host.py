@@ -1,0 +1,115 @@
+"""Findings about the host: cores, memory, limits, settings of the kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.machine.checks.finding import Finding, Status
+from autotune.wording import bytes_text, number_text
+
+GROUP = "host"
+GIB = 1 << 30
+# Loader workers hand whole batches over through it; containers get 64 MiB unless told otherwise.
+SHARED_MEMORY_BYTES = GIB
+# torch's loaders hand tensors over as open files; the usual 1,024 end with a few workers that prefetch many tensors.
+OPEN_FILES = 4096
+# Swap that is in use while there is memory left was once needed: less than this is the kernel's housekeeping.
+SWAP_BYTES = 256 << 20
+
+
+def check_host(found: dict[str, Any], problem: str = "") -> list[Finding]:
+    """Returns the findings about the host.
+
+    Args:
+        found: the document of the probe; {} when there is none.
+        problem: why there is none.
+    """
+    if problem:
+        return [_finding("host", f"it could not be looked at: {problem}", Status.absent)]
+    return [
+        _cores(found),
+        _finding("memory", f"{bytes_text(found['memory_bytes'])}, {bytes_text(found['available_bytes'])} of it free"),
+        _swap(found),
+        _shared_memory(found.get("shared_memory")),
+        _memlock(found),
+        _open_files(found),
+        _huge_pages(found.get("huge_pages") or ""),
+    ]
+
+
+def _cores(found: dict[str, Any]) -> Finding:
+    cores, cpus, affine, quota = (found[name] for name in ("num_cores", "num_cpus", "num_affine", "quota_cores"))
+    text = f"{cores} effective"
+    if quota is not None and quota < affine:
+        text += f": the cgroup's quota is {number_text(quota)} of {affine} CPUs"
+        if "OMP_NUM_THREADS" in found["variables"]:  # it is known, then
+            return _finding("cores", text)
+        cost = "torch makes as many threads as there are CPUs, and the quota stops them all in turn"
+        return _finding("cores", text, Status.mend, cost, f"export OMP_NUM_THREADS={cores}   # or tune threads.intra")
+    if affine < cpus:
+        text += f": this shell may run on {affine} of {cpus} CPUs"
+    return _finding("cores", text)
+
+
+def _swap(found: dict[str, Any]) -> Finding:
+    used, total = found["swap_used_bytes"], found["swap_bytes"]
+    if not total:
+        return _finding("swap", "none")
+    text = f"{bytes_text(used)} of {bytes_text(total)} in use"
+    if used < SWAP_BYTES:
+        return _finding("swap", text)
+    cost = "what lies there is read back from the disk in the middle of a step"
+    return _finding("swap", text, Status.mend, cost, "sudo swapoff -a && sudo swapon -a   # once enough memory is free")
+
+
+def _shared_memory(found: dict[str, Any] | None) -> Finding:
+    name, command = "shared memory", "docker run --shm-size=8g ...   # or: sudo mount -o remount,size=8G /dev/shm"
+    if not found or not found["is_writable"]:
+        text = "no /dev/shm" if not found else "/dev/shm cannot be written by this user"
+        cost = "loader workers cannot hand over a batch: every num_workers but 0 fails"
+        return _finding(name, text, Status.broken, cost, command if not found else "sudo chmod 1777 /dev/shm")
+    text = f"/dev/shm {bytes_text(found['bytes'])}, {bytes_text(found['free_bytes'])} free"
+    if found["free_bytes"] >= SHARED_MEMORY_BYTES:
+        return _finding(name, text)
+    cost = "loader workers hand batches over through it: where it is full, they end with a bus error"
+    is_full = found["bytes"] >= SHARED_MEMORY_BYTES
+    return _finding(name, text, Status.mend, cost, "ls -lS /dev/shm   # what was left behind there" if is_full else command)
+
+
+def _memlock(found: dict[str, Any]) -> Finding:
+    limit = found["memlock_bytes"]
+    if limit is None:
+        return _finding("locked memory", "unlimited")
+    text = f"{bytes_text(limit)} at most"
+    if not found.get("adapters"):
+        return _finding("locked memory", f"{text}, enough without InfiniBand")
+    cost = "InfiniBand locks what it transfers: NCCL fails to register its buffers, or falls back to TCP"
+    command = "ulimit -l unlimited   # in a container: docker run --ulimit memlock=-1 ..."
+    return _finding("locked memory", text, Status.mend, cost, command)
+
+
+def _open_files(found: dict[str, Any]) -> Finding:
+    soft, hard = found["open_files"], found["max_open_files"]
+    if soft is None or soft >= OPEN_FILES:
+        return _finding("open files", "unlimited" if soft is None else f"{soft:,} at most")
+    cost = "every tensor that a loader worker hands over is an open file: 'Too many open files' ends the program"
+    can_raise = hard is None or hard >= OPEN_FILES
+    if can_raise:
+        cost += "; autotune raises the limit for trials, your own runs have yours"
+    command = f"ulimit -n {min(hard or 65_536, 65_536)}" if can_raise else "sudo prlimit --pid $$ --nofile=65536"
+    return _finding("open files", f"{soft:,} at most", Status.mend, cost, command)
+
+
+def _huge_pages(setting: str) -> Finding:
+    name = "huge pages"
+    if not setting:
+        return _finding(name, "the kernel has none", Status.absent)
+    if setting != "never":
+        return _finding(name, f"transparent ones: {setting}")
+    cost = "training on a CPU works on memory in pages of 4 KiB, however large the tensors; a GPU's does not mind"
+    command = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
+    return _finding(name, "transparent ones are never made", Status.mend, cost, command)
+
+
+def _finding(name: str, found: str, status: Status = Status.fine, cost: str = "", command: str = "") -> Finding:
+    return Finding(group=GROUP, name=name, status=status, found=found, cost=cost, command=command)

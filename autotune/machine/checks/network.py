@@ -1,0 +1,108 @@
+"""Findings about the connections: between GPUs, to other machines, between processors and GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.machine.checks.finding import Finding, Status, gpus_text
+from autotune.machine.topology import LEGEND, NVLINK, SELF
+
+GROUP = "connections"
+
+
+def check_connections(gpus: dict[str, Any], host: dict[str, Any]) -> list[Finding]:
+    """Returns the findings about connections.
+
+    Args:
+        gpus: the document of the GPUs' probe, {} without one.
+        host: the document of the host's probe, {} without one.
+    """
+    topology = gpus.get("topology") or {}
+    devices = topology.get("gpus") or []
+    return [
+        *([_paths(topology["links"])] if len(devices) > 1 else []),
+        *([_nvlink(devices)] if any(gpu["nvlinks"] for gpu in devices) else []),
+        _infiniband(host.get("adapters") or []),
+        _numa(host, devices),
+    ]
+
+
+def matrix(links: list[list[str]]) -> list[list[str]]:
+    """Returns the table of `nvidia-smi topo -m`, its head included."""
+    names = [f"GPU{index}" for index in range(len(links))]
+    return [["", *names], *([name, *row] for name, row in zip(names, links, strict=True))]
+
+
+def legend(links: list[list[str]]) -> str:
+    """Returns what the paths in a table mean: "NV4: so many NVLinks, SYS: the link between NUMA nodes"."""
+    there = dict.fromkeys(path for row in links for path in row if path != SELF)
+    kinds = dict.fromkeys(NVLINK if path.startswith(NVLINK) else path for path in there)
+    return ", ".join(f"{kind if kind != NVLINK else 'NV#'}: {LEGEND[kind]}" for kind in kinds)
+
+
+def _paths(links: list[list[str]]) -> Finding:
+    kinds = list(dict.fromkeys(path for row in links for path in row if path != SELF))
+    if kinds == ["?"]:
+        return _finding("topology", "how the GPUs are connected is not known: NVML does not tell", Status.absent)
+    between = "between all" if len(kinds) == 1 else "by pair"
+    return _finding("topology", f"{', '.join(kinds)} {between} of {len(links)} GPUs")
+
+
+def _nvlink(devices: list[dict[str, Any]]) -> Finding:
+    most = max(gpu["nvlinks_active"] for gpu in devices)
+    fewer = [index for index, gpu in enumerate(devices) if gpu["nvlinks_active"] < most]
+    if not most:
+        return _finding("NVLink", "no link is connected: transfers go over PCIe", Status.absent)
+    if fewer:
+        counts = ", ".join(f"{devices[index]['nvlinks_active']} of {devices[index]['nvlinks']}" for index in fewer)
+        text = f"{gpus_text(fewer)}: {counts} links active, {most} on the others"
+        cost = "collectives go at the pace of the GPU with the fewest links (a GPU without a bridge has none, rightly)"
+        return _finding("NVLink", text, Status.mend, cost, f"nvidia-smi nvlink --status -i {','.join(map(str, fewer))}")
+    return _finding("NVLink", f"{most} links active on every GPU")
+
+
+def _infiniband(ports: list[dict[str, Any]]) -> Finding:
+    active = [port for port in ports if port["is_active"]]
+    if not ports:
+        return _finding("InfiniBand", "none: other machines are reached by TCP", Status.absent)
+    if not active:
+        states = ", ".join(f"{port['name']} {port['state'].lower()}" for port in ports)
+        cost = "processes on several machines communicate by TCP"
+        return _finding("InfiniBand", f"no port is active: {states}", Status.mend, cost, "ibstat")
+    names = ", ".join(f"{port['name']} {port['rate']}" for port in active)
+    return _finding("InfiniBand", f"{len(active)} of {len(ports)} ports active: {names}")
+
+
+def _numa(host: dict[str, Any], devices: list[dict[str, Any]]) -> Finding:
+    nodes: dict[str, str] = host.get("numa_nodes") or {}
+    if not nodes:
+        return _finding("NUMA", "the kernel does not tell", Status.absent)
+    mine = set(host.get("cpus") or [])
+    where: dict[int, list[int]] = {}
+    for index, gpu in enumerate(devices):
+        if gpu["numa_node"] is not None:
+            where.setdefault(gpu["numa_node"], []).append(index)
+    places = [f"node {node} has {gpus_text(indices)}" for node, indices in sorted(where.items())]
+    text = "; ".join([f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}", *(places if len(nodes) > 1 else [])])
+    far = [node for node in where if str(node) in nodes and mine and not mine & cpus_of(nodes[str(node)])]
+    if far:
+        which = gpus_text(sorted(index for node in far for index in where[node]))
+        text += f"; this shell may not run on the CPUs beside {which}"
+        cost = "loader workers and copies to those GPUs cross the link between the nodes"
+        command = f"numactl --cpunodebind={far[0]} --membind={far[0]} autotune run ..."
+        return _finding("NUMA", text, Status.mend, cost, command)
+    return _finding("NUMA", text)
+
+
+def cpus_of(text: str) -> set[int]:
+    """Returns the CPUs of a list as the kernel writes it, "0-3,8"."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _finding(name: str, found: str, status: Status = Status.fine, cost: str = "", command: str = "") -> Finding:
+    return Finding(group=GROUP, name=name, status=status, found=found, cost=cost, command=command)

@@ -1,0 +1,160 @@
+"""Findings about what a program runs with: torch beside the driver, compilers, variables of the shell."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from autotune.machine.checks.finding import Finding, Status, gpus_text
+
+GROUP = "program"
+COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# Variables for finding faults, which a shell keeps longer than the fault: name -> (values that slow down, what they cost).
+DEBUGGING = {
+    "CUDA_LAUNCH_BLOCKING": ("1", "the host waits for every kernel: nothing overlaps"),
+    "TORCH_NCCL_BLOCKING_WAIT": ("1", "the host waits for every collective: nothing overlaps"),
+    "NCCL_P2P_DISABLE": ("1", "GPUs of this machine do not read each other's memory: collectives go through the host"),
+    "NCCL_IB_DISABLE": ("1", "other machines are reached by TCP, though there may be InfiniBand"),
+    "NVIDIA_TF32_OVERRIDE": ("0", "no library computes in TF32, whatever precision.matmul says"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "every tensor is allocated by the driver, which waits for the GPU"),
+}
+
+
+def check_program(found: dict[str, Any], problem: str, *, gpus: dict[str, Any], host: dict[str, Any]) -> list[Finding]:
+    """Returns the findings about an interpreter and the variables that its programs are started with.
+
+    Args:
+        found: the document of the interpreter's probe; {} when there is none.
+        problem: why there is none.
+        gpus: the document of the GPUs' probe, {} without one.
+        host: the document of the host's probe, {} without one.
+    """
+    torch = _torch(found, problem, gpus)
+    findings = [torch]
+    if not host:
+        return findings
+    if found.get("torch") and torch.status is not Status.broken:
+        findings.append(_compiler(found, gpus, host))
+    return [*findings, _threads(host), *_debugging(host["variables"])]
+
+
+def _torch(found: dict[str, Any], problem: str, gpus: dict[str, Any]) -> Finding:
+    problem = problem or str(found.get("problem") or "")
+    python = str(found.get("executable") or "the interpreter")
+    if problem:
+        cost = "no program of this interpreter trains"
+        text = f"torch of {python} cannot be {'imported' if gpus.get('gpus') else 'read'}: {problem}"
+        return _finding("torch", text, Status.broken, cost, "pip install --force-reinstall torch")
+    if not found.get("torch"):
+        text = f"none in {python}: name your program's interpreter, `autotune doctor --python PYTHON`"
+        return _finding("torch", text, Status.absent)
+    version = f"{found['torch']}, Python {found['python']}"
+    if not gpus.get("gpus"):
+        return _finding("torch", version)
+    newest = ".".join(map(str, gpus.get("cuda") or [])) or "an unknown version"
+    if not found.get("cuda"):
+        text = f"{version}: built without CUDA, beside {gpus_text([gpu['index'] for gpu in gpus['gpus']])}"
+        command = f"pip install --force-reinstall torch   # a build for CUDA {newest} or older"
+        return _finding("torch", text, Status.broken, "everything is computed on the CPU", command)
+    built = f"{version}, built for CUDA {found['cuda']}, the driver serves up to {newest}"
+    if not found.get("is_available"):
+        return _unavailable(found, built, gpus)
+    return _architectures(found, f"{built}; imported in {found['import_s']:.1f} s", gpus)
+
+
+def _unavailable(found: dict[str, Any], built: str, gpus: dict[str, Any]) -> Finding:
+    why = str(found.get("why_not_available") or "")
+    text, cost = f"{built}: torch has no GPU{f' ({why})' if why else ''}", "everything is computed on the CPU"
+    theirs, ours = _version(str(found["cuda"])), tuple(gpus.get("cuda") or ())
+    command = 'python -c "import torch; torch.zeros(1).cuda()"   # tells the error'
+    if ours and theirs[:1] > ours[:1]:
+        newest = ".".join(map(str, ours))
+        command = f"pip install --force-reinstall torch   # a build for CUDA {newest} or older; or a newer driver"
+    elif "802" in why or "not yet initialized" in why:
+        command = "sudo systemctl start nvidia-fabricmanager   # the NVSwitches are not set up"
+    return _finding("torch", text, Status.broken, cost, command)
+
+
+def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Finding:
+    """Looks for kernels that each GPU can run: of its own architecture, of an older one of its family, or to be compiled."""
+    built = [str(name) for name in found.get("arch_list") or []]
+    late: list[int] = []
+    missing: list[int] = []
+    for gpu in gpus["gpus"]:
+        capability = tuple(gpu.get("capability") or ())
+        if not capability or not built:
+            continue
+        ready = [_architecture(name) for name in built if name.startswith("sm_")]
+        if any(major == capability[0] and minor <= capability[1] for major, minor in ready):
+            continue
+        sources = [_architecture(name) for name in built if name.startswith("compute_")]
+        (late if any(source <= capability for source in sources) else missing).append(gpu["index"])
+    if missing:
+        needed = sorted({"sm_{}{}".format(*gpus["gpus"][index]["capability"]) for index in missing})
+        text = f"{text}; it has no kernels for {gpus_text(missing)} ({', '.join(needed)}), only {', '.join(built)}"
+        cost = "every kernel on them fails: 'no kernel image is available'"
+        return _finding("torch", text, Status.broken, cost, "pip install --upgrade torch   # a build for this GPU")
+    if late:
+        text = f"{text}; it has no kernels for {gpus_text(late)}, only code that the driver compiles"
+        cost = "the first start compiles every kernel, and kernels made for this GPU are missing"
+        return _finding("torch", text, Status.mend, cost, "pip install --upgrade torch   # a build for this GPU")
+    return _finding("torch", text)
+
+
+def _compiler(found: dict[str, Any], gpus: dict[str, Any], host: dict[str, Any]) -> Finding:
+    cost, missing, commands = "torch.compile fails, so compile.mode is not tuned", [], []
+    if gpus.get("gpus"):
+        if not found.get("has_triton"):
+            missing, commands = ["triton"], ["pip install triton"]
+        if not host.get("cc"):
+            missing, commands = [*missing, "a C compiler"], [*commands, "sudo apt-get install gcc"]
+    elif not host.get("cxx"):
+        missing, commands = ["a C++ compiler"], ["sudo apt-get install g++"]
+    if not found.get("has_header"):
+        missing, commands = [*missing, "Python.h"], [*commands, "sudo apt-get install python3-dev"]
+    if missing:
+        text = f"torch.compile lacks {' and '.join(missing)}"
+        return _finding("compiler", text, Status.mend, cost, "; ".join(commands))
+    what = f"triton and {host.get('cc')}" if gpus.get("gpus") else str(host.get("cxx"))
+    return _finding("compiler", f"{what}, with Python.h")
+
+
+def _threads(host: dict[str, Any]) -> Finding:
+    variables, cores, name = host["variables"], int(host["num_cores"]), "thread variables"
+    counts = {name: int(variables[name]) for name in COUNTS if str(variables.get(name, "")).isdigit()}
+    few = {name: count for name, count in counts.items() if count < cores}
+    many = {name: count for name, count in counts.items() if count > cores}
+    text = ", ".join(f"{name}={count}" for name, count in {**few, **many}.items())
+    unset = f"unset {' '.join({**few, **many})}"
+    if many:
+        cost = f"more threads than the {cores} effective cores take turns on them"
+        return _finding(name, text, Status.mend, cost, unset)
+    if few:
+        cost = (
+            f"operators on the CPU use no more of the {cores} effective cores; right for several ranks, or loader workers alone"
+        )
+        return _finding(name, text, Status.mend, cost, f"{unset}   # or tune threads.intra")
+    told = ", ".join(f"{name}={count}" for name, count in counts.items())
+    return _finding(name, told or "none is set: libraries take all cores they see")
+
+
+def _debugging(variables: dict[str, str]) -> list[Finding]:
+    return [
+        _finding("debugging variable", f"{name}={value}", Status.mend, cost, f"unset {name}")
+        for name, (value, cost) in DEBUGGING.items()
+        if variables.get(name) == value
+    ]
+
+
+def _architecture(name: str) -> tuple[int, int]:
+    """Returns (9, 0) of "sm_90", "sm_90a" and "compute_90", (12, 0) of "sm_120"."""
+    digits = re.sub(r"\D", "", name.partition("_")[2])
+    return (int(digits[:-1] or 0), int(digits[-1])) if digits else (0, 0)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def _finding(name: str, found: str, status: Status = Status.fine, cost: str = "", command: str = "") -> Finding:
+    return Finding(group=GROUP, name=name, status=status, found=found, cost=cost, command=command)

@@ -1,0 +1,167 @@
+"""The probe of a data folder: how fast its files are read from where they lie, not from the memory they may be cached in."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+MIB = 1 << 20
+MAX_BYTES = 256 * MIB  # read at most
+MAX_FILE_BYTES = 16 * MIB  # of one file: many files say more than one
+MAX_READ_S = 3.0
+MAX_WALK_S = 2.0
+MAX_FILES = 100_000  # looked at: reading does not take more than a few thousand of them
+OWN_BYTES = 64 * MIB  # of the file that is written where the others cannot be read past the cache
+SPARE_BYTES = 1 << 30  # left free on the disk when that is written
+
+DIRECT = "existing files, past the page cache (O_DIRECT), one reader"
+OWN_FILE = "a file of 64 MiB written for it, dropped from the page cache before it was read (POSIX_FADV_DONTNEED), one reader"
+CACHED = "existing files through the page cache: what was read before may have come from memory; one reader"
+
+
+class _NotDirect(Exception):
+    """This file system does not read past the page cache."""
+
+
+def look(folder: str) -> dict[str, Any]:
+    """Returns what was measured of a folder.
+
+    Returns:
+        "problem": why nothing could be; else "path", "file_system", "num_files", "bytes" (of the regular files found),
+        "is_all" (whether all were looked at in the time), "num_read", "read_bytes", "seconds", "method".
+    """
+    path = os.path.abspath(os.path.expanduser(folder))
+    if reason := problem(path):
+        return {"path": path, "problem": reason}
+    files, num_bytes, is_all = _files(path)
+    found = {"path": path, "problem": "", "file_system": file_system(path), "num_files": len(files), "bytes": num_bytes}
+    random.Random(0).shuffle(files)  # not in the order they were written in
+    return {**found, "is_all": is_all, **_measure(path, files)}
+
+
+def problem(folder: str) -> str:
+    """Returns why a folder cannot be read, in a few words; "" when it can. On a file system that hangs, so does this."""
+    path = os.path.expanduser(folder)
+    if not os.path.isdir(path):
+        return "a file, not a folder" if os.path.exists(path) else "no such folder"
+    return "" if os.access(path, os.R_OK | os.X_OK) else "a folder that cannot be read"
+
+
+def file_system(path: str, mounts: str = "/proc/self/mounts") -> str:
+    """Returns the type of the file system that holds a path, "ext4"; "" unknown."""
+    best, kind = "", ""
+    try:
+        with open(mounts, encoding="utf-8", errors="replace") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return ""
+    for _, point, type_, *_ in (line for line in lines if len(line) >= 3):
+        point = point.replace("\\040", " ")
+        if len(point) >= len(best) and os.path.commonpath([point, os.path.realpath(path)]) == point:
+            best, kind = point, type_
+    return kind
+
+
+def _files(path: str) -> tuple[list[str], int, bool]:
+    """Returns regular files below a folder with anything in them, their bytes, and whether these are all."""
+    give_up_s = time.monotonic() + MAX_WALK_S
+    files: list[str] = []
+    num_bytes = 0
+    for entry in _walk(path):
+        if len(files) >= MAX_FILES or time.monotonic() >= give_up_s:
+            return files, num_bytes, False
+        try:
+            size = entry.stat().st_size
+        except OSError:
+            continue
+        if size:
+            files.append(entry.path)
+            num_bytes += size
+    return files, num_bytes, True
+
+
+def _walk(path: str) -> Iterator[os.DirEntry[str]]:
+    """Yields the files below a folder, behind links too; each folder once, since links may lead back."""
+    folders = [path]
+    seen: set[tuple[int, int]] = set()
+    while folders:
+        folder = folders.pop()
+        try:
+            place = os.stat(folder)
+            if (place.st_dev, place.st_ino) in seen:
+                continue
+            seen.add((place.st_dev, place.st_ino))
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        folders.append(entry.path)
+                    elif entry.is_file():
+                        yield entry
+        except OSError:
+            continue
+
+
+def _measure(path: str, files: list[str]) -> dict[str, Any]:
+    if not files:
+        return {"num_read": 0, "read_bytes": 0, "seconds": 0.0, "method": ""}
+    try:
+        return {**_read(files, os.O_DIRECT), "method": DIRECT}
+    except _NotDirect:
+        pass
+    try:
+        return {**_own_file(path), "method": OWN_FILE}
+    except OSError:  # read-only, or full
+        return {**_read(files, 0), "method": CACHED}
+
+
+def _read(files: list[str], flag: int) -> dict[str, Any]:
+    """Reads files until there is enough; returns {"num_read", "read_bytes", "seconds"}."""
+    read_bytes = num_read = 0
+    begun_s = time.monotonic()
+    with mmap.mmap(-1, MIB) as buffer:  # memory of its own pages, as O_DIRECT wants it
+        for file in files:
+            if read_bytes >= MAX_BYTES or time.monotonic() - begun_s >= MAX_READ_S:
+                break
+            try:
+                read_bytes += _read_file(file, flag, buffer)
+                num_read += 1
+            except OSError as error:
+                if flag and error.errno in (errno.EINVAL, errno.ENOTSUP):
+                    raise _NotDirect from error
+    return {"num_read": num_read, "read_bytes": read_bytes, "seconds": time.monotonic() - begun_s}
+
+
+def _read_file(file: str, flag: int, buffer: mmap.mmap) -> int:
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | flag)
+    try:
+        total = 0
+        while total < MAX_FILE_BYTES:
+            got = os.readv(descriptor, [buffer])
+            total += got
+            if got < len(buffer):  # the end, behind which nothing is aligned any more
+                break
+        return total
+    finally:
+        os.close(descriptor)
+
+
+def _own_file(path: str) -> dict[str, Any]:
+    if os.statvfs(path).f_bavail * os.statvfs(path).f_frsize < SPARE_BYTES + OWN_BYTES:
+        raise OSError(errno.ENOSPC, "no room")
+    with tempfile.NamedTemporaryFile(dir=path, prefix=".autotune-doctor-") as file:
+        for _ in range(OWN_BYTES // MIB):
+            file.write(os.urandom(MIB))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file.seek(0)
+        begun_s = time.monotonic()
+        while file.read(MIB) and time.monotonic() - begun_s < MAX_READ_S:
+            continue
+        return {"num_read": 1, "read_bytes": file.tell(), "seconds": time.monotonic() - begun_s}

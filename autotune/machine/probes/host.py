@@ -1,0 +1,82 @@
+"""The probe of the host: cores, memory, limits, what the kernel is set to, and variables that change how fast a program is."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from autotune.machine.cores import cpu_quota, memory_limit_bytes, num_cores
+from autotune.machine.facts import recorded
+from autotune.machine.topology import adapters, numa_nodes
+
+SHARED_MEMORY = Path("/dev/shm")
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
+CXX, CC = ("g++", "clang++", "c++"), ("gcc", "clang", "cc")
+
+
+def look() -> dict[str, Any]:
+    """Returns what is known of this host, as this process sees it: its affinity, cgroup and limits are a program's, too.
+
+    Returns:
+        "num_cpus", "num_affine" (CPUs it may run on), "cpus" (their numbers), "quota_cores" (None without one), "num_cores";
+        "memory_bytes" (cgroup's limit included), "available_bytes", "swap_bytes", "swap_used_bytes"; "shared_memory":
+        {"bytes", "free_bytes", "is_writable"} or None; "memlock_bytes", "open_files", "max_open_files" (None: unlimited);
+        "huge_pages": "always", "madvise", "never" or "" unknown; "cxx", "cc": path of a compiler or None; "variables";
+        "adapters", "numa_nodes": as in `topology()`.
+    """
+    memory, swap, limit = psutil.virtual_memory(), psutil.swap_memory(), memory_limit_bytes()
+    cpus = sorted(os.sched_getaffinity(0))
+    open_files, max_open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {
+        "num_cpus": os.cpu_count() or len(cpus),
+        "num_affine": len(cpus),
+        "cpus": cpus,
+        "quota_cores": cpu_quota(),
+        "num_cores": num_cores(),
+        "memory_bytes": min(memory.total, limit or memory.total),
+        "available_bytes": min(memory.available, limit or memory.available),
+        "swap_bytes": swap.total,
+        "swap_used_bytes": swap.used,
+        "shared_memory": shared_memory(SHARED_MEMORY),
+        "memlock_bytes": _limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
+        "open_files": _limit(open_files),
+        "max_open_files": _limit(max_open_files),
+        "huge_pages": chosen(HUGE_PAGES / "enabled"),
+        "cxx": _which(os.environ.get("CXX", ""), *CXX),
+        "cc": _which(os.environ.get("CC", ""), *CC),
+        "variables": recorded(os.environ),
+        "adapters": adapters(),
+        "numa_nodes": numa_nodes(),
+    }
+
+
+def shared_memory(folder: Path) -> dict[str, Any] | None:
+    """Returns size and free bytes of the shared memory, and whether it can be written; None where there is none."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return {"bytes": usage.total, "free_bytes": usage.free, "is_writable": os.access(folder, os.W_OK | os.X_OK)}
+
+
+def chosen(file: Path) -> str:
+    """Returns the word in brackets of a kernel setting such as "always [madvise] never"; "" unknown."""
+    try:
+        found = re.search(r"\[(\w+)\]", file.read_text(encoding="utf-8"))
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def _limit(value: int) -> int | None:
+    return None if value == resource.RLIM_INFINITY else value
+
+
+def _which(*names: str) -> str | None:
+    return next((path for name in names if name and (path := shutil.which(name))), None)

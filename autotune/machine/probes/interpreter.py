@@ -1,0 +1,71 @@
+"""The probe of an interpreter: its torch, and what torch.compile needs beside it. Run by path, in the program's interpreter.
+
+Standard library and Python 3.9 only: autotune is not installed there. Without `--import` torch is not imported, which would
+take seconds: its version stands in a small file of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import platform
+import runpy
+import sys
+import sysconfig
+import time
+import warnings
+from typing import Any
+
+
+def look(with_import: bool) -> dict[str, Any]:
+    """Returns what this interpreter has.
+
+    Returns:
+        "python", "executable", "torch" (version, None without one), "cuda" (that it was built for), "has_header" (Python.h),
+        "has_triton", "problem"; after an import of torch also "arch_list", "is_available", "why_not_available", "import_s" and
+        "nccl" (version, [2, 27, 3]).
+    """
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "torch": None,
+        "cuda": None,
+        "has_header": os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")),
+        "has_triton": importlib.util.find_spec("triton") is not None,
+        "problem": "",
+    }
+    spec = importlib.util.find_spec("torch")
+    if spec is None:
+        return found
+    try:
+        if spec.origin is None:
+            raise ImportError("a folder named torch, not the library, comes first on the path")
+        said = runpy.run_path(os.path.join(os.path.dirname(spec.origin), "version.py"))
+        found["torch"], found["cuda"] = str(said["__version__"]), said.get("cuda")
+        if with_import:
+            found.update(_imported())
+    except Exception as error:  # a broken installation may raise anything
+        found["problem"] = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    return found
+
+
+def _imported() -> dict[str, Any]:
+    begun_s = time.monotonic()
+    import torch
+
+    found: dict[str, Any] = {"import_s": time.monotonic() - begun_s, "nccl": None}
+    with warnings.catch_warnings(record=True) as caught:  # is_available() says in a warning why not
+        warnings.simplefilter("always")
+        found["is_available"] = bool(torch.cuda.is_available())
+    reasons = [str(warning.message).strip().splitlines()[0] for warning in caught]
+    found["why_not_available"] = reasons[-1] if reasons else ""
+    found["arch_list"] = list(torch.cuda.get_arch_list()) if found["is_available"] else []
+    with contextlib.suppress(Exception):  # a build without NCCL
+        found["nccl"] = list(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(look("--import" in sys.argv[1:])))

@@ -1,0 +1,221 @@
+"""Trains with parts of yours in a script beside this one: a model, data, a training step.
+
+    python custom.py --base vision.py --model-factory my_pkg.models:build --data synthetic
+    python custom.py --base tabular.py --model-factory my.models:build --data-factory my.data:build --step my.train:step
+
+A part is named PACKAGE.MODULE:FUNCTION and looked for from the working directory on. What it has to be:
+
+    def build() -> torch.nn.Module                       # --model-factory
+    def build() -> Dataset | DataLoader | Iterable       # --data-factory; the last two yield batches
+    def step(model, batch) -> Tensor                     # --step: the loss of a batch that is on the device already
+
+Without --step a batch is a mapping that the model takes by keyword, returning something with a loss, or a pair of inputs and
+class numbers. Whatever is not given comes from the script named by --base, which also says what other options there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+
+BASES = ("vision.py", "text.py", "tabular.py")
+
+
+def load_base(script: str) -> ModuleType:
+    """Returns a script of this folder as a module, under a name that no module of yours has."""
+    path = Path(__file__).with_name(script)
+    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be loaded")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def named(reference: str) -> Callable[..., Any]:
+    """Returns the function called PACKAGE.MODULE:FUNCTION.
+
+    Raises:
+        ValueError: there is none; says why.
+    """
+    where, _, name = reference.partition(":")
+    try:
+        module = importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name and (where == error.name or where.startswith(f"{error.name}.")):
+            raise ValueError(f"no module {error.name!r} in {os.getcwd()} or among the installed packages") from error
+        raise ValueError(f"its module needs another that is not there: {error}") from error
+    except Exception as error:
+        raise ValueError(f"its module cannot be imported: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if function is None:
+        near = difflib.get_close_matches(name, [each for each in vars(module) if callable(getattr(module, each))], n=3)
+        raise ValueError(f"no {name!r} in {module.__file__}" + (f"; nearest: {', '.join(near)}" if near else ""))
+    if not callable(function):
+        raise ValueError(f"not a function but a {type(function).__name__}")
+    return function  # type: ignore[no-any-return]
+
+
+def default_step(model: nn.Module, batch: Any) -> Tensor:
+    """Returns the loss that a model gives for a mapping of its arguments, else the cross-entropy of a pair."""
+    if isinstance(batch, Mapping):
+        return model(**batch).loss  # type: ignore[no-any-return]
+    if isinstance(batch, (list, tuple)) and len(batch) == 2:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+    raise TypeError(f"a batch is neither a mapping nor a pair but a {type(batch).__name__}: give --step")
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """Returns a batch with every tensor in it on the device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: moved(item, device) for name, item in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return [moved(item, device) for item in batch]
+    return batch
+
+
+def build_model(own: argparse.Namespace, base: ModuleType, options: argparse.Namespace) -> nn.Module:
+    """Returns your model, or the one of the script.
+
+    Raises:
+        TypeError: yours is no module.
+    """
+    if own.model_factory is None and own.base == "vision.py":
+        return base.build_model(options.model, options.num_classes, options.image_size, options.source)  # type: ignore[no-any-return]
+    if own.model_factory is None:
+        return base.build_model(options)  # type: ignore[no-any-return]
+    model = named(own.model_factory)()
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{own.model_factory} returns a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def build_batches(
+    own: argparse.Namespace, base: ModuleType, options: argparse.Namespace, device: torch.device
+) -> Iterable[Any]:
+    """Returns the batches of one epoch: your data set's in batches, or what your loader yields, or those of the script."""
+    if own.data_factory is None:
+        return base.build_batches(options, device)  # type: ignore[no-any-return]
+    data = named(own.data_factory)()
+    if not isinstance(data, Dataset):
+        return data  # type: ignore[no-any-return]
+    is_stream = isinstance(data, IterableDataset)
+    sampler: Any = DistributedSampler(data) if dist.is_initialized() and not is_stream else None
+    shuffle = sampler is None and not is_stream
+    return DataLoader(data, options.batch_size, shuffle=shuffle, sampler=sampler, num_workers=options.num_workers)
+
+
+def join_processes(kind: str) -> torch.device:
+    """Returns the device of this process, "cuda" or "cpu"; when a launcher has started several, joins them first."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return torch.device(kind)
+    device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    return device
+
+
+def in_step(model: nn.Module, device: torch.device) -> nn.Module:
+    """Returns the model; with several processes, one that averages its gradients over them."""
+    if not dist.is_initialized():
+        return model
+    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+
+
+def begin_epoch(batches: Any, epoch: int) -> None:
+    """Lets the processes share the data out anew for an epoch."""
+    if isinstance(sampler := getattr(batches, "sampler", None), DistributedSampler):
+        sampler.set_epoch(epoch)
+
+
+def is_first() -> bool:
+    """Returns whether this is the one process, or the first of several."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def train(own: argparse.Namespace, base: ModuleType, options: argparse.Namespace, device: torch.device) -> None:
+    """Trains for all epochs, printing the loss every few steps."""
+    batches = build_batches(own, base, options, device)
+    model = in_step(build_model(own, base, options).to(device), device)
+    optimizer = base.build_optimizer(options.optimizer, model, options.lr)
+    step = named(own.step) if own.step else default_step
+    model.train()
+    for epoch in range(options.epochs):
+        begin_epoch(batches, epoch)
+        since_s = time.monotonic()
+        for number, batch in enumerate(batches, start=1):
+            loss = step(model, moved(batch, device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if number % options.print_every == 0 and is_first():
+                value = loss.item()  # waits for the device: seldom, and before the clock is read
+                rate_per_s = options.print_every / (time.monotonic() - since_s)
+                print(f"epoch {epoch} step {number} loss {value:.4f} steps/s {rate_per_s:.1f}", flush=True)
+                since_s = time.monotonic()
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of this script's own options."""
+    # --model is the script's own and no abbreviation of --model-factory
+    parser = argparse.ArgumentParser(description="Trains with parts of yours.", add_help=False, allow_abbrev=False)
+    parser.add_argument("--base", choices=BASES, default="tabular.py", help="the script that all other parts come from")
+    parser.add_argument("--model-factory", metavar="MODULE:FUNCTION")
+    parser.add_argument("--data-factory", metavar="MODULE:FUNCTION")
+    parser.add_argument("--step", metavar="MODULE:FUNCTION")
+    parser.add_argument("--check", nargs="+", metavar="MODULE:FUNCTION", help="say what is wrong with these, and train nothing")
+    return parser
+
+
+def wrong_parts(references: Iterable[str]) -> list[str]:
+    """Returns "REFERENCE: what is wrong" for each part that is not there."""
+    found = []
+    for reference in references:
+        try:
+            named(reference)
+        except ValueError as error:
+            found.append(f"{reference}: {' '.join(str(error).split())}")
+    return found
+
+
+def main() -> None:
+    """Reads the command line and trains."""
+    parser = build_parser()
+    own, rest = parser.parse_known_args()
+    sys.path[0] = os.getcwd()  # your modules, not this folder's
+    if wrong := wrong_parts(own.check or [each for each in (own.model_factory, own.data_factory, own.step) if each]):
+        parser.exit(2, "\n".join([*wrong, ""]))
+    if own.check:
+        return
+    base = load_base(own.base)
+    options = base.build_parser().parse_args(rest)
+    name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    device = join_processes(name)
+    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))  # the first one's weights hold
+    train(own, base, options, device)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+elif __name__ == "__mp_main__":  # a loader worker that is spawned: it must know the class of its data set
+    load_base(build_parser().parse_known_args()[0].base)

@@ -1,0 +1,183 @@
+"""Trains a multilayer perceptron on a table: a plain PyTorch script.
+
+    python tabular.py --num-layers 4 --hidden-size 512 --batch-size 32 --num-workers 4
+
+It needs torch alone. The table is made up: random features, and the classes that a random network, the teacher, gives them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+ENDLESS_SAMPLES = 100_000  # rows of the table, unless told
+SYNTHETIC_BATCHES = 4
+TEACHER_SEED, TEACHER_SIZE = 1, 64  # the same table whatever the training's own seed is
+
+
+class Table(Dataset[tuple[Tensor, Tensor]]):
+    """Rows of features, each with the class that a random network gives it."""
+
+    def __init__(self, num_rows: int, num_features: int, num_classes: int) -> None:
+        random = torch.Generator().manual_seed(TEACHER_SEED)
+        self.features = torch.randn(num_rows, num_features, generator=random)
+        hidden = torch.tanh(self.features @ torch.randn(num_features, TEACHER_SIZE, generator=random))
+        self.classes = (hidden @ torch.randn(TEACHER_SIZE, num_classes, generator=random)).argmax(dim=1)
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.features[index], self.classes[index]
+
+
+class SyntheticBatches:
+    """Random batches that are on the device already: training without an input pipeline."""
+
+    def __init__(self, num_steps: int, shape: tuple[int, int], num_classes: int, device: torch.device) -> None:
+        self.num_steps = num_steps
+        self.batches = [
+            (torch.randn(shape, device=device), torch.randint(0, num_classes, shape[:1], device=device))
+            for _ in range(SYNTHETIC_BATCHES)
+        ]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return (self.batches[step % len(self.batches)] for step in range(self.num_steps))
+
+
+def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
+    """Returns the batches of one epoch, to be iterated anew for each, as (features of [batch, features], classes)."""
+    num_samples = options.samples_per_epoch or ENDLESS_SAMPLES
+    if options.data == "synthetic":
+        shape = (options.batch_size, options.num_features)
+        return SyntheticBatches(max(1, num_samples // options.batch_size), shape, options.num_classes, device)
+    data = Table(num_samples, options.num_features, options.num_classes)
+    sampler: Any = DistributedSampler(data) if dist.is_initialized() else None
+    return DataLoader(data, options.batch_size, shuffle=sampler is None, sampler=sampler, num_workers=options.num_workers)
+
+
+def build_model(options: argparse.Namespace) -> nn.Module:
+    """Returns the perceptron with random weights: hidden layers with ReLU between them, then one output a class."""
+    layers: list[nn.Module] = []
+    width = options.num_features
+    for _ in range(options.num_layers):
+        layers += [nn.Linear(width, options.hidden_size), nn.ReLU()]
+        width = options.hidden_size
+    return nn.Sequential(*layers, nn.Linear(width, options.num_classes))
+
+
+def build_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """Returns the optimizer over all parameters of the model."""
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), lr=lr)
+
+
+def join_processes(kind: str) -> torch.device:
+    """Returns the device of this process, "cuda" or "cpu"; when a launcher has started several, joins them first."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return torch.device(kind)
+    device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    return device
+
+
+def in_step(model: nn.Module, device: torch.device) -> nn.Module:
+    """Returns the model; with several processes, one that averages its gradients over them."""
+    if not dist.is_initialized():
+        return model
+    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+
+
+def begin_epoch(batches: Any, epoch: int) -> None:
+    """Lets the processes share the data out anew for an epoch."""
+    if isinstance(sampler := getattr(batches, "sampler", None), DistributedSampler):
+        sampler.set_epoch(epoch)
+
+
+def is_first() -> bool:
+    """Returns whether this is the one process, or the first of several."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def train(options: argparse.Namespace, device: torch.device) -> None:
+    """Trains for all epochs, printing loss and rate every few steps."""
+    batches = build_batches(options, device)
+    model = in_step(build_model(options).to(device), device)
+    optimizer = build_optimizer(options.optimizer, model, options.lr)
+    criterion = nn.CrossEntropyLoss()
+    model.train()
+    for epoch in range(options.epochs):
+        begin_epoch(batches, epoch)
+        since_s, num_samples = time.monotonic(), 0
+        for step, (features, classes) in enumerate(batches, start=1):
+            features = features.to(device, non_blocking=True)
+            classes = classes.to(device, non_blocking=True)
+            loss = criterion(model(features), classes)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            num_samples += len(classes)
+            if step % options.print_every == 0 and is_first():
+                value = loss.item()  # waits for the device: seldom, and before the clock is read
+                rate_per_s = num_samples / (time.monotonic() - since_s)
+                print(f"epoch {epoch} step {step} loss {value:.4f} samples/s {rate_per_s:.1f}", flush=True)
+                since_s, num_samples = time.monotonic(), 0
+
+
+def positive(text: str) -> int:
+    """Returns the whole number above zero that `text` holds."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
+    return number
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    parser = argparse.ArgumentParser(description="Trains a multilayer perceptron on a table.")
+    parser.add_argument("--model", choices=("mlp",), default="mlp")
+    parser.add_argument("--num-layers", type=positive, default=4, help="hidden layers")
+    parser.add_argument("--hidden-size", type=positive, default=512)
+    parser.add_argument("--num-classes", type=positive, default=10)
+    parser.add_argument("--data", choices=("tabular", "synthetic"), default="tabular")
+    parser.add_argument("--num-features", type=positive, default=64, help="columns of the table")
+    parser.add_argument("--batch-size", type=positive, default=32)
+    parser.add_argument("--num-workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--epochs", type=positive, default=1)
+    parser.add_argument("--samples-per-epoch", type=positive, help="rows of the table; default: 100,000")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw")
+    parser.add_argument("--print-every", type=positive, default=100, help="steps between two lines")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    return parser
+
+
+def main() -> None:
+    """Reads the command line and trains."""
+    parser = build_parser()
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
+    name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    device = join_processes(name)
+    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))  # the first one's weights hold
+    train(options, device)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""Trains a language model of transformers from random weights: a plain PyTorch script.
+
+    python text.py --model gpt2_small --sequence-length 512 --batch-size 32 --num-workers 4
+    torchrun --nproc_per_node=2 text.py --model bert_base
+
+It needs torch and transformers. Nothing is downloaded: models are built from their configuration, and the text is Python's own
+standard library, or a folder of yours. Words are tokens by a hash: as many different ones, as unevenly spread as in real text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sysconfig
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+Batch = dict[str, Tensor]
+
+ENDLESS_SAMPLES = 100_000  # an epoch, unless its length is given: places in the text to begin at
+SYNTHETIC_BATCHES = 4
+ENDINGS = (".txt", ".md", ".rst", ".py")
+PASSED_BY = ("site-packages", "dist-packages", "__pycache__")  # beside the standard library, and far larger
+MAX_TEXT_BYTES = 16 * 2**20  # more says nothing new of speed, and every loader process holds it
+MAX_WORD = 12
+WORD = re.compile(rf"\w{{1,{MAX_WORD}}}|[^\w\s]|\s{{1,{MAX_WORD}}}")
+SCATTER = 2_654_435_761  # a large prime: neighbours among the samples lie far apart in the text
+PAD, MASK = 0, 1
+NUM_SPECIAL = 2  # ids that no word has
+MASKED_FRAC, REPLACED_FRAC, KEPT_FRAC = 0.15, 0.1, 0.1  # as BERT was trained: of all tokens, then of those chosen
+IGNORED = -100  # label of a token that the loss leaves out
+HEAD_SIZE = 64
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model of the literature: layers, width and words."""
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+
+
+MODELS = {
+    "gpt2_small": Size("gpt2", 12, 768, 50_257),
+    "bert_base": Size("bert", 12, 768, 30_522),
+    "llama_small": Size("llama", 12, 768, 32_000),
+}
+
+
+def read_text(folder: Path, at_most: int = MAX_TEXT_BYTES) -> str:
+    """Returns the text of a folder's files, always in the same order, without what is not ASCII.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    text = ""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in PASSED_BY)
+        for path in (Path(place, name) for name in sorted(names) if name.endswith(ENDINGS)):
+            if path.is_file() and len(text) < at_most:
+                text += path.read_bytes()[: at_most - len(text)].decode("ascii", "ignore")
+        if len(text) >= at_most:
+            break
+    if not text:
+        raise FileNotFoundError(f"no text in {folder}: files ending in {', '.join(ENDINGS)}")
+    return text
+
+
+class TextWindows(Dataset[Batch]):
+    """Places in a text, each `length` tokens long, tokenised as they are loaded.
+
+    Args:
+        text: what is read.
+        length: tokens of a sample.
+        vocab_size: different tokens.
+        num_samples: samples of an epoch.
+        is_masked: whether words are masked and guessed, as BERT learns, else each next one is.
+    """
+
+    def __init__(self, text: str, *, length: int, vocab_size: int, num_samples: int, is_masked: bool) -> None:
+        span = (length + 1) * MAX_WORD  # as many letters hold that many tokens, whatever they are
+        self.text = text if len(text) > span else text * (span // len(text) + 2)
+        self.span, self.length, self.vocab_size = span, length, vocab_size
+        self.num_samples, self.is_masked = num_samples, is_masked
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> Batch:
+        start = index * SCATTER % (len(self.text) - self.span)
+        words = islice(WORD.finditer(self.text, start), self.length)
+        num_words = self.vocab_size - NUM_SPECIAL
+        tokens = torch.tensor([NUM_SPECIAL + zlib.crc32(word[0].encode()) % num_words for word in words])
+        return masked(tokens, self.vocab_size) if self.is_masked else {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def masked(tokens: Tensor, vocab_size: int) -> Batch:
+    """Returns tokens of which some are hidden or replaced, and as labels what those were."""
+    is_chosen = torch.rand(tokens.shape) < MASKED_FRAC
+    is_chosen[int(torch.randint(len(tokens), ()))] = True  # a batch without any has no loss
+    labels = torch.where(is_chosen, tokens, IGNORED)
+    fate = torch.rand(tokens.shape)
+    others = torch.randint(NUM_SPECIAL, vocab_size, tokens.shape)
+    shown = torch.where(fate < KEPT_FRAC, tokens, torch.where(fate < KEPT_FRAC + REPLACED_FRAC, others, MASK))
+    return {"input_ids": torch.where(is_chosen, shown, tokens), "labels": labels}
+
+
+class SyntheticBatches:
+    """Random tokens that are on the device already: training without an input pipeline."""
+
+    def __init__(self, num_steps: int, shape: tuple[int, int], vocab_size: int, device: torch.device) -> None:
+        self.num_steps = num_steps
+        tokens = [torch.randint(NUM_SPECIAL, vocab_size, shape, device=device) for _ in range(SYNTHETIC_BATCHES)]
+        self.batches = [{"input_ids": each, "labels": each.clone()} for each in tokens]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self.batches[step % len(self.batches)] for step in range(self.num_steps))
+
+
+def vocab_size(options: argparse.Namespace) -> int:
+    """Returns the number of different tokens."""
+    return int(options.vocab_size or MODELS[options.model].vocab_size)
+
+
+def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable[Batch]:
+    """Returns the batches of one epoch, to be iterated anew for each, as {"input_ids", "labels"} of [batch, length].
+
+    Raises:
+        FileNotFoundError: the folder holds no text.
+    """
+    num_samples = options.samples_per_epoch or ENDLESS_SAMPLES
+    if options.data == "synthetic":
+        shape = (options.batch_size, options.sequence_length)
+        return SyntheticBatches(max(1, num_samples // options.batch_size), shape, vocab_size(options), device)
+    data = TextWindows(
+        read_text(options.data_root or Path(sysconfig.get_path("stdlib"))),
+        length=options.sequence_length,
+        vocab_size=vocab_size(options),
+        num_samples=num_samples,
+        is_masked=MODELS[options.model].family == "bert",
+    )
+    sampler: Any = DistributedSampler(data) if dist.is_initialized() else None
+    return DataLoader(data, options.batch_size, shuffle=sampler is None, sampler=sampler, num_workers=options.num_workers)
+
+
+def build_model(options: argparse.Namespace) -> nn.Module:
+    """Returns the model with random weights, as large as it is known, or as asked for."""
+    import transformers
+
+    usual = MODELS[options.model]
+    layers, hidden = options.num_layers or usual.num_layers, options.hidden_size or usual.hidden_size
+    heads = options.num_heads or max(1, hidden // HEAD_SIZE)
+    words, length = vocab_size(options), options.sequence_length
+    model: nn.Module
+    if usual.family == "gpt2":
+        model = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(
+                vocab_size=words, n_positions=length, n_embd=hidden, n_layer=layers, n_head=heads,
+                bos_token_id=None, eos_token_id=None, use_cache=False, loss_type="ForCausalLM",  # type: ignore[call-arg]
+            )
+        )  # fmt: skip
+    elif usual.family == "bert":
+        model = transformers.BertForMaskedLM(
+            transformers.BertConfig(
+                vocab_size=words, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+                intermediate_size=4 * hidden, max_position_embeddings=max(512, length), pad_token_id=PAD,
+            )
+        )  # fmt: skip
+    else:
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                vocab_size=words, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+                num_key_value_heads=heads, intermediate_size=-(-8 * hidden // 3 // HEAD_SIZE) * HEAD_SIZE,
+                max_position_embeddings=length, bos_token_id=None, eos_token_id=None, use_cache=False,
+            )
+        )  # fmt: skip
+    return model
+
+
+def build_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """Returns the optimizer over all parameters of the model."""
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), lr=lr)
+
+
+def join_processes(kind: str) -> torch.device:
+    """Returns the device of this process, "cuda" or "cpu"; when a launcher has started several, joins them first."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return torch.device(kind)
+    device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    return device
+
+
+def in_step(model: nn.Module, device: torch.device) -> nn.Module:
+    """Returns the model; with several processes, one that averages its gradients over them."""
+    if not dist.is_initialized():
+        return model
+    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+
+
+def begin_epoch(batches: Any, epoch: int) -> None:
+    """Lets the processes share the data out anew for an epoch."""
+    if isinstance(sampler := getattr(batches, "sampler", None), DistributedSampler):
+        sampler.set_epoch(epoch)
+
+
+def is_first() -> bool:
+    """Returns whether this is the one process, or the first of several."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def train(options: argparse.Namespace, device: torch.device) -> None:
+    """Trains for all epochs, printing loss and rate every few steps."""
+    batches = build_batches(options, device)
+    model = in_step(build_model(options).to(device), device)
+    optimizer = build_optimizer(options.optimizer, model, options.lr)
+    model.train()
+    for epoch in range(options.epochs):
+        begin_epoch(batches, epoch)
+        since_s, num_tokens = time.monotonic(), 0
+        for step, batch in enumerate(batches, start=1):
+            batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+            loss = model(**batch).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            num_tokens += batch["input_ids"].numel()
+            if step % options.print_every == 0 and is_first():
+                value = loss.item()  # waits for the device: seldom, and before the clock is read
+                rate_per_s = num_tokens / (time.monotonic() - since_s)
+                print(f"epoch {epoch} step {step} loss {value:.4f} tokens/s {rate_per_s:.0f}", flush=True)
+                since_s, num_tokens = time.monotonic(), 0
+
+
+def positive(text: str) -> int:
+    """Returns the whole number above zero that `text` holds."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
+    return number
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    parser = argparse.ArgumentParser(description="Trains a language model of transformers from random weights.")
+    parser.add_argument("--model", choices=tuple(MODELS), default="gpt2_small")
+    parser.add_argument("--num-layers", type=positive, help="default: the model's own")
+    parser.add_argument("--hidden-size", type=positive, help="default: the model's own")
+    parser.add_argument("--num-heads", type=positive, help=f"attention heads; default: one for each {HEAD_SIZE} of the width")
+    parser.add_argument("--vocab-size", type=positive, help="different tokens; default: the model's own")
+    parser.add_argument("--data", choices=("text", "synthetic"), default="text")
+    parser.add_argument("--data-root", type=Path, help="folder of text files; default: Python's standard library")
+    parser.add_argument("--sequence-length", type=positive, default=512, help="tokens of a sample")
+    parser.add_argument("--batch-size", type=positive, default=32)
+    parser.add_argument("--num-workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--epochs", type=positive, default=1)
+    parser.add_argument("--samples-per-epoch", type=positive, help="default: 100,000")
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw")
+    parser.add_argument("--print-every", type=positive, default=10, help="steps between two lines")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    return parser
+
+
+def main() -> None:
+    """Reads the command line and trains."""
+    parser = build_parser()
+    options = parser.parse_args()
+    hidden = options.hidden_size or MODELS[options.model].hidden_size
+    heads = options.num_heads or max(1, hidden // HEAD_SIZE)
+    if hidden % (2 * heads):
+        parser.error(f"--hidden-size: must be a multiple of {2 * heads}, twice the attention heads, got {hidden}")
+    if vocab_size(options) <= NUM_SPECIAL:
+        parser.error(f"--vocab-size: must be more than {NUM_SPECIAL}, got {options.vocab_size}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
+    name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    device = join_processes(name)
+    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))  # the first one's weights hold
+    try:
+        train(options, device)
+    except FileNotFoundError as error:
+        parser.error(f"--data-root: {error}")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Several ranks as one trial: their rate together, who holds the others up, what their communication costs.
+
+Ranks keep step: at each step they wait for each other in the collectives that average the gradients. So a trial is as fast as
+its slowest rank, every rank's step takes about as long, and which rank is slow shows in what each does *beside* waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from autotune.harness.protocol import RankResult
+
+# Of a step, by which one rank's own work may be longer than another's before it is called a straggler: the moderate threshold
+# of the trusted profilers for a share of the step that is lost.
+STRAGGLER_FRAC = 0.05
+SAME_FRAC = 0.01  # an evaluation is longer, rounding shorter
+
+
+class Pace(NamedTuple):
+    """How a rank steps.
+
+    Attributes:
+        step_s: seconds a step.
+        samples: work units a step.
+    """
+
+    step_s: float
+    samples: float
+
+
+def pace(result: RankResult, first: RankResult) -> Pace | None:
+    """Returns a rank's mean step; None when there is none to tell it from.
+
+    Rank 0 says when it is over. Over the same steps for all, those of rank 0's window, since the windows of ranks open some
+    steps apart; also of a rank that had none of its own by then, because its steps varied more at the wrong moment. Over its
+    own window where evaluations lie between the steps, which windows leave out.
+
+    Args:
+        result: of the rank.
+        first: rank 0's.
+    """
+    window, lasting_frac = result.window, 1.0
+    if window is not None:
+        if not window.steps or result.throughput_per_s is None:
+            return None
+        if not result.throughput_per_s > 0:  # also NaN
+            return Pace(window.seconds / window.steps, 0.0)
+        lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0  # less what a queue had left
+    is_common = result.world_size > 1 and (window is None or _is_whole(first))
+    step = _over_window_of(first, result) if is_common else None
+    if step is None and window is not None:
+        step = Pace(window.seconds / window.steps, window.samples / window.steps)
+    return None if step is None else Pace(step.step_s / lasting_frac, step.samples)
+
+
+def _over_window_of(first: RankResult, result: RankResult) -> Pace | None:
+    """Returns a rank's mean step over the steps of rank 0's window; None where it has not made them all."""
+    if first.window is None:
+        return None
+    begin, steps = int(first.steps.get("warmup", 0)), result.steps
+    ends_s, samples = steps.get("end_s") or [], steps.get("samples") or []
+    end = begin + first.window.steps
+    if not begin < end <= min(len(ends_s), len(samples)):
+        return None
+    seconds = ends_s[end - 1] - (ends_s[begin - 1] if begin else 0.0)
+    return Pace(seconds / (end - begin), sum(samples[begin:end]) / (end - begin))
+
+
+def _is_whole(first: RankResult) -> bool:
+    """Whether nothing lies between the steps of rank 0's window, so that they are found among all steps by their number."""
+    whole, window = _over_window_of(first, first), first.window
+    return whole is not None and window is not None and abs(whole.step_s * window.steps / window.seconds - 1) < SAME_FRAC
+
+
+def rate_per_s(results: Sequence[RankResult]) -> float | None:
+    """Returns the samples per second of all ranks together, over the slowest one's time; None when a rank has none.
+
+    A part is not the whole.
+    """
+    if len(results) == 1:
+        return results[0].throughput_per_s
+    paces = [pace(result, results[0]) for result in results]
+    known = [each for each in paces if each is not None]
+    if not known or len(known) < len(paces):
+        return None
+    return sum(each.samples for each in known) / max(each.step_s for each in known)
+
+
+def joined(results: Sequence[RankResult]) -> dict[str, Any]:
+    """Returns what several ranks were together; {} for one.
+
+    {"world_size", "skew_frac", "stragglers": [rank, ...], "communication": {...}, "by_rank": [{"rank", "step_s", "rate_per_s",
+    "own_s", "exposed_s", "data_wait_frac", "peak_memory_bytes"}, ...]}, unknown is None. `exposed_s` are the seconds of a step
+    that a rank waits in collectives, `own_s` the rest. The rank that comes last into a collective waits for nobody there: the
+    shortest of these waits is the communication's own, what others wait beyond it they wait for stragglers.
+    """
+    if len(results) < 2:
+        return {}
+    by_rank = [_of_rank(result, results[0]) for result in results]
+    own_s = [entry["own_s"] for entry in by_rank]
+    step_s = max((entry["step_s"] for entry in by_rank if entry["step_s"]), default=None)
+    skew_frac = (max(own_s) - min(own_s)) / step_s if step_s and None not in own_s else None
+    is_skewed = skew_frac is not None and skew_frac >= STRAGGLER_FRAC
+    return {
+        "world_size": results[0].world_size,
+        "skew_frac": skew_frac,
+        "stragglers": [entry["rank"] for entry in by_rank if is_skewed and entry["own_s"] > (max(own_s) + min(own_s)) / 2],
+        "communication": _communication(results, by_rank, step_s),
+        "by_rank": by_rank,
+    }
+
+
+def _of_rank(result: RankResult, first: RankResult) -> dict[str, Any]:
+    own, exposed_s = pace(result, first), result.communication.get("exposed_s")
+    peak = result.memory.get("peak_bytes")
+    return {
+        "rank": result.rank,
+        "step_s": own.step_s if own else None,
+        "rate_per_s": own.samples / own.step_s if own else None,
+        "own_s": max(0.0, own.step_s - exposed_s) if own and exposed_s is not None else None,
+        "exposed_s": exposed_s,
+        "data_wait_frac": result.data_wait_frac,
+        "peak_memory_bytes": int(peak) if peak else None,
+    }
+
+
+def _communication(
+    results: Sequence[RankResult], by_rank: Sequence[dict[str, Any]], step_s: float | None
+) -> dict[str, Any] | None:
+    """Returns what communication costs a step, and what it would cost at least; None where nobody measured it.
+
+    {"exposed_s", "exposed_frac", "gradient_bytes", "bandwidth_bytes_per_s", "bound_s"}: the bound is the time that averaging
+    all gradients takes with nothing else to do, gradient bytes over the bandwidth that was measured with the ranks at rest.
+    Below it, communication hides behind the backward pass; far above, something else holds it up.
+    """
+    waits_s = [entry["exposed_s"] for entry in by_rank]
+    if None in waits_s:
+        return None
+    told = [result.communication for result in results]
+    gradient_bytes = max(int(each.get("gradient_bytes") or 0) for each in told)
+    known = [each["bandwidth_bytes_per_s"] for each in told if each.get("bandwidth_bytes_per_s")]
+    bandwidth = min(known) if len(known) == len(told) else None
+    return {
+        "exposed_s": min(waits_s),
+        "exposed_frac": min(waits_s) / step_s if step_s else None,
+        "gradient_bytes": gradient_bytes,
+        "bandwidth_bytes_per_s": bandwidth,
+        "bound_s": gradient_bytes / bandwidth if bandwidth else None,
+    }

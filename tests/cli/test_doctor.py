@@ -1,0 +1,97 @@
+"""`autotune doctor` as a user runs it: on this machine, and on machines whose driver and torch are stand-ins."""
+
+import json
+import os
+
+import pytest
+
+NVML = """
+class NVMLError(Exception):
+    value = {code}
+    def __str__(self):
+        return "Driver/library version mismatch"
+def nvmlInit():
+    {init}
+def nvmlShutdown(): pass
+def nvmlSystemGetDriverVersion(): return "580.65"
+def nvmlSystemGetCudaDriverVersion_v2(): return 13000
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetName(handle): return "NVIDIA H200"
+def nvmlDeviceGetCudaComputeCapability(handle): return (9, 0)
+def nvmlDeviceGetPersistenceMode(handle): return handle
+def nvmlDeviceGetTopologyCommonAncestor(one, other): return 50
+"""
+TORCH = """
+class cuda:
+    is_available = staticmethod(lambda: True)
+    get_arch_list = staticmethod(lambda: {architectures})
+"""
+
+
+@pytest.fixture
+def machine(cli, tmp_path_factory):
+    """Gives the machine another driver and another torch: modules that come first on the path."""
+
+    def make(*, init="pass", code=18, architectures=("sm_90",), torch=TORCH):
+        folder = tmp_path_factory.mktemp("machine")
+        (folder / "pynvml.py").write_text(NVML.format(init=init, code=code))
+        (folder / "torch").mkdir()
+        (folder / "torch" / "version.py").write_text("__version__ = '9.9.9'\ncuda = '12.8'\n")
+        (folder / "torch" / "__init__.py").write_text(torch.replace("{architectures}", repr(list(architectures))))
+        cli.environment["PYTHONPATH"] = os.pathsep.join([str(folder), cli.environment["PYTHONPATH"]])
+        return cli
+
+    return make
+
+
+def test_this_machine_is_looked_at_in_plain_lines(cli):
+    (cli.cwd / "a.bin").write_bytes(os.urandom(100_000))
+    ended = cli("doctor", "data.root=.")
+    assert ended.stderr == ""
+    assert ended.returncode == ("broken  " in ended.stdout)
+    lines = ended.stdout.splitlines()
+    for name in ("GPU  driver: ", "host  cores: ", "host  shared memory: ", "program  torch: ", f"data  disk: {cli.cwd}"):
+        assert any(name in line for line in lines), name
+    assert all(line.startswith(("fine  ", "not here  ", "worth mending  ", "broken  ", "topology  ")) for line in lines[:-1])
+
+
+def test_a_machine_with_gpus_as_a_document(machine):
+    ended = machine()("doctor", "--json")
+    document = json.loads(ended.stdout)
+    assert ended.returncode == (document["status"] == "broken"), ended.stderr
+    assert set(document) == {"schema", "status", "counts", "findings", "topology", "seconds"}
+    assert document["topology"] == [["X", "SYS"], ["SYS", "X"]]
+    assert sum(document["counts"].values()) == len(document["findings"])
+    findings = {(finding["group"], finding["name"]): finding for finding in document["findings"]}
+    assert findings["GPU", "driver"]["found"] == "2 x NVIDIA H200, driver 580.65 for CUDA up to 13.0"
+    assert findings["GPU", "persistence mode"]["command"] == "sudo nvidia-smi -i 0 -pm 1"
+    assert "built for CUDA 12.8, the driver serves up to 13.0; imported in" in findings["program", "torch"]["found"]
+    assert all(set(finding) == {"group", "name", "status", "found", "cost", "command"} for finding in findings.values())
+
+
+@pytest.mark.parametrize(
+    ("broken", "found"),
+    [
+        ({"architectures": ["sm_70"]}, "it has no kernels for GPUs 0, 1 (sm_90), only sm_70"),
+        ({"torch": "import os; os.abort()"}, "cannot be imported: ended by SIGABRT"),
+        ({"init": "import os; os.abort()"}, "NVML could not be asked: ended by SIGABRT"),
+    ],
+)
+def test_what_is_broken_is_named_and_is_exit_code_1(machine, broken, found):
+    ended = machine(**broken)("doctor")
+    assert ended.returncode == 1
+    assert found in ended.stdout
+    assert "Traceback" not in ended.stdout + ended.stderr
+    assert " broken" in ended.stdout.splitlines()[-1]
+
+
+def test_the_table_of_connections_is_printed(machine):
+    assert "topology  GPU0   X      SYS" in machine()("doctor").stdout
+
+
+def test_bad_input_is_2(cli):
+    assert "data.root: no such folder, got 'nosuch'" in cli.refused("doctor", "data.root=nosuch")
+    assert "Allowed: data.root" in cli.refused("doctor", "data.rot=x")
+    assert "data.root: given more than once" in cli.refused("doctor", "data.root=a", "--data", "b")
+    assert "--python: no such interpreter, got 'nosuch'" in cli.refused("doctor", "--python", "nosuch")

@@ -1,0 +1,81 @@
+"""Parts of the user's own: found before anything is trained, or refused by name."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import autotune.config.compose
+from autotune.config.compose import compose
+from autotune.config.parts import problems_of_parts
+from autotune.config.schema import StudyConfig
+from autotune.errors import BadInput
+from tests.config.conftest import FACTS
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a module of the user's own, which notes that it was imported."""
+    (tmp_path / "mine.py").write_text("open('imported', 'w').close()\ndef model(): ...\ndef data(): ...\ndef step(): ...\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_recipe_of_the_users_parts_is_called_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autotune.config.compose, "problems_of_parts", lambda config: [])
+    words = ["model.factory=mine:model", "data.factory=mine:data", "train.step=mine:step"]
+    composed = compose(words, command=None, facts=FACTS)
+    assert (composed.name, composed.title) == ("mine-model", "mine:model on mine:data")
+    assert composed.command.is_recipe
+
+
+def test_parts_that_are_not_there_are_refused_all_at_once(mine: Path) -> None:
+    words = ["model.factory=mine:modle", "data.factory=nosuch:data", "train.step=mine:step"]
+    with pytest.raises(BadInput) as caught:
+        compose(words, command=None, facts=FACTS)
+    model, data = caught.value.problems
+    assert model.startswith(f"model.factory: cannot be used, got 'mine:modle' (no 'modle' in {mine}/mine.py; nearest: model)")
+    assert data.startswith(f"data.factory: cannot be used, got 'nosuch:data' (no module 'nosuch' in {mine} or among")
+    assert (mine / "imported").exists()
+    assert data.endswith("Allowed: PACKAGE.MODULE:FUNCTION, looked for from the working directory on. Give one that is there.")
+
+
+def config(python: Path, **parts: str) -> StudyConfig:
+    made = StudyConfig()
+    made.program.python = str(python)
+    made.train.step = parts["step"]
+    return made
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Callable[[str], Path]:
+    """Returns a function that makes an interpreter which does what a line of shell says."""
+
+    def make(line: str) -> Path:
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "reference", ["mine", "mine:", ":step", "mine.py:step()", "a b:c", "-m:x", "../mine:step", "mine:a:b", ""]
+)
+def test_what_is_no_reference_starts_nothing(python: Callable[[str], Path], tmp_path: Path, reference: str) -> None:
+    found = config(python(f"touch {shlex.quote(str(tmp_path))}/started"), step=reference)
+    assert problems_of_parts(found)[0].startswith(f"train.step: not a reference to a function, got {reference!r}. Allowed: ")
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_module_that_ends_python_is_told(python: Callable[[str], Path]) -> None:
+    problems = problems_of_parts(config(python("echo 'no licence' >&2; exit 7"), step="mine:step"))
+    assert "(importing it ended Python with exit code 7: no licence)" in problems[0]
+
+
+def test_what_a_module_prints_is_no_problem(python: Callable[[str], Path]) -> None:
+    assert problems_of_parts(config(python("echo 'mine:step is here'; echo warning >&2"), step="mine:step")) == []

@@ -1,0 +1,47 @@
+"""A model of repeated blocks with attention, dropout and batch normalisation; it tells its losses and running statistics."""
+
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.norm, self.drop = nn.BatchNorm1d(5), nn.Dropout(0.2)
+        self.expand, self.shrink = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x, factor=1.0):
+        mixed = x + self.drop(self.attention(x, x, x, need_weights=False)[0])
+        return self.norm(mixed + factor * self.shrink(torch.relu(self.expand(mixed))))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3)) if "single" not in sys.argv else Block()
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x):
+        for block in self.blocks if isinstance(self.blocks, nn.ModuleList) else [self.blocks]:
+            x = block(x, factor=0.5)
+        return self.head(x[:, 0])
+
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(256, 5, 16), torch.randint(0, 2, (256,)))
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]
+with open("losses.txt", "w") as told:
+    while True:
+        for x, y in DataLoader(data, batch_size=16, shuffle=True):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            means = [norm.running_mean.sum().item().hex() for norm in norms]
+            print(loss.item().hex(), *means, *(int(norm.num_batches_tracked) for norm in norms), file=told, flush=True)
+            optimizer.step()

@@ -1,0 +1,119 @@
+"""A training program whose ways with gradients are switched by words; it tells its weights after each iteration."""
+
+import itertools
+import os
+import sys
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.utils.data import DataLoader, TensorDataset
+
+WORDS = sys.argv[1:]
+BATCH = int(next((word[6:] for word in WORDS if word.startswith("batch=")), 32))
+OWN = int(next((word[4:] for word in WORDS if word.startswith("own=")), 1))
+RANK, WORLD = os.environ.get("RANK", ""), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def has(word):
+    return word in WORDS
+
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(512, 6), torch.randn(512, 2))
+sampler = None
+if WORLD > 1:
+    torch.distributed.init_process_group("gloo")
+    sampler = torch.utils.data.DistributedSampler(data, shuffle=False)
+loader = DataLoader(data, batch_size=BATCH, shuffle=sampler is None and not has("ordered"), sampler=sampler)
+model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16) if has("norm") else nn.Tanh(), nn.Linear(16, 2))
+parameters = list(model.parameters())
+trained = nn.parallel.DistributedDataParallel(model) if WORLD > 1 else model
+if has("two"):
+    optimizers = [torch.optim.SGD(parameters[:2], lr=0.05), torch.optim.SGD(parameters[2:], lr=0.05)]
+elif has("lbfgs"):
+    optimizers = [torch.optim.LBFGS(parameters, lr=0.05, max_iter=3)]
+else:
+    kind = torch.optim.AdamW if has("adam") else torch.optim.SGD
+    optimizers = [kind(parameters, lr=0.05, **({"momentum": 0.9} if has("momentum") else {}))]
+optimizer = optimizers[0]
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5) if has("scaler") else None
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
+
+
+def clear():
+    if has("model"):
+        model.zero_grad()
+    elif has("byhand"):
+        for parameter in parameters:
+            parameter.grad = None
+    elif has("olddata"):
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.data.zero_()
+    else:
+        for each in optimizers:
+            each.zero_grad()
+
+
+def forward_and_backward(x, y):
+    loss = nn.functional.mse_loss(trained(x), y) / OWN
+    if has("spike") and not has("spiked") and len(lines) == 3:
+        loss = loss * float("inf")
+    if scaler is not None:
+        scaler.scale(loss).backward()
+    elif has("functional"):
+        torch.autograd.backward([loss], [torch.ones(())])
+    else:
+        loss.backward()
+    return loss
+
+
+def closure():
+    clear()
+    return forward_and_backward(*batch)
+
+
+def step():
+    if has("clip"):
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        clip_grad_norm_(parameters, 0.1)
+    if has("value"):
+        clip_grad_value_(parameters, 0.01)
+    if has("handclip"):
+        for parameter in parameters:
+            parameter.grad.clamp_(-10, 10)
+    if scaler is not None:
+        scaler.step(optimizer)
+        scaler.update()
+        return
+    for each in optimizers:
+        each.step()
+
+
+def weights():
+    return " ".join(value.hex() for parameter in parameters for value in parameter.detach().flatten().tolist())
+
+
+lines = []
+with open(f"weights{RANK}.txt", "w") as told:
+    print(weights(), file=told, flush=True)
+    for number, batch in enumerate(itertools.chain.from_iterable(itertools.repeat(loader)), start=1):
+        if has("closure") or has("lbfgs"):
+            optimizer.step(closure)
+        else:
+            if not has("after") and number % OWN == 1 % OWN:
+                clear()
+            forward_and_backward(*batch)
+            if has("discards") and number % 2:
+                clear()
+                continue
+            if number % OWN == 0:
+                step()
+                if has("after"):
+                    clear()
+        schedule.step()
+        lines.append(weights())
+        print(lines[-1], file=told, flush=True)

@@ -1,0 +1,126 @@
+"""Who is bound to which cores: planned on machines that are made up, seen by the kernel on this one."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.harness import affinity
+from autotune.harness.affinity import AFFINITY, OWN_CORES, Core, part, place
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
+from tests.harness.conftest import Trial
+
+# Two sockets of two cores of two hyperthreads, numbered as Linux does: the second hyperthreads last.
+TWO_SOCKETS = sorted(Core(number // 2 % 2, number // 2 % 2, number % 2, number) for number in range(8))
+CORES = sorted(os.sched_getaffinity(0))
+
+
+def numbers(cores: list[Core]) -> set[int]:
+    return {core.number for core in cores}
+
+
+def placed(value: str, rank: int, num_ranks: int, gpu_node: int | None = None) -> tuple[set[int], int]:
+    cores, num_sharing, problem = place(value, TWO_SOCKETS, rank, num_ranks, gpu_node=gpu_node)
+    assert not problem
+    return numbers(cores), num_sharing
+
+
+def test_compact_gives_each_rank_neighbours_with_their_hyperthreads() -> None:
+    assert [placed("compact", rank, 4)[0] for rank in range(4)] == [{0, 4}, {1, 5}, {2, 6}, {3, 7}]
+    assert placed("compact", 1, 2) == ({2, 3, 6, 7}, 1)
+
+
+def test_numa_takes_the_gpu_s_node_else_one_after_the_other() -> None:
+    first, second = {0, 1, 4, 5}, {2, 3, 6, 7}
+    assert placed("numa", 0, 1, gpu_node=1) == (second, 1)
+    assert [placed("numa", rank, 3) for rank in range(3)] == [(first, 2), (second, 1), (first, 2)]
+
+
+@pytest.mark.parametrize(("num_workers", "workers"), [(1, {7}), (3, {6, 3, 7}), (32, {2, 6, 3, 7})])
+def test_each_worker_has_a_core_of_its_own_but_all_never_more_than_half(num_workers: int, workers: set[int]) -> None:
+    own, others, problem = part(TWO_SOCKETS, num_workers)
+    assert (numbers(others), numbers(own), problem) == (workers, set(range(8)) - workers, "")
+
+
+@pytest.mark.parametrize(
+    ("value", "cores", "num_ranks", "problem"),
+    [
+        ("none", TWO_SOCKETS, 1, ""),
+        ("compact", TWO_SOCKETS, 1, affinity.ONE_RANK),
+        ("compact", TWO_SOCKETS[:1], 2, affinity.TOO_FEW),
+        ("numa", TWO_SOCKETS[:4], 1, affinity.ONE_NODE),
+    ],
+)
+def test_what_would_change_nothing_says_so_and_leaves_all_cores(
+    value: str, cores: list[Core], num_ranks: int, problem: str
+) -> None:
+    assert place(value, cores, 0, num_ranks, gpu_node=None) == (cores, num_ranks, problem)
+
+
+def test_one_core_and_no_workers_cannot_be_parted() -> None:
+    assert part(TWO_SOCKETS, 0) == (TWO_SOCKETS, TWO_SOCKETS, affinity.NO_WORKERS)
+    assert part(TWO_SOCKETS[:1], 2)[2] == affinity.TOO_FEW
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+def test_the_kernel_s_description_is_read_in_order_of_neighbourhood(tmp_path: Path) -> None:
+    for node, numbers in ((0, "0-1,4-5"), (1, "2,3,6-7")):
+        write(tmp_path / f"devices/system/node/node{node}/cpulist", numbers)
+    for core in TWO_SOCKETS:
+        topology = tmp_path / f"devices/system/cpu/cpu{core.number}/topology"
+        write(topology / "physical_package_id", str(core.package))
+        write(topology / "core_id", str(core.core))
+    assert affinity.cores_of(str(tmp_path), frozenset(range(8))) == TWO_SOCKETS
+    assert affinity.cores_of(str(tmp_path / "nothing"), frozenset({1, 0})) == [Core(0, 0, 0, 0), Core(0, 0, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("visible", "rank", "node"),
+    [(None, 0, 0), (None, 1, 1), ("1", 0, 1), ("GPU-aa", 0, 0), ("1,0", 1, 0), ("", 0, None), (None, 2, None), ("7", 0, None)],
+)
+def test_a_rank_s_gpu_is_found_on_its_node_without_cuda(
+    tmp_path: Path, visible: str | None, rank: int, node: int | None
+) -> None:
+    for node_of_it, (address, uuid) in enumerate((("0000:17:00.0", "GPU-aa"), ("0000:B3:00.0", "GPU-bb"))):
+        write(tmp_path / "driver" / address / "information", f"GPU UUID: {uuid}")
+        write(tmp_path / "sys/bus/pci/devices" / address.lower() / "numa_node", str(node_of_it))
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    given = {"system": str(tmp_path / "sys"), "driver": str(tmp_path / "driver")}
+    assert affinity.gpu_node(environment, rank, **given) == node
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="one core cannot be split")
+def test_workers_and_step_are_seen_by_the_kernel_on_cores_of_their_own(trial: Trial) -> None:
+    run = trial("workers.py", "workers=1", knobs={OWN_CORES: True}, mode="inspect", env={"OMP_NUM_THREADS": ""})
+    found = run.result()
+    assert (found.knobs[OWN_CORES].status, found.knobs[OWN_CORES].observed) == (APPLIED, True)
+    seen = json.loads((run.folder / "worker0.json").read_text())["cores"]
+    assert len(seen) == 1
+    own = sorted({*CORES} - {*seen})
+    assert f"trained on cores {own} by threads {len(own)}\n" in run.stdout
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="one core cannot be split")
+def test_a_rank_gets_a_block_of_its_own_though_its_agent_was_bound_before(trial: Trial) -> None:
+    environment = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", affinity.CORES_VARIABLE: ",".join(map(str, CORES))}
+    bound = ["taskset", "-c", str(CORES[0]), sys.executable]
+    run = trial("workers.py", argv=bound, knobs={AFFINITY: "compact"}, mode="inspect", env=environment)
+    found = run.result()
+    assert (found.knobs[AFFINITY].status, found.facts["num_local_ranks"]) == (APPLIED, 2)
+    seen = json.loads((run.folder / "worker0.json").read_text())["cores"]
+    assert len(seen) == len(CORES) - len(CORES) // 2
+    assert f"trained on cores {seen} by" in run.stdout
+
+
+@pytest.mark.thorough
+def test_a_program_that_binds_itself_while_it_trains_is_told(trial: Trial) -> None:
+    run = trial("workers.py", "bind=1", "workers=0", knobs={AFFINITY: "none", OWN_CORES: True}, mode="inspect")
+    reports = run.result().knobs
+    assert reports[AFFINITY].status == (OVERRIDDEN if len(CORES) > 1 else APPLIED)
+    assert (reports[OWN_CORES].status, reports[OWN_CORES].observed) == (NOT_APPLICABLE, None)

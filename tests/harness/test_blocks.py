@@ -1,0 +1,143 @@
+"""Blocks that are run again in the backward pass, and the kernels of their attention: seen, and nothing else changes."""
+
+from __future__ import annotations
+
+import pickle
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.harness import checkpointing
+from autotune.harness.apply import attention, device
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
+
+CHECKPOINTING, SDPA, L2 = "memory.activation_checkpointing", "backend.sdpa", "backend.l2_fetch_granularity"
+
+
+class Block(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.ReLU())
+
+
+def test_the_blocks_are_the_outermost_ones_of_the_class_there_is_most_of() -> None:
+    stem, deep = nn.Sequential(Block(), Block()), nn.Sequential(*(nn.ModuleDict({"inner": Block()}) for _ in range(3)))
+    model = nn.ModuleDict({"stem": stem, "body": deep, "head": nn.Linear(4, 2)})
+    assert checkpointing.blocks(model) == list(deep)
+    assert checkpointing.blocks(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))) == []
+    assert checkpointing.blocks(nn.Sequential(Block(), nn.Linear(4, 4))) == []
+
+
+def test_a_checkpointed_block_is_copied_and_pickled_as_what_it_was() -> None:
+    model = nn.Sequential(Block(), Block())
+    assert checkpointing.Checkpointing().put_into(model, is_watched=False) == ""
+    assert type(model[0]) is not Block
+    assert isinstance(model[0], Block)
+    assert model[0].__class__ is Block
+    for copy in (deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(copy[0]) is Block
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from tests.harness.conftest import PROGRAMS
+    from tests.programs.expectations import Program
+    from tests.programs.starting import Forks, run_trial
+
+    forks = Forks()
+
+    def run(*words: str, **options: Any) -> Any:
+        program = Program(name="blocks", argv=(str(PROGRAMS / "blocks.py"), *words))
+        found = run_trial(program, tmp_path_factory.mktemp("blocks"), forks, mode="parity", seed=1, max_steps=6, **options)
+        return found.result(), (found.folder / "losses.txt").read_text()
+
+    yield run
+    forks.close()
+
+
+def test_checkpointed_blocks_run_again_and_nothing_else_is_another(runs: Any) -> None:
+    (plain, told), (found, other) = runs(), runs(knobs={CHECKPOINTING: True})
+    assert (found.knobs[CHECKPOINTING].status, found.knobs[CHECKPOINTING].observed) == (APPLIED, True)
+    assert other == told  # losses, and statistics that have seen each batch once
+    assert plain.observed[CHECKPOINTING] is False
+    assert CHECKPOINTING not in plain.applicability
+
+
+def test_a_model_without_repeated_blocks_is_not_checkpointed(runs: Any) -> None:
+    found, _ = runs("single", knobs={CHECKPOINTING: True})
+    assert (found.knobs[CHECKPOINTING].status, found.knobs[CHECKPOINTING].reason) == (NOT_APPLICABLE, checkpointing.NO_BLOCKS)
+    assert found.applicability[CHECKPOINTING] == checkpointing.NO_BLOCKS
+
+
+@pytest.mark.parametrize(("asked", "kernels"), [("flash", {"flash"}), ("math", set()), ("default", {"flash"})])
+def test_the_kernels_of_attention_are_those_asked_for(runs: Any, asked: str, kernels: set[str]) -> None:
+    found, _ = runs(knobs={SDPA: asked})
+    assert (found.knobs[SDPA].status, found.knobs[SDPA].observed) == (APPLIED, asked)
+    assert SDPA in found.applicability if not kernels else SDPA not in found.applicability
+
+
+def test_a_kernel_that_takes_no_such_inputs_is_said_to(runs: Any) -> None:
+    found, _ = runs(knobs={SDPA: "mem_efficient"})  # on the CPU there is none
+    assert found.knobs[SDPA].status == NOT_APPLICABLE
+    assert attention.UNSEEN in found.knobs[SDPA].reason
+
+
+def test_fused_kernels_are_read_from_the_graph() -> None:
+    q = torch.randn(1, 2, 4, 8, requires_grad=True)
+    loss = nn.functional.scaled_dot_product_attention(q, q, q).sum()
+    assert attention.seen(loss.grad_fn) == {"flash"}
+    assert attention.seen((q * 2).sum().grad_fn) == set()
+    assert attention.seen(None) == set()
+
+
+class FakeRuntime:
+    """What is called of the CUDA runtime library; a GPU's own has not been asked yet."""
+
+    def __init__(self, *, keeps: bool = True) -> None:
+        self.limits, self._keeps = {device.MAX_L2_FETCH_GRANULARITY: 64}, keeps
+
+    def cudaDeviceSetLimit(self, limit: int, value: Any) -> int:
+        if self._keeps:
+            self.limits[limit] = value.value
+        return 0
+
+    def cudaDeviceGetLimit(self, pointer: Any, limit: int) -> int:
+        pointer._obj.value = self.limits[limit]
+        return 0
+
+
+@pytest.mark.parametrize(("keeps", "status", "observed"), [(True, APPLIED, 128), (False, OVERRIDDEN, 64)])
+def test_the_l2_granularity_is_set_and_read_back(
+    monkeypatch: pytest.MonkeyPatch, keeps: bool, status: str, observed: int
+) -> None:
+    fake = FakeRuntime(keeps=keeps)
+    monkeypatch.setattr(device, "runtime", lambda: fake)
+    device.apply({L2: 128}, "cuda")
+    found = device.verify({L2: 128}, "cuda")[L2]
+    assert (found.status, found.observed) == (status, observed)
+    assert device.observe("cuda") == {L2: observed}
+
+
+def test_without_a_gpu_there_is_no_l2_granularity() -> None:
+    device.apply({L2: 128}, "cpu")
+    assert device.verify({L2: 128}, "cpu")[L2].status == NOT_APPLICABLE
+    assert L2 in device.applicability("cpu")
+    assert device.runtime() is None or device.granularity_bytes() is None
+
+
+@pytest.mark.thorough
+def test_a_library_that_has_a_switch_of_its_own_gets_it_turned() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 32, "n_positions": 16}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).train()
+    how, tokens = checkpointing.Checkpointing(), torch.randint(0, 32, (2, 8))
+    assert how.put_into(model, is_watched=True) == ""
+    loss = model(input_ids=tokens, labels=tokens).loss
+    assert how.is_run_again is False
+    loss.backward()
+    assert how.is_run_again
+    how.stop_watching()
+    how.take_from(model)
+    assert not any(checkpointing.is_checkpointing(module) for module in model.modules())

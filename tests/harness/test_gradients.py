@@ -1,0 +1,188 @@
+"""Gradients gathered over batches and scaled, in programs of every kind: the same training, or a reason why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.harness.protocol import (
+    APPLIED,
+    NOT_APPLICABLE,
+    OVERRIDDEN,
+    SPEC_FILE,
+    SPEC_VARIABLE,
+    KnobReport,
+    RankResult,
+    Spec,
+    write_json,
+)
+from tests.harness.conftest import PROGRAMS, Run
+from tests.programs.expectations import Program
+from tests.programs.starting import Forks, _free_port, environment, run_trial
+
+KEY, STEPS = "step.accumulation", 6
+PARITY: dict[str, Any] = {"mode": "parity", "seed": 3, "max_steps": STEPS}
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    made = Forks()
+    yield made
+    made.close()
+
+
+class Trained:
+    """A run of the program: what the harness found, and the weights after each real step."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.result: RankResult = run.result()
+        lines = (run.folder / "weights.txt").read_text().splitlines()
+        self.weights = [torch.tensor([float.fromhex(word) for word in line.split()]) for line in dict.fromkeys(lines)]
+
+    @property
+    def report(self) -> KnobReport:
+        assert "harness_problems" not in self.result.detected, self.result.detected
+        return self.result.knobs[KEY]
+
+
+@pytest.fixture
+def trained(forks: Forks, tmp_path: Path) -> Any:
+    """Returns a function that runs the program of gradients under the harness, in a folder of its own."""
+    number = 0
+
+    def run(words: str, **options: Any) -> Trained:
+        nonlocal number
+        number += 1
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        program = Program(name="gradients", argv=(str(PROGRAMS / "gradients.py"), *words.split()))
+        return Trained(run_trial(program, folder, forks, **{**PARITY, **options}))
+
+    return run
+
+
+QUICK = ["clip", "scaler clip after", "own=2 adam"]
+WAYS = ["", "after", "model after", "value model", "closure", "functional", "scaler", "clip momentum"]
+MANY = [pytest.param(words, marks=pytest.mark.thorough) for words in WAYS]
+
+
+@pytest.mark.parametrize("words", [*QUICK, *MANY])
+def test_four_small_batches_train_as_one_large_batch_does(trained: Any, words: str) -> None:
+    whole = trained(f"{words} batch=32")
+    parts = trained(f"{words} batch=8", knobs={KEY: 4})
+    assert (parts.report.status, parts.report.observed) == (APPLIED, 4)
+    assert parts.result.detected["num_steps"] == whole.result.detected["num_steps"] == STEPS
+    assert parts.result.steps["samples"] == whole.result.steps["samples"]
+    if words != "functional":  # nobody sees a loss there
+        assert parts.result.loss["curve"] == pytest.approx(whole.result.loss["curve"], rel=1e-4)
+    assert len(whole.weights) == STEPS  # those it begins with, and all but the last, within which it is ended
+    for one, other in zip(whole.weights, parts.weights, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("byhand", "clears its gradients by other means than zero_grad()"),
+        ("olddata", "clears its gradients by other means than zero_grad()"),
+        ("handclip", "changes its gradients itself between backward() and step()"),
+        ("two", "several optimizers step"),
+        ("lbfgs", "the optimizer calls its closure as often as it likes"),
+        ("discards", "throws gradients away between backward() and step()"),
+    ],
+)
+def test_a_program_with_ways_of_its_own_is_left_alone_with_the_reason(trained: Any, words: str, reason: str) -> None:
+    found = trained(f"{words} batch=8", knobs={KEY: 4}).report
+    assert found.status == NOT_APPLICABLE
+    assert reason in found.reason
+
+
+def test_one_batch_to_a_step_changes_nothing(trained: Any) -> None:
+    plain, one = trained("clip"), trained("clip", knobs={KEY: 1})
+    assert (one.report.status, one.report.observed) == (APPLIED, 1)
+    assert all(torch.equal(a, b) for a, b in zip(plain.weights, one.weights, strict=True))
+    assert plain.result.loss == one.result.loss
+
+
+@pytest.mark.parametrize(("words", "every"), [("batch=32", 1), ("batch=16", 2), ("batch=4 clip", 8), ("batch=8 own=2", 2)])
+def test_a_global_batch_is_made_up_of_whatever_batch_the_program_has(trained: Any, words: str, every: int) -> None:
+    found = trained(words, global_batch=32)
+    assert (found.report.status, found.report.observed) == (APPLIED, every)
+    assert found.result.observed[KEY] == every
+    assert found.result.steps["samples"] == [32.0] * (STEPS - 1)
+    reference = trained("batch=32 clip" if "clip" in words else "batch=32")
+    assert torch.allclose(found.weights[-1], reference.weights[-1], atol=1e-5)
+
+
+def test_a_global_batch_that_cannot_be_made_up_says_why(trained: Any) -> None:
+    found = trained("batch=12", global_batch=32).report
+    assert found.status == NOT_APPLICABLE
+    assert found.reason == "a step of the program holds 12 samples in all ranks, of which train.global_batch=32 is no multiple"
+    found = trained("batch=8", knobs={KEY: 2}, global_batch=32).report
+    assert (found.status, found.reason) == (OVERRIDDEN, "a step holds 16 samples in all ranks, train.global_batch=32 was asked")
+
+
+def test_the_baseline_says_where_nothing_can_be_gathered(trained: Any) -> None:
+    assert KEY not in trained("").result.applicability
+    assert "several optimizers" in trained("two").result.applicability[KEY]
+    assert "closure" in trained("lbfgs").result.applicability[KEY]
+
+
+AMP = "precision.amp"
+
+
+@pytest.mark.parametrize(
+    ("words", "every"),
+    [("clip batch=16", 1), ("adam batch=8", 2), pytest.param("closure after batch=4", 4, marks=pytest.mark.thorough)],
+)
+def test_float16_trains_as_float32_does_with_its_losses_scaled(trained: Any, words: str, every: int) -> None:
+    kept = " ".join(word for word in words.split() if not word.startswith("batch="))
+    plain = trained(f"{kept} batch=16", max_steps=12)
+    half = trained(words, knobs={AMP: "fp16", KEY: every}, max_steps=12)
+    assert (half.result.knobs[AMP].status, half.result.knobs[AMP].observed) == (APPLIED, "fp16")
+    assert half.report.status == APPLIED
+    assert half.result.scaling["scale"] >= 1024
+    assert half.result.scaling["skipped"] <= 4  # until the scale is found
+    assert half.result.loss["curve"] == pytest.approx(plain.result.loss["curve"], rel=0.2)
+    assert half.result.loss["curve"][0] == pytest.approx(plain.result.loss["curve"][0], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("handclip", "changes its gradients itself"),
+        ("scaler", "scales its gradients itself"),
+        pytest.param("lbfgs", "calls its closure as often as it likes", marks=pytest.mark.thorough),
+        pytest.param("two", "several optimizers step", marks=pytest.mark.thorough),
+    ],
+)
+def test_float16_is_left_where_losses_cannot_be_scaled(trained: Any, words: str, reason: str) -> None:
+    found = trained(words, knobs={AMP: "fp16"}).result
+    assert found.knobs[AMP].status == NOT_APPLICABLE
+    assert reason in found.knobs[AMP].reason
+    assert found.loss["is_finite"]
+    assert found.loss["last"] < 2  # it goes on in float32, from weights that are none the worse
+
+
+@pytest.mark.thorough
+def test_a_global_batch_is_that_of_all_ranks(forks: Forks, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("parts", "whole")]
+    for folder, words in zip(folders, ("batch=8", "batch=16"), strict=True):
+        folder.mkdir()
+        spec = Spec(trial=1, nonce="nonce", folder=str(folder), global_batch=32, **PARITY)
+        write_json(str(folder / SPEC_FILE), spec)
+        added = {SPEC_VARIABLE: str(folder / SPEC_FILE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        paths = environment(added, harness=True)["PYTHONPATH"]
+        ranks = [{**added, "PYTHONPATH": paths, "WORLD_SIZE": "2", "RANK": str(rank)} for rank in (0, 1)]
+        run = forks.run([str(PROGRAMS / "gradients.py"), *words.split()], folder, ranks)
+        found = run.result()
+        assert (found.knobs[KEY].status, found.knobs[KEY].observed) == (APPLIED, 2 if "parts" in str(folder) else 1)
+    told = [
+        [float.fromhex(word) for word in (folder / "weights0.txt").read_text().splitlines()[-1].split()] for folder in folders
+    ]
+    assert told[0] == pytest.approx(told[1], abs=1e-5)

@@ -1,0 +1,133 @@
+"""The host's allocator in real processes; the device's on a fake of torch's, since only a GPU has one."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.harness.apply import memory
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
+from autotune.knobs import malloc
+from autotune.knobs.memory import configuration
+from tests.harness.conftest import Trial
+
+ON_CUDA: dict[str, Any] = {
+    "memory.allocator": "expandable_segments",
+    "memory.fraction": 0.5,
+    "loader.non_blocking": True,
+    "loader.device_prefetch": True,
+}
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A library that is called like an allocator and is none: what is tested is that it gets into the process."""
+    if (compiler := shutil.which("g++")) is None:
+        pytest.skip("no compiler to make a library with")
+    path = tmp_path / "libjemalloc.so.2"
+    subprocess.run([compiler, "-shared", "-x", "c++", "/dev/null", "-o", str(path)], check=True, timeout=60)
+    return path
+
+
+def test_an_allocator_is_preloaded_and_seen_in_the_process(trial: Trial, library: Path) -> None:
+    environment = malloc.preloading("jemalloc", {}, malloc.found_in([library.parent]))
+    assert environment == {"LD_PRELOAD": str(library)}
+    found = trial("basic.py", knobs={"memory.malloc": "jemalloc", **ON_CUDA}, mode="inspect", env=environment).result()
+    assert (found.knobs["memory.malloc"].status, found.knobs["memory.malloc"].observed) == (APPLIED, "jemalloc")
+    assert found.observed["memory.malloc"] == "jemalloc"
+    assert {found.knobs[key].status for key in ON_CUDA} == {NOT_APPLICABLE}
+    assert set(ON_CUDA) <= set(found.applicability)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("asked", "status", "reason"),
+    [
+        ("glibc", APPLIED, ""),
+        ("tcmalloc", NOT_APPLICABLE, "no libtcmalloc was preloaded: it is not installed here"),
+    ],
+)
+def test_an_allocator_that_is_not_installed_says_so(trial: Trial, asked: str, status: str, reason: str) -> None:
+    report = trial("basic.py", knobs={"memory.malloc": asked}, mode="inspect").result().knobs["memory.malloc"]
+    assert (report.status, report.reason, report.observed) == (status, reason, "glibc")
+
+
+def test_what_else_is_preloaded_stays() -> None:
+    mine = {"LD_PRELOAD": "/opt/libprofile.so:/usr/lib/libtcmalloc.so.4"}
+    installed = {"jemalloc": "/usr/lib/libjemalloc.so.2"}
+    assert malloc.preloading("jemalloc", mine, installed) == {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2:/opt/libprofile.so"}
+    assert malloc.preloading("glibc", mine, installed) == {"LD_PRELOAD": "/opt/libprofile.so"}
+    assert malloc.preloading("glibc", {"LD_PRELOAD": "/opt/libprofile.so"}, installed) == {}
+    assert malloc.preloading("tcmalloc", mine, installed) == {}
+
+
+def test_the_plain_build_is_taken_and_the_first_folder_counts(tmp_path: Path) -> None:
+    for name in ("a/libtcmalloc_minimal.so.4", "a/libtcmalloc_minimal_debug.so.4", "b/libtcmalloc.so.4", "b/libjemalloc.so"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert malloc.found_in([tmp_path / "none", tmp_path / "a", tmp_path / "b"]) == {
+        "tcmalloc": str(tmp_path / "a/libtcmalloc_minimal.so.4"),
+        "jemalloc": str(tmp_path / "b/libjemalloc.so"),
+    }
+
+
+class FakeCuda:
+    """What torch.cuda says of an allocator that read a configuration; as in torch 2.14."""
+
+    def __init__(self, text: str) -> None:
+        asked = dict(part.split(":") for part in text.split(",") if part)
+        self.backend = asked.get("backend", "native")
+        self.fraction = 1.0
+        self.memory = self
+        self.settings = {
+            "PYTORCH_CUDA_ALLOC_CONF": text,
+            "expandable_segments": asked.get("expandable_segments") == "True",
+            "max_split_size": int(asked["max_split_size_mb"]) * 2**20 if "max_split_size_mb" in asked else -1,
+            "garbage_collection_threshold": float(asked.get("garbage_collection_threshold", 0.0)),
+            "roundup_power2_divisions": dict.fromkeys("1248", int(asked.get("roundup_power2_divisions", 0))),
+        }
+
+    def get_allocator_backend(self) -> str:
+        return self.backend
+
+    def _snapshot(self) -> dict[str, Any]:
+        assert self.backend == "native", "cudaMallocAsync has no snapshot"
+        return {"allocator_settings": self.settings}
+
+    def current_device(self) -> int:
+        return 0
+
+    def get_device_properties(self, _: int) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=1000)
+
+    def set_per_process_memory_fraction(self, fraction: float) -> None:
+        self.fraction = fraction
+
+    def get_per_process_memory_fraction(self) -> float:
+        return self.fraction
+
+
+def test_every_configuration_of_the_device_s_allocator_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("default", "expandable_segments", "max_split_256", "roundup_8", "collect_80", "cuda_malloc_async")
+    for given in names:
+        text = configuration(given).get("PYTORCH_CUDA_ALLOC_CONF", "")
+        assert configuration(given).get("PYTORCH_ALLOC_CONF", "") == text
+        monkeypatch.setattr(torch, "cuda", FakeCuda(text))
+        for asked in names:
+            report = memory.verify({"memory.allocator": asked}, "cuda")["memory.allocator"]
+            assert report.status == (APPLIED if asked == given else OVERRIDDEN), (given, asked, report.reason)
+
+
+def test_the_lower_bound_of_the_device_s_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit_bytes, fraction in ((None, 0.5), (300, 0.3), (900, 0.5)):
+        fake = FakeCuda("")
+        monkeypatch.setattr(torch, "cuda", fake)
+        memory.begin({"memory.fraction": 0.5}, "cuda", limit_bytes)
+        assert fake.fraction == fraction
+        assert memory.verify({"memory.fraction": 0.5}, "cuda")["memory.fraction"].status == APPLIED
+        fake.fraction = 1.0  # the program's own word
+        assert memory.verify({"memory.fraction": 0.5}, "cuda")["memory.fraction"].status == OVERRIDDEN

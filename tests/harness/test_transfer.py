@@ -1,0 +1,149 @@
+"""Batches on their way to the device, on a fake: torch's meta device, which has shapes and no streams. Not seen on a GPU."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
+from autotune.harness.transfer import AHEAD, NON_BLOCKING, Transfer
+
+DEVICE = "meta"
+
+
+class FakeStreams:
+    """Notes what is copied ahead and handed over, by the value of the tensor's first element."""
+
+    def __init__(self) -> None:
+        self.began: list[float] = []
+        self.handed_over: list[float] = []
+
+    def copy(self, tensor: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, float]:
+        self.began.append(float(tensor.flatten()[0]))
+        return tensor.to(device), self.began[-1]
+
+    def hand_over(self, copy: torch.Tensor, event: float) -> None:
+        self.handed_over.append(event)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What `non_blocking` the copies to the device are made with."""
+    seen: list[Any] = []
+    to = torch.Tensor.to
+
+    def noted(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs.get("device") == torch.device(DEVICE):
+            seen.append(kwargs.get("non_blocking"))
+        return to(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", noted)
+    return seen
+
+
+@pytest.fixture
+def transfer(asked: list[Any]) -> Iterator[Any]:
+    made: list[Transfer] = []
+
+    def make(**knobs: bool) -> tuple[Transfer, FakeStreams]:
+        streams = FakeStreams()
+        given = {{"non_blocking": NON_BLOCKING, "ahead": AHEAD}[name]: value for name, value in knobs.items()}
+        made.append(Transfer(given, streams))
+        return made[-1], streams
+
+    yield make
+    for each in made:
+        each.remove()
+
+
+def loader(workers: int = 0, **given: Any) -> DataLoader[Any]:
+    numbers = torch.arange(1.0, 7.0)
+    return DataLoader(TensorDataset(numbers, numbers * 10), batch_size=1, num_workers=workers, **given)
+
+
+@pytest.mark.parametrize(("own", "value"), [(False, True), (True, False)])
+def test_a_loader_s_tensors_are_copied_as_asked_and_no_others(transfer: Any, asked: list[Any], own: bool, value: bool) -> None:
+    found, _ = transfer(non_blocking=value)
+    for x, y in loader():
+        assert x.to(DEVICE, torch.float64, own).dtype is torch.float64
+        assert y.to(device=DEVICE, non_blocking=own).device.type == DEVICE
+        assert y.to(torch.int64).device.type == "cpu"
+        (y * 2).to(device=torch.device(DEVICE), non_blocking=own)  # the program's own
+    assert asked == [value, value, own] * 6
+    assert found.verify({NON_BLOCKING: value}, "cuda")[NON_BLOCKING].status == APPLIED
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_the_program_moves_is_copied_one_batch_ahead(transfer: Any, workers: int) -> None:
+    found, streams = transfer(ahead=True)
+    seen = []
+    for x, y in loader(workers):
+        assert x.to(DEVICE).device.type == DEVICE
+        seen.append((float(x), float(y)))  # both are still on the host, and y is never moved
+    assert seen == [(float(n), float(n) * 10) for n in range(1, 7)]
+    assert streams.began == streams.handed_over == [3.0, 4.0, 5.0, 6.0]  # seen with the first, fetched with the second
+    assert found.verify({AHEAD: True}, "cuda")[AHEAD].status == APPLIED
+
+
+def test_a_tensor_changed_on_the_host_is_copied_anew(transfer: Any) -> None:
+    _, streams = transfer(ahead=True)
+    for x, _ in loader():
+        x += 1
+        x.to(DEVICE)
+    assert streams.began
+    assert not streams.handed_over
+
+
+def test_batches_that_are_kept_are_not_copied_all_at_once(transfer: Any) -> None:
+    _, streams = transfer(ahead=True)
+    batches = loader()
+    for x, _ in batches:
+        x.to(DEVICE)
+    streams.began.clear()
+    kept = list(batches)
+    assert len(kept) == 6
+    assert streams.began == [2.0, 3.0]
+
+
+def test_an_epoch_cut_short_leaves_nothing_behind(transfer: Any) -> None:
+    transfer(ahead=True)
+    batches = loader(1, persistent_workers=True)
+    for _ in range(3):
+        seen = []
+        for x, _ in batches:
+            x.to(DEVICE)
+            seen.append(float(x))
+            if len(seen) == 3:
+                break
+        assert seen == [1.0, 2.0, 3.0]
+    assert [float(x) for x, _ in batches] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_trouble_in_the_data_comes_when_its_batch_is_due(transfer: Any) -> None:
+    class Faulty(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            if index == 4:
+                raise ArithmeticError("the data set's own trouble")
+            return super().__getitem__(index)
+
+    transfer(ahead=True)
+    seen = []
+
+    def train() -> None:
+        for (x,) in DataLoader(Faulty(torch.arange(6.0)), batch_size=1):
+            x.to(DEVICE)
+            seen.append(float(x))
+
+    with pytest.raises(ArithmeticError, match="own trouble"):
+        train()
+    assert seen == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_program_that_moves_nothing_is_told(transfer: Any) -> None:
+    found, streams = transfer(ahead=True, non_blocking=True)
+    assert [float(x) for x, _ in loader()] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert not streams.began
+    reports = found.verify({AHEAD: True, NON_BLOCKING: True}, "cuda")
+    assert {report.status for report in reports.values()} == {NOT_APPLICABLE}

@@ -1,0 +1,83 @@
+"""How workers are started and how their tensors travel, as the workers themselves see it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
+from tests.harness.conftest import Trial
+
+CONTEXT, IN_ORDER, SHARING = "loader.multiprocessing_context", "loader.in_order", "loader.sharing_strategy"
+
+
+def worker(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "worker0.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("method", "strategy"),
+    [("forkserver", "file_system"), pytest.param("spawn", "file_descriptor", marks=pytest.mark.thorough)],
+)
+def test_workers_are_started_and_send_as_asked(trial: Trial, method: str, strategy: str) -> None:
+    run = trial("workers.py", "lock=1", knobs={CONTEXT: method, SHARING: strategy}, mode="inspect")
+    found = run.result()
+    assert {key: (report.status, report.observed) for key, report in found.knobs.items()} == {
+        CONTEXT: (APPLIED, method),
+        SHARING: (APPLIED, strategy),
+    }
+    assert worker(run.folder)["sharing"] == strategy
+    told = " ".join(worker(run.folder)["command"])
+    assert {"forkserver": "forkserver import main", "spawn": "--multiprocessing-fork"}[method] in told
+
+
+@pytest.mark.thorough
+def test_the_program_s_own_sharing_strategy_is_tuned_over(trial: Trial) -> None:
+    run = trial("workers.py", "sharing=file_system", knobs={SHARING: "file_descriptor"}, mode="inspect")
+    assert run.result().knobs[SHARING].status == APPLIED
+    assert worker(run.folder)["sharing"] == "file_descriptor"
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("lambda=1", "the data set cannot be sent to workers that are not forked: "),
+        pytest.param(
+            "unguarded=1", "each worker that is not forked imports the program's main module", marks=pytest.mark.thorough
+        ),
+    ],
+)
+def test_what_cannot_be_started_anew_is_forked_and_told(trial: Trial, word: str, reason: str) -> None:
+    run = trial("workers.py", word, knobs={CONTEXT: "spawn"}, mode="inspect")
+    found = run.result()
+    assert found.applicability[CONTEXT].startswith(reason)
+    report = found.knobs[CONTEXT]
+    assert (report.status, report.reason, report.observed) == (NOT_APPLICABLE, found.applicability[CONTEXT], "fork")
+    assert "workers.py" in " ".join(worker(run.folder)["command"])  # the training process' own
+
+
+def test_batches_come_as_they_are_made_where_that_is_asked_for(trial: Trial) -> None:
+    knobs = {IN_ORDER: False, "loader.prefetch_factor": 4}
+    run = trial("workers.py", "slow=0.3", knobs=knobs, mode="parity", max_steps=30)
+    assert run.result().knobs[IN_ORDER].status == APPLIED
+    due, came = (
+        [int(line.rsplit(" ", 1)[1]) for line in run.stdout.splitlines() if line.startswith(f"slow batch {word} number")]
+        for word in ("is", "was")
+    )
+    assert any(late > planned for planned, late in zip(due, came, strict=False))  # the other worker's have overtaken it
+
+
+@pytest.mark.thorough
+def test_an_order_that_may_be_meant_is_kept(trial: Trial) -> None:
+    baseline = trial("workers.py", "ordered=1", mode="inspect").result()
+    assert baseline.applicability[IN_ORDER] == "the loader does not shuffle: the order of its samples may be meant"
+    assert CONTEXT not in baseline.applicability
+    found = trial("workers.py", "ordered=1", knobs={IN_ORDER: False}, mode="inspect").result()
+    assert (found.knobs[IN_ORDER].status, found.knobs[IN_ORDER].observed) == (NOT_APPLICABLE, True)
+
+
+@pytest.mark.thorough
+def test_without_workers_they_mean_nothing(trial: Trial) -> None:
+    found = trial("workers.py", "workers=0", knobs={CONTEXT: "spawn", IN_ORDER: False, SHARING: "file_system"}, mode="inspect")
+    assert {report.status for report in found.result().knobs.values()} == {NOT_APPLICABLE}

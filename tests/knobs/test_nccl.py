@@ -1,0 +1,160 @@
+"""NCCL's knobs are offered where the topology lets them matter, and are refused with the reason elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.errors import BadInput
+from autotune.harness.apply import nccl as harness_nccl
+from autotune.knobs.base import Circumstances, Topology
+from autotune.knobs.catalogue import knob
+from autotune.knobs.nccl import KNOBS, VARIABLES
+from autotune.space import SearchSpace, resolve
+
+CPU = Circumstances(num_cores=2)
+NETWORK = {"adapters": ("mlx5_0", "mlx5_1"), "interfaces": ("eth0", "eth1")}
+HGX = Topology(num_gpus=8, paths=frozenset({"NV"}), has_nvswitch=True, **NETWORK)
+PCIE = Topology(num_gpus=4, paths=frozenset({"PXB", "NODE", "SYS"}), interfaces=("eth0",))
+HOPPERS = Circumstances(
+    num_cores=64, has_cuda=True, compute_capability=(9, 0), world_size=8, num_nodes=1, collectives="cpu:gloo,cuda:nccl",
+    nccl=(2, 27, 3), topology=HGX,
+)  # fmt: skip
+TWO_NODES = replace(HOPPERS, world_size=16, num_nodes=2)
+CARDS = replace(HOPPERS, compute_capability=(8, 9), world_size=4, topology=PCIE)
+EVERYWHERE = {"nccl.algo", "nccl.proto", "nccl.min_nchannels", "nccl.max_nchannels", "nccl.nthreads", "nccl.buffsize"}
+
+
+def offered(machine: Circumstances) -> set[str]:
+    return {found.key for found in KNOBS if found.blocked(machine) is None}
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        (CPU, set()),
+        (replace(HOPPERS, world_size=1), set()),
+        (replace(HOPPERS, collectives="cpu:gloo,cuda:gloo"), set()),
+        (HOPPERS, EVERYWHERE | {"nccl.nvls"}),
+        (CARDS, EVERYWHERE | {"nccl.p2p_level"}),
+        (TWO_NODES, {*VARIABLES} - {"nccl.p2p_level"}),
+        (replace(CARDS, num_nodes=2, world_size=8), EVERYWHERE | {"nccl.p2p_level"}),
+        (replace(HOPPERS, topology=Topology()), EVERYWHERE),  # NVML tells nothing
+        (replace(HOPPERS, world_size=None, num_nodes=None, collectives=""), {*VARIABLES} - {"nccl.p2p_level"}),
+    ],
+)
+def test_each_is_offered_only_where_the_topology_lets_it_matter(machine: Circumstances, expected: set[str]) -> None:
+    assert offered(machine) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "machine", "reason"),
+    [
+        ("nccl.algo", CPU, "no CUDA device"),
+        ("nccl.algo", replace(HOPPERS, world_size=1), "one process trains"),
+        ("nccl.algo", replace(HOPPERS, collectives="gloo"), "communicate through gloo"),
+        ("nccl.algo", replace(HOPPERS, world_size=None, topology=Topology(num_gpus=1)), "one GPU, as far as can be seen"),
+        ("nccl.p2p_level", HOPPERS, "all GPUs are connected by NVLink"),
+        ("nccl.p2p_level", replace(CARDS, topology=replace(PCIE, num_gpus=1)), "fewer than two GPUs"),
+        ("nccl.p2p_level", replace(CARDS, topology=replace(PCIE, paths=frozenset())), "not known"),
+        ("nccl.nvls", CARDS, "no NVSwitch"),
+        ("nccl.nvls", replace(HOPPERS, compute_capability=(8, 0)), "compute capability 8.0: NVLink SHARP needs 9.0"),
+        ("nccl.ib_disable", HOPPERS, "one machine"),
+        ("nccl.ib_disable", replace(TWO_NODES, topology=PCIE), "no InfiniBand"),
+        ("nccl.ib_hca", replace(TWO_NODES, topology=replace(HGX, adapters=("mlx5_0",))), r"one adapter (mlx5_0)"),
+        ("nccl.socket_ifname", replace(TWO_NODES, topology=PCIE), "one network interface (eth0)"),
+        ("nccl.cross_nic", replace(TWO_NODES, topology=PCIE), "one network adapter"),
+    ],
+)
+def test_what_cannot_matter_says_why(key: str, machine: Circumstances, reason: str) -> None:
+    assert reason in str(knob(key).blocked(machine))
+
+
+def test_an_older_nccl_knows_no_names_of_collectives() -> None:
+    algo = knob("nccl.algo").domain
+    assert algo(HOPPERS) == ["allreduce:ring", "allreduce:tree", "allreduce:nvls"]
+    assert algo(TWO_NODES) == ["allreduce:ring", "allreduce:tree", "allreduce:nvlstree"]
+    assert algo(CARDS) == ["allreduce:ring", "allreduce:tree"]
+    assert algo(replace(HOPPERS, nccl=(2, 21, 5))) == ["Ring", "Tree", "NVLS"]
+
+
+def test_levels_are_those_that_take_in_further_pairs() -> None:
+    assert knob("nccl.p2p_level").domain(CARDS) == ["LOC", "PXB", "PHB", "SYS"]
+
+
+def test_names_of_adapters_and_interfaces_are_this_machines() -> None:
+    assert knob("nccl.ib_hca").domain(TWO_NODES) == ["=mlx5_0", "=mlx5_1", "=mlx5_0,mlx5_1"]
+    assert knob("nccl.socket_ifname").domain(TWO_NODES) == ["=eth0", "=eth1"]
+
+
+def test_each_is_one_variable_and_harness_and_tuner_name_the_same() -> None:
+    assert {found.key for found in KNOBS} == {*VARIABLES}
+    assert harness_nccl.VARIABLES == VARIABLES
+    machine = replace(TWO_NODES, topology=replace(HGX, paths=frozenset({"NV", "SYS"})))
+    for found in KNOBS:
+        for value in found.domain(machine):
+            assert list(found.environment(value)) == [VARIABLES[found.key]]
+    assert knob("nccl.nvls").environment(False) == {"NCCL_NVLS_ENABLE": "0"}
+    assert knob("nccl.cross_nic").environment(0) == {"NCCL_CROSS_NIC": "0"}
+    assert knob("nccl.algo").environment("auto") == {}
+    assert knob("nccl.nthreads").environment(0) == {}
+
+
+def test_a_variable_has_one_name() -> None:
+    for key, variable in VARIABLES.items():
+        with pytest.raises(BadInput, match=f"Use {key}, which is this variable"):
+            knob(f"env.{variable}")
+    assert knob("env.NCCL_DEBUG")
+
+
+def test_the_users_own_variable_is_the_baseline() -> None:
+    machine = replace(HOPPERS, observed={"nccl.algo": "^tree", "nccl.nthreads": 256})
+    space = resolve(SearchSpace(domains={"nccl.algo": None, "nccl.nthreads": None}), machine, passed={})
+    assert space.baseline == {"nccl.algo": "^tree", "nccl.nthreads": 256}
+    assert space.domains["nccl.algo"].contains("^tree")
+    assert not space.domains["nccl.algo"].contains("auto")
+    assert not space.domains["nccl.nthreads"].contains(0)
+
+
+def test_a_minimum_above_the_maximum_means_nothing() -> None:
+    is_active = knob("nccl.min_nchannels").is_active
+    assert is_active({})
+    assert is_active({"nccl.min_nchannels": 8, "nccl.max_nchannels": 0})
+    assert is_active({"nccl.min_nchannels": 8, "nccl.max_nchannels": 8})
+    assert not is_active({"nccl.min_nchannels": 8, "nccl.max_nchannels": 4})
+
+
+@pytest.fixture
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in VARIABLES.values():
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_the_process_tells_what_is_set_and_what_is_not(no_variables: pytest.MonkeyPatch) -> None:
+    assert harness_nccl.observe() == {}
+    no_variables.setenv("NCCL_NVLS_ENABLE", "2")
+    no_variables.setenv("NCCL_CROSS_NIC", "0")
+    no_variables.setenv("NCCL_IB_HCA", "^=mlx5_3")
+    assert harness_nccl.observe() == {"nccl.nvls": True, "nccl.cross_nic": 0, "nccl.ib_hca": "^=mlx5_3"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "variable", "status"),
+    [
+        ({"nccl.algo": "Ring"}, "Ring", "applied"),
+        ({"nccl.algo": "Ring"}, "Tree", "overridden by the program"),
+        ({"nccl.algo": "Ring"}, None, "overridden by the program"),
+        ({"nccl.algo": "auto"}, None, "applied"),
+        ({"nccl.algo": "auto"}, "Ring", "overridden by the program"),
+    ],
+)
+def test_a_value_that_does_not_hold_is_no_success(
+    no_variables: pytest.MonkeyPatch, asked: dict[str, str], variable: str | None, status: str
+) -> None:
+    if variable:
+        no_variables.setenv("NCCL_ALGO", variable)
+    report = harness_nccl.verify(asked)["nccl.algo"]
+    assert report.status == status
+    assert ("NCCL_ALGO" in report.reason) == (status != "applied")
