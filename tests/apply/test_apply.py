@@ -130,6 +130,7 @@ def test_every_rank_of_torchrun_has_the_knobs_and_one_of_them_says_so(place: Pla
     assert "autotune: all 2 settings of best.yaml are in effect" in done.stderr
 
 
+@pytest.mark.thorough
 def test_started_once_a_rank_by_a_launcher_it_says_so_once(place: Place) -> None:
     place.best({"loader": {"batch_size": 8}, "threads": {"intra": 1}})
     ranks = [place.start(sys.executable, "train.py", env={"SLURM_PROCID": rank, "OMP_NUM_THREADS": "1"}) for rank in "01"]

@@ -32,6 +32,7 @@ def test_called_at_the_top_it_does_what_the_command_does(place: Place) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_what_comes_after_torch_is_named(place: Place) -> None:
     place.best({**CALLED, "env": {"MALLOC_ARENA_MAX": "1"}})
     done = ended(place.popen([sys.executable, "called.py", "after"]))

@@ -64,6 +64,7 @@ def test_a_placeholder_is_a_knob_and_a_pin_is_none(cli, program):
     assert knobs["loader.num_workers"]["reason"] == "pinned at 0"
 
 
+@pytest.mark.thorough
 def test_an_ignored_placeholder_is_a_doubt_and_what_the_program_wrote_is_told(cli, program):
     (cli.cwd / "train.py").write_text("open('log.txt', 'w').write('1234')\n" + PROGRAM, encoding="utf-8")
     ended = cli("inspect", "--", *program, "{loader.batch_size=8}")
@@ -86,7 +87,9 @@ while True:
 """
 
 
-@pytest.mark.parametrize("words", [("inspect",), ("run", "study.budget.minutes=1", "tracker.uri=none")])
+@pytest.mark.parametrize(
+    "words", [("inspect",), pytest.param(("run", "study.budget.minutes=1", "tracker.uri=none"), marks=pytest.mark.thorough)]
+)
 def test_a_program_without_an_optimizer_is_3_with_what_was_seen_and_what_to_do(cli, program, words):
     (cli.cwd / "train.py").write_text(WITHOUT_OPTIMIZER, encoding="utf-8")
     ended = cli(*words, "--", *program)

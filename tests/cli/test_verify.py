@@ -118,6 +118,7 @@ def test_a_secret_that_the_baseline_had_is_asked_for_and_written_nowhere(cli, pl
             assert b"hunter2222" not in file.read_bytes(), file
 
 
+@pytest.mark.thorough
 def test_a_file_from_elsewhere_is_verified_and_the_differences_are_named(cli, place):
     document = yaml.safe_load((place / "runs/s/best.yaml").read_text())
     document["provenance"]["identity"] |= {"machine.cpu_model": "Elsewhere 9000", "program.torch": "2.9.0"}
@@ -134,6 +135,7 @@ def test_a_file_from_elsewhere_is_verified_and_the_differences_are_named(cli, pl
         assert file.is_dir() or b"s3cret-of-theirs" not in file.read_bytes(), file
 
 
+@pytest.mark.thorough
 def test_an_interrupted_verification_goes_on_and_ends_as_its_verdict_wants(own, place):
     (place / "factor").write_text("1.1")
     (place / "halt").touch()  # the baseline never answers

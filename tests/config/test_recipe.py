@@ -40,6 +40,7 @@ def test_the_table_of_names_is_torchvisions() -> None:
     assert set(torchvision.models.list_models(module=torchvision.models)) >= TORCHVISION
 
 
+@pytest.mark.thorough
 def test_a_name_that_is_in_no_table_is_looked_up_where_the_recipe_runs() -> None:
     unknown = config()
     unknown.model.name = "resnet17"

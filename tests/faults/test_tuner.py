@@ -51,6 +51,7 @@ def test_tuner_killed_in_a_trial_leaves_no_process(study):
     assert (study.path / "trials" / "0000" / "trial.json").exists()
 
 
+@pytest.mark.thorough
 def test_tuner_told_to_end_keeps_what_was_measured_and_leaves_no_process(study):
     pids = in_second_trial(study)
     study.process.send_signal(signal.SIGTERM)

@@ -81,7 +81,7 @@ def test_each_value_takes_effect_and_is_read_back(trial: Trial, which: int) -> N
     }
 
 
-@pytest.mark.parametrize(("mode", "is_compiled"), [("default", True), ("off", False)])
+@pytest.mark.parametrize(("mode", "is_compiled"), [pytest.param("default", True, marks=pytest.mark.thorough), ("off", False)])
 def test_compilation_makes_graphs_or_none(trial: Trial, mode: str, is_compiled: bool) -> None:
     found = trial("basic.py", knobs={"compile.mode": mode, "compile.dynamic": "true"}, mode="inspect").result()
     assert found.knobs["compile.mode"].status == APPLIED

@@ -9,7 +9,7 @@ from tests.harness.conftest import Trial
     ("kind", "samples", "source"),
     [
         ("without_loader", 14, "forward calls"),
-        ("rebuilt_optimizer", 12, "loader"),
+        pytest.param("rebuilt_optimizer", 12, "loader", marks=pytest.mark.thorough),
     ],
 )
 def test_samples_of_a_step_are_counted_once(trial: Trial, kind: str, samples: int, source: str) -> None:
@@ -26,6 +26,7 @@ def test_a_step_without_any_batch_counts_as_a_step(trial: Trial) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("fused",)])
+@pytest.mark.thorough
 def test_iterations_that_a_scaler_skips_are_iterations(trial: Trial, flags: tuple[str, ...]) -> None:
     found = trial("kinds.py", "scaler", *flags).result()
     assert (found.status, found.detected["num_steps"]) == ("ended", 5)

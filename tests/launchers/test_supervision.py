@@ -102,6 +102,7 @@ def test_results_that_were_there_before_the_supervisor_was_killed_count(launcher
     assert wait(running).cause == "result"
 
 
+@pytest.mark.thorough
 def test_stopped_supervisor_does_not_keep_a_trial_from_being_stopped(launcher, folder, study, monkeypatch):
     monkeypatch.setattr(local, "STUCK_S", 0.3)
     running, pid = started(launcher, folder)
@@ -174,6 +175,7 @@ open('segment', 'w').write(segment.name)
     assert not (SHM / name).exists()
 
 
+@pytest.mark.thorough
 def test_segments_that_torch_shares_by_file_name_go_with_a_trial_that_is_stopped(launcher, folder):
     body = f"""
 import torch

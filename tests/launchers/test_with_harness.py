@@ -51,6 +51,7 @@ def test_endless_training_is_measured(train):
     assert outcome in (Outcome.ok, Outcome.unsteady)
 
 
+@pytest.mark.thorough
 def test_isolated_interpreter_has_no_harness(train):
     outcome, reason = train("step()", argv=("-I", "-c"))
     assert outcome is Outcome.error
@@ -71,6 +72,7 @@ def test_program_that_ends_early_is_told_its_steps(train):
     assert "after 3 optimizer steps" in reason
 
 
+@pytest.mark.thorough
 def test_exception_after_steps_is_the_user_s(train):
     assert train("step(); raise ValueError('bad batch')") == (Outcome.error, "ValueError: bad batch")
 

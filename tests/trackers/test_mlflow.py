@@ -192,6 +192,7 @@ def test_more_params_than_a_batch_takes_are_all_written(runs):
     assert len(read_back(runs)["0000 baseline"].data.params) == 156
 
 
+@pytest.mark.thorough
 def test_follow_ends_when_the_study_does(runs):
     folder = make_study(runs, status="running", num_trials=2)
     argv = [sys.executable, "-m", "autotune", "sync", "resnet18", "--follow", "--runs-dir", str(runs)]
