@@ -99,7 +99,7 @@ def test_a_hog_makes_the_trial_disturbed_and_the_winner_stays_the_same(tmp_path,
     (tmp_path / "space.yaml").write_text(json.dumps(SPACE))
     process = study.start(*OPTIONS)
     folder = hog_trial(study.folder.path, process, hogs, PLANTED, seconds=2.4)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)  # the tuner is starved, too
     assert process.returncode == 0, out + err
     shown = study.shown()
     assert shown["best"]["overrides"] == PLANTED
@@ -119,7 +119,7 @@ def test_a_hog_that_never_ends_is_told_once_and_the_study_goes_on(tmp_path, hogs
     (tmp_path / "space.yaml").write_text(json.dumps(SPACE))
     hogs.start()
     process = study.start(*OPTIONS)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)  # the tuner is starved, too
     assert process.returncode == 0, out + err
     shown = study.shown()
     assert out.count("does not get quiet") == 1, out
