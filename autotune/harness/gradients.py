@@ -1,8 +1,10 @@
 """What becomes of gradients between `backward()` and the optimizer's step, in a program that is not changed.
 
 Accumulation: of every k calls of `step()` the last one steps, `zero_grad()` clears before the first only, and each backward
-pass brings in its k-th part. Loss scaling, for float16: backward passes begin with a gradient of the scale, and the step goes
-through a GradScaler. Clipping is what stands between the two: it waits for the last call and for gradients as they are.
+pass brings in its k-th part. Ranks under DistributedDataParallel average what is gathered once, in the k-th (`no_sync`), as
+soon as the program has been seen to leave its gradients alone. Loss scaling, for float16: backward passes begin with a gradient
+of the scale, and the step goes through a GradScaler. Clipping is what stands between the two: it waits for the last call and
+for gradients as they are.
 
 A program that does something else with its gradients (clears or clips them by hand, throws them away, has several optimizers)
 cannot be led like that: it is found out in the first steps, by looking at the gradients, and left alone from there on.
@@ -53,6 +55,9 @@ class Gradients:
         self._after_backward: Optional[List[Any]] = None
         self._when_held: Optional[List[Any]] = None
         self.is_in_place = False
+        self._parallel = session.modules.parallel
+        if self.every != 1:
+            self._parallel.is_due = self._is_due
         may_scale = knobs.get(apply_module.AMP) == "fp16"  # before a scheduler puts itself around an optimizer's step
         if self._is_derived or self.every != 1 or self.set_to_none is not None or may_scale:
             self.is_in_place = True
@@ -150,6 +155,10 @@ class Gradients:
     def is_last(self) -> bool:
         """Whether the next call of `step()` steps: no more gradients are to come."""
         return self.gathered + 1 >= (self.every or 1)
+
+    def _is_due(self) -> bool:
+        # While a program is still being found out it may step on gradients that would have been held back.
+        return self.num_done < CHECKED_CYCLES or self.is_last()
 
     def step(self, step: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Steps, or holds the step back when more gradients are to come; returns what a step would."""
@@ -282,6 +291,7 @@ class Gradients:
             self.stand_down(apply_step.UNEVEN.format(int(each), self.global_batch))
         else:
             self.every = int((self.global_batch or 0) // each)
+            self._parallel.is_due = None if self.every == 1 else self._is_due
 
     def _batch(self) -> Tuple[Optional[float], float]:
         """Returns the samples of a batch, None where nobody tells, and what the forward calls since the last step held."""
@@ -322,6 +332,8 @@ class Gradients:
                 self._undo_scale(self._parameters())
             self._session.modules.leave_precision(why)
         self.scaler, self.every, self.gathered, self._after_backward, self._when_held = None, 1, 0, None, None
+        self._parallel.is_due = None
+        self._parallel.catch_up()
 
     def _undo_scale(self, parameters: List[Any]) -> None:
         """Takes the scale out of gradients that somebody else will use; what overflowed counts nothing."""

@@ -222,12 +222,13 @@ class ModuleWatch:
             self._called(root, args, kwargs)
         if self.is_looking:
             self.stop_looking()  # the compiler must meet modules as torch made them
-        self.parallel.before_forward()
+        held = self.parallel.hold_back()
         self.depth += 1
         try:
             return call(root.module, *args, **kwargs) if root.around is None else root.around(call, root.module, args, kwargs)
         finally:
             self.depth -= 1
+            self.parallel.let_go(held)
             if self.is_looking:
                 self.look()
 
