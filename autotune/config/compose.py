@@ -287,12 +287,11 @@ def _space(config: StudyConfig, given: Split, pinned: Knobs, here: Circumstances
             f"{ACCUMULATION.key}: derived from train.global_batch={config.train.global_batch}, got a domain. "
             "Leave one of the two out."
         )
-    named = read_space(config.search_space, here)
     asked = {*pinned, *given.domains}
-    problems += [clash_words(*pair) for pair in [*clashes(asked), *clashes(named.keys() - asked)]]
+    problems += [clash_words(*pair) for pair in clashes(asked)]
     if problems:
         raise BadInput(problems)
-    domains: dict[str, Domain | None] = {**named, **given.domains}
+    domains: dict[str, Domain | None] = {**read_space(config.search_space, here), **given.domains}
     left_out = {}
     for pair in clashes(domains.keys() | asked):  # a named space yields to what was typed
         for key, other in (pair, pair[::-1]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from dataclasses import dataclass, replace
@@ -190,7 +191,7 @@ def _of_starter(name: str, words: list[str]) -> Program:
 def _num_processes(words: list[str]) -> int | None:
     """Returns how many processes the options before the script ask for."""
     counts: dict[str, str] = {}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, _, value = word.partition("=")
         option = f"--{name[2:].replace('-', '_')}"
         if name.startswith("--") and option in STARTER_COUNTS + STARTER_MACHINES:
