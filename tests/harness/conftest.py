@@ -4,13 +4,14 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.harness import protocol
+from tests.harness.forks import Forks, of_ranks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 INJECT = REPOSITORY / "autotune" / "harness" / "inject"
@@ -49,41 +50,62 @@ class Run:
 Trial = Callable[..., Run]
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """The process whose forks become programs; started by the first that is asked for."""
+    made = Forks(environment({"PYTHONPATH": ""}))
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def trial(tmp_path: Path) -> Trial:
-    """Returns a function that runs a program of `programs/` (or a whole command) as one trial."""
+def trial(tmp_path: Path, request: pytest.FixtureRequest) -> Trial:
+    """Returns a function that runs a program of `programs/` (or a whole command) as one trial.
+
+    For speed it is a fork, or one for each of `ranks`; what libraries read when they are loaded, and how the harness gets in,
+    takes `is_fresh=True`, an interpreter of its own.
+    """
     number = 0
 
-    def run(program: str, *words: str, argv: list[str] | None = None, **options: Any) -> Run:
+    def run(program: str, *words: str, argv: list[str] | None = None, ranks: int = 1, **options: Any) -> Run:
         nonlocal number
         number += 1
         folder = tmp_path / f"{number:04d}"
         folder.mkdir()
-        environment = options.pop("env", {})
+        added, is_fresh = options.pop("env", {}), options.pop("is_fresh", argv is not None)
         options.setdefault("rules", RULES)
         spec = protocol.Spec(trial=number, nonce=f"nonce{number}", folder=str(folder), **options)
         protocol.write_json(str(folder / protocol.SPEC_FILE), spec)
-        added = {protocol.SPEC_VARIABLE: str(folder / protocol.SPEC_FILE), "PYTHONPATH": str(INJECT), **environment}
-        return execute([*(argv or [sys.executable]), str(PROGRAMS / program), *words], folder, added)
+        added = {protocol.SPEC_VARIABLE: str(folder / protocol.SPEC_FILE), "PYTHONPATH": str(INJECT), **added}
+        command = [str(PROGRAMS / program), *words]
+        if is_fresh:
+            return execute([*(argv or [sys.executable]), *command], folder, added)
+        server: Forks = request.getfixturevalue("forks")
+        return Run(*server.run(command, folder, of_ranks(ranks, added)), folder)
 
     return run
 
 
 @pytest.fixture
-def plain(tmp_path: Path) -> Trial:
+def plain(tmp_path: Path, forks: Forks) -> Trial:
     """Returns a function that runs a program of `programs/` without the harness."""
 
     def run(program: str, *words: str) -> Run:
-        return execute([sys.executable, str(PROGRAMS / program), *words], tmp_path, {})
+        return Run(*forks.run([str(PROGRAMS / program), *words], tmp_path, [{}]), tmp_path)
 
     return run
 
 
+def environment(added: dict[str, str]) -> dict[str, str]:
+    """Returns the environment of a program: the tests' own without what is about trials."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("AUTOTUNE", "PYTHONPATH"))}
+    return {**own, "OMP_NUM_THREADS": "1", **added}
+
+
 def execute(argv: list[str], folder: Path, added: dict[str, str]) -> Run:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AUTOTUNE", "PYTHONPATH"))}
     done = subprocess.run(
         argv,
-        env={**environment, "OMP_NUM_THREADS": "1", **added},
+        env=environment(added),
         cwd=folder,
         capture_output=True,
         text=True,

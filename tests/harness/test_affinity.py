@@ -97,7 +97,7 @@ def test_a_rank_s_gpu_is_found_on_its_node_without_cuda(
 
 @pytest.mark.skipif(len(CORES) < 2, reason="one core cannot be split")
 def test_workers_and_step_are_seen_by_the_kernel_on_cores_of_their_own(trial: Trial) -> None:
-    run = trial("workers.py", "workers=1", knobs={OWN_CORES: True}, mode="inspect", env={"OMP_NUM_THREADS": ""})
+    run = trial("workers.py", "workers=1", knobs={OWN_CORES: True}, mode="inspect", env={"OMP_NUM_THREADS": ""}, is_fresh=True)
     found = run.result()
     assert (found.knobs[OWN_CORES].status, found.knobs[OWN_CORES].observed) == (APPLIED, True)
     seen = json.loads((run.folder / "worker0.json").read_text())["cores"]
@@ -120,7 +120,7 @@ def test_a_rank_gets_a_block_of_its_own_though_its_agent_was_bound_before(trial:
 
 @pytest.mark.thorough
 def test_a_program_that_binds_itself_while_it_trains_is_told(trial: Trial) -> None:
-    run = trial("workers.py", "bind=1", "workers=0", knobs={AFFINITY: "none", OWN_CORES: True}, mode="inspect")
+    run = trial("workers.py", "bind=1", "workers=0", knobs={AFFINITY: "none", OWN_CORES: True}, mode="inspect", is_fresh=True)
     reports = run.result().knobs
     assert reports[AFFINITY].status == (OVERRIDDEN if len(CORES) > 1 else APPLIED)
     assert (reports[OWN_CORES].status, reports[OWN_CORES].observed) == (NOT_APPLICABLE, None)

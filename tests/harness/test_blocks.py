@@ -13,6 +13,7 @@ from torch import nn
 from autotune.harness import checkpointing
 from autotune.harness.apply import attention, device
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
+from tests.harness.conftest import Trial
 
 CHECKPOINTING, SDPA, L2 = "memory.activation_checkpointing", "backend.sdpa", "backend.l2_fetch_granularity"
 
@@ -40,21 +41,13 @@ def test_a_checkpointed_block_is_copied_and_pickled_as_what_it_was() -> None:
         assert type(copy[0]) is Block
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from tests.harness.conftest import PROGRAMS
-    from tests.programs.expectations import Program
-    from tests.programs.starting import Forks, run_trial
-
-    forks = Forks()
-
+@pytest.fixture
+def runs(trial: Trial) -> Any:
     def run(*words: str, **options: Any) -> Any:
-        program = Program(name="blocks", argv=(str(PROGRAMS / "blocks.py"), *words))
-        found = run_trial(program, tmp_path_factory.mktemp("blocks"), forks, mode="parity", seed=1, max_steps=6, **options)
+        found = trial("blocks.py", *words, mode="parity", seed=1, max_steps=6, **options)
         return found.result(), (found.folder / "losses.txt").read_text()
 
-    yield run
-    forks.close()
+    return run
 
 
 def test_checkpointed_blocks_run_again_and_nothing_else_is_another(runs: Any) -> None:

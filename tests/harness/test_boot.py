@@ -11,7 +11,7 @@ def test_asking_whether_torch_is_there_does_not_use_the_hook_up(trial: Trial, tm
     own = tmp_path / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("import os\nos.environ['OWN_SITE'] = 'ran'\n")
-    found = trial("entry.py", mode="inspect", env={"PYTHONPATH": f"{INJECT}:{own}"})
+    found = trial("entry.py", mode="inspect", env={"PYTHONPATH": f"{INJECT}:{own}"}, is_fresh=True)
     assert found.result().status == "measured"
     assert "own site: ran" in found.stdout
     assert "plain loader: True" in found.stdout
@@ -25,7 +25,7 @@ def test_an_isolated_interpreter_leaves_no_trace(trial: Trial) -> None:
 
 
 def test_a_program_without_torch_is_left_alone(trial: Trial) -> None:
-    run = trial("no_torch.py")
+    run = trial("no_torch.py", is_fresh=True)
     assert (run.returncode, run.stdout, run.stderr) == (0, "fine\n", "")
     assert sorted(path.name for path in run.folder.iterdir()) == ["progress.jsonl", "spec.json"]
     assert json.loads((run.folder / "progress.jsonl").read_text())["phase"] == "spawn"
@@ -44,7 +44,8 @@ def recorded(trial: Trial, place: Path, **environment: str) -> tuple[Run, Path]:
     (place / "wandb.py").write_text(WANDB)
     store = place / "mlruns"
     quiet = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": store.as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
-    return trial("records.py", mode="inspect", env={**quiet, "PYTHONPATH": f"{INJECT}:{place}", **environment}), store
+    named = {**quiet, "PYTHONPATH": f"{INJECT}:{place}", **environment}
+    return trial("records.py", mode="inspect", env=named, is_fresh=True), store
 
 
 def test_records_stay_out_of_the_account_and_off_the_server_that_the_program_names(trial: Trial, tmp_path: Path) -> None:

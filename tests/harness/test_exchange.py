@@ -1,34 +1,25 @@
 """Gradients gathered over batches in two ranks over gloo: exchanged once to a step, and the same training."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from autotune.harness.apply.parallel import Wrappers
-from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, SPEC_FILE, SPEC_VARIABLE, RankResult, Spec, write_json
-from tests.harness.conftest import PROGRAMS
-from tests.programs.starting import Forks, environment, free_port
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
+from tests.harness.conftest import Run, Trial
 
 KEY = "step.accumulation"
 ASKED, STEPS = 6, 8  # rank 0 announces the last step two ahead
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    made = Forks()
-    yield made
-    made.close()
-
-
 class Job:
     """Two ranks that have run the program of gradients: what rank 0 found, and what they told."""
 
-    def __init__(self, folder: Path, result: RankResult) -> None:
-        self._folder, self.result = folder, result
-        told = [(folder / f"exchanges{rank}.txt").read_text() for rank in (0, 1)]
+    def __init__(self, run: Run) -> None:
+        self._folder, self.result = run.folder, run.result()
+        told = [(run.folder / f"exchanges{rank}.txt").read_text() for rank in (0, 1)]
         assert told[0] == told[1]
         self.exchanges = [int(line) for line in told[0].splitlines()]
 
@@ -39,22 +30,11 @@ class Job:
 
 
 @pytest.fixture
-def job(forks: Forks, tmp_path: Path) -> Callable[..., Job]:
+def job(trial: Trial) -> Callable[..., Job]:
     """Returns a function that runs the program of gradients in two ranks under the harness."""
-    number = 0
 
     def run(words: str, **options: Any) -> Job:
-        nonlocal number
-        number += 1
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        spec = Spec(trial=1, nonce="nonce", folder=str(folder), mode="parity", seed=3, max_steps=ASKED, **options)
-        write_json(str(folder / SPEC_FILE), spec)
-        store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-        added = {SPEC_VARIABLE: str(folder / SPEC_FILE), **store}
-        paths = environment(added, harness=True)["PYTHONPATH"]
-        ranks = [{**added, "PYTHONPATH": paths, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1)]
-        return Job(folder, forks.run([str(PROGRAMS / "gradients.py"), *words.split()], folder, ranks).result())
+        return Job(trial("gradients.py", *words.split(), ranks=2, mode="parity", seed=3, max_steps=ASKED, **options))
 
     return run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,12 @@ import torch
 
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport, RankResult
 from tests.harness.conftest import PROGRAMS, Run
+from tests.harness.forks import Forks
 from tests.programs.expectations import Program
-from tests.programs.starting import Forks, run_trial
+from tests.programs.starting import run_trial
 
 KEY, STEPS = "step.accumulation", 6
 PARITY: dict[str, Any] = {"mode": "parity", "seed": 3, "max_steps": STEPS}
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    made = Forks()
-    yield made
-    made.close()
 
 
 class Trained:

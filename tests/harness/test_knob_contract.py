@@ -8,7 +8,6 @@ import pytest
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from autotune.knobs.catalogue import CATALOGUE
 from tests.harness.conftest import Trial
-from tests.harness.test_ranks import TWO_RANKS
 
 # knob -> two values. Read back from where the process keeps them: the loader that yields, the weights' strides, the optimizer's
 # flags, torch's settings. For pin_memory, cudnn_benchmark and matmul that is the setting; what it does to speed takes a GPU.
@@ -75,7 +74,7 @@ def test_every_knob_has_a_row() -> None:
 def test_each_value_takes_effect_and_is_read_back(trial: Trial, which: int) -> None:
     asked = {key: values[which] for key, values in CONTRACT.items()}
     environment = {name: text for key, value in asked.items() for name, text in CATALOGUE[key].environment(value).items()}
-    found = trial("basic.py", knobs=asked, mode="inspect", env=environment).result()
+    found = trial("basic.py", knobs=asked, mode="inspect", env=environment, is_fresh=True).result()
     assert {key: (report.status, report.observed) for key, report in found.knobs.items()} == {
         key: (APPLIED, value) for key, value in asked.items()
     }
@@ -93,7 +92,7 @@ def test_compilation_makes_graphs_or_none(trial: Trial, mode: str, is_compiled: 
 def test_each_value_takes_effect_in_every_rank(trial: Trial, which: int) -> None:
     asked = {key: values[which] for key, (values, _, _) in OF_RANKS.items()}
     elsewhere = {"env.NCCL_ALGO": "Ring", "env.NCCL_PROTO": "LL", "threads.intra": 2}
-    run = trial("wrapped.py", argv=TWO_RANKS, knobs={**asked, **elsewhere}, mode="inspect", env={"NCCL_ALGO": "Ring"})
+    run = trial("wrapped.py", ranks=2, knobs={**asked, **elsewhere}, mode="inspect", env={"NCCL_ALGO": "Ring"})
     for rank in (0, 1):
         found, seen = run.result(rank).knobs, json.loads((run.folder / f"seen{rank}.json").read_text())
         assert {key: (found[key].status, found[key].observed) for key in asked} == {

@@ -36,7 +36,9 @@ def library(tmp_path: Path) -> Path:
 def test_an_allocator_is_preloaded_and_seen_in_the_process(trial: Trial, library: Path) -> None:
     environment = malloc.preloading("jemalloc", {}, malloc.found_in([library.parent]))
     assert environment == {"LD_PRELOAD": str(library)}
-    found = trial("basic.py", knobs={"memory.malloc": "jemalloc", **ON_CUDA}, mode="inspect", env=environment).result()
+    found = trial(
+        "basic.py", knobs={"memory.malloc": "jemalloc", **ON_CUDA}, mode="inspect", env=environment, is_fresh=True
+    ).result()
     assert (found.knobs["memory.malloc"].status, found.knobs["memory.malloc"].observed) == (APPLIED, "jemalloc")
     assert found.observed["memory.malloc"] == "jemalloc"
     assert {found.knobs[key].status for key in ON_CUDA} == {NOT_APPLICABLE}

@@ -1,21 +1,17 @@
 """Two real ranks over gloo: what reaches each of them, and what they are found to cost each other."""
 
-import sys
-
 import pytest
 
 from autotune.harness.apply.parallel import Wrappers
 from autotune.harness.protocol import NOT_APPLICABLE, OVERRIDDEN
 from autotune.harness.ranks import Communication
 from autotune.ranks import STRAGGLER_FRAC, joined
-from tests.harness.conftest import PROGRAMS, Trial
-
-TWO_RANKS = [sys.executable, str(PROGRAMS / "two_ranks.py")]
+from tests.harness.conftest import Trial
 
 
 @pytest.mark.thorough
 def test_a_slow_rank_is_named_and_what_the_others_wait_is_not_called_communication(trial: Trial) -> None:
-    run = trial("wrapped.py", "slow", argv=TWO_RANKS)
+    run = trial("wrapped.py", "slow", ranks=2)
     results = [run.result(rank) for rank in (0, 1)]
     found = joined(results)
     assert found["stragglers"] == [1]
@@ -37,7 +33,7 @@ def test_a_slow_rank_is_named_and_what_the_others_wait_is_not_called_communicati
     ],
 )
 def test_compression_that_cannot_be_had_says_why(trial: Trial, word: str, status: str, reason: str) -> None:
-    run = trial("wrapped.py", word, argv=TWO_RANKS, knobs={"parallel.gradient_compression": "bf16"}, mode="inspect")
+    run = trial("wrapped.py", word, ranks=2, knobs={"parallel.gradient_compression": "bf16"}, mode="inspect")
     for rank in (0, 1):
         found = run.result(rank)
         report = found.knobs["parallel.gradient_compression"]

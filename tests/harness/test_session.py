@@ -10,7 +10,7 @@ from tests.harness.conftest import RULES, Trial
 
 
 def test_a_measured_trial_ends_the_program_and_tells_everything(trial: Trial) -> None:
-    run = trial("basic.py", "catch=1")
+    run = trial("basic.py", "catch=1", is_fresh=True)
     found = run.result()
     assert (run.returncode, found.status, found.error) == (0, "measured", None)
     assert "caught" not in run.stdout

@@ -6,8 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from tests.harness.forks import Forks
 from tests.programs.expectations import PROGRAMS, Program
-from tests.programs.starting import Forks, Seen, look_at
+from tests.programs.starting import Seen, environment, look_at
 
 NUM_AT_ONCE = 2
 
@@ -19,7 +20,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder, started, here = tmp_path_factory.mktemp("matrix"), [], threading.local()
 
     def begin() -> None:
-        here.forks = Forks()
+        here.forks = Forks(environment({}, harness=False))
         started.append(here.forks)
 
     def look(program: Program) -> Seen:

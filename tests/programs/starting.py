@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,9 @@ from typing import Any
 from autotune.harness import protocol
 from autotune.harness.protocol import RankResult
 from tests.harness.conftest import INJECT, RULES, SCRIPTS, Run, execute
+from tests.harness.forks import Forks, of_ranks
 from tests.programs.expectations import PYTHON, Program
 
-HERE = Path(__file__).parent
 NUM_PLAIN_STEPS = 80
 WINDOW = dataclasses.replace(RULES, min_s=0.4)
 
@@ -82,32 +80,6 @@ class Seen:
     turned_run: Run
 
 
-class Forks:
-    """Runs programs in forks of one process that has imported torch."""
-
-    def __init__(self) -> None:
-        words = [sys.executable, str(HERE / "forks.py")]
-        self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment({}, harness=False)
-        )
-
-    def run(self, argv: list[str], folder: Path, ranks: list[dict[str, str]]) -> Run:
-        """Runs a program in a folder, a process for each environment in `ranks`."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"argv": argv, "folder": str(folder), "env": ranks}) + "\n")
-        self._process.stdin.flush()
-        statuses = json.loads(self._process.stdout.readline())
-        return Run(max(statuses, key=abs), *((folder / f"{name}.log").read_text() for name in ("stdout", "stderr")), folder)
-
-    def close(self) -> None:
-        """Ends the process; nothing is left of it."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-        self._process.wait(timeout=30)
-
-
 def look_at(program: Program, folder: Path, forks: Forks) -> Seen:
     """Runs a program plain, then with the harness alone, then with its knobs at the loader that was found."""
     folders = [folder / name for name in ("plain", "bare", "turned")]
@@ -123,35 +95,25 @@ def run_plain(program: Program, folder: Path, forks: Forks) -> Journal:
     """Runs a program without the harness."""
     path = folder / "journal"
     added = {"JOURNAL": str(path), "JOURNAL_STEPS": str(NUM_PLAIN_STEPS)}
-    ranks: list[dict[str, str]] = [added]
-    if program.ranks > 1:
-        store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(program.ranks)}
-        ranks = [{**added, **store, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(program.ranks)]
-    run = forks.run(_filled(program.plain or program.argv, folder), folder, ranks)
-    assert run.returncode == 0, run.stderr
+    ended = forks.run(_filled(program.plain or program.argv, folder), folder, of_ranks(program.ranks, added))
+    assert ended.returncode == 0, ended.stderr
     return Journal(path)
 
 
 def run_trial(program: Program, folder: Path, forks: Forks | None, **options: Any) -> Run:
-    """Runs a program as a trial: in a fork, or, where there is none or another program starts it, from the start."""
+    """Runs a program as a trial: in forks, or, where there are none or another program starts it, from the start."""
     spec = protocol.Spec(trial=1, nonce="nonce", folder=str(folder), rules=WINDOW, **options)
     protocol.write_json(str(folder / protocol.SPEC_FILE), spec)
     variables = {key[4:]: str(value) for key, value in spec.knobs.items() if key.startswith("env.")}
     trial = {protocol.SPEC_VARIABLE: str(folder / protocol.SPEC_FILE), "JOURNAL": str(folder / "journal"), **variables}
-    if forks is not None and program.starter == PYTHON:
-        paths = environment(trial, harness=True)["PYTHONPATH"]
-        return forks.run(_filled(program.argv, folder), folder, [{**trial, "PYTHONPATH": paths}])
+    if forks is not None and (program.starter == PYTHON or program.ranks > 1):
+        added = {**trial, "PYTHONPATH": environment(trial, harness=True)["PYTHONPATH"]}
+        return Run(*forks.run(_filled(program.argv, folder), folder, of_ranks(program.ranks, added)), folder)
     return execute(_filled((*program.starter, *program.argv), folder), folder, environment(trial, harness=True))
 
 
 def _filled(words: tuple[str, ...], folder: Path) -> list[str]:
     return [word.format(python=sys.executable, scripts=SCRIPTS, folder=folder) for word in words]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def environment(added: dict[str, str], *, harness: bool) -> dict[str, str]:

@@ -1,0 +1,59 @@
+"""Runs programs in forks of one process that has imported torch, which is what takes the time; started by `forks.py`.
+
+A line of JSON a program on standard input, {"argv": [script or -m module, ...], "env": [of each rank, ...], "folder": ...,
+"logs": [standard output, standard error]}; a line with the exit status of each rank comes back. Nothing is computed before the
+fork, so that a program begins as it would in an interpreter of its own, and it ends as there. Where its environment names a
+trial, the harness gets in as it does at an interpreter's start.
+"""
+
+import json
+import os
+import runpy
+import signal
+import sys
+
+import torch
+import torch._dynamo  # noqa: F401  (the first optimizer would import it)
+
+LIMIT_S = 120
+
+
+def become(job: dict, added: dict[str, str]) -> None:
+    """Turns this process into a program."""
+    globals()["__name__"] = "fork_server"  # the main module is the program's
+    signal.alarm(LIMIT_S)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  (the server's has read ahead)
+    for descriptor, path in enumerate(job["logs"], start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
+    os.environ.update(added)
+    os.chdir(job["folder"])
+    argv = job["argv"]
+    if "AUTOTUNE_SPEC" in added:
+        runpy.run_path(os.path.join(added["PYTHONPATH"].split(os.pathsep)[0], "sitecustomize.py"))
+    if argv[0] == "-m":
+        sys.argv, sys.path[0] = argv[1:], job["folder"]
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = argv, os.path.dirname(argv[0])
+        runpy.run_path(argv[0], run_name="__main__")
+
+
+def serve() -> "tuple[dict, dict[str, str]] | None":
+    """Forks for each program that is asked for; returns what a fork is to become, None once nobody asks any more."""
+    for line in sys.stdin:
+        job = json.loads(line)
+        children = []
+        for added in job["env"]:
+            children.append(os.fork())
+            if not children[-1]:
+                return job, added
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(json.dumps(statuses), flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    asked = serve()
+    if asked is not None:
+        become(*asked)  # from here on whatever happens is the program's: the interpreter ends as it does after any
