@@ -271,7 +271,7 @@ def run(place: Path, num_kills: int, *, seed: int, minutes: float, study_minutes
 def _segments() -> set[str]:
     """Returns the names in /dev/shm whose maker is not known to live: torch and multiprocessing write its id into them."""
     names = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
-    return {name for name in names if not any(word.isdigit() and psutil.pid_exists(int(word)) for word in _words(name))}
+    return {name for name in names if not any(word.isdecimal() and Path("/proc", word).exists() for word in _words(name))}
 
 
 def _words(name: str) -> list[str]:

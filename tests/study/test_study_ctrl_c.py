@@ -30,6 +30,7 @@ from autotune.run_dir import create
 from autotune.study import Listener, Plan, run_study
 
 QUICK = ["measure.screening.warmup_min_device_s=0.1", "measure.screening.min_s=0.2", "measure.screening.warmup_max_s=3"]
+QUICK.append("measure.quiet=false")  # whatever else the machine does
 
 class Lines(Listener):
     def trial_ended(self, trial):
