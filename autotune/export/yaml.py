@@ -19,14 +19,15 @@ class _Quoted(str):
     """Text that keeps its quotes: a bare off would be read as False, a bare 1e5 as a number."""
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # libyaml's, where PyYAML has it
     """Safe dumper that knows `_Quoted`."""
 
 
-def _list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
+def _list(dumper: Any, items: list[Any]) -> yaml.Node:
     """Returns a list as YAML: an interval stays on its line."""
     are_numbers = all(isinstance(item, int | float) for item in items)
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=are_numbers)
+    node: yaml.Node = dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=are_numbers)
+    return node
 
 
 _Dumper.add_representer(list, _list)
