@@ -45,16 +45,7 @@ def test_loader_optimizer_and_knobs_are_named_with_reasons(cli, program):
         assert words in told, words
 
 
-def test_json_holds_values_and_reasons(cli, program):
-    ended = cli("inspect", "--json", "--", *program)
-    knobs = {row["knob"]: row for row in json.loads(ended.stdout)["knobs"]}
-    assert knobs["loader.batch_size"]["value"] == 16
-    assert knobs["loader.batch_size"]["can_be_turned"]
-    assert not knobs["layout.channels_last"]["can_be_turned"]
-    assert "convolution" in knobs["layout.channels_last"]["reason"]
-
-
-def test_a_placeholder_is_a_knob_and_a_pin_is_none(cli, program):
+def test_json_holds_values_and_reasons_a_placeholder_is_a_knob_and_a_pin_is_none(cli, program):
     source = PROGRAM.replace("batch_size=16", "batch_size=int(__import__('sys').argv[1])")
     (cli.cwd / "train.py").write_text(source, encoding="utf-8")
     ended = cli("inspect", "--json", "loader.num_workers=0", "--", *program, "{loader.batch_size=8}")
@@ -62,6 +53,9 @@ def test_a_placeholder_is_a_knob_and_a_pin_is_none(cli, program):
     assert knobs["loader.batch_size"]["values"][:3] == [4, 8, 16]
     assert "placeholder" in knobs["loader.batch_size"]["reason"]
     assert knobs["loader.num_workers"]["reason"] == "pinned at 0"
+    assert (knobs["loader.batch_size"]["value"], knobs["loader.batch_size"]["can_be_turned"]) == (8, True)
+    assert not knobs["layout.channels_last"]["can_be_turned"]
+    assert "convolution" in knobs["layout.channels_last"]["reason"]
 
 
 @pytest.mark.thorough
