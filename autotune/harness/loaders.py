@@ -281,8 +281,8 @@ class LoaderWatch:
             info.samples += samples * self._worth
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
-            if self._session.phase == "init":
-                self._session.enter("first_batch")
+            if self._session.phases.now == "init":
+                self._session.phases.enter("first_batch")
         except Exception:
             self._session.broke("reading a batch")
 

@@ -20,9 +20,10 @@ from autotune.config.compose import compose
 from autotune.config.locate import folder, options
 from autotune.config.recipe import TRIAL_EPOCHS
 from autotune.errors import BadInput
+from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.records import Tier
-from autotune.space import Choice, IntInterval
+from autotune.space import Choice, IntInterval, resolve
 
 BEST = """\
 # @package _global_
@@ -129,6 +130,15 @@ def test_the_full_space_leaves_no_knob_out(make) -> None:
     assert set(make("search_space=full").space.domains) == CATALOGUE.keys() - {
         "threads.omp", "threads.mkl", "threads.interop", "memory.fraction",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("word", ["env.LD_PRELOAD=x.so", "env.LD_PRELOAD=choice(x.so,y.so)"])
+def test_a_variable_that_was_typed_takes_its_knob_out_of_a_named_space(make, word: str) -> None:
+    space = make("search_space=memory", word).space
+    assert "memory.malloc" not in space.domains
+    assert "memory.allocator" in space.domains
+    assert space.left_out == {"memory.malloc": "env.LD_PRELOAD sets the same variable"}
+    assert resolve(space, Circumstances(num_cores=2), passed={}).dropped.items() >= space.left_out.items()
 
 
 def test_one_key_has_three_meanings(make) -> None:
