@@ -14,6 +14,8 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
     report.py                 the result, put together from what was seen
     loaders.py, loader.py     which DataLoader trains; input wait
     batches.py                how many samples a batch, or a module's input, holds
+    transfer.py               how batches get to the device
+    eight_bits.py, delayed.py images that are bytes until they are there
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step
     modules.py, dressing.py   which modules train; the class swap that carries autocast and counting
     optimizers.py             what a step is

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, Optional, Set
 
-from . import process, protocol, transfer
+from . import eight_bits, process, protocol, transfer
 from .apply import attention as apply_attention
 from .apply import device as apply_device
 from .apply import loader as apply_loader
@@ -85,6 +85,7 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
         **apply_memory.verify(spec.knobs, session.device),
         **apply_loader.verify(spec.knobs, session.loaders.reports, training, is_known=spec.target is not None),
         **session.loaders.transfer.verify(spec.knobs, session.device),
+        **(session.loaders.bits.verify(spec.knobs, session.device) if training is not None else {}),
         **apply_module.verify(
             spec.knobs,
             session.modules.reports,
@@ -113,6 +114,7 @@ def _add_applicability(found: protocol.RankResult, session: Any) -> None:
         **apply_loader.applicability(training),
         **unforked,
         **transfer.applicability(session.device),
+        **eight_bits.applicability(training),
         **apply_module.applicability(session.modules.told),
         **session.optimizers.applicability,
         **apply_process.applicability(session.device),
