@@ -278,9 +278,8 @@ def watch_conversions() -> None:
 
     @functools.wraps(to)
     def delaying_to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if state.is_on and _is_bytes(self) and len(args) + len(kwargs) == 1:
-            if (args[0] if args else kwargs.get("dtype")) is torch.float32:
-                return Delayed.of(Content(self.clone(), ()))  # the program may write to its own
+        if state.is_on and _is_bytes(self) and _is_conversion(args, kwargs):
+            return Delayed.of(Content(self.clone(), ()))  # the program may write to its own
         return to(self, *args, **kwargs)
 
     @functools.wraps(to_float)
@@ -290,6 +289,10 @@ def watch_conversions() -> None:
         return to_float(self, *args, **kwargs)
 
     Tensor.to, Tensor.float = delaying_to, delaying_float  # type: ignore[method-assign]
+
+
+def _is_conversion(args: Any, kwargs: Dict[str, Any]) -> bool:
+    return len(args) + len(kwargs) == 1 and (args[0] if args else kwargs.get("dtype")) is torch.float32
 
 
 def _is_bytes(value: Any) -> bool:
