@@ -77,7 +77,7 @@ def is_checkpointing(module: Any) -> bool:
     return getattr(module, "gradient_checkpointing", False) is True
 
 
-# Tensors of torchvision's own classes hold nothing but their values; its transforms look at the class and give it back by `wrap`.
+# Tensors of these classes hold nothing but their values; torchvision's transforms look at the class and give it back by `wrap`.
 IMAGE_CLASSES: Tuple[str, ...] = ("torchvision.tv_tensors._image.Image", "torchvision.tv_tensors._video.Video")
 
 

@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 
 from autotune.harness import delayed, eight_bits, transfer
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
-from tests.harness.conftest import Trial
+from tests.harness.conftest import Run, Trial
 
 KEY = eight_bits.KEY
 ON: dict[str, Any] = {KEY: True}
@@ -259,36 +259,38 @@ def test_images_of_bytes_are_told_by_their_values(batch: Any, expected: bool) ->
     assert eight_bits.are_bytes(batch) == expected
 
 
+def losses(run: Run) -> str:
+    return (run.folder / "losses.txt").read_text()
+
+
 def test_a_program_trains_as_before_and_its_other_loader_has_plain_tensors(trial: Trial, plain: Trial) -> None:
     words = ("pipeline=v2", "workers=2", "persistent=1", "evaluate=1", "steps=14")
-    alone = plain("images.py", *words)
-    losses = (alone.folder / "losses.txt").read_text()
+    alone = losses(plain("images.py", *words))
     baseline = trial("images.py", *words, mode="inspect").result()
     assert KEY not in baseline.applicability
     run = trial("images.py", *words, knobs=ON, target=baseline.target, mode="parity", max_steps=99)
     report = run.result().knobs[KEY]
     assert (report.status, report.observed) == (APPLIED, True)
-    assert (run.folder / "losses.txt").read_text() == losses
+    assert losses(run) == alone
     assert json.loads((run.folder / "seen.json").read_text()) == [[True, "torch.float32", True]]
     assert json.loads((run.folder / "held_out.json").read_text()) == ["Tensor"]
-    off = trial("images.py", *words, knobs={KEY: False}, target=baseline.target, mode="inspect").result().knobs[KEY]
-    assert (off.status, off.observed) == (APPLIED, False)
 
 
 @pytest.mark.parametrize(
     ("words", "status"),
     [
-        (("pipeline=v1",), APPLIED),
-        (("pipeline=erased", "workers=1"), NOT_APPLICABLE),
+        (("pipeline=erased",), NOT_APPLICABLE),
         *(
             pytest.param(words, status, marks=pytest.mark.thorough)
             for words, status in (
+                (("pipeline=v1",), APPLIED),
                 (("pipeline=v1", "workers=1", "collate=listed"), APPLIED),
                 (("pipeline=v1", "workers=1", "method=spawn"), APPLIED),
                 (("pipeline=alone", "workers=1", "method=forkserver"), APPLIED),
                 (("pipeline=v2", "nested=1"), APPLIED),
                 (("pipeline=by_hand", "workers=2"), APPLIED),
                 (("pipeline=sometimes_erased", "workers=1"), APPLIED),
+                (("pipeline=erased", "workers=1"), NOT_APPLICABLE),
                 (("pipeline=v1", "workers=1", "collate=mixed"), NOT_APPLICABLE),
                 (("pipeline=numpy",), NOT_APPLICABLE),
             )
@@ -298,18 +300,27 @@ def test_a_program_trains_as_before_and_its_other_loader_has_plain_tensors(trial
 def test_what_cannot_stay_bytes_is_told_and_trains_as_before(
     trial: Trial, plain: Trial, words: tuple[str, ...], status: str
 ) -> None:
-    losses = (plain("images.py", *words, "steps=10").folder / "losses.txt").read_text()
     run = trial("images.py", *words, "steps=10", knobs=ON, mode="parity", max_steps=99)
     report = run.result().knobs[KEY]
     assert (report.status, report.reason) == (status, "" if status == APPLIED else eight_bits.NOT_DELAYED)
-    assert (run.folder / "losses.txt").read_text() == losses
+    assert losses(run) == losses(plain("images.py", *words, "steps=10"))
 
 
 def test_a_program_without_such_images_is_told_beforehand(trial: Trial) -> None:
-    found = trial("basic.py", mode="inspect").result()
-    assert found.applicability[KEY] == eight_bits.NO_IMAGES
-    asked = trial("basic.py", mode="inspect", knobs=ON).result().knobs[KEY]
-    assert (asked.status, asked.reason) == (NOT_APPLICABLE, eight_bits.NOT_DELAYED)
+    assert trial("basic.py", mode="inspect").result().applicability[KEY] == eight_bits.NO_IMAGES
+
+
+def test_images_that_are_to_be_floats_are_let_be() -> None:
+    report = eight_bits.EightBits({KEY: False}).verify({KEY: False}, "cpu")[KEY]
+    assert (report.status, report.observed) == (APPLIED, False)
+
+
+def test_without_workers_the_program_gets_floats(fetching: Callable[..., Any]) -> None:
+    iterator: Any = iter(DataLoader(Images(), batch_size=2))
+    iterator._dataset_fetcher.fetch = delayed.during(iterator._dataset_fetcher.fetch)
+    expected = iter(DataLoader(Images(), batch_size=2))
+    assert all(same(images, next(expected)[0]) for images, _ in iterator)
+    assert delayed.state.num_batches == 4
 
 
 @pytest.mark.thorough
