@@ -91,7 +91,8 @@ def stand_in(kind: Any, delayed: Any) -> Optional[Any]:
     if f"{kind.__module__}.{kind.__qualname__}" not in IMAGE_CLASSES or not hasattr(kind, "wrap"):
         return None  # one that older versions would make by the class of what stands for it
 
+    @classmethod  # type: ignore[misc]
     def wrap(cls: Any, tensor: Any, like: Any, **_: Any) -> Any:
         return tensor.as_subclass(kind)
 
-    return type(f"{delayed.__name__}{kind.__name__}", (delayed, kind), {"wrap": classmethod(wrap)})
+    return type(f"{delayed.__name__}{kind.__name__}", (delayed, kind), {"wrap": wrap})

@@ -89,9 +89,7 @@ class Delayed(Tensor):
     def of(content: Content, kind: Any = None) -> Any:
         """Returns what stands for the floats, of a class of its own where they are of one."""
         data, cls = content.data, Delayed if kind is None else _stand_in(kind)
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, data.shape, strides=data.stride(), dtype=torch.float32, device=data.device
-        )
+        made = Tensor._make_wrapper_subclass(cls, data.shape, strides=data.stride(), dtype=torch.float32, device=data.device)
         made.content = content
         return made
 
@@ -117,7 +115,7 @@ class Delayed(Tensor):
         return func(*tree_map(plain, args), **tree_map(plain, kwargs))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Called for what goes past the Python interface, with the floats."""
         return func(*tree_map(_floats, args), **tree_map(_floats, kwargs or {}))
 
@@ -210,7 +208,7 @@ def _moved(image: Delayed, args: Any, kwargs: Dict[str, Any]) -> Any:
     device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
     if device is None or device.type == "cpu":
         return None
-    wanted = {} if layout is None else {"memory_format": layout}
+    wanted: Dict[str, Any] = {} if layout is None else {"memory_format": layout}
     floats = computed(image.content.data.to(device, non_blocking=non_blocking, **wanted), image.content.steps)
     state.num_on_device += 1
     return floats if dtype is None else floats.to(dtype)
@@ -231,7 +229,7 @@ def _is_alike(images: Any) -> bool:
     return all(content.floats is None and content.steps == contents[0].steps for content in contents)
 
 
-def _stack(images: Sequence[Delayed], stack: Callable[[Any], Tensor]) -> Tensor:
+def _stack(images: Any, stack: Callable[[Any], Any]) -> Any:
     content = Content(stack([each.content.data for each in images]), images[0].content.steps)
     return Delayed.of(content) if state.is_worker else _arrived(content)
 
@@ -240,10 +238,10 @@ def _arrived(content: Content, kind: Any = None) -> Any:
     """Returns what the program gets: the floats, unless there is a device that they may be computed on."""
     state.num_batches += 1
     made = Delayed.of(content, kind)
-    return made if torch.cuda.is_initialized() else plain(made)
+    return made if torch.cuda.is_initialized() else plain(made)  # type: ignore[no-untyped-call]
 
 
-def _collate(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Tensor:
+def _collate(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
     if state.is_on and _is_alike(batch):
         return _stack(batch, collate_tensor_fn)  # a worker's go to shared memory at once
     return collate_tensor_fn([plain(each) for each in batch])
