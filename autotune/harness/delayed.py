@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from . import adapters
-from .transfer import as_to
+from .transfer import as_to, where_to
 
 MIN_VALUES = 256  # of a tensor: the arithmetic of fewer costs less than its note
 Operand = Union[float, Tuple[float, ...]]  # of all values, or of each channel
@@ -203,10 +203,8 @@ def _stand_in(kind: Any) -> Any:
 
 
 def _moved(image: Delayed, args: Any, kwargs: Dict[str, Any]) -> Any:
-    if image.kind is not None or "copy" in kwargs or len(args) > 3:
-        return None
-    device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
-    if device is None or device.type == "cpu":
+    device, dtype, non_blocking, layout = where_to(args, kwargs)
+    if image.kind is not None or device is None or device.type == "cpu":
         return None
     wanted: Dict[str, Any] = {} if layout is None else {"memory_format": layout}
     floats = computed(image.content.data.to(device, non_blocking=non_blocking, **wanted), image.content.steps)
