@@ -26,6 +26,7 @@ HELP = """Finds the fastest correct way to run a PyTorch training job on this ma
 """
 
 _PANEL_TUNE, _PANEL_SEE, _PANEL_KNOW = "Tune", "See and use results", "Look before you tune"
+_PANEL_SEARCH = "Judge the search itself"
 
 Overrides = Annotated[
     list[str] | None,
@@ -322,6 +323,39 @@ def sync(
     if every:
         return implementation.sync_all(_runs(runs_dir), uri=address)
     return implementation.sync(chosen(_runs(runs_dir), study), uri=address, follow=follow)
+
+
+@app.command(cls=_WithKeys, rich_help_panel=_PANEL_SEARCH)
+def record(
+    context: typer.Context,
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the table here too: NAME.jsonl.gz.", show_default=False),
+    ] = None,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Record a table of real trials, for `autotune replay`: configurations of the search space, several times each.
+
+    Keys and command are those of `autotune run`. The whole search space is recorded when it has no more than
+    record.configurations, else a sample of it. Rounds are shuffled, so that a recording that is cut off is a fair sample; the
+    same command, or `autotune resume`, goes on with it. The table is table.jsonl.gz in the recording's folder.
+
+        autotune record model=resnet18 search_space=none 'loader.batch_size=choice(8,32,128)' 'loader.num_workers=choice(0,1,2)'
+        autotune record record.minutes=10 record.repeats=3 -o table.jsonl.gz -- python train.py
+    """
+    from autotune.cli import record as implementation
+    from autotune.cli.run import Asked
+
+    asked = Asked(
+        overrides=tuple(overrides or ()),
+        command=context.obj,
+        config_dirs=_folders(config_dir),
+        runs_dir=_only_runs_dir(overrides, runs_dir),
+    )
+    return implementation.record(asked, output=output, as_json=as_json)
 
 
 @app.command(cls=_WithCommand, rich_help_panel=_PANEL_KNOW)

@@ -32,6 +32,7 @@ from autotune.study.interrupts import Interrupts
 from autotune.study.plan import Listener, Plan, Tracking
 from autotune.study.proposals import Search
 from autotune.study.quarantine import quarantine
+from autotune.study.recording import Recording
 from autotune.study.session import Ending, Session
 from autotune.study.settings import memory_seen_bytes
 from autotune.study.summary import Standing, summarise
@@ -147,6 +148,9 @@ class _Study:
         """Returns the status the study ends with, why, and the failure to be raised once everything is on disk."""
         try:
             self._baseline()
+            if self._plan.is_recording:
+                is_over, reason = Recording(self._session).run()
+                return "complete" if is_over else "interrupted", reason, None
             if self._plan.verify:
                 self._finals, ended_because = Verification(self._session, self._plan.verify), VERIFIED
             else:
@@ -251,7 +255,7 @@ class _Study:
         # Through JSON, so that the document handed over is the one on disk, tuples and all.
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
         self._folder.write_summary(summary)
-        if summary["best"]:
+        if summary["best"] and not self._plan.is_recording:
             self._folder.write_best(export(summary, "yaml", None))
         return summary
 

@@ -129,6 +129,7 @@ class Plan:
         tracking_drain_s: how long the tracker may take to finish at the end.
         poll_s: pause between two looks at a running trial.
         verify: the claim to verify; None searches.
+        is_recording: whether configurations are recorded, as `config.record` says, instead of searched.
     """
 
     title: str
@@ -148,3 +149,4 @@ class Plan:
     tracking_drain_s: float = 60.0
     poll_s: float = 0.1
     verify: Verify | None = None
+    is_recording: bool = False
