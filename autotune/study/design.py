@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import knob
-from autotune.records import Knobs
+from autotune.records import Knobs, KnobValue
 from autotune.search.samplers import grid_levels
 from autotune.space import ResolvedSpace
 from autotune.study.session import configuration_key
@@ -71,7 +71,7 @@ class _Distinct:
         return True
 
 
-def levels(space: ResolvedSpace) -> dict[str, list[object]]:
+def levels(space: ResolvedSpace) -> dict[str, list[KnobValue]]:
     """Returns knob key -> the values that are recorded: every choice, every whole number, powers of two on a log scale."""
     return {key: grid_levels(distribution) for key, distribution in space.distributions().items()}
 
