@@ -52,8 +52,8 @@ class StudyFolder:
         return self.path / "config.yaml"
 
     @property
-    def journal_file(self) -> Path:
-        """Optuna's journal storage."""
+    def journal_file(self) -> Path | None:
+        """Optuna's journal storage; None for a study that is kept in memory."""
         return self.path / "optuna.journal"
 
     @property
