@@ -33,7 +33,10 @@ class StudyFolder:
         path: the folder.
         name: its name.
         base, sequence: as in StudyRecord, when this process made the folder.
+        is_kept: whether anybody reads what is written; not in a replay, which then need not write after every trial.
     """
+
+    is_kept = True
 
     def __init__(self, path: Path, *, base: str = "", sequence: int = 0) -> None:
         self.path = path

@@ -358,6 +358,60 @@ def record(
     return implementation.record(asked, output=output, as_json=as_json)
 
 
+@app.command(rich_help_panel=_PANEL_SEARCH)
+def replay(
+    tables: Annotated[
+        list[Path] | None, typer.Argument(metavar="TABLE...", help="Files that `autotune record` wrote.", show_default=False)
+    ] = None,
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            "--sampler",
+            metavar="NAME[,NAME]",
+            help="Ways to search, each NAME or NAME:KEY=VALUE:...; all but gp when not given.",
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, max=10_000, help="Studies of each on each table.")] = 50,
+    trials: Annotated[int, typer.Option("--trials", metavar="N", min=1, max=100_000, help="Trials of a search.")] = 40,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", metavar="M", min=0.01, help="Budget of a study, recorded minutes.", show_default=False),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", metavar="N", min=1, max=1024, help="Processes; one a core when not given.", show_default=False),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write curves and figures here.", show_default=False)
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="With --json: every study, too.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Replay searches on recorded tables, through the real study loop, and compare them.
+
+    A trial is answered by a recorded repeat and takes its recorded seconds. Searches: default (what `autotune run` does),
+    study-tpe, random, grid, expert (one knob after the other), tpe, tpe+seeds, gp (needs torch; slow), and every name of
+    search.sampler. NAME:KEY=VALUE sets a configuration key, to see what a part of a search is worth.
+
+        autotune replay tests/data/replay/*.jsonl.gz
+        autotune replay table.jsonl.gz --sampler default,expert,tpe --seeds 20 --trials 20 --html curves.html
+    """
+    from autotune.cli import replay as implementation
+
+    return implementation.replay(
+        tables or [],
+        samplers=sampler,
+        seeds=seeds,
+        trials=trials,
+        minutes=minutes,
+        jobs=jobs,
+        html=html,
+        as_json=as_json,
+        is_raw=raw,
+    )
+
+
 @app.command(cls=_WithCommand, rich_help_panel=_PANEL_KNOW)
 def inspect(context: typer.Context, overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False) -> int:
     """Inspect a program: what was detected, which knobs it can turn, and why not the others.

@@ -15,6 +15,8 @@ NOWHERE = Path("/nonexistent/autotune-replay")
 class NoFolder(StudyFolder):
     """Takes documents and keeps none, but counts trials."""
 
+    is_kept = False
+
     def __init__(self) -> None:
         super().__init__(NOWHERE)
         self._num_trials = 0

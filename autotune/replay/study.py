@@ -17,7 +17,7 @@ from autotune.config.schema import Budget, StudyConfig
 from autotune.errors import NothingWorked
 from autotune.masking import Secrets
 from autotune.monitors.nvml import NoDevice
-from autotune.records import THROUGHPUT, Kind, Knobs, Summary, TrialRecord
+from autotune.records import THROUGHPUT, Kind, Knobs, Outcome, Summary, TrialRecord
 from autotune.replay.folder import NoFolder
 from autotune.replay.launcher import ReplayClock, ReplayLauncher
 from autotune.replay.space import Grid
@@ -47,11 +47,13 @@ class Step:
         trials: search trials so far, the baseline not among them.
         seconds: recorded seconds so far, the baseline among them.
         fraction: truth of the best so far, as a fraction of the optimum's.
+        outcome: how the trial ended.
     """
 
     trials: int
     seconds: float
     fraction: float
+    outcome: Outcome = Outcome.ok
 
 
 @dataclass(kw_only=True)
@@ -81,8 +83,6 @@ class Replayed:
 
     Attributes:
         steps: the search, trial by trial; the first is the baseline.
-        num_memory: search trials that ran out of memory.
-        num_failed: search trials that gave no rate for another reason.
         reason: why the search ended.
         final_fraction: truth of what the finals handed over, as a fraction of the optimum's.
         total_s: recorded seconds of everything, finals and attribution among them.
@@ -91,8 +91,6 @@ class Replayed:
     """
 
     steps: list[Step] = field(default_factory=list)
-    num_memory: int = 0
-    num_failed: int = 0
     reason: str = ""
     final_fraction: float = 0.0
     total_s: float = 0.0
@@ -171,9 +169,8 @@ def _judged(found: list[tuple[TrialRecord, float]], summary: Summary, world: Wor
     for number, (record, seconds) in enumerate(found):
         if record.outcome.may_win and (record.score or 0.0) > best[0]:
             best = (record.score or 0.0, key_of(record.changed))
-        made.steps.append(Step(trials=number, seconds=seconds, fraction=world.fraction(best[1])))
-        made.num_memory += record.outcome.is_memory
-        made.num_failed += not (record.outcome.is_memory or record.outcome.has_value)
+        step = Step(trials=number, seconds=seconds, fraction=world.fraction(best[1]), outcome=record.outcome)
+        made.steps.append(step)
     handed: dict[str, Any] = summary.get("best") or {"overrides": {}}
     made.final_fraction = world.final_fraction(key_of(handed["overrides"]))
     made.claim = _claim(summary, world, rng)

@@ -255,12 +255,13 @@ class _Study:
         # Through JSON, so that the document handed over is the one on disk, tuples and all.
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
         self._folder.write_summary(summary)
-        if summary["best"] and not self._plan.is_recording:
+        if summary["best"] and self._folder.is_kept and not self._plan.is_recording:
             self._folder.write_best(export(summary, "yaml", None))
         return summary
 
     def _note_progress(self) -> None:
-        self._write("running")
+        if self._folder.is_kept:
+            self._write("running")
 
     def _close(self, summary: Summary, tracking: Tracking | None) -> None:
         self._plan.launcher.close()
