@@ -118,6 +118,8 @@ def _about(table: dict[str, Any]) -> list[str]:
     ]
     verdict = "tells searches apart" if table["is_worth"] else "too easy: tells little"
     lines.append(f"  ten random trials reach {_percent(table['random_after_10'])} of it: {verdict}")
+    if table["disturbed"]:
+        lines.append(f"  {table['disturbed']} measurements were made on a machine that did not get quiet")
     if memory["out_of_memory"]:
         filled = f", the optimum fills {_percent(memory['optimum_frac'])} of it" if memory["optimum_frac"] else ""
         lines.append(f"  {memory['out_of_memory']} configurations run out of memory{filled}")

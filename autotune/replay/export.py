@@ -21,6 +21,7 @@ from autotune.replay.table import Measurement, Table
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace, SearchSpace, domain_from_json, resolve
 from autotune.study.design import configurations
+from autotune.study.health import ACCEPTED
 
 DIGITS = 6  # significant, of every number: far below what a clock tells
 PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.+@-]+)+/([\w.+@-]+)")  # a path of folders; its last part is kept
@@ -105,7 +106,8 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
         round=record.round or 1,
         changed=record.changed,
         outcome=record.outcome,
-        reason=plain(record.reason),
+        reason="" if record.outcome is Outcome.ok else plain(record.reason),
+        is_disturbed=bool(record.evidence.get(ACCEPTED)),
         value=_rounded(record.value),
         ci=_rounded(record.ci),
         seconds=_rounded(record.attempt_s),

@@ -46,6 +46,7 @@ def _table(result: Result) -> dict[str, Any]:
         "file": result.path.name,
         "configurations": len(kept),
         "recorded": len(groups),
+        "disturbed": sum(one.is_disturbed for one in table.measurements),
         "repeats": statistics.median(len(group) for group in kept.values()),
         "spread_frac": _spread_frac(kept.values()),
         "unit": table.unit,

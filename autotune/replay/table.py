@@ -41,6 +41,7 @@ class Measurement:
         round: which repeat of its configuration it is, from 1.
         changed: what the configuration changes of the baseline.
         outcome, reason, value, ci: as in TrialRecord.
+        is_disturbed: whether it was measured on a machine that did not get quiet.
         seconds: wall time of the attempt that counts, from launch to the last process gone.
         metrics: as in TrialRecord.
         ended: {"exit_code", "signal", "cause", "phase", "evidence"}, as in launchers.Ended.
@@ -53,6 +54,7 @@ class Measurement:
     outcome: Outcome
     seconds: float
     reason: str = ""
+    is_disturbed: bool = False
     value: float | None = None
     ci: tuple[float, float] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
@@ -135,8 +137,14 @@ def write(table: Table, path: Path) -> None:
         raise BadInput(f"--output: cannot be written, got {str(path)!r} ({error.strerror}). Give a file.") from error
 
 
+_NONE = object()
+_USUAL: dict[str, Any] = {  # what is not written because reading puts it in
+    "changed": {}, "reason": "", "is_disturbed": False, "value": None, "ci": None, "metrics": {}, "ended": {}, "results": [],
+}  # fmt: skip
+
+
 def _line(one: Measurement) -> dict[str, Any]:
-    return {name: value for name, value in dataclasses.asdict(one).items() if value not in (None, "", {}, [])}
+    return {name: value for name, value in dataclasses.asdict(one).items() if value != _USUAL.get(name, _NONE)}
 
 
 def read(path: Path) -> Table:

@@ -27,14 +27,14 @@ class Recording:
 
     def __init__(self, session: Session) -> None:
         config = session.plan.config
-        self._session, self._options, self._seed = session, config.record, config.study.seed
+        self._session, self._config, self._seed = session, config, config.study.seed
         self._configurations, self._is_whole = configurations(
-            session.resolved, session.circumstances, most=self._options.configurations, seed=self._seed
+            session.resolved, session.circumstances, most=self._config.record.configurations, seed=self._seed
         )
 
     def run(self) -> tuple[bool, str]:
         """Measures until all is recorded or the time is used; returns whether it is all, and why it ended."""
-        num, repeats = len(self._configurations), self._options.repeats
+        num, repeats = len(self._configurations), self._config.record.repeats
         self._session.listener.notice(
             f"{num} configurations are recorded, {repeats} times each: "
             + ("all that the search space has." if self._is_whole else "a sample of the search space.")
@@ -43,7 +43,7 @@ class Recording:
             for knobs, round_number in todo:
                 if not self._is_time_for(knobs):
                     left = len(self._todo())
-                    minutes = self._options.minutes
+                    minutes = self._config.record.minutes
                     return False, f"record.minutes={minutes:g} are used, {left} of {num * repeats} measurements are left"
                 self._measure(knobs, round_number)
         return True, f"{num} configurations are recorded, {repeats} times each"
@@ -53,7 +53,7 @@ class Recording:
         first = self._session.first_of(changed)
         self._session.measure(
             knobs,
-            f"round {round_number} of {self._options.repeats}",
+            f"round {round_number} of {self._config.record.repeats}",
             origin=RECORDED,
             repeats=None if first is None else first.number,
             round_number=round_number,
@@ -69,7 +69,7 @@ class Recording:
         ]
 
     def _in_order(self) -> Iterator[tuple[Knobs, int]]:
-        for round_number in range(1, self._options.repeats + 1):
+        for round_number in range(1, self._config.record.repeats + 1):
             shuffled = list(self._configurations)
             random.Random(f"{self._seed} {round_number}").shuffle(shuffled)
             yield from ((knobs, round_number) for knobs in shuffled)
@@ -79,7 +79,7 @@ class Recording:
 
     def _is_time_for(self, knobs: Knobs) -> bool:
         """Whether another trial fits this go; the first one always does."""
-        session, minutes = self._session, self._options.minutes
+        session, minutes = self._session, self._config.record.minutes
         if minutes is None:
             return True
         changed = session.resolved.changed(knobs)
