@@ -18,7 +18,7 @@ from autotune.config.keys import no_such
 from autotune.config.locate import folder, options
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances, Knob
-from autotune.knobs.catalogue import CATALOGUE, is_knob, knob
+from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, is_knob, knob
 from autotune.knobs.environment import PREFIX
 from autotune.knobs.values import MAX_TEXT, shown, value_of
 from autotune.records import KnobValue
@@ -101,6 +101,7 @@ def read_space(name: str, circumstances: Circumstances) -> dict[str, Domain | No
             domains[str(key)] = _entry(str(key), asked, circumstances)
         except BadInput as error:
             problems += [f"{path}: {problem}" for problem in error.problems]
+    problems += [f"{path}: {clash_words(*pair)}" for pair in clashes(domains)]
     if problems:
         raise BadInput(problems)
     return domains

@@ -140,7 +140,7 @@ class TrainConfig:
     Attributes:
         optimizer: sgd or adamw.
         lr: learning rate.
-        epochs: passes over the data; a trial ends long before.
+        epochs: passes over the data; null for one when the winner is applied, and for as many as measuring takes in a trial.
         samples_per_epoch: length of an epoch, in samples.
         global_batch: samples per optimizer step, over all processes, to hold while the batch size changes: each batch size gets
             the accumulation that makes it up. Of a command, too; null leaves steps to the batch size.

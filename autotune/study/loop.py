@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from typing import Any
 
-from autotune.detected import findings
+from autotune.detected import findings, missing_processes
 from autotune.errors import BadInput, FolderLost, NothingWorked
 from autotune.export import export
 from autotune.harness.protocol import RankResult
@@ -241,6 +241,8 @@ class _Study:
             record.evidence["earlier_run"] = {"outcome": failed.outcome, "reason": failed.reason, "seconds": failed.seconds}
         if not record.outcome.has_value or record.value is None:
             raise NothingWorked(_why_nothing(record, self._folder, results, self._plan.command.argv({})))
+        if missing := missing_processes(results[0], self._plan.command.argv({})):
+            self._listener.notice(self._plan.secrets.text(missing))
         return results[0]
 
     def _write(self, status: str, reason: str = "") -> Summary:
