@@ -126,7 +126,9 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("is_fetching", [True, False])
-def test_whatever_a_program_does_is_done_with_the_floats(fetching: Callable[..., Any], name: str, is_fetching: bool) -> None:
+def test_whatever_a_program_does_is_done_with_the_floats(
+    fetching: Callable[..., Any], name: str, is_fetching: bool
+) -> None:
     operation, found = OPERATIONS[name], fetching(steps_of(), image())
     result = fetching(operation, found) if is_fetching else operation(found)
     assert same(delayed.plain(result), operation(steps_of()(image())))
@@ -149,7 +151,9 @@ def test_files_hold_floats_and_workers_send_bytes(fetching: Callable[..., Any]) 
 
 
 def test_names_for_the_same_image_change_together(fetching: Callable[..., Any]) -> None:
-    expected, found = (run(v2.Compose([v2.ToImage(), FLOAT]), image()) for run in (lambda work, *args: work(*args), fetching))
+    expected, found = (
+        run(v2.Compose([v2.ToImage(), FLOAT]), image()) for run in (lambda work, *args: work(*args), fetching)
+    )
     assert isinstance(found, tv_tensors.Image)
     for each in (expected, found):
         alias = each.as_subclass(torch.Tensor)
