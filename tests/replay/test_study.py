@@ -32,15 +32,14 @@ def run(chosen, *, seed=0, trials=6, table=TABLE):
 
 
 def test_a_search_that_is_handed_the_optimum_scores_one_from_its_first_trial_on():
-    table = make_table(noise_frac=0.03)
-    found = run(Strategy(name="told", search=Told), table=table)
+    found = run(Strategy(name="told", search=Told))
     base = rate_of(REFERENCE) / rate_of({**REFERENCE, **BEST})
     assert [step.trials for step in found.steps] == [0, 1]
-    assert found.steps[0].fraction == pytest.approx(base, rel=0.1)
+    assert found.steps[0].fraction == pytest.approx(base)
     assert found.steps[1].fraction == found.final_fraction == 1.0
     assert [step.seconds for step in found.steps] == [OK_S, 2 * OK_S]
     assert found.total_s > 10 * OK_S, "finals and attribution cost what they cost"
-    assert found.claim.ratio == pytest.approx(1 / base, rel=0.1)
+    assert found.claim.ratio == pytest.approx(1 / base)
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -50,7 +49,7 @@ def test_every_strategy_keeps_to_its_trials_and_gets_no_worse(name):
     assert [step.trials for step in found.steps] == list(range(7))
     assert fractions == sorted(fractions), "without noise the best so far only grows"
     assert found.steps[-1].seconds < found.total_s
-    assert found.final_fraction >= fractions[-1] - 0.01
+    assert found.final_fraction >= fractions[-1] - 0.02
 
 
 def test_the_same_seed_gives_the_same_study():
@@ -86,8 +85,8 @@ def test_the_grid_goes_in_the_order_it_is_written_down():
 def test_the_expert_climbs_the_batch_and_stops_where_memory_ends():
     found = run("expert", trials=2)
     assert [step.outcome for step in found.steps] == [Outcome.ok] * 3
-    eight_bit = {**BEST, "loader.num_workers": 2}
-    assert found.steps[2].fraction == pytest.approx(rate_of(eight_bit) / rate_of(BEST))
+    assert found.steps[1].fraction == pytest.approx(rate_of({**BEST, "loader.batch_size": 32}) / rate_of(BEST))
+    assert found.steps[2].fraction == 1.0
 
 
 def test_trials_that_run_out_of_memory_are_told():
