@@ -73,20 +73,24 @@ def _memory_violation(peak_bytes: int | None, capacity_bytes: int | None) -> flo
     return max(MIN_MEMORY_VIOLATION, peak_bytes / capacity_bytes - 1)
 
 
-def begin_study(journal: Path, name: str, sampler: optuna.samplers.BaseSampler, *, num_objectives: int = 1) -> optuna.Study:
+def begin_study(
+    journal: Path | None, name: str, sampler: optuna.samplers.BaseSampler, *, num_objectives: int = 1
+) -> optuna.Study:
     """Returns a new Optuna study kept in a journal file; one that is there already gives way.
 
     Args:
-        journal: its file.
+        journal: its file; None keeps the study in memory.
         name: its name in there.
         sampler: proposes.
         num_objectives: how many scores a trial has.
     """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would print lines into the live table
+    if journal is None:
+        return optuna.create_study(study_name=name, sampler=sampler, directions=["maximize"] * num_objectives)
     for file in (journal, *journal.parent.glob(f"{journal.name}.lock*")):  # a killed writer leaves its lock behind
         file.unlink(missing_ok=True)
     journal.touch(mode=0o600)
     storage = JournalStorage(JournalFileBackend(str(journal)))
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would print lines into the live table
     return optuna.create_study(storage=storage, study_name=name, sampler=sampler, directions=["maximize"] * num_objectives)
 
 
