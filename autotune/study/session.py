@@ -164,7 +164,7 @@ class Session:
         """Runs a trial of the attribution: a part of what a winner changes, or all of it, in a fresh process."""
         changed = self.resolved.changed(knobs)
         first = self.first_of(changed)
-        expected_s = self.costs.expected_s(knobs, changed)
+        expected_s = self.costs.expected_s(knobs, changed) + self.costs.spared_s
         request = Request(
             number=self.folder.next_number(),
             kind=Kind.attribution,
