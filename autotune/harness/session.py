@@ -266,9 +266,13 @@ class Session:
             self.losses.look_again(now_s)
 
     def _first_step(self) -> None:
-        limit = self.spec.race_below_per_s
-        share = None if limit is None else limit / self.world_size  # ranks keep step: each has an equal part of the rate
-        self.meter = Meter(self.spec.rules, max(1, self.loaders.num_workers()), race_below_per_s=share)
+        # Ranks keep step: each has an equal part of the rate.
+        race, promote = (
+            None if limit is None else limit / self.world_size
+            for limit in (self.spec.race_below_per_s, self.spec.promote_above_per_s)
+        )
+        width = max(1, self.loaders.num_workers())
+        self.meter = Meter(self.spec.rules, width, race_below_per_s=race, promote_above_per_s=promote)
         self.enter("compile" if self.modules.is_compiled() else "warmup")
 
     def _is_quiet(self) -> bool:

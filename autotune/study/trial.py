@@ -45,6 +45,7 @@ class Request:
         rules: when to stop measuring.
         target: loaders to change, from the baseline; None in the baseline itself.
         race_below_per_s: the window ends early once the rate is certainly below this; None never.
+        promote_above_per_s: the window becomes narrower where the rate may reach this; None never.
         max_s: wall time it may take; None for no bound but the phases' own.
         retry_max_s: a second attempt is made only when the first took no longer than this; None for no bound.
         cold_compile_s: what compiling such a configuration took in the study when nothing was cached.
@@ -63,6 +64,7 @@ class Request:
     round: int | None = None
     target: list[dict[str, Any]] | None = None
     race_below_per_s: float | None = None
+    promote_above_per_s: float | None = None
     max_s: float | None = None
     retry_max_s: float | None = None
     cold_compile_s: float = 0.0
@@ -291,6 +293,7 @@ class TrialRunner:
             rules=request.rules,
             tokens_per_sample=tokens_per_sample(plan.config),
             race_below_per_s=request.race_below_per_s,
+            promote_above_per_s=request.promote_above_per_s,
             **request.first_steps,
         )
         env = {**process_environment(plan.config, plan.machine), **compile_cache(self._folder.path), **plan.config.env}
