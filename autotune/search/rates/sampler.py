@@ -1,0 +1,295 @@
+"""The sampler that learns device rate, loader capacity and memory from every trial, and proposes where the rate may rise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.search_space import IntersectionSearchSpace
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.search.rates import explain
+from autotune.search.rates.coding import Coding
+from autotune.search.rates.forecast import ALL, DEVICE, LOADER, Expected, Forecast, scale
+from autotune.search.rates.history import Seen, seen
+from autotune.search.rates.memory import MemoryModel
+from autotune.search.rates.pool import Params, configuration_key, pool
+from autotune.search.rates.regime import Machine
+from autotune.search.rates.working import Suspects
+
+MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
+NUM_DRAWS = 64  # functions drawn from what is known: their mean gain is good to a tenth of its own spread
+MAX_SPREAD = 0.15  # of the rates round what D and L make together: beyond it they do not explain them
+MIN_SPREAD_TRIALS = 8  # rates before the spread says anything
+STOP_PROMISE = 0.01  # expected gain below which a proposal promises nothing ...
+STOP_AFTER = 5  # ... and so many in a row end the search
+NUM_RANKED = 200  # candidates that are asked whether they are open, and what they cost
+NUM_BEST_TO_COMPILE = 3  # of the configurations without a costly value, those that one may be added to
+BELONGS = 0.3  # of what a knob may matter to a side: from there on it is a knob of that side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the sampler makes use of; each can be left out, to see what it buys."""
+
+    decomposition: bool = True
+    memory: bool = True
+    cost: bool = True
+    stop: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the study knows of configurations beside their trials.
+
+    Attributes:
+        active: takes the knobs that mean nothing beside the others out of a configuration.
+        is_open: whether a configuration is new and fits what is left of the budget.
+        expected_s: what a trial of it costs, seconds.
+        costly: knobs whose values cost a compilation, with the value that does not.
+    """
+
+    active: Callable[[Params], Params] = lambda params: params
+    is_open: Callable[[Params], bool] = lambda _: True
+    expected_s: Callable[[Params], float] = lambda _: 1.0
+    costly: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposed:
+    """A proposal of the sampler.
+
+    Attributes:
+        params: the configuration; {} leaves it to the fallback.
+        why: one line.
+        promise: gain over the best that is expected of the best candidate, a fraction; None unknown.
+        is_fallback: whether another sampler proposes.
+    """
+
+    params: Params
+    why: str
+    promise: float | None = None
+    is_fallback: bool = False
+
+
+class RatesSampler(optuna.samplers.BaseSampler):
+    """Proposes by what device rate, loader capacity and memory will be; see `Forecast` and `MemoryModel`.
+
+    In turn: the change of one knob on the side that binds, a configuration drawn by its chance to be the best (Thompson), the
+    change of one knob again, and the one expected to be the best. Gains count per second that a trial costs. Everything is read
+    from the journal: trials that others added, that ran before or that run beside count as those it proposed itself.
+
+    Where that cannot help (several objectives, no rates, another objective than the rate) TPE proposes, and that is said.
+
+    Attributes:
+        rules: what the study knows of configurations.
+        parts: what it makes use of.
+        is_exhausted: whether it found no configuration that may still be tried, the last time it was asked.
+
+    Args:
+        fallback: proposes where it cannot help.
+        seed: makes proposals repeatable.
+        distributions: what is searched; None for what the finished trials have in common.
+        rules: what the study knows of configurations.
+        parts: what to make use of.
+    """
+
+    def __init__(
+        self,
+        fallback: optuna.samplers.BaseSampler,
+        *,
+        seed: int | None = None,
+        distributions: Mapping[str, BaseDistribution] | None = None,
+        rules: Rules | None = None,
+        parts: Parts | None = None,
+    ) -> None:
+        self.rules, self.parts = rules or Rules(), parts or Parts()
+        self._fallback = fallback
+        self._rng = np.random.default_rng(seed)
+        self._distributions = distributions
+        self._shared_space = IntersectionSearchSpace()
+        self._proposed: dict[int, Proposed] = {}
+        self._num_unpromising = 0
+        self.is_exhausted = False
+
+    @property
+    def has_nothing_more(self) -> bool:
+        """Whether the last proposals promised nothing."""
+        return self.parts.stop and self._num_unpromising >= STOP_AFTER
+
+    def proposed(self, number: int) -> Proposed | None:
+        """Returns what was proposed for a trial, by Optuna's number."""
+        return self._proposed.get(number)
+
+    # What Optuna calls ----------------------------------------------------------------------------------------------------
+
+    def reseed_rng(self) -> None:
+        """Draws otherwise from now on."""
+        self._rng = np.random.default_rng()
+        self._fallback.reseed_rng()
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Returns what is searched; where another sampler proposes, what it asks for."""
+        if why := self._why_not(study):
+            self._proposed[trial.number] = Proposed(params={}, why=f"TPE proposes: {why}", is_fallback=True)
+            return self._fallback.infer_relative_search_space(study, trial)
+        return dict(self._distributions or self._shared_space.calculate(study))
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Returns the proposal's knobs."""
+        if not self._why_not(study) and search_space:
+            found = self._proposed[trial.number] = self._propose(study, trial, search_space)
+            if not found.is_fallback:
+                return dict(found.params)
+        return self._fallback.sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Returns a value for a knob that no proposal holds."""
+        return self._fallback.sample_independent(study, trial, param_name, param_distribution)
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Tells the fallback."""
+        self._fallback.before_trial(study, trial)
+
+    def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """Tells the fallback."""
+        self._fallback.after_trial(study, trial, state, values)
+
+    # How it proposes ------------------------------------------------------------------------------------------------------
+
+    def _why_not(self, study: optuna.Study) -> str:
+        """Returns why this sampler cannot help; "" when it can."""
+        if len(study.directions) > 1:
+            return "several objectives"
+        trials = [one for one in seen(study.get_trials(deepcopy=False)) if one.rate is not None]
+        if not trials or study.direction is not StudyDirection.MAXIMIZE:
+            return "no rates are known"
+        ratios = [one.score / one.rate for one in trials if one.score and one.rate]
+        if not ratios or max(ratios) > min(ratios) * 1.001:
+            return "the objective is not the rate"
+        return ""
+
+    def _propose(self, study: optuna.Study, trial: FrozenTrial, distributions: Mapping[str, BaseDistribution]) -> Proposed:
+        known = seen(study.get_trials(deepcopy=False), without=trial.number)
+        known = [one for one in known if one.params.keys() <= distributions.keys()]
+        machine = Machine.from_json(study.user_attrs.get(MACHINE) or {})
+        coding = Coding(distributions, [one.params for one in known])
+        forecast = self._forecast(coding, known, machine)
+        step = _Step(
+            coding=coding,
+            forecast=forecast,
+            memory=MemoryModel([one.peak for one in known], capacity_bytes=machine.memory_bytes) if self.parts.memory else None,
+            known=known,
+            rules=self.rules,
+            parts=self.parts,
+            rng=self._rng,
+        )
+        found = step.propose(turn=sum(one.rate is not None for one in known))
+        self.is_exhausted = found is None
+        if found is None:
+            return Proposed(params={}, why="every configuration that may be tried is known", is_fallback=True)
+        is_promising = found.promise is None or found.promise >= STOP_PROMISE
+        self._num_unpromising = 0 if is_promising else self._num_unpromising + 1
+        return found
+
+    def _forecast(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
+        forecast = Forecast(coding, known, machine, may_decompose=self.parts.decomposition)
+        num_rates = sum(one.rate is not None for one in known)
+        if forecast.is_decomposed and num_rates >= MIN_SPREAD_TRIALS and forecast.spread > MAX_SPREAD:
+            return Forecast(coding, known, machine, may_decompose=False)
+        return forecast
+
+
+class _Step:
+    """One proposal in the making."""
+
+    def __init__(
+        self,
+        *,
+        coding: Coding,
+        forecast: Forecast,
+        memory: MemoryModel | None,
+        known: Sequence[Seen],
+        rules: Rules,
+        parts: Parts,
+        rng: np.random.Generator,
+    ) -> None:
+        self._coding, self._forecast, self._memory, self._known = coding, forecast, memory, known
+        self._rules, self._parts, self._rng = rules, parts, rng
+        self._winners = [one for one in known if one.may_win] or [one for one in known if one.rate is not None]
+        self._tried = {configuration_key(one.params) for one in known}
+        over = [one for one in known if not one.is_running]
+        worked = [one.params for one in over if one.rate is not None or one.is_out]
+        self._suspects = Suspects(worked, [one.params for one in over if one.rate is None and not one.is_out])
+
+    def propose(self, *, turn: int) -> Proposed | None:
+        """Returns the proposal of this turn; None when nothing that is considered is open."""
+        tried = self._expected([one.params for one in self._winners])
+        order = np.argsort(-tried.mean)
+        best, side = [self._winners[place].params for place in order], self._side(tried, int(order[0]))
+        considered = pool(self._coding, best, active=self._rules.active, rng=self._rng)
+        candidates = [params for params in considered if self._may_try(params, best)]
+        if not candidates:
+            return None
+        expected = self._expected([best[0], *candidates])
+        gains = np.exp(expected.draws[1:] - expected.draws[0]) - 1
+        hopes = np.maximum(gains, 0.0).mean(axis=1) * [self._suspects.chance(params) for params in candidates]
+        places = [int(place) for place in np.argsort(-hopes)[:NUM_RANKED]]
+        places = [place for place in places if self._rules.is_open(candidates[place])]
+        if not places:
+            return None
+        seconds = {place: self._rules.expected_s(candidates[place]) if self._parts.cost else 1.0 for place in places}
+        single = [place for place in places if _is_single(candidates[place], best[0], side)]
+        if turn % 2 == 0 and single:
+            chosen = max(single, key=lambda place: hopes[place] / seconds[place])
+            lead = "one change" if side == ALL else f"{side}-bound"
+        elif turn % 4 == 1:
+            draw = int(self._rng.integers(NUM_DRAWS))
+            chosen = max(places, key=lambda place: (max(gains[place, draw], 0.0) / seconds[place], gains[place, draw]))
+            lead = "may be better"
+        else:
+            chosen = max(places, key=lambda place: hopes[place] / seconds[place])
+            lead = "most promising"
+        mean = float(np.exp(expected.mean[chosen + 1] - expected.mean[0]) - 1)
+        why = f"{lead}: {explain.changes(best[0], candidates[chosen])}, {explain.gain(mean)}"
+        return Proposed(params=candidates[chosen], why=why, promise=float(max(hopes[places])))
+
+    def _expected(self, configurations: Sequence[Params]) -> Expected:
+        return self._forecast.expected(self._coding.encode(configurations), num_draws=NUM_DRAWS, rng=self._rng)
+
+    def _side(self, expected: Expected, place: int) -> str:
+        """Returns which side binds a configuration, ALL where they are not told apart."""
+        if not self._forecast.is_decomposed:
+            return ALL
+        return LOADER if expected.loader[place] < expected.device[place] else DEVICE
+
+    def _may_try(self, params: Params, best: Sequence[Params]) -> bool:
+        if configuration_key(params) in self._tried or not self._suspects.chance(params):
+            return False
+        if self._memory and not self._memory.fits(params):
+            return False
+        return self._is_worth_compiling(params, best)
+
+    def _is_worth_compiling(self, params: Params, best: Sequence[Params]) -> bool:
+        """Whether a configuration costs no compilation, or is one of the best so far but for what is compiled."""
+        costly = self._rules.costly or {}
+        if all(params.get(key, plain) == plain for key, plain in costly.items()):
+            return True
+        rest = {key: value for key, value in params.items() if key not in costly}
+        bests = [{key: value for key, value in one.items() if key not in costly} for one in best[:NUM_BEST_TO_COMPILE]]
+        return rest in bests
+
+
+def _is_single(params: Params, best: Params, side: str) -> bool:
+    """Whether a configuration changes one knob of the best, on the side that binds; knobs that come with it apart."""
+    keys = [key for key in params if key in best and params[key] != best[key]]
+    return len(keys) == 1 and scale(keys[0], side) >= BELONGS
