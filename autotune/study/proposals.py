@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +84,7 @@ class Search:
         self._random = make_sampler("random", seed=config.study.seed + num_known + 1, distributions=free)
         sampler = make_sampler(self._sampler_name, seed=config.study.seed + num_known, distributions=free)
         journal, name = session.folder.journal_file, session.folder.name
-        inform(sampler, session, is_open=self._is_open)
+        inform(sampler, session, is_open=self._is_open, may_win=lambda knobs: not self._parity.barring(space.changed(knobs)))
         self._study = begin_study(journal, name, sampler, num_objectives=len(self._names), machine=machine_of(session))
         self._known: dict[ConfigurationKey, TrialRecord] = {}
         self._chances: Counter[ConfigurationKey] = Counter()
@@ -133,26 +133,29 @@ class Search:
         yield from self._fitting(self._seeds())
         self._name_what_is_too_dear()
         if not any(record.origin == LATE for record in self._session.searched):
-            yield from self._cheap(is_first_half=True)
+            yield from self._cheap(until=self._is_time_for_late)
         self._compare_losses()
+        if self._is_led:  # what there is to do late are the lower tiers alone, which are reported beside the winner
+            yield from self._cheap(until=self._is_time_for_tiers)
         if self._may_go_on():
             yield from self._fitting(self._late())
             self._hold_what_is_best()
-            yield from self._cheap(is_first_half=False)
+            yield from self._cheap(until=lambda: False)
 
     def _compare_losses(self) -> None:
         """Compares the losses of the best so far: where they put it out, the second half looks for another."""
+        best = self._incumbent
         while self._may_go_on() and self._parity.is_open(self._incumbent):
             self._parity.check(self._incumbent)
+        if self._incumbent is not best and isinstance(self._study.sampler, RatesSampler):
+            self._study.sampler.hope_again()
 
     def _hold_what_is_best(self) -> None:
         self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}
 
-    def _cheap(self, *, is_first_half: bool) -> Iterator[Proposal]:
-        """Yields proposals until half-time, the end of the budget, or until there is nothing new to propose."""
-        while self._may_go_on():
-            if is_first_half and self._is_time_for_late():
-                return
+    def _cheap(self, *, until: Callable[[], bool]) -> Iterator[Proposal]:
+        """Yields proposals until it is time for something else, the end of the budget, or nothing new is proposed."""
+        while self._may_go_on() and not until():
             proposal = self._next()
             if proposal is None:
                 return
@@ -224,6 +227,11 @@ class Search:
         costly_s = [costs.expected_s(best.knobs, {**best.changed, key: value}) for _, key, value in self._costly]
         late_s = [*costly_s, *[costs.expected_s(best.knobs, best.changed)] * (len(Tier) - 1)]
         return self._session.budget.is_time_for_late(self._num_searched, late_s)
+
+    def _is_time_for_tiers(self) -> bool:
+        best = self._incumbent
+        each_s = self._session.costs.expected_s(best.knobs, best.changed)
+        return self._session.budget.is_time_for_late(self._num_searched, [each_s] * (len(Tier) - 1), late_frac=1.0)
 
     def _next(self) -> Proposal | None:
         """Returns the next cheap proposal; None when there is none, `_reason` says why."""

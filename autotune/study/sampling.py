@@ -28,13 +28,20 @@ def machine_of(session: Session) -> Machine:
     )
 
 
-def inform(sampler: optuna.samplers.BaseSampler, session: Session, *, is_open: Callable[[Knobs], bool]) -> None:
+def inform(
+    sampler: optuna.samplers.BaseSampler,
+    session: Session,
+    *,
+    is_open: Callable[[Knobs], bool],
+    may_win: Callable[[Knobs], bool],
+) -> None:
     """Tells a sampler that can use it which configurations there are, which may still be tried, and what they cost.
 
     Args:
         sampler: any; only RatesSampler listens.
         session: the study.
         is_open: whether a full configuration is new and fits the budget.
+        may_win: whether nothing was found against one since it was measured.
     """
     if not isinstance(sampler, RatesSampler):
         return
@@ -46,6 +53,7 @@ def inform(sampler: optuna.samplers.BaseSampler, session: Session, *, is_open: C
     sampler.rules = Rules(
         active=lambda params: {key: value for key, value in full(dict(params)).items() if key in params},
         is_open=lambda params: is_open(full(dict(params))),
+        may_win=lambda params: may_win(full(dict(params))),
         expected_s=lambda params: session.costs.expected_s(knobs := full(dict(params)), space.changed(knobs)),
         costly={key: space.reference[key] for _, key, _ in space.costly()},
     )

@@ -83,7 +83,8 @@ class Levelled:
         if not self.is_ordered:
             return self.columns()[0]
         at = np.array([_place(value) for value in self.values])
-        return _steps(len(at)) * np.sqrt(np.diff(at) / max(at[-1] - at[0], 1e-9))
+        shares = np.sqrt(np.diff(at) / max(at[-1] - at[0], 1e-9))
+        return np.asarray(_steps(len(at)) * shares)
 
 
 class Coding:

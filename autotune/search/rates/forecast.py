@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -101,6 +102,18 @@ class Forecast:
         draws = self._together(codes, devices, loaders) + self._rest.draws(of_rest, num=num_draws, rng=rng)
         mean = self._together(codes, device, loader) + self._rest.mean(of_rest)
         return Expected(mean=mean, draws=draws, device=device, loader=loader)
+
+    def supposed(self, configurations: Sequence[Mapping[str, Any]]) -> list[Seen]:
+        """Returns configurations as if they had been measured and come out as expected."""
+        codes = self._coding.encode(configurations)
+        columns = self._coding.columns(codes)
+        device, loader = self._sides(codes, columns)
+        mean = device if self._rest is None else self._together(codes, device, loader) + self._rest.mean(columns * self._scales[ALL])
+        rows = zip(configurations, *(np.exp(values).tolist() for values in (mean, device, loader)), strict=True)
+        return [
+            Seen(params=params, rate=rate, device_rate=one, loader_rate=other if np.isfinite(other) else None)
+            for params, rate, one, other in rows
+        ]
 
     def _sides(self, codes: Codes, columns: Columns) -> tuple[Array, Array]:
         """Returns the logarithms of D and L that are expected."""

@@ -50,12 +50,14 @@ class Rules:
     Attributes:
         active: takes the knobs that mean nothing beside the others out of a configuration.
         is_open: whether a configuration is new and fits what is left of the budget.
+        may_win: whether nothing was found against a configuration since it was measured.
         expected_s: what a trial of it costs, seconds.
         costly: knobs whose values cost a compilation, with the value that does not.
     """
 
     active: Callable[[Params], Params] = lambda params: params
     is_open: Callable[[Params], bool] = lambda _: True
+    may_win: Callable[[Params], bool] = lambda _: True
     expected_s: Callable[[Params], float] = lambda _: 1.0
     costly: Mapping[str, Any] | None = None
 
@@ -121,6 +123,10 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def has_nothing_more(self) -> bool:
         """Whether the last proposals promised nothing."""
         return self.parts.stop and self._num_unpromising >= STOP_AFTER
+
+    def hope_again(self) -> None:
+        """Forgets that the last proposals promised little: what they were compared with is out."""
+        self._num_unpromising = 0
 
     def proposed(self, number: int) -> Proposed | None:
         """Returns what was proposed for a trial, by Optuna's number."""
@@ -202,10 +208,16 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return found
 
     def _forecast(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
-        forecast = Forecast(coding, known, machine, may_decompose=self.parts.decomposition)
+        """Returns the forecast; what is under way counts as if it had come out as expected, so that others are tried beside it."""
+        may_decompose = self.parts.decomposition
+        forecast = Forecast(coding, known, machine, may_decompose=may_decompose)
         num_rates = sum(one.rate is not None for one in known)
         if forecast.is_decomposed and num_rates >= MIN_SPREAD_TRIALS and forecast.spread > MAX_SPREAD:
-            return Forecast(coding, known, machine, may_decompose=False)
+            may_decompose = False
+            forecast = Forecast(coding, known, machine, may_decompose=False)
+        if running := [one for one in known if one.is_running]:
+            supposed = forecast.supposed([one.params for one in running])
+            return Forecast(coding, [*known, *supposed], machine, may_decompose=may_decompose)
         return forecast
 
 
@@ -225,7 +237,8 @@ class _Step:
     ) -> None:
         self._coding, self._forecast, self._memory, self._known = coding, forecast, memory, known
         self._rules, self._parts, self._rng = rules, parts, rng
-        self._winners = [one for one in known if one.may_win] or [one for one in known if one.rate is not None]
+        winners = [one for one in known if one.may_win and rules.may_win(one.params)]
+        self._winners = winners or [one for one in known if one.rate is not None]
         self._tried = {configuration_key(one.params) for one in known}
         over = [one for one in known if not one.is_running]
         worked = [one.params for one in over if one.rate is not None or one.is_out]
