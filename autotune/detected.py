@@ -8,6 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from autotune.config.program import program_of
 from autotune.harness.protocol import APPLIED, RankResult
 from autotune.records import KnobValue
 from autotune.wording import bytes_text, number_text, value_text
@@ -43,6 +44,25 @@ def doubts(result: RankResult) -> list[str]:
     reports = {key: report for key, report in result.knobs.items() if report.status != APPLIED}
     lines = [f"{key}: {report.status}{f', {report.reason}' if report.reason else ''}" for key, report in reports.items()]
     return [*lines, *map(str, result.detected.get("harness_problems") or [])]
+
+
+def missing_processes(result: RankResult, command: list[str]) -> str:
+    """Returns that not as many processes train together as the command asks for, and why; "" where they do or nobody says.
+
+    Args:
+        result: of rank 0.
+        command: the program's argument list.
+    """
+    program, found = program_of(command), result.world_size
+    if program.num_processes in (None, found):
+        return ""
+    words = f"{program.starter} was asked for {program.num_processes} processes, {found} train{'s' if found == 1 else ''}"
+    if program.starter.startswith("accelerate") and result.facts.get("device") == "cpu":
+        return (
+            f"{words}: on a CPU `accelerate launch` starts one itself and leaves several to MPI (--mpirun_hostfile). "
+            f"torchrun --nproc_per_node={program.num_processes} starts them"
+        )
+    return f"{words} together: the others are in no process group of torch.distributed with it"
 
 
 def _torch(result: RankResult) -> str:

@@ -261,6 +261,7 @@ class StudyRecord:
         budget_trials: trial budget; None for unlimited.
         spent_s: wall time that earlier runs of this study took, before it was resumed.
         settings: configuration keys that decide what is measured (recipe, device, windows) -> value, where not the default.
+        recording: how much is recorded instead of searching, {"configurations", "repeats"}; {} for a study that searches.
         target: the training loaders as the baseline found them, `RankResult.target`; None before it, and without a DataLoader.
         verifies: what the study verifies instead of searching: `Verify.as_json`; {} for a study that searches.
     """
@@ -289,6 +290,7 @@ class StudyRecord:
     spent_s: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
     verifies: dict[str, Any] = field(default_factory=dict)
+    recording: dict[str, Any] = field(default_factory=dict)
     target: list[dict[str, Any]] | None = None
     schema: int = SCHEMA
 
@@ -320,7 +322,7 @@ _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "placeholders": (dict,), "is_recipe": (bool,), "identity": (dict,), "asked": (dict,), "space": (dict,), "pinned": (dict,),
     "machine": (dict,), "versions": (dict,), "detected": (dict,), "started_at": _NUMBER, "budget_s": (*_NUMBER, type(None)),
     "budget_trials": (int, type(None)), "spent_s": _NUMBER, "objective": (str, list), "terms": (dict,),
-    "settings": (dict,), "verifies": (dict,), "target": (list, type(None)),
+    "settings": (dict,), "verifies": (dict,), "recording": (dict,), "target": (list, type(None)),
 }  # fmt: skip
 _SUMMARY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "study": (str,), "status": (str,), "machine": (dict,), "baseline": (dict,), "best": (dict, type(None)),
@@ -399,6 +401,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "fingerprint", "identity", "versions", "started_at", "budget_s", "budget_trials", "pinned", "settings",
 #  "command", "cwd", "is_recipe", "target": as in StudyRecord,
 #  "verification": study/verify.py's document | null for a study that searches,
+#  "recording": study/recording.py's document | null for a study that searches,
 #  "disturbed_by": {"since_trial", "level": {kind: amount}, "words"} | null: what went on beside all trials from one on,
 #  "page_cache": why a long run may read slower than the best trial did | null,
 #  "files": {"left": [{"name", "bytes", "trial"}], "restored": [{"path", "trials"}]},

@@ -130,12 +130,14 @@ class SearchSpace:
         pinned: knobs fixed for every trial, the baseline included.
         tiers: highest tier that may be searched.
         is_held: whether every step holds the samples of `train.global_batch`: the batch size then brings its accumulation.
+        left_out: knob key -> why it is not searched, though a named space has it: it yields to another that was typed.
     """
 
     domains: dict[str, Domain | None] = field(default_factory=dict)
     pinned: Knobs = field(default_factory=dict)
     tiers: Tier = Tier.training
     is_held: bool = False
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -256,7 +258,7 @@ def resolve(space: SearchSpace, circumstances: Circumstances, *, passed: Knobs) 
         circumstances: the machine, and the program as the baseline trial found it.
         passed: knobs that travel through the command line -> value there in the baseline.
     """
-    reference, dropped, domains = _reference(space, circumstances, passed), {}, {}
+    reference, dropped, domains = _reference(space, circumstances, passed), dict(space.left_out), {}
     # Values worth trying lie around the program's own, which only the command line knows where nothing of it was observed.
     circumstances = replace(circumstances, observed={**passed, **circumstances.observed})
     held = _held(space, reference)

@@ -1,6 +1,8 @@
 """What was detected, in words."""
 
-from autotune.detected import NO_LOADER, doubts, findings, near
+import pytest
+
+from autotune.detected import NO_LOADER, doubts, findings, missing_processes, near
 from autotune.harness.protocol import APPLIED, OVERRIDDEN, KnobReport, RankResult
 
 LOADER = {
@@ -66,6 +68,22 @@ def test_a_program_that_never_stepped_tells_what_was_seen():
 def test_settings_that_did_not_take_effect_are_doubts():
     knobs = {"loader.batch_size": KnobReport(OVERRIDDEN, "asked 8, uses 16", 16), "precision.amp": KnobReport(APPLIED)}
     assert doubts(a_result(knobs=knobs)) == ["loader.batch_size: overridden by the program, asked 8, uses 16"]
+
+
+@pytest.mark.parametrize(
+    ("command", "device", "text"),
+    [
+        ("python train.py", "cpu", ""),
+        ("torchrun --nproc_per_node=2 train.py", "cpu", ""),
+        ("torchrun --nproc_per_node=4 train.py", "cpu", "asked for 4 processes, 2 train together: the others are in no"),
+        ("accelerate launch --num_processes 3 train.py", "cuda", "accelerate was asked for 3 processes, 2 train together"),
+        ("accelerate launch --cpu --num_processes 8 train.py", "cpu", "on a CPU `accelerate launch` starts one itself"),
+    ],
+)
+def test_processes_that_were_asked_for_and_do_not_train_together_are_missed(command, device, text):
+    told = missing_processes(a_result(facts={"device": device}), command.split())
+    assert text in told
+    assert bool(told) == bool(text)
 
 
 def test_a_file_of_the_working_directory_has_its_short_name(tmp_path, monkeypatch):

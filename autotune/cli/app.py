@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from autotune import __version__
-from autotune.errors import BadInput, one_of
+from autotune.cli import judging
+from autotune.cli.options import (
+    AnyStudy,
+    AsJson,
+    ConfigDir,
+    Overrides,
+    RunsDir,
+    Study,
+    Uri,
+    WithCommand,
+    WithKeys,
+    address_of,
+    folders,
+    only_runs_dir,
+    runs_folder,
+)
+from autotune.errors import BadInput
 
 HELP = """Finds the fastest correct way to run a PyTorch training job on this machine, proves it, and hands it over as a file.
 
@@ -26,63 +40,12 @@ HELP = """Finds the fastest correct way to run a PyTorch training job on this ma
 """
 
 _PANEL_TUNE, _PANEL_SEE, _PANEL_KNOW = "Tune", "See and use results", "Look before you tune"
-
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE", help="Configuration: KEY=8 pins a knob, KEY=choice(4,8,16) tunes it.", show_default=False
-    ),
-]
-ConfigDir = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--config-dir", metavar="DIR", help="Look for configuration files here first. May be repeated.", show_default=False
-    ),
-]
-RunsDir = Annotated[
-    str | None,
-    typer.Option("--runs-dir", metavar="DIR", help="Folder of the studies: 'runs' when not given.", show_default=False),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-Study = Annotated[
-    str, typer.Argument(metavar="STUDY", help="A study's name: the latest of that name; or its folder, runs/NAME.")
-]
-AnyStudy = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="STUDY",
-        help="A study's name: the latest of that name; or its folder, runs/NAME. The latest study when not given.",
-        show_default=False,
-    ),
-]
-Uri = Annotated[
-    str | None,
-    typer.Option("--uri", metavar="URI", help="Tracking server or store instead of the study's own.", show_default=False),
-]
+_PANEL_SEARCH = "Judge the search itself"
 
 
 def build() -> Any:
     """Returns the command line as a callable object."""
     return typer.main.get_command(app)
-
-
-class _WithCommand(TyperCommand):
-    """A command that takes a program's command line behind `--`; the CLI library never sees that part."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Returns the words of the usage line."""
-        return [*super().collect_usage_pieces(ctx), "[-- COMMAND ...]"]
-
-
-class _WithKeys(_WithCommand):
-    """One that also takes the whole configuration: its help ends with every key."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Prints the help."""
-        from autotune.cli.keys import print_keys
-
-        super().format_help(ctx, formatter)
-        print_keys()
 
 
 app = typer.Typer(
@@ -111,7 +74,7 @@ def _options(
     """Options before any command."""
 
 
-@app.command(cls=_WithKeys, rich_help_panel=_PANEL_TUNE)
+@app.command(cls=WithKeys, rich_help_panel=_PANEL_TUNE)
 def run(
     context: typer.Context,
     overrides: Overrides = None,
@@ -139,8 +102,8 @@ def run(
     asked = implementation.Asked(
         overrides=tuple(overrides or ()),
         command=context.obj,
-        config_dirs=_folders(config_dir),
-        runs_dir=_only_runs_dir(overrides, runs_dir),
+        config_dirs=folders(config_dir),
+        runs_dir=only_runs_dir(overrides, runs_dir),
     )
     if info is not None:
         return implementation.print_info(asked, info)
@@ -171,7 +134,7 @@ def resume(
     """
     from autotune.cli import resume as implementation
 
-    return implementation.resume(_runs(runs_dir), study, budget or (), as_json=as_json)
+    return implementation.resume(runs_folder(runs_dir), study, budget or (), as_json=as_json)
 
 
 @app.command(name="list", rich_help_panel=_PANEL_SEE)
@@ -183,7 +146,7 @@ def list_(runs_dir: RunsDir = None, as_json: AsJson = False) -> int:
     """
     from autotune.cli import show
 
-    return show.print_studies(_runs(runs_dir), as_json=as_json)
+    return show.print_studies(runs_folder(runs_dir), as_json=as_json)
 
 
 @app.command(rich_help_panel=_PANEL_SEE)
@@ -191,7 +154,7 @@ def show(study: AnyStudy = None, runs_dir: RunsDir = None, as_json: AsJson = Fal
     """Show a study: its trials and its verdict."""
     from autotune.cli import show as implementation
 
-    return implementation.print_study(implementation.chosen(_runs(runs_dir), study), as_json=as_json)
+    return implementation.print_study(implementation.chosen(runs_folder(runs_dir), study), as_json=as_json)
 
 
 @app.command(rich_help_panel=_PANEL_SEE)
@@ -213,10 +176,10 @@ def export(
     from autotune.cli import export as implementation
     from autotune.cli.show import chosen
 
-    return implementation.write(chosen(_runs(runs_dir), study), format_=format_, tier=tier, output=output)
+    return implementation.write(chosen(runs_folder(runs_dir), study), format_=format_, tier=tier, output=output)
 
 
-@app.command(cls=_WithCommand, rich_help_panel=_PANEL_SEE)
+@app.command(cls=WithCommand, rich_help_panel=_PANEL_SEE)
 def apply(
     context: typer.Context,
     best: Annotated[
@@ -241,12 +204,15 @@ def apply(
 
     implementation.apply(
         implementation.Asked(
-            what=best, overrides=tuple(overrides or ()), command=context.obj, runs=_runs(_only_runs_dir(overrides, runs_dir))
+            what=best,
+            overrides=tuple(overrides or ()),
+            command=context.obj,
+            runs=runs_folder(only_runs_dir(overrides, runs_dir)),
         )
     )
 
 
-@app.command(cls=_WithCommand, rich_help_panel=_PANEL_SEE)
+@app.command(cls=WithCommand, rich_help_panel=_PANEL_SEE)
 def verify(
     context: typer.Context,
     best: Annotated[
@@ -280,7 +246,7 @@ def verify(
         what=best,
         overrides=tuple(overrides or ()),
         command=context.obj,
-        runs=_runs(_only_runs_dir(overrides, runs_dir)),
+        runs=runs_folder(only_runs_dir(overrides, runs_dir)),
         rounds=rounds,
         minutes=minutes,
         long_minutes=long_minutes if long else None,
@@ -301,7 +267,7 @@ def ui(
     """Compare trials in the MLflow UI, until Ctrl-C."""
     from autotune.cli import ui as implementation
 
-    return implementation.serve(_runs(runs_dir), host=host, port=port, uri=_address(uri))
+    return implementation.serve(runs_folder(runs_dir), host=host, port=port, uri=address_of(uri))
 
 
 @app.command(rich_help_panel=_PANEL_SEE)
@@ -316,15 +282,15 @@ def sync(
     from autotune.cli import sync as implementation
     from autotune.cli.show import chosen
 
-    address = _address(uri)
+    address = address_of(uri)
     if every and (study or follow):
         raise BadInput("--all: every study, got a STUDY or --follow too. Give one of them.")
     if every:
-        return implementation.sync_all(_runs(runs_dir), uri=address)
-    return implementation.sync(chosen(_runs(runs_dir), study), uri=address, follow=follow)
+        return implementation.sync_all(runs_folder(runs_dir), uri=address)
+    return implementation.sync(chosen(runs_folder(runs_dir), study), uri=address, follow=follow)
 
 
-@app.command(cls=_WithCommand, rich_help_panel=_PANEL_KNOW)
+@app.command(cls=WithCommand, rich_help_panel=_PANEL_KNOW)
 def inspect(context: typer.Context, overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False) -> int:
     """Inspect a program: what was detected, which knobs it can turn, and why not the others.
 
@@ -332,7 +298,7 @@ def inspect(context: typer.Context, overrides: Overrides = None, config_dir: Con
     """
     from autotune.cli import inspect as implementation
 
-    return implementation.inspect(list(overrides or ()), command=context.obj, config_dirs=_folders(config_dir), as_json=as_json)
+    return implementation.inspect(list(overrides or ()), command=context.obj, config_dirs=folders(config_dir), as_json=as_json)
 
 
 @app.command(rich_help_panel=_PANEL_KNOW)
@@ -375,65 +341,5 @@ def doctor(
     return implementation.doctor(overrides or (), data=data, python=python, as_json=as_json)
 
 
-def is_usage_error(error: Exception) -> bool:
-    """Returns whether an exception is the CLI library's way to say that the arguments are wrong."""
-    return hasattr(error, "format_message") and getattr(error, "exit_code", None) == 2
-
-
-def usage_problem(error: Exception, arguments: list[str]) -> str:
-    """Returns the CLI library's complaint in autotune's form, with the nearest thing that exists."""
-    context = getattr(error, "ctx", None)
-    path = getattr(context, "command_path", "autotune")
-    option = getattr(error, "option_name", None)
-    see = f"See `{path} --help`."
-    if option and type(error).__name__ == "NoSuchOption":
-        return f"{path}: no such option, got {option!r}. {one_of(option, _options_of(context))} {see}"
-    names = _commands_of(context)
-    unknown = next((a for a in arguments if not a.startswith("-")), None)
-    if names and unknown is not None and unknown not in names:
-        return f"{path}: no such command, got {unknown!r}. {one_of(unknown, names)} {see}"
-    text = str(getattr(error, "format_message", error.__str__)()).strip().rstrip(".")
-    option = next((name for name in getattr(getattr(error, "param", None), "opts", []) if name in arguments[:-1]), None)
-    got = f", got {arguments[arguments.index(option) + 1]!r}" if option else ""
-    return f"{path}: {text[:1].lower()}{text[1:]}{got}. {see}"
-
-
-def _options_of(context: Any) -> list[str]:
-    parameters = context.command.get_params(context) if context is not None else []
-    return [name for p in parameters for name in getattr(p, "opts", []) if name.startswith("--")]
-
-
-def _commands_of(context: Any) -> list[str]:
-    return sorted(getattr(getattr(context, "command", None), "commands", {}))
-
-
-def _runs(runs_dir: str | None) -> Path:
-    """Returns the folder of the studies for a command that reads them.
-
-    Raises:
-        BadInput: it is something else than a folder.
-    """
-    path = "runs" if runs_dir is None else runs_dir
-    if not path or "\0" in path or (os.path.exists(path) and not os.path.isdir(path)):
-        raise BadInput(f"--runs-dir: not a folder, got {path!r}. Give the folder that holds the studies.")
-    return Path(path)
-
-
-def _address(uri: str | None) -> str | None:
-    from autotune.config.checks import tracking_problems
-
-    if problems := tracking_problems(uri, "--uri"):
-        raise BadInput(problems)
-    return uri
-
-
-def _only_runs_dir(overrides: list[str] | None, runs_dir: str | None) -> str | None:
-    if runs_dir is not None and any(override.startswith("runs_dir=") for override in overrides or ()):
-        raise BadInput(f"runs_dir: given twice, got --runs-dir {runs_dir!r} and runs_dir=.... Give one of them.")
-    return runs_dir
-
-
-def _folders(config_dir: list[str] | None) -> tuple[Path, ...]:
-    if "" in (config_dir or ()):
-        raise BadInput("--config-dir: no such folder, got ''. Give one.")
-    return tuple(Path(os.path.expanduser(path)) for path in config_dir or ())
+app.command(cls=WithKeys, rich_help_panel=_PANEL_SEARCH)(judging.record)
+app.command(rich_help_panel=_PANEL_SEARCH)(judging.replay)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.terminal import console, print_json
-from autotune.detected import doubts, findings
+from autotune.detected import doubts, findings, missing_processes
 from autotune.errors import NothingWorked
 from autotune.log_messages import without_our_frames
 from autotune.wording import bytes_text, command_text, value_text
@@ -156,7 +156,8 @@ def _rows(result: RankResult, composed: Composed, facts: dict[str, Any]) -> list
 
 def _print(result: RankResult, rows: list[dict[str, Any]], argv: list[str], composed: Composed) -> None:
     out = console()
-    lines = [("program", command_text(argv)), *findings(result), *(("doubt", text) for text in doubts(result))]
+    doubtful = filter(None, [missing_processes(result, argv), *doubts(result)])
+    lines = [("program", command_text(argv)), *findings(result), *(("doubt", text) for text in doubtful)]
     found = Table.grid(padding=(0, 2, 0, 0))
     found.add_column(no_wrap=True, style="quiet")
     found.add_column(overflow="fold")

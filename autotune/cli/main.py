@@ -70,7 +70,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def _run(arguments: list[str], command: list[str] | None) -> int:
-    from autotune.cli import app
+    from autotune.cli import app, usage
 
     try:
         os.getcwd()
@@ -79,9 +79,9 @@ def _run(arguments: list[str], command: list[str] | None) -> int:
     try:
         code = app.build()(args=arguments or ["--help"], prog_name="autotune", standalone_mode=False, obj=command)
     except Exception as error:
-        if not app.is_usage_error(error):
+        if not usage.is_usage_error(error):
             raise
-        raise BadInput(app.usage_problem(error, arguments)) from error
+        raise BadInput(usage.usage_problem(error, arguments)) from error
     return code if isinstance(code, int) else 0
 
 

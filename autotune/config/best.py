@@ -16,7 +16,7 @@ from autotune.config import yaml_file
 from autotune.config.literals import DOUBLED, PLACEHOLDER, is_reference, plain
 from autotune.errors import BadInput, one_of
 from autotune.knobs.base import Circumstances
-from autotune.knobs.catalogue import CATALOGUE, is_knob, knob
+from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, is_knob, knob
 from autotune.knobs.environment import PREFIX
 from autotune.knobs.values import shown, value_of
 from autotune.masking import MASK, is_masked, is_secret
@@ -116,6 +116,7 @@ def read_best(path: Path) -> Best:
             problems += [f"{problem} It stands in {path}." for problem in error.problems]
     if not said and not knobs and not problems:
         problems.append(f"BEST: nothing to apply, got {shown(str(path))} without any knob. {EXPORTED}.")
+    problems += [f"{clash_words(*pair)} Both stand in {path}." for pair in clashes(knobs)]
     problems += _lost(_words(said.get("secret")), knobs, path)
     if problems:
         raise BadInput(problems)

@@ -38,7 +38,7 @@ from autotune.config.recipe import is_recipe
 from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
-from autotune.knobs.catalogue import CATALOGUE, knob
+from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, knob
 from autotune.knobs.environment import PREFIX
 from autotune.knobs.step import ACCUMULATION, tier_of
 from autotune.knobs.values import shown, value_of
@@ -287,14 +287,22 @@ def _space(config: StudyConfig, given: Split, pinned: Knobs, here: Circumstances
             f"{ACCUMULATION.key}: derived from train.global_batch={config.train.global_batch}, got a domain. "
             "Leave one of the two out."
         )
+    asked = {*pinned, *given.domains}
+    problems += [clash_words(*pair) for pair in clashes(asked)]
     if problems:
         raise BadInput(problems)
     domains: dict[str, Domain | None] = {**read_space(config.search_space, here), **given.domains}
+    left_out = {}
+    for pair in clashes(domains.keys() | asked):  # a named space yields to what was typed
+        for key, other in (pair, pair[::-1]):
+            if key not in asked:
+                left_out[key] = f"{other} sets the same variable"
     return SearchSpace(
-        domains={key: domain for key, domain in domains.items() if key not in pinned},
+        domains={key: domain for key, domain in domains.items() if key not in pinned and key not in left_out},
         pinned=pinned,
         tiers=config.tiers,
         is_held=is_held,
+        left_out=left_out,
     )
 
 

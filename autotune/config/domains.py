@@ -18,7 +18,7 @@ from autotune.config.keys import no_such
 from autotune.config.locate import folder, options
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances, Knob
-from autotune.knobs.catalogue import CATALOGUE, is_knob, knob
+from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, is_knob, knob
 from autotune.knobs.environment import PREFIX
 from autotune.knobs.values import MAX_TEXT, shown, value_of
 from autotune.records import KnobValue
@@ -74,16 +74,21 @@ def choice(found: Knob, raw: Iterable[Any], circumstances: Circumstances) -> Cho
     return Choice(tuple(values))
 
 
+NOTHING = "none"  # the search space that is made of the command line's domains alone
+
+
 def read_space(name: str, circumstances: Circumstances) -> dict[str, Domain | None]:
     """Returns the domains of a search-space file.
 
     Args:
-        name: a name in search_spaces/, or a path (anything with a slash or ending in .yaml).
+        name: a name in search_spaces/, a path (anything with a slash or ending in .yaml), or NOTHING.
         circumstances: the machine whose bounds hold.
 
     Raises:
         BadInput: no such file, not a mapping, unknown knobs or unusable domains; names them all.
     """
+    if name == NOTHING:
+        return {}
     path = _space_path(name)
     document = yaml_file.read(path, "search_space")
     if not isinstance(document, dict) or not document:
@@ -96,6 +101,7 @@ def read_space(name: str, circumstances: Circumstances) -> dict[str, Domain | No
             domains[str(key)] = _entry(str(key), asked, circumstances)
         except BadInput as error:
             problems += [f"{path}: {problem}" for problem in error.problems]
+    problems += [f"{path}: {clash_words(*pair)}" for pair in clashes(domains)]
     if problems:
         raise BadInput(problems)
     return domains

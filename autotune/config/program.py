@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from dataclasses import dataclass, replace
@@ -29,6 +30,9 @@ STARTER_VALUES = (
     "--rdzv_id", "--max_restarts", "--num_processes", "--num_machines", "--machine_rank", "--main_process_port",
     "--mixed_precision", "--config_file", "--gpu_ids", "--num_gpus", "--num_nodes", "--hostfile", "--include", "--exclude",
 )  # fmt: skip
+# How many processes are to train on this machine; several machines are not counted.
+STARTER_COUNTS = ("--nproc_per_node", "--num_processes", "--num_gpus")
+STARTER_MACHINES = ("--nnodes", "--num_machines", "--num_nodes")
 STARTER_MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
@@ -69,6 +73,8 @@ class Program:
         by: "python", "shell" or "system": who reads the script.
         is_certain: whether the script is looked for in the working directory of the command and nowhere else.
         missing: what is left out, "a script", where a command certainly has nothing to run; "" otherwise.
+        starter: who is to start the processes that train, "torchrun"; "" for nobody but the system.
+        num_processes: how many it is told to start; None where it is not told a number, or of several machines.
     """
 
     script: str | None = None
@@ -76,6 +82,8 @@ class Program:
     by: str = "system"
     is_certain: bool = True
     missing: str = ""
+    starter: str = ""
+    num_processes: int | None = None
 
     @property
     def name(self) -> str:
@@ -91,7 +99,7 @@ def program_of(command: list[str]) -> Program:
     if name in SHELLS:
         return _of_shell(words)
     if name in STARTERS:
-        return _of_starter(name, words)
+        return replace(_of_starter(name, words), starter=name, num_processes=_num_processes(words))
     if SCRIPT.fullmatch(name):
         return Program(script=command[0])
     found = _of_wrapper(WRAPPERS.get(name, ()), words)
@@ -125,7 +133,7 @@ def _of_module(named: list[str], words: list[str]) -> Program:
     if not named:
         return Program(by="python", missing="the module behind -m")
     if named[0] in STARTER_MODULES:
-        return _of_starter(STARTER_MODULES[named[0]], words)
+        return program_of([STARTER_MODULES[named[0]], *words])
     return Program(module=named[0], by="python")
 
 
@@ -178,6 +186,21 @@ def _of_starter(name: str, words: list[str]) -> Program:
             rest.pop(0)  # its value
             is_certain = is_certain and option in STARTER_VALUES
     return Program(is_certain=False)
+
+
+def _num_processes(words: list[str]) -> int | None:
+    """Returns how many processes the options before the script ask for."""
+    counts: dict[str, str] = {}
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        name, _, value = word.partition("=")
+        option = f"--{name[2:].replace('-', '_')}"
+        if name.startswith("--") and option in STARTER_COUNTS + STARTER_MACHINES:
+            counts.setdefault(option, value or following)
+        elif word in ("-m", "--module") or (not word.startswith("-") and SCRIPT.fullmatch(word)):
+            break
+    asked = [value for option, value in counts.items() if option in STARTER_COUNTS]
+    is_here = all(value in ("1", "1:1") for option, value in counts.items() if option in STARTER_MACHINES)
+    return int(asked[0]) if asked and asked[0].isdecimal() and is_here else None
 
 
 def _of_wrapper(takes_value: tuple[str, ...], words: list[str]) -> Program | None:

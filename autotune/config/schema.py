@@ -140,7 +140,7 @@ class TrainConfig:
     Attributes:
         optimizer: sgd or adamw.
         lr: learning rate.
-        epochs: passes over the data; a trial ends long before.
+        epochs: passes over the data; null for one when the winner is applied, and for as many as measuring takes in a trial.
         samples_per_epoch: length of an epoch, in samples.
         global_batch: samples per optimizer step, over all processes, to hold while the batch size changes: each batch size gets
             the accumulation that makes it up. Of a command, too; null leaves steps to the batch size.
@@ -279,6 +279,21 @@ class ParityOptions:
 
 
 @dataclass(kw_only=True, slots=True)
+class RecordOptions:
+    """How much `autotune record` measures.
+
+    Attributes:
+        configurations: at most so many: the whole search space when it has no more, else a sample of it.
+        repeats: measurements of each, in fresh processes, one round of all of them after the other.
+        minutes: wall time of one go; null for no limit. `autotune resume` goes on.
+    """
+
+    configurations: int = 48
+    repeats: int = 3
+    minutes: float | None = None
+
+
+@dataclass(kw_only=True, slots=True)
 class ProgramOptions:
     """How a recipe's program is run.
 
@@ -310,7 +325,7 @@ class StudyConfig:
         parallel: pinned knobs of DistributedDataParallel.
         nccl: pinned knobs of NCCL.
         env: pinned environment variables.
-        search_space: name of a file in search_spaces/, or a path.
+        search_space: name of a file in search_spaces/, or a path; none for the domains given here alone.
         tiers: highest tier that may be searched: exact, numerics or training.
         search: how configurations are proposed.
         objective: throughput, time_for_samples, energy_per_sample or cost_per_epoch; or several, [A,B], the first decides.
@@ -324,6 +339,7 @@ class StudyConfig:
         measure: how long is measured and waited.
         parity: what a configuration that computes differently must show.
         program: how a recipe's program is run.
+        record: how much `autotune record` measures.
         provenance: what an exported file says of its origin; carried, never used.
     """
 
@@ -357,4 +373,5 @@ class StudyConfig:
     measure: MeasureOptions = field(default_factory=MeasureOptions)
     parity: ParityOptions = field(default_factory=ParityOptions)
     program: ProgramOptions = field(default_factory=ProgramOptions)
+    record: RecordOptions = field(default_factory=RecordOptions)
     provenance: dict[str, Any] = field(default_factory=dict)

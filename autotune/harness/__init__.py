@@ -7,12 +7,20 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
     inject/sitecustomize.py   gets in, and chains to the sitecustomize it shadows
     boot.py, imports.py       waits for `import torch`
     applied.py, sites.py      a real run with a file's knobs: what took effect, which loader trains; then at rest
-    session.py                one per process: what was asked, what was seen, where it ends
+    session.py                one per process: what was asked, who watches what, what happens at a step
+    phases.py                 what the process is doing, timed; the progress lines
+    window.py                 warm-up and the measured window: feeds the meter
+    last_step.py, ending.py   after which step all ranks leave; how a process ends, and its result
+    report.py                 the result, put together from what was seen
     loaders.py, loader.py     which DataLoader trains; input wait
     batches.py                how many samples a batch, or a module's input, holds
+    transfer.py               how batches get to the device
+    eight_bits.py, delayed.py images that are bytes until they are there
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step
-    modules.py                which modules train; the class swap that carries autocast and counting
+    modules.py, dressing.py   which modules train; the class swap that carries autocast and counting
     optimizers.py             what a step is
+    gradients.py              accumulation and loss scaling (gradient_entry.py: where they get in; gradient_state.py: looks)
+    losses.py                 the losses of the first steps
     meter.py                  when warm-up ends and measuring stops (pure)
     interval.py               how far the window's rate may lie from the truth (pure)
     trend.py                  whether the step time keeps changing (pure)

@@ -1,8 +1,10 @@
 """What becomes of gradients between `backward()` and the optimizer's step, in a program that is not changed.
 
 Accumulation: of every k calls of `step()` the last one steps, `zero_grad()` clears before the first only, and each backward
-pass brings in its k-th part. Loss scaling, for float16: backward passes begin with a gradient of the scale, and the step goes
-through a GradScaler. Clipping is what stands between the two: it waits for the last call and for gradients as they are.
+pass brings in its k-th part. Ranks under DistributedDataParallel average what is gathered once, in the k-th (`no_sync`), as
+soon as the program has been seen to leave its gradients alone. Loss scaling, for float16: backward passes begin with a gradient
+of the scale, and the step goes through a GradScaler. Clipping is what stands between the two: it waits for the last call and
+for gradients as they are.
 
 A program that does something else with its gradients (clears or clips them by hand, throws them away, has several optimizers)
 cannot be led like that: it is found out in the first steps, by looking at the gradients, and left alone from there on.
@@ -17,6 +19,7 @@ import weakref
 from typing import Any, Callable, List, Optional, Tuple
 
 from . import gradient_entry as entry
+from . import gradient_state as state
 from .apply import module as apply_module
 from .apply import step as apply_step
 
@@ -53,6 +56,9 @@ class Gradients:
         self._after_backward: Optional[List[Any]] = None
         self._when_held: Optional[List[Any]] = None
         self.is_in_place = False
+        self._parallel = session.modules.parallel
+        if self.every != 1:
+            self._parallel.is_due = self._is_due
         may_scale = knobs.get(apply_module.AMP) == "fp16"  # before a scheduler puts itself around an optimizer's step
         if self._is_derived or self.every != 1 or self.set_to_none is not None or may_scale:
             self.is_in_place = True
@@ -62,7 +68,7 @@ class Gradients:
         """Scales the losses of this process from now on: a module computes in float16."""
         import torch
 
-        if _is_sharded(module):
+        if state.is_sharded(module):
             self._session.modules.leave_precision(apply_step.SHARDED)
         elif self.problem:
             self._session.modules.leave_precision(self.problem)
@@ -91,7 +97,7 @@ class Gradients:
 
         if self._when_held is not None:
             held, self._when_held = self._when_held, None
-            if self._norms() != held:
+            if state.norms(self._parameters()) != held:
                 self.stand_down(apply_step.CLEARS)
         if self.every is None:
             self._derive()
@@ -121,7 +127,7 @@ class Gradients:
         """Called after each backward pass."""
         self._is_dirty = True
         if self.num_done < CHECKED_CYCLES and not self.problem:
-            self._after_backward = [*self._versions(), *self._norms()]
+            self._after_backward = state.look(self._parameters())
 
     # --- steps ---
 
@@ -136,7 +142,7 @@ class Gradients:
             self._optimizer = weakref.ref(optimizer)
         elif own is not optimizer:
             if self.scaler is not None:
-                self._undo_scale(_parameters_of(optimizer))
+                state.divide(state.parameters_of(optimizer), self._scale())
             self.stand_down(apply_step.SEVERAL)
             return False
         return True
@@ -150,6 +156,10 @@ class Gradients:
     def is_last(self) -> bool:
         """Whether the next call of `step()` steps: no more gradients are to come."""
         return self.gathered + 1 >= (self.every or 1)
+
+    def _is_due(self) -> bool:
+        # While a program is still being found out it may step on gradients that would have been held back.
+        return self.num_done < CHECKED_CYCLES or self.is_last()
 
     def step(self, step: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Steps, or holds the step back when more gradients are to come; returns what a step would."""
@@ -192,7 +202,7 @@ class Gradients:
         self.gathered += 1
         self._is_dirty = False
         if self.num_done < CHECKED_CYCLES:
-            self._when_held = self._norms()
+            self._when_held = state.norms(self._parameters())
 
     def _scaled_step(self, optimizer: Any) -> Any:
         returned = self.scaler.step(optimizer)
@@ -237,18 +247,10 @@ class Gradients:
 
     def norm(self, name: str, parameters: Any, args: Any, kwargs: Any) -> Any:
         """Returns what clipping would, without doing it: there are gradients to come."""
-        import torch
-
         if name != "clip_grad_norm_":
             return None
-        norm_type = float(kwargs.get("norm_type", args[1] if len(args) > 1 else 2.0))
-        found = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        gradients = [parameter.grad for parameter in found if parameter.grad is not None]
-        if not gradients:
-            return torch.tensor(0.0)
-        norms = [torch.linalg.vector_norm(gradient, norm_type).to(gradients[0].device) for gradient in gradients]
-        norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        return norm if self.scaler is None else norm / (self._begin * (self.every or 1))
+        norm = state.total_norm(parameters, float(kwargs.get("norm_type", args[1] if len(args) > 1 else 2.0)))
+        return norm if self.scaler is None or self._begin is None else norm / self._scale()
 
     # --- how many ---
 
@@ -282,6 +284,7 @@ class Gradients:
             self.stand_down(apply_step.UNEVEN.format(int(each), self.global_batch))
         else:
             self.every = int((self.global_batch or 0) // each)
+            self._parallel.is_due = None if self.every == 1 else self._is_due
 
     def _batch(self) -> Tuple[Optional[float], float]:
         """Returns the samples of a batch, None where nobody tells, and what the forward calls since the last step held."""
@@ -305,7 +308,7 @@ class Gradients:
 
     def samples_per_step(self) -> Optional[float]:
         """Returns the samples that a step of all ranks held, as counted; None where samples are not what is counted."""
-        samples = self._session.steps["samples"]
+        samples = self._session.window.steps["samples"]
         if not samples or self._session.loaders.unit != "samples":
             return None
         return float(statistics.median(samples) * self._session.world_size)
@@ -319,52 +322,23 @@ class Gradients:
         self.problem = why
         if self.scaler is not None:
             if self._is_dirty and not self._is_unscaled:
-                self._undo_scale(self._parameters())
+                state.divide(self._parameters(), self._scale())
             self._session.modules.leave_precision(why)
         self.scaler, self.every, self.gathered, self._after_backward, self._when_held = None, 1, 0, None, None
+        self._parallel.is_due = None
+        self._parallel.catch_up()
 
-    def _undo_scale(self, parameters: List[Any]) -> None:
-        """Takes the scale out of gradients that somebody else will use; what overflowed counts nothing."""
-        import torch
-
-        scale = self._begin * (self.every or 1)
-        with torch.no_grad():
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    torch.nan_to_num_(parameter.grad.div_(scale), 0.0, 0.0, 0.0)
+    def _scale(self) -> Any:
+        """Returns what the gradients are multiplied by until they are unscaled."""
+        return self._begin * (self.every or 1)
 
     def _check_untouched(self) -> None:
         before, self._after_backward = self._after_backward, None
-        if before is not None and [*self._versions(), *self._norms()] != before:
+        if before is not None and state.look(self._parameters()) != before:
             self.stand_down(apply_step.CHANGES)
 
-    def _versions(self) -> List[Any]:
-        parameters = self._parameters()
-        return [None if parameter.grad is None else parameter.grad._version for parameter in parameters]
-
-    def _norms(self) -> List[Any]:
-        """Returns the norm of each gradient, as text, that what is no number equals itself; None for none."""
-        import torch
-
-        found = [parameter.grad for parameter in self._parameters()]
-        dense = [gradient for gradient in found if gradient is not None and not gradient.is_sparse]
-        if not dense:
-            return [None for _ in found]
-        with torch.no_grad():
-            norms = torch._foreach_norm(dense)
-        return [*(None for gradient in found if gradient is None), *(repr(float(norm)) for norm in norms)]
-
     def _parameters(self) -> List[Any]:
-        return _parameters_of(self._own())
-
-
-def _parameters_of(optimizer: Any) -> List[Any]:
-    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
-
-
-def _is_sharded(module: Any) -> bool:
-    is_wrapped = any(type(each).__name__ == "FullyShardedDataParallel" for each in module.modules())
-    return is_wrapped or any(hasattr(parameter, "to_local") for parameter in module.parameters())
+        return state.parameters_of(self._own())
 
 
 def _num_ranks() -> int:

@@ -86,7 +86,7 @@ class LossWatch:
     def _see(self, loss: Any) -> None:
         self._num_seen += 1
         if self._num_seen == PASSES_WITHOUT_OPTIMIZER and not (self._session.is_active or self._session.optimizers.has_any):
-            self._session.give_up(UNCOUNTABLE)
+            self._session.ending.give_up(UNCOUNTABLE)
         if self.attention is None:
             self.attention = apply_attention.seen(loss.grad_fn)
         scaled, plain = self._scaled

@@ -152,9 +152,9 @@ class ModuleWatch:
         if not swap_class(root, self) and root.around is not None:
             why = f"a {type(module).__name__} cannot be given another class: its calls stay as they are"
             self.reports[apply_module.AMP] = KnobReport(NOT_APPLICABLE, why)
-        self._session.speak()
-        if self._session.phase in ("init", "first_batch"):
-            self._session.enter("compile" if self.is_compiled() else "first_batch")
+        self._session.phases.speak()
+        if self._session.phases.now in ("init", "first_batch"):
+            self._session.phases.enter("compile" if self.is_compiled() else "first_batch")
         return root
 
     def _prepare(self, module: Any, observed: Dict[str, Any]) -> None:
@@ -222,12 +222,13 @@ class ModuleWatch:
             self._called(root, args, kwargs)
         if self.is_looking:
             self.stop_looking()  # the compiler must meet modules as torch made them
-        self.parallel.before_forward()
+        held = self.parallel.hold_back()
         self.depth += 1
         try:
             return call(root.module, *args, **kwargs) if root.around is None else root.around(call, root.module, args, kwargs)
         finally:
             self.depth -= 1
+            self.parallel.let_go(held)
             if self.is_looking:
                 self.look()
 

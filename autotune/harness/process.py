@@ -127,6 +127,7 @@ def facts(device: str) -> Dict[str, Any]:
         "hostname": socket.gethostname(),
         "device": device,
         "device_name": None,
+        "device_uuid": None,
         "compute_capability": None,
         "device_memory_bytes": None,
         "num_threads": torch.get_num_threads(),
@@ -140,6 +141,8 @@ def facts(device: str) -> Dict[str, Any]:
     if device == "cuda":
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         found["device_name"] = properties.name
+        uuid = getattr(properties, "uuid", None)  # torch 2.4 has none; NVML names devices by it
+        found["device_uuid"] = f"GPU-{uuid}" if uuid is not None else None
         found["compute_capability"] = [properties.major, properties.minor]
         found["device_memory_bytes"] = properties.total_memory
         with contextlib.suppress(Exception):  # a build without NCCL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, Optional, Set
 
-from . import process, protocol, transfer
+from . import eight_bits, process, protocol, transfer
 from .apply import attention as apply_attention
 from .apply import device as apply_device
 from .apply import loader as apply_loader
@@ -27,9 +27,9 @@ def bare(session: Any, status: str) -> protocol.RankResult:
         world_size=session.world_size,
         pid=session.pid,
         status=status,
-        error=session.error,
-        failed_s=session.failed_s,
-        phases_s=dict(session.phases_s),
+        error=session.ending.error,
+        failed_s=session.ending.failed_s,
+        phases_s=dict(session.phases.seconds),
         detected={"num_steps": session.num_steps},
     )
 
@@ -85,6 +85,7 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
         **apply_memory.verify(spec.knobs, session.device),
         **apply_loader.verify(spec.knobs, session.loaders.reports, training, is_known=spec.target is not None),
         **session.loaders.transfer.verify(spec.knobs, session.device),
+        **(session.loaders.bits.verify(spec.knobs, session.device) if training is not None else {}),
         **apply_module.verify(
             spec.knobs,
             session.modules.reports,
@@ -113,6 +114,7 @@ def _add_applicability(found: protocol.RankResult, session: Any) -> None:
         **apply_loader.applicability(training),
         **unforked,
         **transfer.applicability(session.device),
+        **eight_bits.applicability(training),
         **apply_module.applicability(session.modules.told),
         **session.optimizers.applicability,
         **apply_process.applicability(session.device),
@@ -141,21 +143,21 @@ def _add_facts(found: protocol.RankResult, session: Any) -> None:
 
 
 def _add_rates(found: protocol.RankResult, session: Any) -> None:
-    steps = session.steps
+    measured, steps = session.window, session.window.steps
     found.steps = {**{name: [round(v, 7) for v in values] for name, values in steps.items()}, "warmup": 0}
-    if session.meter is None:
+    if measured.meter is None:
         return
-    found.steps["warmup"] = session.meter.warmup_steps
-    window = session.meter.window()
+    found.steps["warmup"] = measured.meter.warmup_steps
+    window = measured.meter.window()
     if window is None:
         return
     found.window = window
     gap = session.clock.gap_frac
     if gap is not None:
         found.window = dataclasses.replace(window, clock_gap_frac=gap)
-    found.data_wait_frac = min(1.0, session.window_wait_s / session.window_s)
-    if session.window_busy_s > 0:
-        found.device_rate_per_s = session.window_samples / session.window_busy_s
+    found.data_wait_frac = min(1.0, measured.wait_s / measured.step_s)
+    if measured.busy_s > 0:
+        found.device_rate_per_s = measured.samples / measured.busy_s
     found.throughput_per_s = window.rate_per_s
     if session.loaders.unit_source == "loader":
         _add_supply(found, session, window.rate_per_s)
@@ -245,5 +247,5 @@ def _compiled(session: Any) -> Dict[str, Any]:
     return {
         "graphs": graphs,
         "recompile_limit_hit": bool(apply_module._recompile_limit_reason()),
-        "seconds": session.phases_s.get("compile", 0.0) if graphs else 0.0,
+        "seconds": session.phases.seconds.get("compile", 0.0) if graphs else 0.0,
     }

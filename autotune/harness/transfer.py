@@ -182,7 +182,7 @@ class Transfer:
             leaf = leaves.get(id(self))
             if leaf is None or leaf.tensor() is not self:
                 return cuda(self, *args, **kwargs)
-            return move(leaf, to, *_as_to(*args, **kwargs))
+            return move(leaf, to, *as_to(*args, **kwargs))
 
         self._put(torch.Tensor, "to", batch_to)
         self._put(torch.Tensor, "cuda", batch_cuda)
@@ -226,7 +226,7 @@ class Transfer:
         return reports
 
 
-def _as_to(device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tuple[Any, Dict[str, Any]]:
+def as_to(device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tuple[Any, Dict[str, Any]]:
     """Returns the arguments of `Tensor.to` for those of `Tensor.cuda`."""
     import torch
 

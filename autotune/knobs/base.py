@@ -99,6 +99,7 @@ class Knob:
         expert: value an expert would start with under the circumstances, None to leave it.
         is_active: whether it means anything beside the other knobs' values (prefetch_factor needs workers).
         environment: environment variables a value stands for; set by the launcher, before the interpreter starts.
+        variables: names of all that any value may stand for: env.NAME cannot set the same one beside it.
         is_unknown: nobody can say whether it changes what is computed: losses are compared before a value of it may win.
         is_costly: each value costs a compilation; tried only on the best of the others.
         summary, helps, hurts, start_cost: documentation, printed by `autotune knobs NAME`.
@@ -115,6 +116,7 @@ class Knob:
     expert: Callable[[Circumstances], KnobValue | None] = no_seed
     is_active: Callable[[Knobs], bool] = lambda _: True
     environment: Callable[[Any], dict[str, str]] = lambda _: {}
+    variables: tuple[str, ...] = ()
     is_unknown: bool = False
     is_costly: bool = False
     summary: str

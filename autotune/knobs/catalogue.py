@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from autotune.errors import BadInput, one_of
 from autotune.knobs import execution, loader, memory, nccl, parallel, precision, step, threads
 from autotune.knobs.base import Knob
@@ -26,6 +28,17 @@ def knob(key: str) -> Knob:
         allowed = one_of(key, [*CATALOGUE, "env.NAME"])
         raise BadInput(f"knob: there is no such knob, got {key!r}. {allowed} See `autotune knobs`.")
     return CATALOGUE[key]
+
+
+def clashes(keys: Collection[str]) -> list[tuple[str, str]]:
+    """Returns (env.NAME, knob) for each variable among some knobs that another of them sets, too."""
+    asked = [(f"{PREFIX}{name}", key) for key in keys if key in CATALOGUE for name in CATALOGUE[key].variables]
+    return [(variable, key) for variable, key in asked if variable in keys]
+
+
+def clash_words(variable: str, key: str) -> str:
+    """Returns what is wrong with two keys of `clashes`."""
+    return f"{variable}: the variable that {key} sets, got both. Give one of the two."
 
 
 def is_knob(key: str) -> bool:

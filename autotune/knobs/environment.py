@@ -14,9 +14,11 @@ from autotune.records import Tier
 PREFIX = "env."
 NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Variables that something else already owns: name -> what to use instead.
+# Variables that something else is, whatever their value: name -> what to use instead. Those that a knob sets to some of their
+# values (`Knob.variables`) are free, but not beside it (`catalogue.clashes`).
 OWNED = {
     "OMP_NUM_THREADS": "Use threads.omp, which is this variable.",
+    "MKL_NUM_THREADS": "Use threads.mkl, which is this variable.",
     "PYTHONPATH": "Set it in your shell: the launcher puts its own folder before it.",
     **{variable: f"Use {key}, which is this variable." for key, variable in nccl.VARIABLES.items()},
 }
@@ -56,7 +58,8 @@ def env_knob(name: str) -> Knob:
         summary=(
             f"Sets the environment variable {name} before the program's interpreter starts. It is searched at every tier, "
             "`tiers=exact` too. Unless it is one of those known to leave results alone (allocators, threads, NCCL), the losses "
-            "of a value are compared with the baseline's before it may win."
+            "of a value are compared with the baseline's before it may win. Where a knob sets the same variable (memory.malloc "
+            "sets LD_PRELOAD), one of the two may be asked for; the other leaves the search."
         ),
         helps="Allocators (LD_PRELOAD, PYTORCH_CUDA_ALLOC_CONF), CUDA_DEVICE_MAX_CONNECTIONS, KMP_AFFINITY, library switches.",
         hurts="A variable that changes what is trained (a batch size, say) is searched like any other: a worse loss tells.",

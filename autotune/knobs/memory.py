@@ -44,6 +44,7 @@ ALLOCATOR = Knob(
     domain=lambda _: ["default", "expandable_segments", "roundup_8"],
     blocked=no_cuda,
     environment=configuration,
+    variables=CONFIGURATION_VARIABLES,
     summary=(
         "How torch's CUDA allocator keeps memory: expandable_segments grows its segments instead of adding others, "
         "max_split_256 leaves blocks above 256 MB whole, roundup_8 rounds sizes up to an eighth of a power of two, collect_80 "
@@ -86,6 +87,7 @@ MALLOC = Knob(
     domain=lambda _: ["glibc", *malloc.installed()],
     blocked=no_other_malloc,
     environment=lambda value: malloc.preloading(value, os.environ, malloc.installed()),
+    variables=("LD_PRELOAD",),
     summary=(
         "The allocator of host memory, in the training process and in everything it starts: the C library's own, or jemalloc "
         "or tcmalloc, preloaded (LD_PRELOAD) where they are installed."

@@ -167,6 +167,7 @@ ALGO = Knob(
     domain=algorithms,
     blocked=no_nccl,
     environment=_variable("nccl.algo", unless=AUTO),
+    variables=(VARIABLES["nccl.algo"],),
     summary=(
         "NCCL_ALGO: which algorithm may carry the gradients. `allreduce:tree` (since NCCL 2.24) holds for that collective and "
         "leaves the others alone; a bare name holds for all."
@@ -190,6 +191,7 @@ PROTO = Knob(
     domain=lambda _: ["Simple", "^LL128"],
     blocked=no_nccl,
     environment=_variable("nccl.proto", unless=AUTO),
+    variables=(VARIABLES["nccl.proto"],),
     summary=(
         "NCCL_PROTO: the protocols of a transfer. `Simple` has the most bandwidth, `LL` the least latency, LL128 something of "
         "both where the hardware supports it; `^` excludes one."
@@ -211,6 +213,7 @@ MIN_NCHANNELS = Knob(
     blocked=no_nccl,
     is_active=lambda knobs: not UNSET < int(knobs.get("nccl.max_nchannels") or 0) < int(knobs.get("nccl.min_nchannels") or 0),
     environment=_variable("nccl.min_nchannels", unless=UNSET),
+    variables=(VARIABLES["nccl.min_nchannels"],),
     summary=(
         "NCCL_MIN_NCHANNELS: channels that a collective uses at least. Each is one CUDA block, on one of the GPU's "
         "multiprocessors."
@@ -231,6 +234,7 @@ MAX_NCHANNELS = Knob(
     bounds=lambda _: (1, MAX_CHANNELS),
     blocked=no_nccl,
     environment=_variable("nccl.max_nchannels", unless=UNSET),
+    variables=(VARIABLES["nccl.max_nchannels"],),
     summary=(
         "NCCL_MAX_NCHANNELS: channels that a collective uses at most. Each is one CUDA block, on one multiprocessor of the GPU."
     ),
@@ -247,6 +251,7 @@ NTHREADS = Knob(
     bounds=lambda _: (64, 512),
     blocked=no_nccl,
     environment=_variable("nccl.nthreads", unless=UNSET),
+    variables=(VARIABLES["nccl.nthreads"],),
     summary="NCCL_NTHREADS: CUDA threads of each channel's block: 64, 128, 256 or 512, which is NCCL's own on recent GPUs.",
     helps="Fewer threads leave registers and issue slots to the backward pass; more help where the GPU's clocks are low.",
     hurts="Fewer threads move fewer bytes. Other numbers than those four are not what NCCL allows.",
@@ -261,6 +266,7 @@ BUFFSIZE = Knob(
     bounds=lambda _: (1024, 1 << 30),
     blocked=no_nccl,
     environment=_variable("nccl.buffsize", unless=UNSET),
+    variables=(VARIABLES["nccl.buffsize"],),
     summary="NCCL_BUFFSIZE: bytes of the buffer between each pair of GPUs, a power of two; NCCL's own is 4 MiB.",
     helps="Large messages over links with much latency (larger), or a GPU whose memory is nearly full (smaller).",
     hurts="Every channel and peer has its buffer: 16 MiB of each takes GPU memory from the batch.",
@@ -275,6 +281,7 @@ P2P_LEVEL = Knob(
     domain=p2p_levels,
     blocked=no_choice_of_level,
     environment=_variable("nccl.p2p_level", unless=AUTO),
+    variables=(VARIABLES["nccl.p2p_level"],),
     is_unknown=True,  # where PCIe is set up badly, a direct transfer corrupts what it carries
     summary=(
         "NCCL_P2P_LEVEL: the longest way on which GPUs of one machine read each other's memory directly: LOC never, NVL by "
@@ -295,6 +302,7 @@ NVLS = Knob(
     domain=lambda _: [True, False],
     blocked=no_nvls,
     environment=_variable("nccl.nvls"),
+    variables=(VARIABLES["nccl.nvls"],),
     summary="NCCL_NVLS_ENABLE: NVLink SHARP, sums computed in the NVSwitches of Hopper and later. On unless it is turned off.",
     helps="Off frees the memory and multiprocessors that it reserves, for models whose communication is hidden anyway.",
     hurts="Off, a large all-reduce within the machine sends more over the NVLinks.",
@@ -308,6 +316,7 @@ IB_DISABLE = Knob(
     domain=lambda _: [False, True],
     blocked=no_infiniband,
     environment=_variable("nccl.ib_disable"),
+    variables=(VARIABLES["nccl.ib_disable"],),
     summary="NCCL_IB_DISABLE: no InfiniBand or RoCE between machines; NCCL falls back to TCP sockets.",
     helps="A fabric that is slower than the Ethernet beside it, or in the way of somebody else: a check more than a hope.",
     hurts="Sockets go through the CPU: where InfiniBand works it is much faster.",
@@ -321,6 +330,7 @@ IB_HCA = Knob(
     domain=lambda here: [*(f"={name}" for name in here.topology.adapters), f"={','.join(here.topology.adapters)}"],
     blocked=one_adapter,
     environment=_variable("nccl.ib_hca", unless=AUTO),
+    variables=(VARIABLES["nccl.ib_hca"],),
     summary=(
         "NCCL_IB_HCA: which InfiniBand and RoCE adapters are used, a list of names with `=` before it for exact ones: "
         "`=mlx5_0,mlx5_1`, `^=mlx5_2` for all but that."
@@ -337,6 +347,7 @@ SOCKET_IFNAME = Knob(
     domain=lambda here: [f"={name}" for name in here.topology.interfaces],
     blocked=one_interface,
     environment=_variable("nccl.socket_ifname", unless=AUTO),
+    variables=(VARIABLES["nccl.socket_ifname"],),
     summary=(
         "NCCL_SOCKET_IFNAME: the network interfaces of NCCL's start-up and of its TCP transport, a list of prefixes, with `=` "
         "before it for exact names: `=eth0`, `^docker`."
@@ -354,6 +365,7 @@ CROSS_NIC = Knob(
     bounds=lambda _: (0, 2),
     blocked=one_nic,
     environment=_variable("nccl.cross_nic"),
+    variables=(VARIABLES["nccl.cross_nic"],),
     summary=(
         "NCCL_CROSS_NIC: whether a ring may leave one machine by one adapter and enter the next by another: 0 never, 1 yes, "
         "2 (NCCL's own) only where that is faster by its model."

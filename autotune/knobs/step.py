@@ -27,13 +27,15 @@ ACCUMULATION = Knob(
     ),
     helps=(
         "A batch too large for memory: activations are those of one small batch. Optimizers whose update is dear beside a "
-        "small batch, and many ranks: the update is paid once in k iterations."
+        "small batch: it is paid once in k iterations. Ranks under DistributedDataParallel: gradients and buffers travel for "
+        "the k-th batch only, as under `no_sync`; the first two updates exchange them for each, until it is seen that the "
+        "program leaves gradients alone."
     ),
     hurts=(
         "k times the launches for the same samples: where the large batch fits it is faster. What the program counts are its "
         "iterations: a limit of steps, and a learning-rate schedule that is stepped at each of them, end after as many batches "
-        "as before. Up to k-1 batches at the very end go unused. Under DDP each batch is still reduced. Not applicable to "
-        "several optimizers, LBFGS, and programs that clear or clip gradients by hand."
+        "as before. Up to k-1 batches at the very end go unused. Not applicable to several optimizers, LBFGS, and programs "
+        "that clear or clip gradients by hand."
     ),
 )
 

@@ -40,6 +40,7 @@ OMP = Knob(
     domain=thread_counts,
     bounds=thread_bounds,
     environment=lambda value: {"OMP_NUM_THREADS": str(value)},
+    variables=("OMP_NUM_THREADS",),
     summary=(
         "OMP_NUM_THREADS, read once when OpenMP loads: the first thread count of torch, NumPy's and SciPy's OpenMP builds and "
         "OpenCV, in the training process and in everything it starts."
@@ -74,6 +75,7 @@ MKL = Knob(
     domain=thread_counts,
     bounds=thread_bounds,
     environment=lambda value: {"MKL_NUM_THREADS": str(value)},
+    variables=("MKL_NUM_THREADS",),
     summary=(
         "MKL_NUM_THREADS, read once when MKL loads: threads of its matrix products, FFTs and solvers, in torch and in NumPy "
         "and SciPy where they are built with MKL."

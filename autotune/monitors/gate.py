@@ -1,20 +1,20 @@
-"""The gate before a trial: the device's memory is to be free again before the next one takes it."""
+"""The gate before a trial: the devices' memory is to be free again before the next one takes it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from autotune.monitors.nvml import MIB, DeviceMonitor
 
 
 class MemoryGate:
-    """Lets a trial start only when the device's memory is back where it was when the study was idle.
+    """Lets a trial start only when each device's memory is back where it was when the study was idle.
 
     Judged by memory, not by processes: containers see the host's process ids, or none.
 
     Args:
-        monitor: of the device; asked for its memory now, which is the idle level.
+        monitor: of the devices; asked for their memory now, which is the idle level of each.
         slack_bytes: how far above the idle level still counts as back: contexts of other programs breathe.
         clock: seconds, monotonic.
     """
@@ -22,8 +22,8 @@ class MemoryGate:
     def __init__(
         self, monitor: DeviceMonitor, *, slack_bytes: int = 256 * MIB, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._monitor, self._slack_bytes, self._clock = monitor, slack_bytes, clock
-        self._idle_bytes = monitor.memory_used_bytes()
+        self._levels = [_Level(device, slack_bytes) for device in monitor.devices]
+        self._clock = clock
 
     def wait(self, deadline_s: float = 30.0, sleep: Callable[[float], None] = time.sleep) -> str:
         """Waits until the memory is free again; returns "" then, or at the deadline who holds it, in a sentence.
@@ -33,17 +33,32 @@ class MemoryGate:
             sleep: waits between two looks.
         """
         give_up_s = self._clock() + deadline_s
-        while (excess_bytes := self._excess_bytes()) > 0:
+        while held := [level for level in self._levels if level.excess_bytes() > 0]:
             if self._clock() >= give_up_s:
-                holders = ", ".join(self._monitor.holders()) or "a process that cannot be seen from here"
-                excess = f"{excess_bytes / MIB:.0f} MiB more in use than when the study began"
-                return f"device: {excess}, still after {deadline_s:g} s, held by {holders}. End it, or wait for it"
+                return f"{'; '.join(self._words(held, deadline_s))}. End it, or wait for it"
             sleep(0.2)
         return ""
 
-    def _excess_bytes(self) -> int:
+    def _words(self, held: Sequence[_Level], deadline_s: float) -> list[str]:
+        found = []
+        for level in held:
+            name = f"device {level.monitor.uuid}" if len(self._levels) > 1 and level.monitor.uuid else "device"
+            holders = ", ".join(level.monitor.holders()) or "a process that cannot be seen from here"
+            excess = f"{level.excess_bytes() / MIB:.0f} MiB more in use than when the study began"
+            found.append(f"{name}: {excess}, still after {deadline_s:g} s, held by {holders}")
+        return found
+
+
+class _Level:
+    """The memory of one device, beside what it was when the study was idle."""
+
+    def __init__(self, monitor: DeviceMonitor, slack_bytes: int) -> None:
+        self.monitor, self._slack_bytes = monitor, slack_bytes
+        self._idle_bytes = monitor.memory_used_bytes()
+
+    def excess_bytes(self) -> int:
         """Returns the bytes above the allowed level; 0 when unknown. The idle level follows the memory down."""
-        used = self._monitor.memory_used_bytes()
+        used = self.monitor.memory_used_bytes()
         if used is None or self._idle_bytes is None:
             return 0
         self._idle_bytes = min(self._idle_bytes, used)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -72,12 +72,17 @@ class DeviceCounters:
 
 
 class DeviceMonitor(ABC):
-    """Watches one device for the study, from the tuner's process. `sample` about once a second while a trial runs.
+    """Watches one device, or those of all ranks, for the study, from the tuner's process. `sample` about once a second.
 
     Order: `restart`, samples, `open_window` as the measuring window opens, samples, `close_window` as it ends, `metrics`.
     """
 
     uuid: str | None = None
+
+    @property
+    def devices(self) -> Sequence[DeviceMonitor]:
+        """The devices that are watched, one by one."""
+        return [self]
 
     @abstractmethod
     def sample(self, *, is_steady: bool) -> DeviceSample | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import JournalStorage
+from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
@@ -88,7 +88,7 @@ def _memory_violation(peak_bytes: int | None, capacity_bytes: int | None) -> flo
 
 
 def begin_study(
-    journal: Path,
+    journal: Path | None,
     name: str,
     sampler: optuna.samplers.BaseSampler,
     *,
@@ -98,17 +98,19 @@ def begin_study(
     """Returns a new Optuna study kept in a journal file; one that is there already gives way.
 
     Args:
-        journal: its file.
+        journal: its file; None keeps the study in memory.
         name: its name in there.
         sampler: proposes.
         num_objectives: how many scores a trial has.
         machine: what a sampler may know of it.
     """
-    for file in (journal, *journal.parent.glob(f"{journal.name}.lock*")):  # a killed writer leaves its lock behind
-        file.unlink(missing_ok=True)
-    journal.touch(mode=0o600)
-    storage = JournalStorage(JournalFileBackend(str(journal)))
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would print lines into the live table
+    storage: BaseStorage | None = None
+    if journal is not None:
+        for file in (journal, *journal.parent.glob(f"{journal.name}.lock*")):  # a killed writer leaves its lock behind
+            file.unlink(missing_ok=True)
+        journal.touch(mode=0o600)
+        storage = JournalStorage(JournalFileBackend(str(journal)))
     study = optuna.create_study(storage=storage, study_name=name, sampler=sampler, directions=["maximize"] * num_objectives)
     if machine:
         study.set_user_attr(MACHINE, vars(machine))

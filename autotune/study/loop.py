@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from typing import Any
 
-from autotune.detected import findings
+from autotune.detected import findings, missing_processes
 from autotune.errors import BadInput, FolderLost, NothingWorked
 from autotune.export import export
 from autotune.harness.protocol import RankResult
@@ -32,6 +32,7 @@ from autotune.study.interrupts import Interrupts
 from autotune.study.plan import Listener, Plan, Tracking
 from autotune.study.proposals import Search
 from autotune.study.quarantine import quarantine
+from autotune.study.recording import Recording
 from autotune.study.session import Ending, Session
 from autotune.study.settings import memory_seen_bytes
 from autotune.study.summary import Standing, summarise
@@ -147,10 +148,13 @@ class _Study:
         """Returns the status the study ends with, why, and the failure to be raised once everything is on disk."""
         try:
             self._baseline()
+            if self._plan.is_recording:
+                is_over, reason = Recording(self._session).run()
+                return "complete" if is_over else "interrupted", reason, None
             if self._plan.verify:
                 self._finals, ended_because = Verification(self._session, self._plan.verify), VERIFIED
             else:
-                ended_because = Search(self._session).run()
+                ended_because = (self._plan.search or Search)(self._session).run()
                 self._finals = Finals(self._session, self._attributor.run, self._attributor.known_part)
             self._decision = self._finals.run()
             if not self._plan.verify:
@@ -237,6 +241,8 @@ class _Study:
             record.evidence["earlier_run"] = {"outcome": failed.outcome, "reason": failed.reason, "seconds": failed.seconds}
         if not record.outcome.has_value or record.value is None:
             raise NothingWorked(_why_nothing(record, self._folder, results, self._plan.command.argv({})))
+        if missing := missing_processes(results[0], self._plan.command.argv({})):
+            self._listener.notice(self._plan.secrets.text(missing))
         return results[0]
 
     def _write(self, status: str, reason: str = "") -> Summary:
@@ -251,12 +257,13 @@ class _Study:
         # Through JSON, so that the document handed over is the one on disk, tuples and all.
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
         self._folder.write_summary(summary)
-        if summary["best"]:
+        if summary["best"] and self._folder.is_kept and not self._plan.is_recording:
             self._folder.write_best(export(summary, "yaml", None))
         return summary
 
     def _note_progress(self) -> None:
-        self._write("running")
+        if self._folder.is_kept:
+            self._write("running")
 
     def _close(self, summary: Summary, tracking: Tracking | None) -> None:
         self._plan.launcher.close()

@@ -233,7 +233,7 @@ def _own_intervals(record: TrialRecord) -> dict[str, stats.Interval | None]:
 
 
 def _joules_per_sample(record: TrialRecord, num_ranks: int) -> float | None:
-    """Returns the energy of a sample over all devices: one is watched, and the other ranks' are taken to draw as much."""
+    """Returns the energy of a sample over all devices: each draws what those watched do in the mean."""
     per_device_j = record.metrics.get("gpu.energy_per_sample_j")  # per sample of one rank: all draw and train alike
     if per_device_j is not None:
         return per_device_j

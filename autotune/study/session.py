@@ -103,8 +103,18 @@ class Session:
         )
         return self._run(request).results
 
-    def measure(self, knobs: Knobs, why: str, *, origin: str) -> TrialRecord:
-        """Runs a search trial and returns its record."""
+    def measure(
+        self, knobs: Knobs, why: str, *, origin: str, repeats: int | None = None, round_number: int | None = None
+    ) -> TrialRecord:
+        """Runs a search trial and returns its record.
+
+        Args:
+            knobs: the configuration.
+            why: one line.
+            origin: who proposes it.
+            repeats: number of the trial that measured it before, in a recording.
+            round_number: round of the recording.
+        """
         changed = self.resolved.changed(knobs)
         expected_s = self.costs.expected_s(knobs, changed)
         max_s = None
@@ -116,6 +126,8 @@ class Session:
             knobs=knobs,
             changed=changed,
             tier=self.resolved.tier(changed),
+            repeats=repeats,
+            round=round_number,
             why=why,
             origin=origin,
             rules=self.plan.config.measure.screening,

@@ -18,6 +18,7 @@ from autotune.study.front import front, measured_again
 from autotune.study.health import PAGE_CACHE, caveat
 from autotune.study.objective import means
 from autotune.study.paying import break_even
+from autotune.study.recording import recorded
 from autotune.study.tiers import is_barred, leader
 from autotune.study.verify import verification
 
@@ -99,6 +100,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "is_recipe": about.is_recipe,
         "target": about.target,
         "verification": verification(about, records, standing.decision) if about.verifies else None,
+        "recording": recorded(about, records) if about.recording else None,
         "files": _files(records),
         "trials": [_trial(record) for record in records],
     }

@@ -107,7 +107,7 @@ class TrialRunner:
         self.goal = Goal.of(plan.config)
         self.baseline_losses: list[float | None] = []
         self._plan, self._folder, self._listener = plan, folder, listener
-        self._watch = MachineWatch(plan.device or configured_device(plan.config.device), plan.clock, plan.cpu)
+        self._watch = MachineWatch(plan.device or configured_device(plan.config), plan.clock, plan.cpu)
         self._level = health.Level(earlier)
         self._disturbed_by: list[health.Disturbance] = []  # the last trial, until it is over
 
@@ -166,6 +166,7 @@ class TrialRunner:
         record.started_at = earlier.started_at if earlier else started_at
         if record.outcome.has_value and (why := exploded(record.losses, self.baseline_losses)):
             record.outcome, record.reason, record.value, record.ci = Outcome.parity, why, None, None
+        self._watch.follow(ended.results)
         if held:
             record.evidence["device_held"] = held
         if request.first_steps:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 
-from autotune.config.schema import DeviceOptions
-from autotune.harness.protocol import Progress
+from autotune.config.schema import StudyConfig
+from autotune.harness.protocol import Progress, RankResult
 from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse, WaitingWatch, read_processes, tree
 from autotune.monitors.gate import MemoryGate
 from autotune.monitors.host import HostMonitor, read_times
 from autotune.monitors.nvml import DeviceMonitor, NoDevice, open_device
+from autotune.monitors.several import as_one
 from autotune.study import health
 from autotune.study.health import Disturbance
 from autotune.study.plan import Clock
@@ -26,7 +28,7 @@ class MachineWatch:
     each: counters are read at these two moments, and the device is looked at once a second between them.
 
     Args:
-        device: monitor of the device.
+        device: monitor of the device, or of several.
         clock: time.
         cpu: monitor of the processor.
     """
@@ -46,10 +48,26 @@ class MachineWatch:
         self.use(device)
 
     def use(self, device: DeviceMonitor) -> None:
-        """Watches this device from now on; what it holds now counts as its idle state."""
+        """Watches this device from now on, or these; what they hold now counts as their idle state."""
         self._device = device
         self._residents = set(device.compute_processes())
         self._gate = MemoryGate(device, clock=self._clock.monotonic)
+
+    def follow(self, results: Sequence[RankResult]) -> None:
+        """Watches the devices that the ranks of a trial have told of from now on, where they are others; called between trials.
+
+        What a command of the user's own uses (`torchrun`, a device chosen in the script) is known from its first trial on:
+        before, it is the configured device.
+        """
+        told = list(dict.fromkeys(uuid for result in results if (uuid := result.facts.get("device_uuid"))))
+        if not told or set(told) == {device.uuid for device in self._device.devices}:
+            return
+        found = [open_device(uuid=uuid) for uuid in told]
+        if any(isinstance(device, NoDevice) for device in found):  # of another machine, or a name that NVML does not know
+            as_one(found).close()
+            return
+        self._device.close()
+        self.use(as_one(found))
 
     def before(self) -> str:
         """Waits until the device is free and begins a new span; returns who holds the device, or ""."""
@@ -147,13 +165,16 @@ class MachineWatch:
             self._strangers[pid] = known if share is None else max(share, known or 0.0)
 
 
-def configured_device(device: DeviceOptions) -> DeviceMonitor:
-    """Returns the monitor of the device that trials run on, as NVML counts; the null object without one.
+def configured_device(config: StudyConfig) -> DeviceMonitor:
+    """Returns the monitor of the devices that trials run on, as NVML counts; the null object without one.
 
-    NVML is blind to CUDA_VISIBLE_DEVICES, which may hold numbers or UUIDs of its own.
+    A recipe's processes have one each, those from `device.index` on. NVML is blind to CUDA_VISIBLE_DEVICES, which may hold
+    numbers or UUIDs of its own.
     """
+    device = config.device
     if device.kind == "cpu":
         return NoDevice()
     visible = [entry.strip() for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
-    entry = visible[device.index] if device.index < len(visible) else str(device.index)
-    return open_device(index=int(entry)) if entry.isdigit() else open_device(uuid=entry)
+    asked = range(device.index, device.index + config.launch.nproc)
+    entries = [visible[index] if index < len(visible) else str(index) for index in asked]
+    return as_one([open_device(index=int(entry)) if entry.isdigit() else open_device(uuid=entry) for entry in entries])

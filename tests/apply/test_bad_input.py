@@ -22,6 +22,10 @@ FILES = {
     "reference": ("env: {HOME: '${oc.env:HOME}'}\n", "env.HOME: a reference, got '${oc.env:HOME}'"),
     "masked": ("env: {HF_TOKEN: '***1'}\n", "env.HF_TOKEN: a secret that was not written down, got '***1'"),
     "lost": ("provenance: {secret: [env.A_TOKEN]}\n", "env.A_TOKEN: a secret that 'best.yaml' was made with"),
+    "both": (
+        "env: {LD_PRELOAD: x.so}\nmemory: {malloc: glibc}\n",
+        "env.LD_PRELOAD: the variable that memory.malloc sets, got both. Give one of the two. Both stand in best.yaml.",
+    ),
     "own": ("env: {AUTOTUNE_SPEC: x}\n", "env.AUTOTUNE_SPEC: not free to tune"),
 }
 

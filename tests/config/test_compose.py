@@ -18,10 +18,12 @@ from omegaconf import OmegaConf
 import autotune
 from autotune.config.compose import compose
 from autotune.config.locate import folder, options
+from autotune.config.recipe import TRIAL_EPOCHS
 from autotune.errors import BadInput
+from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.records import Tier
-from autotune.space import Choice, IntInterval
+from autotune.space import Choice, IntInterval, resolve
 
 BEST = """\
 # @package _global_
@@ -130,6 +132,15 @@ def test_the_full_space_leaves_no_knob_out(make) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("word", ["env.LD_PRELOAD=x.so", "env.LD_PRELOAD=choice(x.so,y.so)"])
+def test_a_variable_that_was_typed_takes_its_knob_out_of_a_named_space(make, word: str) -> None:
+    space = make("search_space=memory", word).space
+    assert "memory.malloc" not in space.domains
+    assert "memory.allocator" in space.domains
+    assert space.left_out == {"memory.malloc": "env.LD_PRELOAD sets the same variable"}
+    assert resolve(space, Circumstances(num_cores=2), passed={}).dropped.items() >= space.left_out.items()
+
+
 def test_one_key_has_three_meanings(make) -> None:
     space = make("loader.num_workers=2", "loader.batch_size=choice(16,32)").space
     assert space.pinned == {"loader.num_workers": 2}
@@ -204,9 +215,10 @@ def test_options_reach_the_recipe_as_flags(make) -> None:
         ("--seed", "7"),
         ("--device", "cpu"),
         ("--image-size", "64"),
+        ("--epochs", str(TRIAL_EPOCHS)),  # small data do not end a trial before it has measured
     ]:
         assert parts[parts.index(flag) + 1] == value
-    assert not {"--batch-size", "--num-workers", "--epochs"} & set(parts)
+    assert not {"--batch-size", "--num-workers"} & set(parts)
 
 
 def test_a_command_is_tuned_as_it_is(make, tmp_path: Path) -> None:

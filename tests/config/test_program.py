@@ -130,3 +130,23 @@ def test_a_title_is_one_line_without_the_interpreters_folder() -> None:
     parts = ["/opt/venv/bin/python", "-c", "import x\nx.train()\x1b[31m", "--lr", "1"]
     assert title(CommandTemplate(parts=parts), StudyConfig(), Secrets()) == "python -c 'import x x.train() [31m' --lr 1"
     assert len(title(CommandTemplate(parts=["python", "x" * 1000]), StudyConfig(), Secrets())) == 300
+
+
+@pytest.mark.parametrize(
+    ("command", "starter", "asked"),
+    [
+        ("torchrun --nproc_per_node=2 train.py --num_processes 9", "torchrun", 2),
+        ("torchrun --standalone --nproc-per-node 4 train.py", "torchrun", 4),
+        ("torchrun --nproc_per_node=gpu train.py", "torchrun", None),
+        ("torchrun --nnodes 2 --nproc_per_node=4 train.py", "torchrun", None),
+        ("torchrun --nnodes=1:1 --nproc_per_node=4 -m pkg.train", "torchrun", 4),
+        ("torchrun train.py", "torchrun", None),
+        ("accelerate launch --cpu --num_processes 2 train.py", "accelerate", 2),
+        ("env LR=1 python -m accelerate.commands.launch --num_processes=3 train.py", "accelerate-launch", 3),
+        ("deepspeed --num_gpus 2 train.py --deepspeed", "deepspeed", 2),
+        ("python train.py --nproc_per_node 4", "", None),
+    ],
+)
+def test_starters_are_told_how_many_processes_to_start(command: str, starter: str, asked: int | None) -> None:
+    found = program_of(command.split())
+    assert (found.starter, found.num_processes) == (starter, asked)

@@ -278,6 +278,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("env.OMP_NUM_THREADS=4", "Use threads.omp"),
     ("env.NCCL_ALGO=Ring", "env.NCCL_ALGO: not free to tune, got 'NCCL_ALGO'. Use nccl.algo, which is this variable."),
     ("env.NCCL_NVLS_ENABLE=choice(0,1)", "Use nccl.nvls"),
+    ("env.MKL_NUM_THREADS=2", "Use threads.mkl"),
     ("nccl.algo=Rng", "nccl.algo: no such value, got 'Rng'. Did you mean 'Ring'?"),
     ("nccl.nthreads=1024", "nccl.nthreads: too large, got 1024. Allowed: 64 to 512."),
     ("nccl.min_nchannels=0", "nccl.min_nchannels: too small, got 0"),
@@ -327,6 +328,16 @@ OVERRIDES: list[tuple[str, str]] = [
 ]
 
 TOGETHER: list[tuple[list[str], list[str]]] = [
+    (["env.LD_PRELOAD=x.so", "memory.malloc=glibc"], ["env.LD_PRELOAD: the variable that memory.malloc sets, got both"]),
+    (["env.LD_PRELOAD=x.so,y.so", "memory.malloc=glibc"], ["env.LD_PRELOAD: the variable that memory.malloc sets, got both"]),
+    (
+        ["env.PYTORCH_CUDA_ALLOC_CONF=x:1", "env.PYTORCH_ALLOC_CONF=x:1", "memory.allocator=choice(default,roundup_8)"],
+        [
+            "env.PYTORCH_CUDA_ALLOC_CONF: the variable that memory.allocator sets, got both. Give one of the two.",
+            "env.PYTORCH_ALLOC_CONF: the variable that memory.allocator sets, got both. Give one of the two.",
+        ],
+    ),
+    (["env.OMP_NUM_THREADS=2", "threads.omp=2"], ["Use threads.omp, which is this variable."]),
     (["loader.num_workers=1", "loader.num_workers=1,2"], ["loader.num_workers: pinned to one value and tuned"]),
     (["loader.num_workers=0,1", "loader.num_workers=1,2"], ["loader.num_workers: two domains"]),
     (

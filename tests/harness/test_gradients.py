@@ -9,20 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.harness.protocol import (
-    APPLIED,
-    NOT_APPLICABLE,
-    OVERRIDDEN,
-    SPEC_FILE,
-    SPEC_VARIABLE,
-    KnobReport,
-    RankResult,
-    Spec,
-    write_json,
-)
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport, RankResult
 from tests.harness.conftest import PROGRAMS, Run
 from tests.programs.expectations import Program
-from tests.programs.starting import Forks, _free_port, environment, run_trial
+from tests.programs.starting import Forks, run_trial
 
 KEY, STEPS = "step.accumulation", 6
 PARITY: dict[str, Any] = {"mode": "parity", "seed": 3, "max_steps": STEPS}
@@ -167,22 +157,3 @@ def test_float16_is_left_where_losses_cannot_be_scaled(trained: Any, words: str,
     assert reason in found.knobs[AMP].reason
     assert found.loss["is_finite"]
     assert found.loss["last"] < 2  # it goes on in float32, from weights that are none the worse
-
-
-@pytest.mark.thorough
-def test_a_global_batch_is_that_of_all_ranks(forks: Forks, tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("parts", "whole")]
-    for folder, words in zip(folders, ("batch=8", "batch=16"), strict=True):
-        folder.mkdir()
-        spec = Spec(trial=1, nonce="nonce", folder=str(folder), global_batch=32, **PARITY)
-        write_json(str(folder / SPEC_FILE), spec)
-        added = {SPEC_VARIABLE: str(folder / SPEC_FILE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        paths = environment(added, harness=True)["PYTHONPATH"]
-        ranks = [{**added, "PYTHONPATH": paths, "WORLD_SIZE": "2", "RANK": str(rank)} for rank in (0, 1)]
-        run = forks.run([str(PROGRAMS / "gradients.py"), *words.split()], folder, ranks)
-        found = run.result()
-        assert (found.knobs[KEY].status, found.knobs[KEY].observed) == (APPLIED, 2 if "parts" in str(folder) else 1)
-    told = [
-        [float.fromhex(word) for word in (folder / "weights0.txt").read_text().splitlines()[-1].split()] for folder in folders
-    ]
-    assert told[0] == pytest.approx(told[1], abs=1e-5)

@@ -45,21 +45,6 @@ def test_compression_that_cannot_be_had_says_why(trial: Trial, word: str, status
         assert found.applicability["parallel.gradient_compression"] == reason
 
 
-def test_gradients_are_averaged_only_when_they_are_due() -> None:
-    class Wrapper:
-        require_backward_grad_sync = True
-
-    wrapper = Wrapper()
-    wrappers, due = Wrappers({}), iter([False, True])
-    wrappers.add(wrapper)
-    wrappers.before_forward()
-    assert wrapper.require_backward_grad_sync is True  # the program's own word
-    wrappers.is_due = lambda: next(due)
-    for expected in (False, True):
-        wrappers.before_forward()
-        assert wrapper.require_backward_grad_sync is expected
-
-
 def test_a_wrapper_without_timers_tells_nothing_and_fails_nothing() -> None:
     class Wrapper:  # what torch's reducer in Python leaves of it
         def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:

@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from autotune.errors import BadInput
+from autotune.knobs import malloc
 from autotune.knobs.base import Circumstances, Knob
-from autotune.knobs.catalogue import CATALOGUE, knob
+from autotune.knobs.catalogue import CATALOGUE, clashes, knob
 from autotune.knobs.step import tier_of
 from autotune.knobs.values import value_of
 from autotune.records import Tier
@@ -51,6 +52,15 @@ def test_every_experts_value_is_allowed(each: Knob) -> None:
     for machine in MACHINES:
         value = each.expert(machine)
         assert value is None or value_of(each, value, machine) == value
+
+
+def test_variables_that_a_value_sets_are_named_and_free_for_one_knob_only(each: Knob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(malloc, "installed", lambda: {"jemalloc": "/lib/libjemalloc.so.2"})
+    set_by_values = {name for machine in MACHINES for value in each.domain(machine) for name in each.environment(value)}
+    assert set_by_values <= {*each.variables}
+    for name in each.variables:
+        assert clashes([each.key, f"env.{name}", "env.OTHER"]) == [(f"env.{name}", each.key)]
+        assert [other.key for other in CATALOGUE.values() if name in other.variables] == [each.key]
 
 
 def test_every_reason_against_a_knob_is_a_sentence(each: Knob) -> None:

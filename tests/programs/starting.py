@@ -125,7 +125,7 @@ def run_plain(program: Program, folder: Path, forks: Forks) -> Journal:
     added = {"JOURNAL": str(path), "JOURNAL_STEPS": str(NUM_PLAIN_STEPS)}
     ranks: list[dict[str, str]] = [added]
     if program.ranks > 1:
-        store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(program.ranks)}
+        store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(program.ranks)}
         ranks = [{**added, **store, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(program.ranks)]
     run = forks.run(_filled(program.plain or program.argv, folder), folder, ranks)
     assert run.returncode == 0, run.stderr
@@ -148,7 +148,7 @@ def _filled(words: tuple[str, ...], folder: Path) -> list[str]:
     return [word.format(python=sys.executable, scripts=SCRIPTS, folder=folder) for word in words]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

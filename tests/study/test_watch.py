@@ -1,11 +1,12 @@
 import pytest
 
-from autotune.config.schema import DeviceOptions
-from autotune.harness.protocol import Progress
-from autotune.monitors.nvml import NoDevice
+from autotune.config.schema import DeviceOptions, LaunchOptions, StudyConfig
+from autotune.harness.protocol import Progress, RankResult
+from autotune.monitors.nvml import NoDevice, NvmlDevice
 from autotune.study import watch
 from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import Surface
+from tests.monitors.test_nvml import FakeNvml, used
 
 
 class Holding(NoDevice):
@@ -39,19 +40,66 @@ def test_device_is_looked_at_once_a_second_at_most():
 
 
 @pytest.mark.parametrize(
-    ("visible", "index", "expected"),
-    [("", 0, {"index": 0}), ("2,3", 1, {"index": 3}), ("GPU-abc", 0, {"uuid": "GPU-abc"}), ("1", 4, {"index": 4})],
+    ("visible", "index", "nproc", "expected"),
+    [
+        ("", 0, 1, [{"index": 0}]),
+        ("2,3", 1, 1, [{"index": 3}]),
+        ("GPU-abc", 0, 1, [{"uuid": "GPU-abc"}]),
+        ("1", 4, 1, [{"index": 4}]),
+        ("4,5,GPU-c,7", 1, 3, [{"index": 5}, {"uuid": "GPU-c"}, {"index": 7}]),
+    ],
 )
-def test_device_is_the_one_the_program_sees(monkeypatch, visible, index, expected):
+def test_devices_are_those_the_program_s_ranks_see(monkeypatch, visible, index, nproc, expected):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     asked = []
-    monkeypatch.setattr(watch, "open_device", lambda **which: asked.append(which))
-    watch.configured_device(DeviceOptions(index=index))
-    assert asked == [expected]
+    monkeypatch.setattr(watch, "open_device", lambda **which: asked.append(which) or NoDevice())
+    watch.configured_device(StudyConfig(device=DeviceOptions(index=index), launch=LaunchOptions(nproc=nproc)))
+    assert asked == expected
 
 
 def test_nothing_is_watched_on_the_cpu():
-    assert isinstance(watch.configured_device(DeviceOptions(kind="cpu")), NoDevice)
+    assert isinstance(watch.configured_device(StudyConfig(device=DeviceOptions(kind="cpu"))), NoDevice)
+
+
+def ranks(*uuids):
+    told = [{"device_uuid": uuid} for uuid in uuids]
+    return [RankResult(1, "nonce", rank, len(told), 1, "measured", facts=facts) for rank, facts in enumerate(told)]
+
+
+@pytest.fixture
+def nvmls(monkeypatch):
+    """Returns the fake NVML behind each device that was opened, by UUID, the first device's included."""
+    opened = {}
+
+    def open_device(uuid):
+        opened[uuid] = FakeNvml(nvmlDeviceGetUUID=uuid)
+        return NvmlDevice(opened[uuid], "handle")
+
+    monkeypatch.setattr(watch, "open_device", open_device)
+    return opened
+
+
+def test_devices_that_the_ranks_of_a_command_have_told_of_are_watched_from_then_on(nvmls):
+    machine = watch.MachineWatch(watch.open_device(uuid="GPU-0"), VirtualClock())
+    for told in ([], ranks(None, None), ranks("GPU-0")):
+        machine.follow(told)
+    assert list(nvmls) == ["GPU-0"]
+    machine.follow(ranks("GPU-2", "GPU-3"))
+    assert list(nvmls) == ["GPU-0", "GPU-2", "GPU-3"]
+    assert nvmls["GPU-0"].asked[-1] == "nvmlShutdown"
+    assert machine.before() == ""
+    nvmls["GPU-3"].answers["nvmlDeviceGetMemoryInfo"] = used(900)
+    assert machine.before().startswith("device GPU-3: ")
+    machine.look(Progress(time_s=0.0, phase="steady"))
+    assert all("nvmlDeviceGetUtilizationRates" in nvmls[uuid].asked for uuid in ("GPU-2", "GPU-3"))
+
+
+def test_devices_that_are_not_found_here_change_nothing(monkeypatch, nvmls):
+    machine = watch.MachineWatch(watch.open_device(uuid="GPU-0"), VirtualClock())
+    monkeypatch.setattr(watch, "open_device", lambda uuid: NoDevice())
+    machine.follow(ranks("GPU-8", "GPU-9"))
+    nvmls["GPU-0"].answers["nvmlDeviceGetMemoryInfo"] = used(900)
+    assert "800 MiB more in use" in machine.before()
 
 
 def test_who_holds_the_device_is_told_and_kept_as_evidence(bench):

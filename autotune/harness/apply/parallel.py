@@ -28,9 +28,9 @@ class Wrappers:
     """The DistributedDataParallel modules of this process.
 
     Attributes:
-        is_due: set by whoever accumulates gradients over several backward passes: says, before a forward pass, whether the
-            next backward pass is to average them over the ranks; all but the last of a group need not. None leaves it to the
-            program.
+        is_due: set by whoever accumulates gradients over several backward passes: says, before a forward pass, whether its
+            backward pass is to average them over the ranks; all but the last of a group need not. None leaves it to the
+            program, whose own `no_sync` holds in any case.
 
     Args:
         knobs: the trial's.
@@ -43,6 +43,7 @@ class Wrappers:
         self._new: List[Any] = []  # not called yet, likewise
         self._observed: List[Dict[str, Any]] = []
         self._reports: Dict[str, KnobReport] = {}
+        self._is_behind = False  # gradients are held back that the others do not know of
 
     @property
     def living(self) -> List[Any]:
@@ -89,12 +90,40 @@ class Wrappers:
             return
         wrapper.register_comm_hook(wrapper.process_group, bf16_compress_hook)
 
-    def before_forward(self) -> None:
-        """Called before the forward pass of a module that trains: what `DistributedDataParallel.no_sync` does, where asked."""
-        if self.is_due is not None:
-            is_due = self.is_due()
-            for wrapper in self.living:
-                wrapper.require_backward_grad_sync = is_due
+    def hold_back(self) -> List[Any]:
+        """Called before the forward pass of a module that trains: does what entering `no_sync` does, where it is asked for.
+
+        Returns:
+            The wrappers that are held back, for `let_go` after that pass: what it was begun with decides for its backward pass.
+        """
+        if self.is_due is None:
+            return []
+        if self.is_due():
+            self._is_behind = False
+            return []
+        held = [wrapper for wrapper in self.living if wrapper.require_backward_grad_sync]
+        for wrapper in held:
+            wrapper.require_backward_grad_sync = False
+        self._is_behind = self._is_behind or bool(held)
+        return held
+
+    def let_go(self, held: List[Any]) -> None:
+        """Called after the forward pass: leaves `no_sync`."""
+        for wrapper in held:
+            wrapper.require_backward_grad_sync = True
+
+    def catch_up(self) -> None:
+        """Averages gradients that were held back, for a program that will step on them after all; in every rank alike."""
+        import torch.distributed as dist
+
+        if not self._is_behind:
+            return
+        self._is_behind = False
+        for wrapper in self.living:
+            ranks, ignored = dist.get_world_size(wrapper.process_group), wrapper.parameters_to_ignore
+            for name, parameter in wrapper.module.named_parameters():
+                if parameter.grad is not None and name not in ignored:
+                    dist.all_reduce(parameter.grad.div_(ranks), group=wrapper.process_group)
 
     @property
     def bytes_an_element(self) -> Optional[int]:

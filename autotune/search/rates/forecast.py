@@ -108,7 +108,11 @@ class Forecast:
         codes = self._coding.encode(configurations)
         columns = self._coding.columns(codes)
         device, loader = self._sides(codes, columns)
-        mean = device if self._rest is None else self._together(codes, device, loader) + self._rest.mean(columns * self._scales[ALL])
+        mean = (
+            device
+            if self._rest is None
+            else self._together(codes, device, loader) + self._rest.mean(columns * self._scales[ALL])
+        )
         rows = zip(configurations, *(np.exp(values).tolist() for values in (mean, device, loader)), strict=True)
         return [
             Seen(params=params, rate=rate, device_rate=one, loader_rate=other if np.isfinite(other) else None)

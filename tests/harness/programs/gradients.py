@@ -1,11 +1,16 @@
-"""A training program whose ways with gradients are switched by words; it tells its weights after each iteration."""
+"""A training program whose ways with gradients are switched by words; it tells its weights after each iteration.
 
+Of several ranks, each also tells in which iterations gradients were exchanged, in `exchanges<rank>.txt`.
+"""
+
+import contextlib
 import itertools
 import os
 import sys
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -29,7 +34,7 @@ if WORLD > 1:
 loader = DataLoader(data, batch_size=BATCH, shuffle=sampler is None and not has("ordered"), sampler=sampler)
 model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16) if has("norm") else nn.Tanh(), nn.Linear(16, 2))
 parameters = list(model.parameters())
-trained = nn.parallel.DistributedDataParallel(model) if WORLD > 1 else model
+trained = nn.parallel.DistributedDataParallel(model, static_graph=has("static")) if WORLD > 1 else model
 if has("two"):
     optimizers = [torch.optim.SGD(parameters[:2], lr=0.05), torch.optim.SGD(parameters[2:], lr=0.05)]
 elif has("lbfgs"):
@@ -40,6 +45,17 @@ else:
 optimizer = optimizers[0]
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5) if has("scaler") else None
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
+
+
+def counted(_, bucket):
+    if bucket.is_last():
+        with open(f"exchanges{RANK}.txt", "a") as exchanges:
+            print(number, file=exchanges)
+    return allreduce_hook(None, bucket)
+
+
+if WORLD > 1:
+    trained.register_comm_hook(None, counted)
 
 
 def clear():
@@ -106,7 +122,10 @@ with open(f"weights{RANK}.txt", "w") as told:
         else:
             if not has("after") and number % OWN == 1 % OWN:
                 clear()
-            forward_and_backward(*batch)
+            with trained.no_sync() if has("quiet") and number % OWN else contextlib.nullcontext():
+                forward_and_backward(*batch)
+            if has("late") and number == 10:  # a second optimizer, after all
+                torch.optim.SGD(parameters[2:], lr=0.05).step()
             if has("discards") and number % 2:
                 clear()
                 continue

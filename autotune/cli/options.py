@@ -1,0 +1,111 @@
+"""What several commands share: their options, how a program's command is taken, and the folders that are meant."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from autotune.errors import BadInput
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", help="Configuration: KEY=8 pins a knob, KEY=choice(4,8,16) tunes it.", show_default=False
+    ),
+]
+ConfigDir = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config-dir", metavar="DIR", help="Look for configuration files here first. May be repeated.", show_default=False
+    ),
+]
+RunsDir = Annotated[
+    str | None,
+    typer.Option("--runs-dir", metavar="DIR", help="Folder of the studies: 'runs' when not given.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Study = Annotated[
+    str, typer.Argument(metavar="STUDY", help="A study's name: the latest of that name; or its folder, runs/NAME.")
+]
+AnyStudy = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="STUDY",
+        help="A study's name: the latest of that name; or its folder, runs/NAME. The latest study when not given.",
+        show_default=False,
+    ),
+]
+Uri = Annotated[
+    str | None,
+    typer.Option("--uri", metavar="URI", help="Tracking server or store instead of the study's own.", show_default=False),
+]
+
+
+class WithCommand(TyperCommand):
+    """A command that takes a program's command line behind `--`; the CLI library never sees that part."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Returns the words of the usage line."""
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND ...]"]
+
+
+class WithKeys(WithCommand):
+    """One that also takes the whole configuration: its help ends with every key."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Prints the help."""
+        from autotune.cli.keys import print_keys
+
+        super().format_help(ctx, formatter)
+        print_keys()
+
+
+def runs_folder(runs_dir: str | None) -> Path:
+    """Returns the folder of the studies for a command that reads them.
+
+    Raises:
+        BadInput: it is something else than a folder.
+    """
+    path = "runs" if runs_dir is None else runs_dir
+    if not path or "\0" in path or (os.path.exists(path) and not os.path.isdir(path)):
+        raise BadInput(f"--runs-dir: not a folder, got {path!r}. Give the folder that holds the studies.")
+    return Path(path)
+
+
+def address_of(uri: str | None) -> str | None:
+    """Returns the tracking address that was given.
+
+    Raises:
+        BadInput: it is none.
+    """
+    from autotune.config.checks import tracking_problems
+
+    if problems := tracking_problems(uri, "--uri"):
+        raise BadInput(problems)
+    return uri
+
+
+def only_runs_dir(overrides: list[str] | None, runs_dir: str | None) -> str | None:
+    """Returns the folder of the studies as the option gives it.
+
+    Raises:
+        BadInput: the configuration gives another one.
+    """
+    if runs_dir is not None and any(override.startswith("runs_dir=") for override in overrides or ()):
+        raise BadInput(f"runs_dir: given twice, got --runs-dir {runs_dir!r} and runs_dir=.... Give one of them.")
+    return runs_dir
+
+
+def folders(config_dir: list[str] | None) -> tuple[Path, ...]:
+    """Returns the user's folders of configuration files, `~` resolved.
+
+    Raises:
+        BadInput: one has no name.
+    """
+    if "" in (config_dir or ()):
+        raise BadInput("--config-dir: no such folder, got ''. Give one.")
+    return tuple(Path(os.path.expanduser(path)) for path in config_dir or ())

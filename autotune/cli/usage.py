@@ -1,0 +1,39 @@
+"""The CLI library's complaints, worded as every other message is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.errors import one_of
+
+
+def is_usage_error(error: Exception) -> bool:
+    """Returns whether an exception is the CLI library's way to say that the arguments are wrong."""
+    return hasattr(error, "format_message") and getattr(error, "exit_code", None) == 2
+
+
+def usage_problem(error: Exception, arguments: list[str]) -> str:
+    """Returns the CLI library's complaint in autotune's form, with the nearest thing that exists."""
+    context = getattr(error, "ctx", None)
+    path = getattr(context, "command_path", "autotune")
+    option = getattr(error, "option_name", None)
+    see = f"See `{path} --help`."
+    if option and type(error).__name__ == "NoSuchOption":
+        return f"{path}: no such option, got {option!r}. {one_of(option, _options_of(context))} {see}"
+    names = _commands_of(context)
+    unknown = next((a for a in arguments if not a.startswith("-")), None)
+    if names and unknown is not None and unknown not in names:
+        return f"{path}: no such command, got {unknown!r}. {one_of(unknown, names)} {see}"
+    text = str(getattr(error, "format_message", error.__str__)()).strip().rstrip(".")
+    option = next((name for name in getattr(getattr(error, "param", None), "opts", []) if name in arguments[:-1]), None)
+    got = f", got {arguments[arguments.index(option) + 1]!r}" if option else ""
+    return f"{path}: {text[:1].lower()}{text[1:]}{got}. {see}"
+
+
+def _options_of(context: Any) -> list[str]:
+    parameters = context.command.get_params(context) if context is not None else []
+    return [name for p in parameters for name in getattr(p, "opts", []) if name.startswith("--")]
+
+
+def _commands_of(context: Any) -> list[str]:
+    return sorted(getattr(getattr(context, "command", None), "commands", {}))

@@ -1,0 +1,182 @@
+"""How a process of a trial ends: measured, by itself, by an exception, given up, or by a fault of the harness's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from typing import Any, Dict, Optional
+
+from . import boot, protocol
+
+EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
+LAST_RANK_S = 5.0
+
+
+class Ending:
+    """The end of one process, and the result that it leaves.
+
+    Attributes:
+        error: {"type", "message", "traceback"} of the exception that ends the program; None without one.
+        failed_s: when it was noted, monotonic clock.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self.error: Optional[Dict[str, str]] = None
+        self.failed_s: Optional[float] = None
+        self._spare = -1
+        if not session.is_applying:  # given back for the result of a program that has used all descriptors up
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def leave(self, status: str) -> None:
+        """Writes the result and ends the process at once: `except:` in the program cannot catch this."""
+        session = self._session
+        session.clock.close_window()
+        session.phases.enter("exit")
+        self._write_result(status)
+        session.is_over = True
+        try:
+            if session.communication.probe():
+                self._write_result(status)
+            if session.rank == 0:
+                self._await_other_ranks()
+                _say(f"autotune: trial {session.spec.trial} is measured; autotune ends the program here")
+            _end_daemons()
+        finally:
+            os._exit(0)
+
+    def give_up(self, why: str) -> None:
+        """Ends a program that cannot be measured, with what was seen of it, and the process at once."""
+        session = self._session
+        if session.is_over or session.is_applying:
+            return
+        session.is_over = True
+        self.error = {"type": protocol.UNMEASURABLE, "message": why, "traceback": ""}
+        try:
+            from . import report
+
+            protocol.write_json(self._path(), report.unmeasured(session))
+            _say(f"autotune: {why}; autotune ends the program here")
+            _end_daemons()
+        finally:
+            os._exit(0)
+
+    def broke(self, doing: str) -> None:
+        """See `Session.broke`."""
+        session = self._session
+        if session.is_applying:
+            if not session.is_over:
+                boot.stand_aside(doing)
+            session.is_over = True
+            with contextlib.suppress(Exception):  # it may have failed before they were there
+                session.modules.is_looking = False
+                session.modules.stop_looking()
+            return
+        sys.stderr.write(f"autotune: the harness failed while {doing}\n{traceback.format_exc()}")
+        if session.is_over:
+            return
+        session.is_over = True
+        self._note(*sys.exc_info())
+        assert self.error is not None
+        self.error["message"] = f"autotune's harness failed while {doing}: {self.error['message']}"
+        try:
+            from . import report
+
+            protocol.write_json(self._path(), report.bare(session, "failed"))
+        finally:
+            os._exit(EXIT_BROKEN)
+
+    def at_exit(self) -> None:
+        """Called as the interpreter ends: the program ended by itself, or by an exception, before the window was full."""
+        session = self._session
+        if session.is_over or threading.current_thread() is not threading.main_thread():
+            return
+        if session.is_applying:
+            try:
+                if not session.is_child:
+                    session.applied.at_exit()
+            except Exception:
+                self.broke("ending")
+            return
+        with contextlib.suppress(OSError):  # the program has closed what it does not know
+            os.close(self._spare)
+        value = getattr(sys, "last_value", None)  # set by the interpreter whatever has become of sys.excepthook
+        if value is not None and not isinstance(value, KeyboardInterrupt):
+            self._note(type(value), value, value.__traceback__)
+            self.error = {**(self.error or {}), **session.loaders.dead_worker()}
+        try:
+            if session.is_active:
+                self._end()
+            elif self.error is not None and not session.is_child:
+                self._tell_error()
+        except Exception:
+            self.broke("writing the result")
+
+    def _end(self) -> None:
+        session = self._session
+        try:
+            session.clock.close_window()
+        except Exception:  # a device in error: what was measured is told all the same
+            traceback.print_exc()
+        session.phases.enter("exit")
+        self._write_result("failed" if self.error else "ended")
+        session.is_over = True
+
+    def _tell_error(self) -> None:
+        # Nothing trained in this process, but an exception ended it: before training, or one that a rank of its own raised.
+        from . import report
+
+        path = self._path()
+        found = report.bare(self._session, "failed")
+        found.memory = self._session.memory.summary()
+        if os.path.exists(path):
+            found = protocol.read_result(path)
+            if found.status != "ended":
+                return
+            found.status, found.error, found.failed_s = "failed", self.error, self.failed_s
+        protocol.write_json(path, found)
+
+    def _note(self, kind: Any, value: Any, trace: Any) -> None:
+        """Keeps the exception that is about to end the program."""
+        self.failed_s = time.monotonic()
+        name = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else kind.__qualname__
+        text = "".join(traceback.format_exception(kind, value, trace))
+        self.error = {"type": name, "message": str(value)[-2000:], "traceback": text[-8000:]}
+
+    def _write_result(self, status: str) -> None:
+        from . import report
+
+        protocol.write_json(self._path(), report.result(self._session, status))
+
+    def _path(self) -> str:
+        return os.path.join(self._session.spec.folder, protocol.result_file(self._session.rank))
+
+    def _await_other_ranks(self) -> None:
+        # Rank 0 may hold the store that the others still talk to.
+        session = self._session
+        names = [protocol.result_file(rank) for rank in range(1, session.world_size)]
+        until_s = time.monotonic() + LAST_RANK_S
+        while time.monotonic() < until_s:
+            if all(os.path.exists(os.path.join(session.spec.folder, name)) for name in names):
+                return
+            time.sleep(0.01)
+
+
+def _say(line: str) -> None:
+    try:
+        print(line, flush=True)
+        sys.stderr.flush()
+    except Exception:  # the program has closed them, or the disk is full
+        pass
+
+
+def _end_daemons() -> None:
+    # What multiprocessing does at a normal exit: loader workers would notice only after seconds that nobody needs them.
+    multiprocessing = sys.modules.get("multiprocessing")
+    for child in multiprocessing.active_children() if multiprocessing is not None else ():
+        if child.daemon:
+            child.terminate()

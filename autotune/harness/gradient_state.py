@@ -1,0 +1,62 @@
+"""Gradients as they are at a moment: how large, by whom changed since, of which parameters."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+
+def parameters_of(optimizer: Any) -> List[Any]:
+    """Returns the parameters that an optimizer holds; [] for none."""
+    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+
+
+def is_sharded(module: Any) -> bool:
+    """Returns whether a module's parameters are shared out to ranks."""
+    is_wrapped = any(type(each).__name__ == "FullyShardedDataParallel" for each in module.modules())
+    return is_wrapped or any(hasattr(parameter, "to_local") for parameter in module.parameters())
+
+
+def look(parameters: List[Any]) -> List[Any]:
+    """Returns what is different once somebody has changed a gradient, in place or by another one. Waits for the device."""
+    versions = [None if parameter.grad is None else parameter.grad._version for parameter in parameters]
+    return [*versions, *norms(parameters)]
+
+
+def norms(parameters: List[Any]) -> List[Any]:
+    """Returns the norm of each gradient, as text, that what is no number equals itself; None for none."""
+    import torch
+
+    found = [parameter.grad for parameter in parameters]
+    dense = [gradient for gradient in found if gradient is not None and not gradient.is_sparse]
+    if not dense:
+        return [None for _ in found]
+    with torch.no_grad():
+        each = torch._foreach_norm(dense)
+    return [*(None for gradient in found if gradient is None), *(repr(float(norm)) for norm in each)]
+
+
+def total_norm(parameters: Any, norm_type: float) -> Any:
+    """Returns the norm of all gradients, as `clip_grad_norm_` does.
+
+    Args:
+        parameters: a tensor, or several.
+        norm_type: of the norm.
+    """
+    import torch
+
+    found = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    gradients = [parameter.grad for parameter in found if parameter.grad is not None]
+    if not gradients:
+        return torch.tensor(0.0)
+    each = [torch.linalg.vector_norm(gradient, norm_type).to(gradients[0].device) for gradient in gradients]
+    return torch.linalg.vector_norm(torch.stack(each), norm_type)
+
+
+def divide(parameters: List[Any], scale: Any) -> None:
+    """Takes a scale out of gradients that somebody else will use; what overflowed counts nothing."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in parameters:
+            if parameter.grad is not None:
+                torch.nan_to_num_(parameter.grad.div_(scale), 0.0, 0.0, 0.0)

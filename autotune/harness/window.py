@@ -1,0 +1,114 @@
+"""The steps of a trial: those of its warm-up, and the measured window, with all that opens and ends with it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, Optional
+
+from .clock import Finished
+from .meter import DONE, STEADY, WARMUP, Meter
+
+PARITY_STEPS = 8  # a parity run makes so many, however slow they are
+
+
+class Window:
+    """Feeds the meter with finished steps, and everybody who counts from the window's opening on with the news of it.
+
+    Attributes:
+        meter: None before the first step.
+        steps: "end_s", "samples", "wait_s" of every step of the process.
+        wait_s, busy_s, step_s, samples: sums over the steps of the window.
+        is_full: it has all it needs: nothing keeps the program any more.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self.meter: Optional[Meter] = None
+        self.steps: Dict[str, List[float]] = {"end_s": [], "samples": [], "wait_s": []}
+        self.wait_s = self.busy_s = self.step_s = self.samples = 0.0
+        self.is_full = False
+        self._last_seen: Any = None
+
+    @property
+    def rate_per_s(self) -> Optional[float]:
+        """The rate so far; None before there is one."""
+        return self.meter.rate_per_s if self.meter else None
+
+    def first_step(self) -> None:
+        """Called at the first step: it is known now what the meter must know."""
+        session, spec = self._session, self._session.spec
+        limit = spec.race_below_per_s
+        share = None if limit is None else limit / session.world_size  # ranks keep step: each has an equal part of the rate
+        self.meter = Meter(spec.rules, max(1, session.loaders.num_workers()), race_below_per_s=share)
+        self._enter_warmup()
+
+    def _enter_warmup(self) -> None:
+        self._session.phases.enter("compile" if self._session.modules.is_compiled() else "warmup")
+
+    def is_quiet(self) -> bool:
+        """Returns whether nothing has been compiled and no memory taken since the last call, as far as it matters now."""
+        session = self._session
+        is_steady = session.phases.now == "steady"
+        segments, retries = session.memory.movement()
+        if is_steady:
+            segments = 0  # one more segment disturbs nothing there
+            retries = 0  # thrashing is told by their number in the result: no reason to begin the window anew
+        seen = (session.modules.num_graphs(), segments, retries, is_steady)
+        last, self._last_seen = self._last_seen, seen
+        if last is not None and last[3] != seen[3]:
+            return bool(last[0] == seen[0])
+        return last is None or bool(last == seen)
+
+    def feed(self, steps: List[Finished]) -> None:
+        """Takes finished steps, in order."""
+        session, meter = self._session, self.meter
+        if meter is None or not steps:
+            return
+        self.steps["end_s"] += [step.end_s for step in steps]
+        self.steps["samples"] += [step.samples for step in steps]
+        self.steps["wait_s"] += [step.wait_s for step in steps]
+        if session.last_step.is_announced:
+            return  # the window is over
+        if session.spec.mode == "parity":
+            self.is_full = self._is_parity_over()
+            return
+        steps = [step for step in steps if not step.is_foreign]  # with an evaluation in it, say: not training time
+        if meter.phase == WARMUP:
+            meter.is_draining = session.supply.drains_within(session.spec.rules.drain_max_s)
+        while meter.phase == WARMUP and steps:
+            step = steps.pop(0)
+            if meter.feed(step.step_s, step.samples, is_quiet=step.is_quiet) == STEADY:
+                self._open()
+            elif step.is_quiet:
+                session.phases.enter("warmup")
+        if meter.phase == STEADY and steps:
+            self._measure(meter, steps)
+        self.is_full = meter.phase == DONE
+
+    def _is_parity_over(self) -> bool:
+        # Nothing is measured: it is over after so many steps, or so much time since the first.
+        session, ends_s = self._session, self.steps["end_s"]
+        is_late = ends_s[-1] - ends_s[0] >= (session.spec.max_s or math.inf) and session.num_steps >= PARITY_STEPS
+        return bool(is_late or session.num_steps >= (session.spec.max_steps or 0))
+
+    def _open(self) -> None:
+        session = self._session
+        self.wait_s = self.busy_s = self.step_s = self.samples = 0.0
+        session.clock.open_window()
+        session.supply.open_window()
+        session.optimizers.open_window()
+        session.memory.open_window()
+        session.phases.enter("steady")
+
+    def _measure(self, meter: Meter, steps: List[Finished]) -> None:
+        self.wait_s += sum([step.wait_s for step in steps])
+        self.busy_s += sum([step.busy_s for step in steps])
+        self.step_s += sum([step.step_s for step in steps])
+        self.samples += sum([step.samples for step in steps])
+        is_quiet = all([step.is_quiet for step in steps])
+        meter.is_draining = self._session.supply.is_falling
+        meter.feed_window([step.step_s for step in steps], [step.samples for step in steps], is_quiet=is_quiet)
+        if meter.phase == DONE:
+            self._session.supply.close_window()
+        elif meter.phase == WARMUP:  # something was compiled: from the start
+            self._enter_warmup()

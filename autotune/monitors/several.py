@@ -1,0 +1,110 @@
+"""The devices of a trial of several processes, watched as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+
+from autotune.monitors.nvml import DeviceMonitor, DeviceSample, NoDevice
+
+# How the metrics of several devices make one. Those that are judged are the worst device's, which all ranks wait for; power and
+# energy are those of one device, in the mean: ranks times it is what all of them draw.
+_WORST: dict[str, Callable[[list[float]], float]] = {"gpu.memory_used_bytes": max, "gpu.sm_clock_frac": min}
+_SLOWDOWN = "gpu.slowdown_"
+
+
+class SeveralDevices(DeviceMonitor):
+    """Several devices as one; each is judged by its own memory (`devices`), the worst of them speaks for the trial.
+
+    Args:
+        devices: their monitors, in the order of the ranks.
+    """
+
+    def __init__(self, devices: Sequence[DeviceMonitor]) -> None:
+        self._devices = list(devices)
+        self.uuid = ", ".join(device.uuid for device in devices if device.uuid) or None
+
+    @property
+    def devices(self) -> Sequence[DeviceMonitor]:
+        """See `DeviceMonitor.devices`."""
+        return self._devices
+
+    def sample(self, *, is_steady: bool) -> DeviceSample | None:
+        """Samples each device; returns what of all of them matters while none is measured: the slowdowns of any."""
+        samples = [sample for device in self._devices if (sample := device.sample(is_steady=is_steady))]
+        if not samples:
+            return None
+        known = [sample.slowdowns for sample in samples if sample.slowdowns is not None]
+        return DeviceSample(
+            time_s=samples[-1].time_s,
+            is_steady=is_steady,
+            utilisation_frac=_known(fmean, (sample.utilisation_frac for sample in samples)),
+            memory_used_bytes=self.memory_used_bytes(),
+            power_w=_known(fmean, (sample.power_w for sample in samples)),
+            energy_j=_known(fmean, (sample.energy_j for sample in samples)),
+            sm_clock_mhz=_known(fmean, (sample.sm_clock_mhz for sample in samples)),
+            slowdowns=tuple(dict.fromkeys(name for names in known for name in names)) if known else None,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """See `DeviceMonitor.metrics`: means over the devices, but the worst device's of what is judged."""
+        told = [device.metrics() for device in self._devices]
+        names = dict.fromkeys(name for one in told for name in one)
+        return {name: _rule(name)([one[name] for one in told if name in one]) for name in names}
+
+    def open_window(self) -> None:
+        """See `DeviceMonitor.open_window`."""
+        for device in self._devices:
+            device.open_window()
+
+    def close_window(self) -> None:
+        """See `DeviceMonitor.close_window`."""
+        for device in self._devices:
+            device.close_window()
+
+    def compute_processes(self) -> dict[int, float | None]:
+        """See `DeviceMonitor.compute_processes`: of a process on several devices the largest share."""
+        shares: dict[int, float | None] = {}
+        for device in self._devices:
+            for pid, share in device.compute_processes().items():
+                known = shares.get(pid)
+                shares[pid] = known if share is None else max(share, known or 0.0)
+        return shares
+
+    def restart(self) -> None:
+        """See `DeviceMonitor.restart`."""
+        for device in self._devices:
+            device.restart()
+
+    def memory_used_bytes(self) -> int | None:
+        """Returns the memory in use on the fullest device; None unknown."""
+        used = [used for device in self._devices if (used := device.memory_used_bytes()) is not None]
+        return max(used, default=None)
+
+    def memory_used_frac(self) -> float | None:
+        """See `DeviceMonitor.memory_used_frac`: of the fullest device."""
+        return _known(max, (device.memory_used_frac() for device in self._devices))
+
+    def holders(self) -> list[str]:
+        """See `DeviceMonitor.holders`."""
+        return list(dict.fromkeys(holder for device in self._devices for holder in device.holders()))
+
+    def close(self) -> None:
+        """See `DeviceMonitor.close`."""
+        for device in self._devices:
+            device.close()
+
+
+def as_one(devices: Sequence[DeviceMonitor]) -> DeviceMonitor:
+    """Returns one monitor for all devices that are there; the null object for none."""
+    there = [device for device in devices if not isinstance(device, NoDevice)]
+    return there[0] if len(there) == 1 else SeveralDevices(there) if there else NoDevice()
+
+
+def _rule(name: str) -> Callable[[list[float]], float]:
+    return max if name.startswith(_SLOWDOWN) else _WORST.get(name, fmean)
+
+
+def _known(rule: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return rule(known) if known else None

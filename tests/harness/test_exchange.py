@@ -1,0 +1,122 @@
+"""Gradients gathered over batches in two ranks over gloo: exchanged once to a step, and the same training."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.harness.apply.parallel import Wrappers
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, SPEC_FILE, SPEC_VARIABLE, RankResult, Spec, write_json
+from tests.harness.conftest import PROGRAMS
+from tests.programs.starting import Forks, environment, free_port
+
+KEY = "step.accumulation"
+ASKED, STEPS = 6, 8  # rank 0 announces the last step two ahead
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    made = Forks()
+    yield made
+    made.close()
+
+
+class Job:
+    """Two ranks that have run the program of gradients: what rank 0 found, and what they told."""
+
+    def __init__(self, folder: Path, result: RankResult) -> None:
+        self._folder, self.result = folder, result
+        told = [(folder / f"exchanges{rank}.txt").read_text() for rank in (0, 1)]
+        assert told[0] == told[1]
+        self.exchanges = [int(line) for line in told[0].splitlines()]
+
+    def weights(self, rank: int = 0) -> list[torch.Tensor]:
+        """Returns the weights a rank began with and those after each step but the last, within which it is ended."""
+        lines = (self._folder / f"weights{rank}.txt").read_text().splitlines()
+        return [torch.tensor([float.fromhex(word) for word in line.split()]) for line in dict.fromkeys(lines)]
+
+
+@pytest.fixture
+def job(forks: Forks, tmp_path: Path) -> Callable[..., Job]:
+    """Returns a function that runs the program of gradients in two ranks under the harness."""
+    number = 0
+
+    def run(words: str, **options: Any) -> Job:
+        nonlocal number
+        number += 1
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        spec = Spec(trial=1, nonce="nonce", folder=str(folder), mode="parity", seed=3, max_steps=ASKED, **options)
+        write_json(str(folder / SPEC_FILE), spec)
+        store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+        added = {SPEC_VARIABLE: str(folder / SPEC_FILE), **store}
+        paths = environment(added, harness=True)["PYTHONPATH"]
+        ranks = [{**added, "PYTHONPATH": paths, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1)]
+        return Job(folder, forks.run([str(PROGRAMS / "gradients.py"), *words.split()], folder, ranks).result())
+
+    return run
+
+
+HALF = [1, 2, 3, 4, *range(6, 2 * STEPS + 1, 2)]  # all while the program is being found out, then every other one
+CASES = ["", pytest.param("static clip momentum", marks=pytest.mark.thorough)]
+
+
+@pytest.mark.parametrize("words", CASES)
+def test_gathered_gradients_are_exchanged_once_to_a_step_and_train_the_same(job: Any, words: str) -> None:
+    each = job(f"{words} batch=8 own=2")
+    once = job(f"{words} batch=8", knobs={KEY: 2})
+    assert once.result.knobs[KEY].status == APPLIED
+    assert each.exchanges == list(range(1, 2 * STEPS + 1))
+    assert once.exchanges == HALF
+    assert len(once.weights()) == STEPS
+    for one, other in zip(each.weights(), once.weights(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    assert all(torch.equal(*pair) for pair in zip(once.weights(0), once.weights(1), strict=True))
+
+
+def test_a_program_that_holds_its_gradients_back_itself_goes_on_doing_so(job: Any) -> None:
+    own = job("batch=4 own=2 quiet", knobs={KEY: 1})
+    assert own.exchanges == list(range(2, 2 * STEPS + 1, 2))
+    both = job("batch=4 own=2 quiet", knobs={KEY: 2})
+    assert both.result.knobs[KEY].status == APPLIED
+    assert both.exchanges == [2, 4, 6, 8, *range(12, 4 * STEPS + 1, 4)]
+
+
+def test_gradients_that_were_held_back_are_exchanged_when_the_program_steps_on_them(job: Any) -> None:
+    found = job("batch=8 late", knobs={KEY: 4})
+    report = found.result.knobs[KEY]
+    assert (report.status, report.reason.split(":")[0]) == (NOT_APPLICABLE, "several optimizers step")
+    assert 9 not in found.exchanges
+    for one, other in zip(found.weights(0), found.weights(1), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.thorough
+def test_a_global_batch_is_that_of_all_ranks(job: Any) -> None:
+    parts, whole = job("batch=8", global_batch=32), job("batch=16", global_batch=32)
+    for found, every in ((parts, 2), (whole, 1)):
+        assert (found.result.knobs[KEY].status, found.result.knobs[KEY].observed) == (APPLIED, every)
+    assert whole.exchanges == list(range(1, STEPS + 1))
+    assert parts.exchanges == HALF
+    assert torch.allclose(parts.weights()[-1], whole.weights()[-1], atol=1e-5)
+
+
+def test_only_wrappers_that_the_program_lets_exchange_are_held_back() -> None:
+    class Wrapper:
+        require_backward_grad_sync = True
+
+    free, quiet = Wrapper(), Wrapper()
+    quiet.require_backward_grad_sync = False
+    wrappers = Wrappers({})
+    for wrapper in (free, quiet):
+        wrappers.add(wrapper)
+    assert wrappers.hold_back() == []  # the program's own word
+    wrappers.is_due = lambda: True
+    assert wrappers.hold_back() == []
+    wrappers.is_due = lambda: False
+    held = wrappers.hold_back()
+    assert (held, free.require_backward_grad_sync) == ([free], False)
+    wrappers.let_go(held)
+    assert (free.require_backward_grad_sync, quiet.require_backward_grad_sync) == (True, False)

@@ -1,0 +1,74 @@
+"""The devices of several ranks, on NVML's fake: not measured on a GPU yet."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.monitors.gate import MemoryGate
+from autotune.monitors.nvml import MIB, NoDevice, NvmlDevice
+from autotune.monitors.several import SeveralDevices, as_one
+from tests.monitors.test_nvml import Clock, FakeNvml, used
+
+
+@pytest.fixture
+def pair():
+    """Returns two devices' NVMLs, and both devices watched as one."""
+    nvmls = [FakeNvml(nvmlDeviceGetUUID=f"GPU-{n}", nvmlDeviceGetDefaultApplicationsClock=2000) for n in (1, 2)]
+    return nvmls, as_one([NvmlDevice(nvml, "handle", Clock()) for nvml in nvmls])
+
+
+def test_what_is_judged_is_the_worst_device_s_and_power_that_of_one(pair):
+    nvmls, devices = pair
+    nvmls[1].answers |= {
+        "nvmlDeviceGetMemoryInfo": used(600),
+        "nvmlDeviceGetPowerUsage": 500_000,
+        "nvmlDeviceGetClockInfo": 1000,
+        "nvmlDeviceGetCurrentClocksEventReasons": 0x40,
+    }
+    sample = devices.sample(is_steady=True)
+    assert sample.slowdowns == ("thermal",)
+    assert (sample.power_w, sample.memory_used_bytes) == (400.0, 600 * MIB)
+    metrics = devices.metrics()
+    assert metrics["gpu.power_w"] == 400.0
+    assert metrics["gpu.memory_used_bytes"] == 600 * MIB
+    assert metrics["gpu.sm_clock_frac"] == 0.5
+    assert metrics["gpu.slowdown_thermal_frac"] == 1.0
+    assert metrics["gpu.utilisation_frac"] == 0.5
+    assert devices.memory_used_frac() == 0.6
+    devices.restart()
+    assert devices.metrics() == {}
+
+
+def test_the_next_trial_waits_for_every_device_and_the_one_that_is_held_is_named(pair):
+    nvmls, devices = pair
+    clock = Clock()
+    gate = MemoryGate(devices, clock=clock)
+    assert gate.wait(1.0, clock.sleep) == ""
+    nvmls[0].answers["nvmlDeviceGetMemoryInfo"] = used(300)
+    assert gate.wait(1.0, clock.sleep) == "", "contexts of others breathe, on each device for itself"
+    nvmls[1].answers["nvmlDeviceGetMemoryInfo"] = used(900)
+    message = gate.wait(1.0, clock.sleep)
+    assert message.startswith("device GPU-2: 800 MiB more in use")
+    assert "GPU-1" not in message
+
+
+def test_windows_open_and_close_on_every_device_and_others_are_seen_on_each(pair):
+    nvmls, devices = pair
+    running = [[SimpleNamespace(pid=pid, usedGpuMemory=None)] for pid in (7, 8)]
+    for nvml, processes in zip(nvmls, running, strict=True):
+        nvml.answers["nvmlDeviceGetComputeRunningProcesses"] = processes
+    assert set(devices.compute_processes()) == {7, 8}
+    devices.open_window()
+    devices.close_window()
+    for nvml in nvmls:
+        assert nvml.asked.count("nvmlDeviceGetTotalEnergyConsumption") == 2
+    devices.close()
+    assert [nvml.asked[-1] for nvml in nvmls] == ["nvmlShutdown"] * 2
+
+
+def test_one_device_is_itself_and_none_a_null_object(pair):
+    one = NvmlDevice(pair[0][0], "handle")
+    assert as_one([one, NoDevice()]) is one
+    assert isinstance(as_one([NoDevice()]), NoDevice)
+    assert isinstance(pair[1], SeveralDevices)
+    assert pair[1].uuid == "GPU-1, GPU-2"
