@@ -22,7 +22,9 @@ REST_USUAL = (0.05, 0.03, 0.03)  # what the two sides leave over: small, where t
 REST_LEVEL = 0.05
 ROUGH = 2.0  # noise of a trial that was stopped early, beside an ordinary one's
 LOADER_NOISE = 1.5  # L is read from fewer batches than the rate
+READ_OFF_NOISE = 8.0  # D that is read from a rate on shared cores: how processes disturb each other is not known
 UNSURE = 8.0  # a D that would be known so much worse than the rate it is read from says nothing
+BATCH_TREND, HALF_BATCH = 0.5, 32.0  # D grows with the batch, as a step's fixed costs are shared out: b/(b + half), to a power
 MIN_DEVICE_RATES = 2
 
 
@@ -47,7 +49,7 @@ class Forecast:
 
     Attributes:
         is_decomposed: whether D and L are learned apart, which takes that they are known; otherwise the rate by itself.
-        spread: of the measured rates round what D and L make together, in logarithms.
+        spread: of the rates round what D, L and the other rates say of them, in logarithms; 0 where they are not told apart.
 
     Args:
         coding: the levels of the knobs.
@@ -74,30 +76,32 @@ class Forecast:
         self._rest: LinearModel | None = None
         self.spread = 0.0
         if not self.is_decomposed:
-            self._device = LinearModel(columns * self._scales[ALL], np.log(rates), noise=rough)
+            self._device = LinearModel(columns * self._scales[ALL], np.log(rates) - self._usual_device(codes), noise=rough)
             return
         self._device = LinearModel(
-            (columns * self._scales[DEVICE])[has_device], np.log(device[has_device]), noise=(rough * noise)[has_device]
+            (columns * self._scales[DEVICE])[has_device],
+            np.log(device[has_device]) - self._usual_device(codes[has_device]),
+            noise=(rough * noise)[has_device],
         )
         beside_usual = np.log(loader[has_loader]) - self._usual_loader(codes[has_loader])
         self._loader = LinearModel(
             (columns * self._scales[LOADER])[has_loader], beside_usual, noise=LOADER_NOISE * rough[has_loader], usual=USUAL
         )
         left = np.log(rates) - self._together(codes, *self._sides(codes, columns))
-        self.spread = float(np.sqrt(np.mean(left**2)))
         self._rest = LinearModel(
             columns * self._scales[ALL], left, noise=rough, usual=REST_USUAL, level_spread=REST_LEVEL, prior_level=0.0
         )
+        self.spread = float(np.sqrt(np.mean(self._rest.left_out_errors() ** 2)))
 
     def expected(self, codes: Codes, *, num_draws: int, rng: np.random.Generator) -> Expected:
         """Returns what is forecast of configurations."""
         columns = self._coding.columns(codes)
         device, loader = self._sides(codes, columns)
         if self._loader is None or self._rest is None:
-            draws = self._device.draws(columns * self._scales[ALL], num=num_draws, rng=rng)
+            draws = self._device.draws(columns * self._scales[ALL], num=num_draws, rng=rng) + self._usual_device(codes)[:, None]
             return Expected(mean=device, draws=draws, device=device, loader=loader)
         of_device, of_loader, of_rest = (columns * self._scales[side] for side in (DEVICE, LOADER, ALL))
-        devices = self._device.draws(of_device, num=num_draws, rng=rng)
+        devices = self._device.draws(of_device, num=num_draws, rng=rng) + self._usual_device(codes)[:, None]
         loaders = self._loader.draws(of_loader, num=num_draws, rng=rng) + self._usual_loader(codes)[:, None]
         draws = self._together(codes, devices, loaders) + self._rest.draws(of_rest, num=num_draws, rng=rng)
         mean = self._together(codes, device, loader) + self._rest.mean(of_rest)
@@ -121,7 +125,7 @@ class Forecast:
 
     def _sides(self, codes: Codes, columns: Columns) -> tuple[Array, Array]:
         """Returns the logarithms of D and L that are expected."""
-        device = self._device.mean(columns * self._scales[DEVICE if self.is_decomposed else ALL])
+        device = self._device.mean(columns * self._scales[DEVICE if self.is_decomposed else ALL]) + self._usual_device(codes)
         if self._loader is None:
             return device, np.full(len(codes), np.inf)
         return device, self._loader.mean(columns * self._scales[LOADER]) + self._usual_loader(codes)
@@ -143,8 +147,13 @@ class Forecast:
                 rates[is_hidden], loader[is_hidden], workers=workers, threads=threads, machine=self._machine
             )
             device[is_hidden] = np.where(factor < UNSURE, found, np.nan)
-            noise[is_hidden] = np.maximum(factor, 1.0)
+            noise[is_hidden] = READ_OFF_NOISE * np.maximum(factor, 1.0)
         return device, noise
+
+    def _usual_device(self, codes: Codes) -> Array:
+        """Returns how the logarithm of D grows with the batch in most programs."""
+        batch = np.maximum(self._coding.numbers(BATCH, codes, otherwise=1.0), 1.0)
+        return np.asarray(BATCH_TREND * np.log(batch / (batch + HALF_BATCH)))
 
     def _usual_loader(self, codes: Codes) -> Array:
         """Returns how the logarithm of L grows with the workers where nothing is in their way: up to the cores, as they do."""

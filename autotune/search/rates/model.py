@@ -10,7 +10,7 @@ import numpy as np
 from autotune.search.rates.coding import Array, Columns
 
 USUAL = (0.3, 0.1, 0.03)  # spread that single knobs, pairs of them and noise give to a logarithm
-FACTORS = (0.4, 1.0, 2.5)  # of each that are tried: the most likely decide
+FACTORS = ((0.4, 1.0, 2.5, 6.0), (0.4, 1.0, 2.5), (0.4, 1.0, 2.5, 6.0))  # of each that are tried: the most likely decide
 DOUBT = 1.0  # how far from 1 the factors are expected to be, in natural logarithms: where the data do not tell, the usual holds
 BIAS = 2.0  # spread of the level itself: next to unknown
 
@@ -42,7 +42,8 @@ class LinearModel:
         self._y, relative = y - self._level, np.ones(len(y)) if noise is None else noise
         of_effects, of_pairs = columns.effects @ columns.effects.T, columns.pairs @ columns.pairs.T
         best = -np.inf
-        for scales in itertools.product(*([factor * own for factor in FACTORS] for own in usual)):
+        tried = [[factor * own for factor in factors] for factors, own in zip(FACTORS, usual, strict=True)]
+        for scales in itertools.product(*tried):
             noises = scales[2] * relative
             covariance = level_spread**2 + scales[0] ** 2 * of_effects + scales[1] ** 2 * of_pairs + np.diag(noises**2)
             lower = np.linalg.cholesky(covariance)
@@ -56,6 +57,11 @@ class LinearModel:
     def mean(self, columns: Columns) -> Array:
         """Returns what is expected of configurations."""
         return self._level + self._scaled(columns) @ (self._columns.T @ self._solve(self._y))
+
+    def left_out_errors(self) -> Array:
+        """Returns by how much each measurement misses what the others say of it (closed form of leaving one out)."""
+        inverse = self._solve(np.eye(len(self._y)))
+        return np.asarray(inverse @ self._y / np.diag(inverse))
 
     def draws(self, columns: Columns, *, num: int, rng: np.random.Generator) -> Array:
         """Returns what configurations may be worth: `num` functions drawn from what is known, a column each.

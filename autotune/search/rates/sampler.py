@@ -208,7 +208,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return found
 
     def _forecast(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
-        """Returns the forecast; what is under way counts as if it had come out as expected, so that others are tried beside it."""
+        """Returns the forecast; what is under way counts as if it had come out as expected, so that others are tried."""
         may_decompose = self.parts.decomposition
         forecast = Forecast(coding, known, machine, may_decompose=may_decompose)
         num_rates = sum(one.rate is not None for one in known)
