@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autotune.cli.run import Asked, carry_out, plan_of
 from autotune.errors import BadInput, Interrupted
@@ -12,12 +12,12 @@ from autotune.run_dir import StudyFolder, create, studies
 
 if TYPE_CHECKING:
     from autotune.config.compose import Composed
+    from autotune.records import StudyRecord
     from autotune.study import Plan
 
 PREFIX = "record-"  # of the names of recordings
 TABLE = "table.jsonl.gz"  # in the recording's folder
 WITHOUT_RACING = "measure.racing=false"  # a trial that is stopped early has no place in a table
-MAY_DIFFER = ("minutes", "repeats")  # of `record.*`, between two goes of one recording
 
 
 def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
@@ -94,36 +94,31 @@ def _write(folder: StudyFolder, output: Path | None, *, as_json: bool) -> None:
 
 
 def _begun(runs: Path, composed: Composed) -> StudyFolder | None:
-    """Returns the latest recording that the same command began and that nothing but its end is missing of; None for none."""
+    """Returns the latest recording that the same command began; None for none."""
     found = []
     for folder in studies(runs):
         try:
             about = folder.read_study()
-            if about.recording and about.base == composed.name and _is_same(folder, composed):
+            if about.recording and about.base == composed.name and _is_same(about, composed):
                 found.append((about.sequence, folder))
         except (OSError, ValueError):
             continue
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def _is_same(folder: StudyFolder, composed: Composed) -> bool:
-    about = folder.read_study()
+def _is_same(about: StudyRecord, composed: Composed) -> bool:
+    """Whether a recording is the one that was asked for: how much of it may differ, and keys that came since, too."""
+    from autotune.config.keys import settings
+
     asked = {key: domain.as_json() if domain else {"auto": True} for key, domain in composed.space.domains.items()}
-    same = (about.asked, about.pinned, about.command) == (
+    secrets = composed.secrets
+    return (about.asked, about.pinned, about.command, about.settings, about.recording["configurations"]) == (
         asked,
         composed.space.pinned,
-        composed.secrets.words(composed.command.parts),
+        secrets.words(composed.command.parts),
+        secrets.document(settings(composed.config)),
+        composed.config.record.configurations,
     )
-    return same and _without_length(folder.config_file.read_text(encoding="utf-8")) == _without_length(composed.yaml)
-
-
-def _without_length(text: str) -> Any:
-    import yaml
-
-    document = yaml.safe_load(text)
-    for name in MAY_DIFFER:
-        document.get("record", {}).pop(name, None)
-    return document
 
 
 def _check(asked: Asked, output: Path | None) -> None:

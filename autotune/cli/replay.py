@@ -76,6 +76,8 @@ def replay(
             out.print(
                 Text(f"  {name}: worst table {worst['table']}, {_percent(worst['median_at_20'])} after 20 trials", style="dim")
             )
+    for line in _losses(found["losses"]):
+        out.print(Text(line))
     out.print()
     out.print(Text(LEGEND, style="dim"))
     if html is not None:
@@ -124,6 +126,15 @@ def _about(table: dict[str, Any]) -> list[str]:
         filled = f", the optimum fills {_percent(memory['optimum_frac'])} of it" if memory["optimum_frac"] else ""
         lines.append(f"  {memory['out_of_memory']} configurations run out of memory{filled}")
     return lines
+
+
+def _losses(losses: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns where the first strategy is behind, a line each."""
+    return [
+        f"{loss['strategy']} is behind {loss['rival']} on {loss['table']} after the seconds of {loss['trials']} trials: "
+        f"{_percent(loss['own'])} against {_percent(loss['other'])}"
+        for loss in losses
+    ]
 
 
 def _grid(strategies: dict[str, dict[str, Any]]) -> Grid:

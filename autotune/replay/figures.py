@@ -14,7 +14,7 @@ from autotune.records import Outcome
 from autotune.replay.bench import Result
 from autotune.replay.study import Claim, Replayed, Step
 from autotune.replay.table import Key, Measurement
-from autotune.replay.world import mean
+from autotune.replay.world import mean, optimum_of
 
 SCHEMA = 1
 AT_TRIALS = (10, 20, 40)
@@ -22,6 +22,7 @@ TARGETS = (0.95, 0.98)  # fractions of the optimum that a search is timed to
 WORTH_FRAC = 0.85  # a table on which ten random trials reach more of the optimum, in the median, tells searches not apart
 RANDOM_DRAWS = 2000  # ten random configurations each
 NEAR_CAP_FRAC = 0.8  # of the memory: what a memory table's optimum must fill, or avoiding want of memory costs nothing
+LOSS_FRAC = 0.005  # of the optimum: what one search must be ahead of another for that to count
 CURVE_POINTS = 60  # of the curves by seconds
 
 
@@ -32,13 +33,26 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
     together = {name: _strategy([(result, result.studies[name]) for result in results]) for name in names}
     for name, found in together.items():
         found["worst_table"] = _worst(tables, name)
-    return {"schema": SCHEMA, "tables": tables, "strategies": together}
+    return {"schema": SCHEMA, "tables": tables, "strategies": together, "losses": _losses(tables, names)}
+
+
+def _losses(tables: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns where the first strategy is behind another after equal seconds, in the median: what has to be explained."""
+    found = []
+    for table in tables:
+        own = table["strategies"][names[0]]["at_seconds_of_trials"]
+        for rival in names[1:]:
+            for num, other in table["strategies"][rival]["at_seconds_of_trials"].items():
+                if own[num]["median"] < other["median"] - LOSS_FRAC:
+                    behind = {"own": own[num]["median"], "other": other["median"]}
+                    found.append({"table": table["table"], "strategy": names[0], "rival": rival, "trials": int(num), **behind})
+    return found
 
 
 def _table(result: Result) -> dict[str, Any]:
     table, groups = result.table, result.table.by_configuration()
     kept = {key: groups[key] for key in result.grid.keys}
-    optimum = max(kept, key=lambda key: mean(kept[key]) or 0.0)
+    optimum = optimum_of(kept)
     best, base = mean(kept[optimum]), mean(groups.get(frozenset(), []))
     ten = random_after_ten(kept)
     return {
@@ -70,7 +84,7 @@ def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
     """
     rng = random.Random(0)
     rates = {key: mean(group) or 0.0 for key, group in groups.items()}
-    optimum, base = max(rates.values()), rates.get(frozenset(), 0.0)
+    optimum, base = rates[optimum_of(groups)], rates.get(frozenset(), 0.0)
     others = [rates[key] for key in sorted(rates, key=repr) if key]
     drawn = [max(base, *rng.sample(others, min(AT_TRIALS[0], len(others)))) / optimum for _ in range(RANDOM_DRAWS)]
     return statistics.median(drawn)

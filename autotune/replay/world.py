@@ -15,7 +15,7 @@ import dataclasses
 import math
 import random
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from autotune.replay.table import Key, Measurement, Table
 
@@ -26,7 +26,7 @@ class World:
     """One table as one search meets it.
 
     Attributes:
-        optimum: the configuration with the highest mean over all its repeats.
+        optimum: as `optimum_of` says.
         is_searching: whether what is served now counts as served to the search; the finals set it to False.
 
     Args:
@@ -48,7 +48,7 @@ class World:
             self._may_be_served[key] = shuffled[1:] if len(shuffled) >= MIN_REPEATS else shuffled
             self._left[key] = list(self._may_be_served[key])
         self._residuals = residuals(self._all.values())
-        self.optimum = max(self._all, key=lambda key: (mean(self._all[key]) or 0.0, sorted_key(key)))
+        self.optimum = optimum_of(self._all)
 
     def serve(self, key: Key) -> Measurement | None:
         """Returns a measurement of a configuration; None for one that is not in the table."""
@@ -86,6 +86,16 @@ class World:
     def final_fraction(self, key: Key) -> float:
         """Returns the same of what the finals handed over, by what they were not served either."""
         return self.held_out(key) / self.held_out(self.optimum)
+
+
+def optimum_of(groups: Mapping[Key, Sequence[Measurement]]) -> Key:
+    """Returns the configuration with the highest mean over all its repeats, of those that may win in most of them."""
+
+    def worth(key: Key) -> float:
+        may_win = [one for one in groups[key] if one.outcome.may_win]
+        return (mean(may_win) or 0.0) if 2 * len(may_win) > len(groups[key]) else 0.0
+
+    return max(groups, key=lambda key: (worth(key), sorted_key(key)))
 
 
 def mean(measurements: Sequence[Measurement]) -> float | None:
