@@ -11,6 +11,10 @@ from autotune.search import Machine, Parts, RatesSampler, Rules
 from autotune.study.session import Session
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
+OWN_FORECAST = (
+    WORKERS,
+    "loader.batch_size",
+)  # what these do is forecast; of the others an expert's word is all there is at first
 
 
 def machine_of(session: Session) -> Machine:
@@ -50,12 +54,14 @@ def inform(
     def full(params: Knobs) -> Knobs:
         return space.active({**space.reference, **params})
 
+    experts = space.experts(session.circumstances) if session.circumstances else {}
     sampler.rules = Rules(
         active=lambda params: {key: value for key, value in full(dict(params)).items() if key in params},
         is_open=lambda params: is_open(full(dict(params))),
         may_win=lambda params: may_win(full(dict(params))),
         expected_s=lambda params: session.costs.expected_s(knobs := full(dict(params)), space.changed(knobs)),
         costly={key: space.reference[key] for _, key, _ in space.costly()},
+        favoured={key: value for key, value in experts.items() if key not in OWN_FORECAST},
     )
     sampler.parts = Parts(
         decomposition=search.decomposition, memory=search.memory_model, cost=search.cost_aware, stop=search.stop

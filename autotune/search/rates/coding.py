@@ -131,6 +131,13 @@ class Coding:
                 return np.array([*map(float, knob.values), otherwise])[codes[:, column]]
         return np.full(len(codes), otherwise)
 
+    def has(self, key: str, value: Any, codes: Codes) -> Array:
+        """Returns for each configuration 1 where a knob has a value, else 0."""
+        for column, knob in enumerate(self.knobs):
+            if knob.key == key:
+                return np.asarray(codes[:, column] == self._places[column].get(_same(value), -2), dtype=float)
+        return np.zeros(len(codes))
+
     def columns(self, codes: Codes) -> Columns:
         """Returns the columns of configurations, a row each."""
         tables = [(knob.columns(), knob.pair_columns()) for knob in self.knobs]

@@ -24,6 +24,8 @@ ROUGH = 2.0  # noise of a trial that was stopped early, beside an ordinary one's
 LOADER_NOISE = 1.5  # L is read from fewer batches than the rate
 READ_OFF_NOISE = 8.0  # D that is read from a rate on shared cores: how processes disturb each other is not known
 UNSURE = 8.0  # a D that would be known so much worse than the rate it is read from says nothing
+FAVOUR = 0.08
+THREADS_TREND = 0.7  # D of a step on a CPU grows with its threads, to this power, up to the cores
 BATCH_TREND, HALF_BATCH = 0.5, 32.0  # D grows with the batch, as a step's fixed costs are shared out: b/(b + half), to a power
 MIN_DEVICE_RATES = 2
 
@@ -56,10 +58,19 @@ class Forecast:
         trials: what was seen, at least one rate in it.
         machine: cores, and whether the step computes on them.
         may_decompose: whether to learn D and L apart.
+        favoured: values that an expert would start with, by knob: they are expected to be a little better than others.
     """
 
-    def __init__(self, coding: Coding, trials: Sequence[Seen], machine: Machine, *, may_decompose: bool = True) -> None:
-        self._coding, self._machine = coding, machine
+    def __init__(
+        self,
+        coding: Coding,
+        trials: Sequence[Seen],
+        machine: Machine,
+        *,
+        may_decompose: bool = True,
+        favoured: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._coding, self._machine, self._favoured = coding, machine, favoured or {}
         self._scales = {
             side: coding.scaled({knob.key: scale(knob.key, side) for knob in coding.knobs}) for side in (DEVICE, LOADER, ALL)
         }
@@ -151,14 +162,26 @@ class Forecast:
         return device, noise
 
     def _usual_device(self, codes: Codes) -> Array:
-        """Returns how the logarithm of D grows with the batch in most programs."""
+        """Returns what is to be expected of the logarithm of D before anything is measured, up to a constant."""
         batch = np.maximum(self._coding.numbers(BATCH, codes, otherwise=1.0), 1.0)
-        return np.asarray(BATCH_TREND * np.log(batch / (batch + HALF_BATCH)))
+        usual = BATCH_TREND * np.log(batch / (batch + HALF_BATCH)) + self._favour(DEVICE, codes)
+        if self._machine.is_cpu and self._machine.num_cores:
+            _, threads = self._processes(codes)
+            usual += THREADS_TREND * np.log(np.minimum(threads, self._machine.num_cores))
+        return np.asarray(usual)
 
     def _usual_loader(self, codes: Codes) -> Array:
-        """Returns how the logarithm of L grows with the workers where nothing is in their way: up to the cores, as they do."""
+        """Returns the same of L: it grows with the workers where nothing is in their way, up to the cores."""
         workers, _ = self._processes(codes)
-        return np.log(np.clip(workers, 1.0, max(1.0, self._machine.num_cores or np.inf)))
+        most = max(1.0, self._machine.num_cores or np.inf)
+        return np.asarray(np.log(np.clip(workers, 1.0, most)) + self._favour(LOADER, codes))
+
+    def _favour(self, side: str, codes: Codes) -> Array:
+        """Returns what an expert expects of his own values, in logarithms."""
+        found = np.zeros(len(codes))
+        for key, value in self._favoured.items():
+            found += FAVOUR * scale(key, side) * self._coding.has(key, value, codes)
+        return found
 
     def _processes(self, codes: Codes) -> tuple[Array, Array]:
         """Returns the loader's workers and the step's threads of each configuration."""

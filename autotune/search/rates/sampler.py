@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,9 @@ STOP_PROMISE = 0.01  # expected gain below which a proposal promises nothing ...
 STOP_AFTER = 5  # ... and so many in a row end the search
 NUM_RANKED = 200  # candidates that are asked whether they are open, and what they cost
 NUM_BEST_TO_COMPILE = 3  # of the configurations without a costly value, those that one may be added to
+NUM_GREEDY = 20  # candidates expected to be the best that are asked the same
+COST_POWER = 1.0  # of the seconds that a gain is divided by
+RELIEF = 0.1  # gain with a side that costs nothing, from which on that side is worth a change
 BELONGS = 0.3  # of what a knob may matter to a side: from there on it is a knob of that side
 
 
@@ -53,13 +56,15 @@ class Rules:
         may_win: whether nothing was found against a configuration since it was measured.
         expected_s: what a trial of it costs, seconds.
         costly: knobs whose values cost a compilation, with the value that does not.
+        favoured: values that an expert would start with.
     """
 
     active: Callable[[Params], Params] = lambda params: params
     is_open: Callable[[Params], bool] = lambda _: True
     may_win: Callable[[Params], bool] = lambda _: True
     expected_s: Callable[[Params], float] = lambda _: 1.0
-    costly: Mapping[str, Any] | None = None
+    costly: Mapping[str, Any] = field(default_factory=dict)
+    favoured: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,14 +215,15 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def _forecast(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
         """Returns the forecast; what is under way counts as if it had come out as expected, so that others are tried."""
         may_decompose = self.parts.decomposition
-        forecast = Forecast(coding, known, machine, may_decompose=may_decompose)
+        favoured = self.rules.favoured
+        forecast = Forecast(coding, known, machine, may_decompose=may_decompose, favoured=favoured)
         num_rates = sum(one.rate is not None for one in known)
         if forecast.is_decomposed and num_rates >= MIN_SPREAD_TRIALS and forecast.spread > MAX_SPREAD:
             may_decompose = False
-            forecast = Forecast(coding, known, machine, may_decompose=False)
+            forecast = Forecast(coding, known, machine, may_decompose=False, favoured=favoured)
         if running := [one for one in known if one.is_running]:
             supposed = forecast.supposed([one.params for one in running])
-            return Forecast(coding, [*known, *supposed], machine, may_decompose=may_decompose)
+            return Forecast(coding, [*known, *supposed], machine, may_decompose=may_decompose, favoured=favoured)
         return forecast
 
 
@@ -248,42 +254,45 @@ class _Step:
         """Returns the proposal of this turn; None when nothing that is considered is open."""
         tried = self._expected([one.params for one in self._winners])
         order = np.argsort(-tried.mean)
-        best, side = [self._winners[place].params for place in order], self._side(tried, int(order[0]))
+        best, sides = [self._winners[place].params for place in order], self._sides(tried, int(order[0]))
         considered = pool(self._coding, best, active=self._rules.active, rng=self._rng)
         candidates = [params for params in considered if self._may_try(params, best)]
         if not candidates:
             return None
         expected = self._expected([best[0], *candidates])
-        gains = np.exp(expected.draws[1:] - expected.draws[0]) - 1
-        hopes = np.maximum(gains, 0.0).mean(axis=1) * [self._suspects.chance(params) for params in candidates]
-        places = [int(place) for place in np.argsort(-hopes)[:NUM_RANKED]]
-        places = [place for place in places if self._rules.is_open(candidates[place])]
+        works = np.array([self._suspects.chance(params) for params in candidates])
+        gains = (np.exp(expected.draws[1:] - expected.draws[0]) - 1) * works[:, None]
+        means = (np.exp(expected.mean[1:] - expected.mean[0]) - 1) * works
+        hopes = np.maximum(gains, 0.0).mean(axis=1)
+        ranked = dict.fromkeys([*np.argsort(-hopes)[:NUM_RANKED].tolist(), *np.argsort(-means)[:NUM_GREEDY].tolist()])
+        places = [place for place in ranked if self._rules.is_open(candidates[place])]
         if not places:
             return None
-        seconds = {place: self._rules.expected_s(candidates[place]) if self._parts.cost else 1.0 for place in places}
-        single = [place for place in places if _is_single(candidates[place], best[0], side)]
+        cost = {place: self._rules.expected_s(candidates[place]) ** COST_POWER if self._parts.cost else 1.0 for place in places}
+        single = [place for place in places if _side_of(candidates[place], best[0], sides)]
         if turn % 2 == 0 and single:
-            chosen = max(single, key=lambda place: hopes[place] / seconds[place])
-            lead = "one change" if side == ALL else f"{side}-bound"
+            chosen = max(single, key=lambda place: hopes[place] / cost[place])
+            lead = _side_of(candidates[chosen], best[0], sides)
         elif turn % 4 == 1:
             draw = int(self._rng.integers(NUM_DRAWS))
-            chosen = max(places, key=lambda place: (max(gains[place, draw], 0.0) / seconds[place], gains[place, draw]))
+            chosen = max(places, key=lambda place: (max(gains[place, draw], 0.0) / cost[place], gains[place, draw]))
             lead = "may be better"
         else:
-            chosen = max(places, key=lambda place: hopes[place] / seconds[place])
+            chosen = max(places, key=lambda place: (max(means[place], 0.0) / cost[place], means[place]))
             lead = "most promising"
-        mean = float(np.exp(expected.mean[chosen + 1] - expected.mean[0]) - 1)
-        why = f"{lead}: {explain.changes(best[0], candidates[chosen])}, {explain.gain(mean)}"
+        why = f"{lead}: {explain.changes(best[0], candidates[chosen])}, {explain.gain(float(means[chosen]))}"
         return Proposed(params=candidates[chosen], why=why, promise=float(max(hopes[places])))
 
     def _expected(self, configurations: Sequence[Params]) -> Expected:
         return self._forecast.expected(self._coding.encode(configurations), num_draws=NUM_DRAWS, rng=self._rng)
 
-    def _side(self, expected: Expected, place: int) -> str:
-        """Returns which side binds a configuration, ALL where they are not told apart."""
+    def _sides(self, expected: Expected, place: int) -> list[str]:
+        """Returns the sides that a configuration would gain from if they cost nothing, the one that binds most first."""
         if not self._forecast.is_decomposed:
-            return ALL
-        return LOADER if expected.loader[place] < expected.device[place] else DEVICE
+            return [ALL]
+        relief = {LOADER: expected.device[place] - expected.mean[place], DEVICE: expected.loader[place] - expected.mean[place]}
+        most = max(relief, key=lambda side: relief[side])
+        return [most, *(side for side in relief if side != most and relief[side] >= RELIEF)]
 
     def _may_try(self, params: Params, best: Sequence[Params]) -> bool:
         if configuration_key(params) in self._tried or not self._suspects.chance(params):
@@ -294,7 +303,7 @@ class _Step:
 
     def _is_worth_compiling(self, params: Params, best: Sequence[Params]) -> bool:
         """Whether a configuration costs no compilation, or is one of the best so far but for what is compiled."""
-        costly = self._rules.costly or {}
+        costly = self._rules.costly
         if all(params.get(key, plain) == plain for key, plain in costly.items()):
             return True
         rest = {key: value for key, value in params.items() if key not in costly}
@@ -302,7 +311,13 @@ class _Step:
         return rest in bests
 
 
-def _is_single(params: Params, best: Params, side: str) -> bool:
-    """Whether a configuration changes one knob of the best, on the side that binds; knobs that come with it apart."""
+def _side_of(params: Params, best: Params, sides: Sequence[str]) -> str:
+    """Returns what a change of one knob of the best is for: "loader-bound", "device-bound"; "" when it is no such change.
+
+    Knobs that come or go with the one that is changed do not count.
+    """
     keys = [key for key in params if key in best and params[key] != best[key]]
-    return len(keys) == 1 and scale(keys[0], side) >= BELONGS
+    if len(keys) != 1:
+        return ""
+    side = next((side for side in sides if scale(keys[0], side) >= BELONGS), "")
+    return ("one change" if side == ALL else f"{side}-bound") if side else ""
