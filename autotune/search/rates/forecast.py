@@ -51,7 +51,7 @@ class Forecast:
 
     Attributes:
         is_decomposed: whether D and L are learned apart, which takes that they are known; otherwise the rate by itself.
-        spread: of the rates round what D, L and the other rates say of them, in logarithms; 0 where they are not told apart.
+        spread: of the rates round what the other trials say of them, in logarithms.
 
     Args:
         coding: the levels of the knobs.
@@ -85,9 +85,9 @@ class Forecast:
         self.is_decomposed = may_decompose and int(has_device.sum()) >= MIN_DEVICE_RATES and bool(has_loader.any())
         self._loader: LinearModel | None = None
         self._rest: LinearModel | None = None
-        self.spread = 0.0
         if not self.is_decomposed:
             self._device = LinearModel(columns * self._scales[ALL], np.log(rates) - self._usual_device(codes), noise=rough)
+            self.spread = _rms(self._device.left_out_errors())
             return
         self._device = LinearModel(
             (columns * self._scales[DEVICE])[has_device],
@@ -102,7 +102,7 @@ class Forecast:
         self._rest = LinearModel(
             columns * self._scales[ALL], left, noise=rough, usual=REST_USUAL, level_spread=REST_LEVEL, prior_level=0.0
         )
-        self.spread = float(np.sqrt(np.mean(self._rest.left_out_errors() ** 2)))
+        self.spread = _rms(self._rest.left_out_errors())
 
     def expected(self, codes: Codes, *, num_draws: int, rng: np.random.Generator) -> Expected:
         """Returns what is forecast of configurations."""
@@ -188,6 +188,10 @@ class Forecast:
         machine = self._machine
         workers = self._coding.numbers(WORKERS, codes, otherwise=machine.workers)
         return workers, self._coding.numbers(THREADS, codes, otherwise=machine.threads or machine.num_cores or 1.0)
+
+
+def _rms(errors: Array) -> float:
+    return float(np.sqrt(np.mean(errors**2)))
 
 
 def scale(key: str, side: str) -> float:

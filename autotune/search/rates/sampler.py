@@ -24,7 +24,7 @@ from autotune.search.rates.working import Suspects
 
 MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
 NUM_DRAWS = 64  # functions drawn from what is known: their mean gain is good to a tenth of its own spread
-MAX_SPREAD = 0.15  # of the rates round what D and L make together: beyond it they do not explain them
+MAX_SPREAD = 0.15  # of the rates round what D and L make together: beyond it the rates may say more by themselves
 MIN_SPREAD_TRIALS = 8  # rates before the spread says anything
 STOP_PROMISE = 0.01  # expected gain below which a proposal promises nothing ...
 STOP_AFTER = 5  # ... and so many in a row end the search
@@ -214,17 +214,23 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     def _forecast(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
         """Returns the forecast; what is under way counts as if it had come out as expected, so that others are tried."""
-        may_decompose = self.parts.decomposition
-        favoured = self.rules.favoured
-        forecast = Forecast(coding, known, machine, may_decompose=may_decompose, favoured=favoured)
-        num_rates = sum(one.rate is not None for one in known)
-        if forecast.is_decomposed and num_rates >= MIN_SPREAD_TRIALS and forecast.spread > MAX_SPREAD:
-            may_decompose = False
-            forecast = Forecast(coding, known, machine, may_decompose=False, favoured=favoured)
+        forecast = self._fitting(coding, known, machine)
         if running := [one for one in known if one.is_running]:
             supposed = forecast.supposed([one.params for one in running])
-            return Forecast(coding, [*known, *supposed], machine, may_decompose=may_decompose, favoured=favoured)
+            return self._fitted(coding, [*known, *supposed], machine, may_decompose=forecast.is_decomposed)
         return forecast
+
+    def _fitting(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
+        """Returns the forecast from D and L, or from the rates by themselves where those say more of each other."""
+        forecast = self._fitted(coding, known, machine, may_decompose=self.parts.decomposition)
+        num_rates = sum(one.rate is not None for one in known)
+        if not forecast.is_decomposed or num_rates < MIN_SPREAD_TRIALS or forecast.spread <= MAX_SPREAD:
+            return forecast
+        alone = self._fitted(coding, known, machine, may_decompose=False)
+        return alone if alone.spread < forecast.spread else forecast
+
+    def _fitted(self, coding: Coding, known: Sequence[Seen], machine: Machine, *, may_decompose: bool) -> Forecast:
+        return Forecast(coding, known, machine, may_decompose=may_decompose, favoured=self.rules.favoured)
 
 
 class _Step:
