@@ -196,8 +196,14 @@ class Search:
         seeds = self._space.seeds(self._session.circumstances)
         for why, seed in seeds[:NUM_LED_SEEDS] if self._is_led else seeds:
             knobs = self._space.active({**seed, **self._hold})
-            if not self._is_disproved(knobs):
+            if not self._is_disproved(knobs) and self._may_fit(knobs):
                 yield Proposal(knobs=knobs, why=why, origin=EXPERT)
+
+    def _may_fit(self, knobs: Knobs) -> bool:
+        """Whether the sampler, where it can tell, does not expect a configuration to run out of memory."""
+        sampler = self._study.sampler
+        searched = {key: value for key, value in knobs.items() if key in self._distributions}
+        return not isinstance(sampler, RatesSampler) or sampler.may_fit(self._study, searched)
 
     def _is_disproved(self, knobs: Knobs) -> bool:
         """Whether the same changes beside the loader's were slower than the baseline: bf16 emulated in software is."""

@@ -2,6 +2,8 @@
 
 from autotune.search.rates.history import MEASURED
 from autotune.search.rates.regime import Machine
-from autotune.search.rates.sampler import MACHINE, Parts, Proposed, RatesSampler, Rules
+from autotune.search.rates.rules import Parts, Rules
+from autotune.search.rates.sampler import MACHINE, RatesSampler
+from autotune.search.rates.step import Proposed
 
 __all__ = ["MACHINE", "MEASURED", "Machine", "Parts", "Proposed", "RatesSampler", "Rules"]

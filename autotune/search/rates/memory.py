@@ -13,7 +13,6 @@ from autotune.search.rates.coding import BATCH, Array
 
 CLASS_KNOBS = ("precision.amp", "compile.mode", "memory.activation_checkpointing")  # what changes the bytes of a sample
 FITS_FRAC = 0.97  # of the memory there is: above it a trial counts as not fitting
-AIM_FRAC = 0.93  # what the largest batch may be expected to take
 NOISE_FRAC = 0.02  # of the memory: allocators round, and peaks are sampled on a CPU
 CLASS_SPREAD = 0.4  # of the bytes of a sample and of the rest, from one way of computing to another
 BEYOND_FRAC = 1.1  # of the memory: what ran out took at least about so much
@@ -44,7 +43,7 @@ class MemoryModel:
 
     def __init__(self, peaks: Sequence[Peak], *, capacity_bytes: float | None) -> None:
         self._out = [peak for peak in peaks if peak.is_out]
-        self._capacity = capacity_bytes
+        self._fits: dict[tuple[Any, ...], bool] = {}
         self._values = sorted({(key, repr(peak.params[key])) for peak in peaks for key in CLASS_KNOBS if key in peak.params})
         seen = [peak for peak in peaks if peak.peak_bytes and not peak.is_out and BATCH in peak.params]
         self._is_known = bool(seen) and capacity_bytes is not None
@@ -74,15 +73,11 @@ class MemoryModel:
 
     def fits(self, params: Mapping[str, Any]) -> bool:
         """Returns whether a configuration more probably fits than not, and is not known to run out."""
-        if self.is_known_out(params):
-            return False
-        share, _ = self.fraction(params)
-        return math.isnan(share) or share <= FITS_FRAC
-
-    def fits_surely(self, params: Mapping[str, Any]) -> bool:
-        """Returns whether a configuration is expected to leave head-room, by two standard deviations where little is known."""
-        share, spread = self.fraction(params)
-        return self.fits(params) and not math.isnan(share) and max(share / AIM_FRAC, share + 2 * spread) <= 1.0
+        key = tuple(params.get(knob) for knob in (BATCH, *CLASS_KNOBS))  # thousands of configurations differ in nothing else
+        if key not in self._fits:
+            share, _ = self.fraction(params)
+            self._fits[key] = not self.is_known_out(params) and (math.isnan(share) or share <= FITS_FRAC)
+        return self._fits[key]
 
     def is_known_out(self, params: Mapping[str, Any]) -> bool:
         """Returns whether a configuration computes as one that ran out of memory did, with as large a batch or a larger one."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from autotune.search.rates.coding import Codes, Coding
+from autotune.search.rates.rules import Params
 
-Params = Mapping[str, Any]
 MAX_LISTED = 3000  # configurations: above it not all are considered
 NUM_BEST = 5  # configurations whose neighbours are considered
 NUM_PAIRS, NUM_MIXED, NUM_RANDOM = 800, 400, 400
@@ -34,17 +34,6 @@ def pool(
 def configuration_key(params: Params) -> frozenset[Any]:
     """Returns what makes two configurations the same."""
     return frozenset((key, isinstance(value, bool), value) for key, value in params.items())
-
-
-def neighbours(coding: Coding, center: Params, keys: Sequence[str]) -> list[Params]:
-    """Returns the configurations that differ from `center` in one of the knobs `keys` alone."""
-    return [
-        {**center, knob.key: value}
-        for knob in coding.knobs
-        if knob.key in keys
-        for value in knob.values
-        if value != center.get(knob.key) or isinstance(value, bool) != isinstance(center.get(knob.key), bool)
-    ]
 
 
 def _near(coding: Coding, best: Sequence[Params], rng: np.random.Generator) -> Codes:

@@ -31,6 +31,8 @@ class Suspects:
 
     def chance(self, params: Mapping[str, Any]) -> float:
         """Returns how probable it is that a configuration works; 0 where one of its values is known not to."""
+        if not self._blame:
+            return 1.0
         chance = 1.0
         for value in _values(params):
             chance *= 0.0 if value in self._guilty else 1 / (1 + self._blame.get(value, 0.0))
