@@ -10,7 +10,7 @@ from autotune.harness.protocol import MeasureRules
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.records import THROUGHPUT, Tier
 
-SAMPLERS = ("tpe", "random", "grid")
+SAMPLERS = ("rates", "tpe", "gp", "random", "grid")
 LAUNCHERS = ("local",)
 DEVICES = ("auto", "cuda", "cpu")
 WARM = ("auto", "off")
@@ -161,10 +161,20 @@ class SearchOptions:
     """How configurations are proposed.
 
     Attributes:
-        sampler: tpe, random or grid.
+        sampler: rates (learns what device, loader and memory allow), tpe, gp (needs torch beside autotune), random or grid.
+        seeds: whether an expert's first tries for this machine come before the sampler's.
+        decomposition: whether `rates` learns device rate and loader capacity apart; otherwise the rate by itself.
+        memory_model: whether `rates` leaves out what it expects not to fit the memory.
+        cost_aware: whether `rates` weighs an expected gain against the seconds that finding out takes.
+        stop: whether the search ends when `rates` expects nothing more; false goes on until the budget is used.
     """
 
-    sampler: str = "tpe"
+    sampler: str = "rates"
+    seeds: bool = True
+    decomposition: bool = True
+    memory_model: bool = True
+    cost_aware: bool = True
+    stop: bool = True
 
 
 @dataclass(kw_only=True, slots=True)

@@ -42,6 +42,7 @@ class Surface:
         half_batch: batch size at which half of the device's rate is reached.
         noise_frac: spread of the rate from process to process; the same again, smaller, from block to block.
         max_batch: a larger one runs out of memory.
+        capacity_bytes: memory of the device; what takes more runs out, too.
         start_s: from launch to the window.
         spared_s: what a warm start takes off that; `facts` must tell that the program allows it.
         window_s: length of the window at most.
@@ -63,6 +64,7 @@ class Surface:
     half_batch: float = 8.0
     noise_frac: float = 0.01
     max_batch: int = 10_000
+    capacity_bytes: int = 10**9
     start_s: float = 4.0
     spared_s: float = 0.0
     window_s: float = 8.0
@@ -92,6 +94,18 @@ class Surface:
         for key, value in knobs.items():
             rate *= self.gains.get((key, value), 1.0)
         return rate
+
+    def peak_bytes(self, knobs: Knobs) -> int:
+        """Returns M."""
+        return 10**6 * int(knobs["loader.batch_size"])
+
+    def is_out_of_memory(self, knobs: Knobs) -> bool:
+        """Returns whether a configuration runs out of memory."""
+        return int(knobs["loader.batch_size"]) > self.max_batch or self.peak_bytes(knobs) > self.capacity_bytes
+
+    def regime(self, knobs: Knobs) -> str:
+        """Returns how loader and step are related: D is not told where they share the cores ("shared")."""
+        return "separate" if knobs.get("loader.num_workers") else ""
 
     def start_of_s(self, knobs: Knobs) -> float:
         """Returns the seconds from launch to the window, without compiling."""
@@ -196,7 +210,7 @@ class _FakeRunning(Running):
         self._knobs = launcher.knobs_of(launch)
         surface = launcher.surface
         self._failure = surface.failures(launch.spec.trial, self._knobs)
-        if self._failure is None and int(self._knobs["loader.batch_size"]) > surface.max_batch:
+        if self._failure is None and surface.is_out_of_memory(self._knobs):
             self._failure = OUT_OF_MEMORY
         is_compiled = self._knobs.get("compile.mode", "off") != "off"
         self._compile_s = launcher.compiles_for_s(self._knobs) if is_compiled else 0.0
@@ -276,7 +290,11 @@ class _FakeRunning(Running):
         result.detected = {"loader": {"num_samples": surface.num_samples}}
         result.facts, result.target = dict(surface.facts), [{"site": "train.py:1", "ordinal": 0}]
         result.phases_s = {"spawn": 0.1, "import": self._start_s - 0.1, "compile": self._compile_s, "steady": self._window_s}
-        result.memory = {"kind": "cpu", "peak_bytes": 10**6 * int(self._knobs["loader.batch_size"]), "capacity_bytes": 10**9}
+        result.memory = {
+            "kind": "cpu",
+            "peak_bytes": surface.peak_bytes(self._knobs),
+            "capacity_bytes": surface.capacity_bytes,
+        }
         if curve := surface.losses(self._knobs, spec.seed):
             curve, is_finite = curve[: spec.max_steps or 64], None not in (curve[0], curve[-1])
             result.loss = {"first": curve[0], "last": curve[-1], "is_finite": is_finite, "curve": curve}
@@ -302,8 +320,10 @@ class _FakeRunning(Running):
             reason="" if is_steady else "memory was still moving",
             is_raced=self._is_raced,
         )
-        result.device_rate_per_s = surface.device_per_s(self._knobs)
-        result.loader_rate_per_s = surface.loader_rate_per_s(self._knobs)
-        result.data_wait_frac = max(0.0, 1 - self._rate() / result.device_rate_per_s)
+        device_per_s = surface.device_per_s(self._knobs)
+        result.regime = surface.regime(self._knobs)
+        result.device_rate_per_s = None if result.regime == "shared" else device_per_s * noise(surface.noise_frac)
+        result.loader_rate_per_s = surface.loader_rate_per_s(self._knobs) * noise(surface.noise_frac)
+        result.data_wait_frac = max(0.0, 1 - self._rate() / device_per_s)
         step_s = surface.step_s(self._knobs) if surface.step_s else 0.1
         result.steps = {"end_s": [step_s * n for n in range(50)], "samples": [32] * 50, "wait_s": [0.0] * 50, "warmup": 5}
