@@ -39,8 +39,7 @@ class Window:
         session, spec = self._session, self._session.spec
         # Ranks keep step: each has an equal part of the rate.
         race, promote = (
-            None if limit is None else limit / session.world_size
-            for limit in (spec.race_below_per_s, spec.promote_above_per_s)
+            None if limit is None else limit / session.world_size for limit in (spec.race_below_per_s, spec.promote_above_per_s)
         )
         width = max(1, session.loaders.num_workers())
         self.meter = Meter(spec.rules, width, race_below_per_s=race, promote_above_per_s=promote)
