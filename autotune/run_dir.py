@@ -33,7 +33,10 @@ class StudyFolder:
         path: the folder.
         name: its name.
         base, sequence: as in StudyRecord, when this process made the folder.
+        is_kept: whether anybody reads what is written; not in a replay, which then need not write after every trial.
     """
+
+    is_kept = True
 
     def __init__(self, path: Path, *, base: str = "", sequence: int = 0) -> None:
         self.path = path
@@ -52,8 +55,8 @@ class StudyFolder:
         return self.path / "config.yaml"
 
     @property
-    def journal_file(self) -> Path:
-        """Optuna's journal storage."""
+    def journal_file(self) -> Path | None:
+        """Optuna's journal storage; None for a study that is kept in memory."""
         return self.path / "optuna.journal"
 
     @property

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from autotune import __version__
+from autotune.cli import judging
 from autotune.cli.options import (
     AnyStudy,
     AsJson,
@@ -39,6 +40,7 @@ HELP = """Finds the fastest correct way to run a PyTorch training job on this ma
 """
 
 _PANEL_TUNE, _PANEL_SEE, _PANEL_KNOW = "Tune", "See and use results", "Look before you tune"
+_PANEL_SEARCH = "Judge the search itself"
 
 
 def build() -> Any:
@@ -337,3 +339,7 @@ def doctor(
     from autotune.cli import doctor as implementation
 
     return implementation.doctor(overrides or (), data=data, python=python, as_json=as_json)
+
+
+app.command(cls=WithKeys, rich_help_panel=_PANEL_SEARCH)(judging.record)
+app.command(rich_help_panel=_PANEL_SEARCH)(judging.replay)

@@ -95,6 +95,7 @@ def _of_command(command: list[str], overrides: tuple[str, ...], best: Best) -> _
 
 def _of_recipe(asked: Asked, best: Best) -> _Run:
     from autotune.config.claim import read_claim
+    from autotune.config.command import recipe_command
     from autotune.config.compose import compose
     from autotune.machine import circumstances, host_facts
     from autotune.study.settings import process_environment
@@ -112,7 +113,8 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     claim.check_parts(asked.overrides)
     composed = compose(asked.overrides, command=None, facts=facts, document=claim.document(without=keys))
     knobs = {**composed.space.pinned, **best.knobs}
-    template = composed.command
+    composed.config.train.epochs = composed.config.train.epochs or 1  # a real run has an end, which a trial needs not
+    template = recipe_command(composed.config)
     return _Run(
         best=replace(best, knobs=knobs),
         argv=template.argv(knobs),

@@ -118,6 +118,8 @@ def budget_text(study: StudyRecord) -> str:
     """Returns the budget of a study: "8 min", "30 trials", "8 min or 30 trials", "4 rounds or 5 min", "none"."""
     if wanted := study.verifies:
         return f"{wanted['rounds']} rounds or {seconds_text(wanted['minutes'] * 60)}"
+    if wanted := study.recording:
+        return f"at most {wanted['configurations']} configurations, {wanted['repeats']} times each"
     parts = [seconds_text(study.budget_s)] if study.budget_s is not None else []
     parts += (
         [f"{study.budget_trials} trial{'' if study.budget_trials == 1 else 's'}"] if study.budget_trials is not None else []

@@ -39,8 +39,12 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool) ->
     composed = recorded(study, folder.config_file, overrides)
     if not Path(study.cwd).is_dir():
         raise BadInput(f"cwd: the folder the program ran in is gone, got {study.cwd!r}. Bring it back, or start a new study.")
-    if summary and overrides:
+    if summary and overrides and not study.recording:
         _check_budget(composed.config.study.budget, summary)
+    if study.recording:
+        from autotune.cli import record
+
+        return record.go_on(composed, host_facts(), folder, as_json=as_json)
     make_plan = plan_to_resume(study) if study.verifies else plan_of
     return carry_out(resume_study, make_plan(composed, host_facts()), folder, as_json=as_json)
 
@@ -71,7 +75,7 @@ def _is_complete(folder: StudyFolder, summary: Summary, *, as_json: bool) -> int
             print(line)
     if verification := summary.get("verification"):
         judge(verification)
-    elif not as_json:
+    elif not (as_json or summary.get("recording")):
         print(_go_on(folder, summary))
     return 0
 

@@ -52,6 +52,8 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
     parts: list[RenderableType | None]
     if summary.get("verification"):
         parts = [claims.blocks(summary), _rest(summary, path)]
+    elif summary.get("recording"):
+        parts = [_rest(summary, path)]
     else:
         parts = [
             _sides(summary),
@@ -81,6 +83,9 @@ def headline(summary: Summary, *, is_said: bool = False) -> str:
     if (verification := summary.get("verification")) and status != "failed":
         words = claims.headline(verification)
         return words if status == "complete" else f"{words} ({status})"
+    if (recording := summary.get("recording")) and status != "failed":
+        words = f"recorded: {recording['configurations']} configurations, {recording['trials']} measurements"
+        return words if status == "complete" else f"{words} ({reason or status})"
     if not speedup or status == "failed":
         return f"{status}: {reason}" if reason else status
     if speedup.get("ratio") is None:
@@ -105,7 +110,7 @@ def next_commands(summary: Summary, path: Path) -> list[str]:
     """
     study = call(StudyFolder(path))
     commands = [f"autotune resume {study}"] if summary.get("status") == "interrupted" else []
-    if has_winner(summary) and not summary.get("verification"):
+    if has_winner(summary) and not (summary.get("verification") or summary.get("recording")):
         commands.append(f"autotune export {study} -o best.yaml")
         if program := summary.get("command") if not summary.get("is_recipe") else None:
             typed = command_text(program)
@@ -270,6 +275,8 @@ def lines(summary: Summary, path: Path) -> list[str]:
     said = [f"verdict  {headline(summary, is_said=True)}"]
     if summary.get("verification"):
         return [*said, *claims.lines(summary), *_last_lines(summary, path)]
+    if summary.get("recording"):
+        return [*said, *_last_lines(summary, path)]
     if reason := (summary.get("speedup") or {}).get("reason"):
         said.append(f"reason  {reason}")
     said += [f"note  {line}" for line in objective_lines(summary)]

@@ -22,6 +22,7 @@ from autotune.config.schema import (
     OPTIMIZERS,
     SAMPLERS,
     SOURCES,
+    WARM,
     MeasureOptions,
     StudyConfig,
 )
@@ -56,6 +57,9 @@ RANGES: dict[str, tuple[float | None, float]] = {
     "train.global_batch": (1, MANY),
     "launch.nproc": (1, 1024),
     "device.index": (0, 1023),
+    "record.configurations": (2, 100_000),
+    "record.repeats": (1, 1000),
+    "record.minutes": (None, MINUTES_A_YEAR),
     "parity.steps": (0, 10_000),
     "parity.tolerance": (0, 10),
     "measure.start_s": (None, SECONDS_A_MONTH),
@@ -146,6 +150,7 @@ def _names(config: StudyConfig) -> list[str]:
         ("search.sampler", config.search.sampler, SAMPLERS, "sampler"),
         ("launcher", config.launcher, LAUNCHERS, "launcher"),
         ("device.kind", config.device.kind, DEVICES, "device"),
+        ("launch.warm", config.launch.warm, WARM, "way to start"),
         ("model.source", config.model.source, SOURCES, "source of models"),
         ("data.name", config.data.name, DATA, "data"),
     ]

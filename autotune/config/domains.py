@@ -74,16 +74,21 @@ def choice(found: Knob, raw: Iterable[Any], circumstances: Circumstances) -> Cho
     return Choice(tuple(values))
 
 
+NOTHING = "none"  # the search space that is made of the command line's domains alone
+
+
 def read_space(name: str, circumstances: Circumstances) -> dict[str, Domain | None]:
     """Returns the domains of a search-space file.
 
     Args:
-        name: a name in search_spaces/, or a path (anything with a slash or ending in .yaml).
+        name: a name in search_spaces/, a path (anything with a slash or ending in .yaml), or NOTHING.
         circumstances: the machine whose bounds hold.
 
     Raises:
         BadInput: no such file, not a mapping, unknown knobs or unusable domains; names them all.
     """
+    if name == NOTHING:
+        return {}
     path = _space_path(name)
     document = yaml_file.read(path, "search_space")
     if not isinstance(document, dict) or not document:

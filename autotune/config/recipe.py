@@ -89,6 +89,7 @@ SCRIPTS = {"torchvision": VISION, "timm": VISION, "transformers": TEXT, "builtin
 MODELS = {"transformers": ("gpt2_small", "bert_base", "llama_small"), "builtin": ("mlp",)}
 PARTS = {"--model-factory": "model.factory", "--data-factory": "data.factory", "--step": "train.step"}  # code of the user's
 CUSTOM = "custom.py"
+TRIAL_EPOCHS = 1_000_000  # of a recipe that was told no number: however small the data, a trial ends when it has measured
 HEAD_SIZE = 64  # width that a language model has for each attention head, unless told
 
 
@@ -116,6 +117,7 @@ def words_of(config: StudyConfig) -> list[str]:
     """Returns the script of a recipe and its options."""
     script, parts = script_of(config), parts_of(config)
     flags = {flag: _value(config, key) for flag, key in {**script.flags, **EVERYWHERE}.items()}
+    flags["--epochs"] = config.train.epochs or TRIAL_EPOCHS
     if script is VISION and config.model.source == "timm":
         flags["--source"] = "timm"
     if script is TEXT and config.data.name != "text":

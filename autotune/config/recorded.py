@@ -21,6 +21,7 @@ from autotune.records import StudyRecord
 from autotune.space import SearchSpace, domain_from_json
 
 CHANGEABLE = ("study.budget.minutes", "study.budget.trials")
+CHANGEABLE_RECORDING = ("record.minutes", "record.repeats")
 ANOTHER = "Start a new study with `autotune run`."
 
 
@@ -30,13 +31,14 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> C
     Args:
         study: its record: command, working directory, search space as asked for.
         file: its config.yaml.
-        overrides: KEY=VALUE; only a study's budget may be changed.
+        overrides: KEY=VALUE; only a study's budget may be changed, or how much is recorded.
 
     Raises:
         BadInput: the file cannot be read, is not of this version, or another key is to be changed.
     """
     raw = _read(file)
-    problems = [problem for word in overrides if (problem := _override(raw, word))]
+    changeable = CHANGEABLE_RECORDING if study.recording else CHANGEABLE
+    problems = [problem for word in overrides if (problem := _override(raw, word, changeable))]
     if problems:
         raise BadInput(problems)
     try:
@@ -73,13 +75,13 @@ def _read(file: Path) -> DictConfig:
         raise BadInput(f"{file}: not a configuration that this version can read, got: {why}. {ANOTHER}") from error
 
 
-def _override(raw: DictConfig, word: str) -> str:
+def _override(raw: DictConfig, word: str, changeable: Sequence[str]) -> str:
     """Applies KEY=VALUE; returns what is wrong with it, "" for nothing."""
     key, equals, text = word.partition("=")
     if not equals:
-        return f"KEY=VALUE: no value, got {word!r}. Give one: {CHANGEABLE[0]}=16."
-    if key not in CHANGEABLE:
-        return f"{key}: cannot be changed in a study that is there, got {word!r}. Allowed: {', '.join(CHANGEABLE)}. {ANOTHER}"
+        return f"KEY=VALUE: no value, got {word!r}. Give one: {changeable[0]}=16."
+    if key not in changeable:
+        return f"{key}: cannot be changed in a study that is there, got {word!r}. Allowed: {', '.join(changeable)}. {ANOTHER}"
     try:
         OmegaConf.update(raw, key, yaml.safe_load(text))
     except (yaml.YAMLError, OmegaConfBaseException):

@@ -10,9 +10,10 @@ from autotune.harness.protocol import MeasureRules
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.records import THROUGHPUT, Tier
 
-SAMPLERS = ("tpe", "random", "grid")
+SAMPLERS = ("rates", "tpe", "gp", "random", "grid")
 LAUNCHERS = ("local",)
 DEVICES = ("auto", "cuda", "cpu")
+WARM = ("auto", "off")
 SOURCES = ("torchvision", "timm", "transformers", "builtin")
 DATA = ("photos", "fake_cifar", "folder", "text", "tabular", "synthetic")
 OPTIMIZERS = ("sgd", "adamw")
@@ -140,7 +141,7 @@ class TrainConfig:
     Attributes:
         optimizer: sgd or adamw.
         lr: learning rate.
-        epochs: passes over the data; a trial ends long before.
+        epochs: passes over the data; null for one when the winner is applied, and for as many as measuring takes in a trial.
         samples_per_epoch: length of an epoch, in samples.
         global_batch: samples per optimizer step, over all processes, to hold while the batch size changes: each batch size gets
             the accumulation that makes it up. Of a command, too; null leaves steps to the batch size.
@@ -160,10 +161,20 @@ class SearchOptions:
     """How configurations are proposed.
 
     Attributes:
-        sampler: tpe, random or grid.
+        sampler: rates (learns what device, loader and memory allow), tpe, gp (needs torch beside autotune), random or grid.
+        seeds: whether an expert's first tries for this machine come before the sampler's.
+        decomposition: whether `rates` learns device rate and loader capacity apart; otherwise the rate by itself.
+        memory_model: whether `rates` leaves out what it expects not to fit the memory.
+        cost_aware: whether `rates` weighs an expected gain against the seconds that finding out takes.
+        stop: whether the search ends when `rates` expects nothing more; false goes on until the budget is used.
     """
 
-    sampler: str = "tpe"
+    sampler: str = "rates"
+    seeds: bool = True
+    decomposition: bool = True
+    memory_model: bool = True
+    cost_aware: bool = True
+    stop: bool = True
 
 
 @dataclass(kw_only=True, slots=True)
@@ -209,14 +220,18 @@ class DeviceOptions:
 
 @dataclass(kw_only=True, slots=True)
 class LaunchOptions:
-    """How a recipe's processes are started.
+    """How a trial's processes are started.
 
     Attributes:
-        nproc: processes of one trial, started by torchrun on this machine; each has its share of the data, the batch size and
-            the loader workers for itself, and a GPU of its own (`device.index` and those after it) or its share of the cores.
+        nproc: processes of one trial of a recipe, started by torchrun on this machine; each has its share of the data, the
+            batch size and the loader workers for itself, and a GPU of its own (`device.index` and those after it) or its share
+            of the cores.
+        warm: auto starts search trials, where their knobs allow, as forks of a process that has imported torch once, which
+            spares them seconds; off starts every trial in a fresh interpreter. Of a command, too.
     """
 
     nproc: int = 1
+    warm: str = "auto"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -269,6 +284,21 @@ class ParityOptions:
 
 
 @dataclass(kw_only=True, slots=True)
+class RecordOptions:
+    """How much `autotune record` measures.
+
+    Attributes:
+        configurations: at most so many: the whole search space when it has no more, else a sample of it.
+        repeats: measurements of each, in fresh processes, one round of all of them after the other.
+        minutes: wall time of one go; null for no limit. `autotune resume` goes on.
+    """
+
+    configurations: int = 48
+    repeats: int = 3
+    minutes: float | None = None
+
+
+@dataclass(kw_only=True, slots=True)
 class ProgramOptions:
     """How a recipe's program is run.
 
@@ -300,7 +330,7 @@ class StudyConfig:
         parallel: pinned knobs of DistributedDataParallel.
         nccl: pinned knobs of NCCL.
         env: pinned environment variables.
-        search_space: name of a file in search_spaces/, or a path.
+        search_space: name of a file in search_spaces/, or a path; none for the domains given here alone.
         tiers: highest tier that may be searched: exact, numerics or training.
         search: how configurations are proposed.
         objective: throughput, time_for_samples, energy_per_sample or cost_per_epoch; or several, [A,B], the first decides.
@@ -314,6 +344,7 @@ class StudyConfig:
         measure: how long is measured and waited.
         parity: what a configuration that computes differently must show.
         program: how a recipe's program is run.
+        record: how much `autotune record` measures.
         provenance: what an exported file says of its origin; carried, never used.
     """
 
@@ -347,4 +378,5 @@ class StudyConfig:
     measure: MeasureOptions = field(default_factory=MeasureOptions)
     parity: ParityOptions = field(default_factory=ParityOptions)
     program: ProgramOptions = field(default_factory=ProgramOptions)
+    record: RecordOptions = field(default_factory=RecordOptions)
     provenance: dict[str, Any] = field(default_factory=dict)

@@ -12,7 +12,10 @@ from autotune.wording import value_text
 LOADER = "loader."
 PARALLEL, COMPRESSION = "parallel.", "parallel.gradient_compression"
 # About loaders, but no argument of theirs.
-BESIDE_LOADER = ("loader.sharing_strategy", "loader.own_cores", "loader.non_blocking", "loader.device_prefetch")
+BESIDE_LOADER = (
+    *("loader.sharing_strategy", "loader.own_cores", "loader.non_blocking", "loader.device_prefetch"),
+    "loader.uint8_transfer",
+)
 COMPILED, EAGER = "model.compile(mode={value!r})", "leave the model uncompiled"
 AUTOCAST, NO_AUTOCAST = "torch.autocast(device.type, dtype=torch.bfloat16) around the model's call", "no autocast"
 IN_CODE = {
@@ -32,6 +35,8 @@ IN_CODE = {
     ("loader.non_blocking", False): "batch.to(device)",
     ("loader.device_prefetch", True): "copy the next batch on a stream of its own, or `autotune apply`",
     ("loader.device_prefetch", False): "copy each batch when it is used",
+    ("loader.uint8_transfer", True): "do ToTensor's division and Normalize after images.to(device), or `autotune apply`",
+    ("loader.uint8_transfer", False): "convert and normalise in the data set's transforms",
     ("memory.allocator", "default"): "leave PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF unset",
     ("memory.malloc", "glibc"): "preload no other allocator (LD_PRELOAD)",
     ("memory.malloc", "jemalloc"): "LD_PRELOAD=libjemalloc.so.2 before Python starts, where it is installed",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 # Batch samplers of these modules make their batches as they go, by the `batch_size` they have then. Of any other one it is not
 # known whether setting its `batch_size` changes its batches: they are looked at before the knob counts as applied.
@@ -75,3 +75,24 @@ def _can_be_switched(module: Any) -> bool:
 def is_checkpointing(module: Any) -> bool:
     """Returns whether the flag of a module's own activation checkpointing is set."""
     return getattr(module, "gradient_checkpointing", False) is True
+
+
+# Tensors of these classes hold nothing but their values; torchvision's transforms look at the class and give it back by `wrap`.
+IMAGE_CLASSES: Tuple[str, ...] = ("torchvision.tv_tensors._image.Image", "torchvision.tv_tensors._video.Video")
+
+
+def stand_in(kind: Any, delayed: Any) -> Optional[Any]:
+    """Returns a class of tensors that stand for others of class `kind` as `delayed` ones do; None where that is not known.
+
+    Args:
+        kind: a subclass of Tensor.
+        delayed: the class of those that stand for plain tensors.
+    """
+    if f"{kind.__module__}.{kind.__qualname__}" not in IMAGE_CLASSES or not hasattr(kind, "wrap"):
+        return None  # one that older versions would make by the class of what stands for it
+
+    @classmethod  # type: ignore[misc]
+    def wrap(cls: Any, tensor: Any, like: Any, **_: Any) -> Any:
+        return tensor.as_subclass(kind)
+
+    return type(f"{delayed.__name__}{kind.__name__}", (delayed, kind), {"wrap": wrap})

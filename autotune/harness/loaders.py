@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import affinity, batches, sites, transfer, worker
+from . import affinity, batches, eight_bits, sites, transfer, worker
 from .apply import loader as apply_loader
 from .apply import process as apply_process
 from .loader import Loader
@@ -36,13 +36,15 @@ class LoaderWatch:
         self.reports: Dict[str, Any] = {}
         self._is_measuring = self._spec.mode != "apply"
         self.transfer = transfer.Transfer(self._spec.knobs)  # below what is watched: it stays where that goes
+        self.bits = eight_bits.EightBits(self._spec.knobs)
         self._sites = sites.TargetSites(self._spec.target)
         self.is_at_rest = False
         self._current: Optional[Loader] = None
         self._workers: List[Any] = []  # processes of the loader that started last
         self._patch_construction()
         self._patch_iteration()
-        if self._is_measuring or affinity.OWN_CORES in self._spec.knobs or affinity.AFFINITY in self._spec.knobs:
+        of_workers = (affinity.OWN_CORES, affinity.AFFINITY, eight_bits.KEY)
+        if self._is_measuring or any(key in self._spec.knobs for key in of_workers):
             self._patch_workers()
         if self._is_measuring:
             self._patch_worker_info()
@@ -133,10 +135,12 @@ class LoaderWatch:
             if cores is not None:
                 apply_process.follow_cores(watch._spec.knobs)
             is_counted = watch._is_measuring and info is not None and watch._has_counters(info, loader.num_workers)
-            if not is_counted and cores is None:
+            is_of_bytes = watch.bits.is_for(loader)
+            if not is_counted and cores is None and not is_of_bytes:
                 start(self, loader)
                 return
-            loader.worker_init_fn = worker.WorkerInit(info.counters_file if is_counted else "", own, cores)
+            path = info.counters_file if is_counted else ""
+            loader.worker_init_fn = worker.WorkerInit(path, own, cores, is_of_bytes=is_of_bytes)
             try:
                 start(self, loader)
             finally:
@@ -224,6 +228,8 @@ class LoaderWatch:
 
     def _constructed(self, loader: Any, info: Loader) -> None:
         try:
+            if info.is_target:
+                self.bits.mark(loader)
             if self.is_at_rest:
                 self._sites.made(getattr(loader, "batch_sampler", None), info)
                 return
@@ -279,6 +285,8 @@ class LoaderWatch:
             if samples > info.largest_batch:
                 info.largest_batch = samples
             info.samples += samples * self._worth
+            if info.is_of_bytes is None and self._spec.target is None and self._is_measuring and not self.bits.is_asked:
+                info.is_of_bytes = eight_bits.are_bytes(batch)  # asked once a study
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
             if self._session.phases.now == "init":

@@ -56,10 +56,18 @@ class WorkerInit:
         path: of the counters; "" counts nothing.
         following: the program's own.
         cores: that the worker goes to; None leaves it where it is.
+        is_of_bytes: whether images stay bytes until they are on the device.
     """
 
-    def __init__(self, path: str, following: Optional[Callable[[int], None]], cores: Optional[FrozenSet[int]] = None) -> None:
-        self.path, self.following, self.cores = path, following, cores
+    def __init__(
+        self,
+        path: str,
+        following: Optional[Callable[[int], None]],
+        cores: Optional[FrozenSet[int]] = None,
+        *,
+        is_of_bytes: bool = False,
+    ) -> None:
+        self.path, self.following, self.cores, self.is_of_bytes = path, following, cores, is_of_bytes
 
     def __call__(self, worker_id: int) -> None:
         """Called by torch in the worker, before the fetcher is made."""
@@ -68,6 +76,10 @@ class WorkerInit:
                 os.sched_setaffinity(0, self.cores)
         if self.following is not None:
             self.following(worker_id)
+        if self.is_of_bytes:
+            from . import delayed
+
+            delayed.begin_worker()
         if not self.path:
             return
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autotune.harness.protocol import MeasureRules
@@ -15,6 +15,7 @@ LATE_MAX_FRAC = 0.5  # of the search's share: a good configuration to compile ma
 FINALS_TRIALS = 20  # eight pairs and a choosing round of four
 PARITY_TRIALS = 2  # the baseline's first steps and those of what the finalists compute differently
 PARITY_S = 5.0  # of first steps; slow programs take up to 20 s, of time that the finals can spare
+LEAST_STEPS = MeasureRules.slow_min_steps  # of any window
 FINALS_WINDOW_S = 5.0  # window a cheap final is worth; between processes there is more spread than within
 ATTRIBUTION_MAX_FRAC = 0.18  # of the budget, besides what the finals leave over
 ATTRIBUTION_TRIALS = 18  # three rounds of a winner with five changes
@@ -86,18 +87,19 @@ class Budget:
         self.attribution_s = min(most_s, ATTRIBUTION_TRIALS * each_s) if ATTRIBUTION_MIN_TRIALS * each_s <= most_s else 0.0
         self.reserved_s = min(FINALS_MAX_FRAC * self.total_s, FINALS_TRIALS * each_s + parity_s) + self.attribution_s
 
-    def is_time_for_late(self, num_searched: int, late_s: Sequence[float]) -> bool:
+    def is_time_for_late(self, num_searched: int, late_s: Sequence[float], *, late_frac: float = LATE_FRAC) -> bool:
         """Returns whether the late proposals (costly values, lower tiers) should be tried now, in time for them to fit.
 
         Args:
             num_searched: search trials so far.
             late_s: what each late proposal will cost.
+            late_frac: share of the search after which it is time in any case.
         """
         share_s = math.inf if self.total_s is None else self.total_s - self.reserved_s
-        if self.max_trials is not None and num_searched >= min(LATE_FRAC * self.max_trials, self.max_trials - len(late_s)):
+        if self.max_trials is not None and num_searched >= min(late_frac * self.max_trials, self.max_trials - len(late_s)):
             return True
         kept_s = min(sum(late_s), LATE_MAX_FRAC * share_s)
-        return self.spent_s >= min(LATE_FRAC * share_s, share_s - kept_s)
+        return self.spent_s >= min(late_frac * share_s, share_s - kept_s)
 
     def fits(self, expected_s: float, *, again_s: float) -> bool:
         """Returns whether a trial fits what is left of the search, and whether the finals could then afford to confirm it.
@@ -154,31 +156,46 @@ class Costs:
         return self._plain_s(knobs) + sum(self.compile_s(key, changed[key]) for key in self._costly_keys if key in changed)
 
     def again_s(self, knobs: Knobs, changed: Knobs) -> float:
-        """Returns the seconds a configuration will take when it is measured again, compiled from the cache."""
-        expected_s = self.expected_s(knobs, changed)
-        return expected_s - (1 - CACHED_FRAC) * (expected_s - self._plain_s(knobs))
+        """Returns the seconds a configuration will take at least when it is measured again, fresh and compiled from the cache.
+
+        Of the window as much as a final needs: one that began anew, or went on for want of an interval, need not be repeated.
+        """
+        compile_s = self.expected_s(knobs, changed) - self._plain_s(knobs)
+        return self._plain_s(knobs, _confirming_s) + CACHED_FRAC * compile_s + self.spared_s
+
+    @property
+    def spared_s(self) -> float:
+        """What a search trial may spare by a warm start, and a fresh one takes; 0 while none was seen."""
+        return max((record.spared_s for record in self._plain[-5:]), default=0.0)
 
     def compile_s(self, key: str, value: object) -> float:
         """Returns the start cost of a costly value: as seen, else the dearest seen of any, else a guess."""
         known = self._compile_s
         return known.get((key, value), max(known.values(), default=COMPILE_S))
 
-    def _plain_s(self, knobs: Knobs) -> float:
+    def _plain_s(self, knobs: Knobs, seconds_of: Callable[[TrialRecord], float] = lambda record: record.attempt_s) -> float:
         if not self._plain:
             return 0.0
         batch = _number(knobs.get(_BATCH))
         if batch is None:
-            return max(record.attempt_s for record in self._plain[-5:])
+            return max(map(seconds_of, self._plain[-5:]))
         near = sorted(self._plain, key=lambda record: abs(math.log(batch / (_number(record.knobs.get(_BATCH)) or batch))))[:3]
-        return max(_scaled_s(record, batch) for record in near)
+        return max(_scaled_s(record, batch, seconds_of(record)) for record in near)
 
 
-def _scaled_s(record: TrialRecord, batch: float) -> float:
-    """Returns a trial's seconds at another batch: a step takes as much longer as it holds more samples."""
+def _confirming_s(record: TrialRecord) -> float:
+    """Returns what a trial costs with no more of a window than a final needs: some seconds, of slow steps the least number."""
+    steady_s, num_steps = record.phases_s.get("steady", 0.0), record.metrics.get("window_steps")
+    steps_s = LEAST_STEPS * record.metrics.get("window_s", steady_s) / num_steps if num_steps else steady_s
+    return record.attempt_s - steady_s + min(steady_s, max(FINALS_WINDOW_S, steps_s))
+
+
+def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:
+    """Returns the seconds of a trial at another batch: a step takes as much longer as it holds more samples."""
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     growth = max(1.0, batch / (_number(record.knobs.get(_BATCH)) or batch))
     # Steady windows are bounded by time, not by steps; but slow steps have a least number, so the first factors count.
-    return start_s + (record.attempt_s - start_s) * min(growth, 4.0) if growth > 1 else record.attempt_s
+    return start_s + (seconds - start_s) * min(growth, 4.0) if growth > 1 else seconds
 
 
 def _number(value: object) -> float | None:

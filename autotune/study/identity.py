@@ -53,7 +53,7 @@ def about(
     if first and first.facts.get("torch"):
         versions["torch"] = str(first.facts["torch"])
     parts = identity(plan, space, first)
-    budget = plan.config.study.budget
+    budget, wanted = plan.config.study.budget, plan.config.record
     return StudyRecord(
         name=folder.name,
         base=before.base if before else folder.base,
@@ -80,6 +80,7 @@ def about(
         settings=plan.secrets.document(settings(plan.config)),
         target=first.target if first else before.target if before else None,
         verifies=plan.secrets.document(plan.verify.as_json()) if plan.verify else {},
+        recording={"configurations": wanted.configurations, "repeats": wanted.repeats} if plan.is_recording else {},
     )
 
 

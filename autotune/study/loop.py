@@ -32,6 +32,7 @@ from autotune.study.interrupts import Interrupts
 from autotune.study.plan import Listener, Plan, Tracking
 from autotune.study.proposals import Search
 from autotune.study.quarantine import quarantine
+from autotune.study.recording import Recording
 from autotune.study.session import Ending, Session
 from autotune.study.settings import memory_seen_bytes
 from autotune.study.summary import Standing, summarise
@@ -147,10 +148,13 @@ class _Study:
         """Returns the status the study ends with, why, and the failure to be raised once everything is on disk."""
         try:
             self._baseline()
+            if self._plan.is_recording:
+                is_over, reason = Recording(self._session).run()
+                return "complete" if is_over else "interrupted", reason, None
             if self._plan.verify:
                 self._finals, ended_because = Verification(self._session, self._plan.verify), VERIFIED
             else:
-                ended_because = Search(self._session).run()
+                ended_because = (self._plan.search or Search)(self._session).run()
                 self._finals = Finals(self._session, self._attributor.run, self._attributor.known_part)
             self._decision = self._finals.run()
             if not self._plan.verify:
@@ -210,6 +214,7 @@ class _Study:
         session.circumstances = circumstances(self._plan.machine, first, is_recipe=self._plan.command.is_recipe)
         session.target = first.target
         session.runner.program = dict(first.facts)
+        session.runner.warm.learn(first)
         session.runner.baseline_losses = record.losses
         session.space = _resolved(self._plan, first)
         session.costs = Costs(frozenset(key for _, key, _ in session.space.costly()))
@@ -253,12 +258,13 @@ class _Study:
         # Through JSON, so that the document handed over is the one on disk, tuples and all.
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
         self._folder.write_summary(summary)
-        if summary["best"]:
+        if summary["best"] and self._folder.is_kept and not self._plan.is_recording:
             self._folder.write_best(export(summary, "yaml", None))
         return summary
 
     def _note_progress(self) -> None:
-        self._write("running")
+        if self._folder.is_kept:
+            self._write("running")
 
     def _close(self, summary: Summary, tracking: Tracking | None) -> None:
         self._plan.launcher.close()

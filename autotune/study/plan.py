@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.config.claim import Verify
 from autotune.config.command import CommandTemplate
@@ -19,6 +19,9 @@ from autotune.monitors.nvml import DeviceMonitor
 from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import SearchSpace
+
+if TYPE_CHECKING:
+    from autotune.study.session import Session
 
 
 class Clock:
@@ -45,6 +48,13 @@ class Tracking(Protocol):
 
     def terminate(self) -> None:
         """Asks it to end."""
+
+
+class Searching(Protocol):
+    """What proposes and measures configurations from the baseline to the finals."""
+
+    def run(self) -> str:
+        """Searches and returns why it ended."""
 
 
 class Listener:
@@ -129,6 +139,8 @@ class Plan:
         tracking_drain_s: how long the tracker may take to finish at the end.
         poll_s: pause between two looks at a running trial.
         verify: the claim to verify; None searches.
+        search: makes what searches instead of `proposals.Search`, the rivals it is judged by in replays; None for that.
+        is_recording: whether configurations are recorded, as `config.record` says, instead of searched.
     """
 
     title: str
@@ -148,3 +160,5 @@ class Plan:
     tracking_drain_s: float = 60.0
     poll_s: float = 0.1
     verify: Verify | None = None
+    is_recording: bool = False
+    search: Callable[[Session], Searching] | None = None

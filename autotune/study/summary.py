@@ -18,12 +18,14 @@ from autotune.study.front import front, measured_again
 from autotune.study.health import PAGE_CACHE, caveat
 from autotune.study.objective import means
 from autotune.study.paying import break_even
+from autotune.study.recording import recorded
 from autotune.study.tiers import is_barred, leader
 from autotune.study.verify import verification
 
 GLOBAL_BATCH = "train.global_batch"
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci", "seconds", "phases_s",
+    "start", "spared_s",
     "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "regime", "round", "repeats",
     "score", "objectives", "violations", "ranks",
 )  # fmt: skip
@@ -99,6 +101,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "is_recipe": about.is_recipe,
         "target": about.target,
         "verification": verification(about, records, standing.decision) if about.verifies else None,
+        "recording": recorded(about, records) if about.recording else None,
         "files": _files(records),
         "trials": [_trial(record) for record in records],
     }

@@ -53,8 +53,9 @@ BLOCKS = {
 }
 # Only a GPU shows them: on fakes in test_memory.py and test_transfer.py.
 ON_FAKES = {"memory.allocator", "memory.fraction", "loader.non_blocking", "loader.device_prefetch"}
-# What a library, ranks or a second core must be there for: in tests of their own, test_memory.py and test_affinity.py.
-ELSEWHERE = {"memory.malloc", "threads.affinity", "loader.own_cores"}
+# What a library, ranks, a second core or images must be there for: in tests of their own, test_memory.py, test_affinity.py and
+# test_delayed.py.
+ELSEWHERE = {"memory.malloc", "threads.affinity", "loader.own_cores", "loader.uint8_transfer"}
 COSTLY = {"compile.mode": ("default", "off"), "compile.dynamic": ("true", "auto")}  # in a test of their own
 
 # With two ranks: knob -> two values, and what the program sees of each.

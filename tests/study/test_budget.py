@@ -100,6 +100,17 @@ def test_compilation_is_guessed_until_it_was_seen():
     assert costs.expected_s(knobs, {}) == 10.0
 
 
+def test_a_window_that_began_anew_is_not_held_against_what_it_measured():
+    restarted, slow = trial(39.0, steady_s=26.0), trial(39.0, steady_s=26.0)
+    restarted.metrics = {"window_s": 8.0, "window_steps": 40}
+    slow.metrics = {"window_s": 24.0, "window_steps": 8}
+    for record, expected_s in ((restarted, 13 + 5), (slow, 13 + 6 * 3)):
+        costs = Costs(frozenset())
+        costs.learn(record)
+        assert costs.expected_s(record.knobs, {}) == 39.0
+        assert costs.again_s(record.knobs, {}) == pytest.approx(expected_s)
+
+
 def test_finals_windows_shrink_so_that_rounds_fit():
     rules = MeasureRules(half_width_frac=0.005, max_s=30.0, slow_max_s=20.0)
     tight = finals_rules(rules, seconds_each=12.0, baseline=trial(10.0, steady_s=6.0))

@@ -6,7 +6,7 @@ import inspect
 import multiprocessing
 from typing import Any, Dict, NamedTuple, Optional
 
-from .. import affinity, startable, transfer
+from .. import affinity, eight_bits, startable, transfer
 from ..adapters import reads_batch_size_as_it_goes
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 
@@ -23,7 +23,7 @@ WITHOUT_WORKERS = {
     "timeout": 0,
     "in_order": True,
 }
-ELSEWHERE = (SHARING, affinity.OWN_CORES, *transfer.KEYS)  # knobs of the whole process, not of a constructor
+ELSEWHERE = (SHARING, affinity.OWN_CORES, eight_bits.KEY, *transfer.KEYS)  # knobs of the whole process, not of a constructor
 FORK = "fork"
 
 NOT_THE_BASELINE_S = "it is not the loader that trained in the baseline"
@@ -194,7 +194,8 @@ def _yields(training: Any, size: int) -> bool:
 def applicability(loader: Any) -> Dict[str, str]:
     """Returns knob key -> why it cannot be turned, for the training loader of the baseline (None: no loader)."""
     if loader is None:
-        return {PREFIX + name: NO_LOADER for name in ("batch_size", *ARGUMENTS, "sharing_strategy", "own_cores")}
+        names = ("batch_size", *ARGUMENTS, "sharing_strategy", "own_cores", "uint8_transfer")
+        return {PREFIX + name: NO_LOADER for name in names}
     reasons = {}
     if loader.batch_size is None:
         kind = loader.given_kinds[2]

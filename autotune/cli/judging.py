@@ -1,0 +1,95 @@
+"""The commands that judge the search itself, and their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli.options import AsJson, ConfigDir, Overrides, RunsDir, folders, only_runs_dir
+
+
+def record(
+    context: typer.Context,
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the table here too: NAME.jsonl.gz.", show_default=False),
+    ] = None,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Record a table of real trials, for `autotune replay`: configurations of the search space, several times each.
+
+    Keys and command are those of `autotune run`. The whole search space is recorded when it has no more than
+    record.configurations, else a sample of it. Rounds are shuffled, so that a recording that is cut off is a fair sample; the
+    same command, or `autotune resume`, goes on with it. The table is table.jsonl.gz in the recording's folder.
+
+        autotune record model=resnet18 search_space=none 'loader.batch_size=choice(8,32,128)' 'loader.num_workers=choice(0,1,2)'
+        autotune record record.minutes=10 record.repeats=3 -o table.jsonl.gz -- python train.py
+    """
+    from autotune.cli import record as implementation
+    from autotune.cli.run import Asked
+
+    asked = Asked(
+        overrides=tuple(overrides or ()),
+        command=context.obj,
+        config_dirs=folders(config_dir),
+        runs_dir=only_runs_dir(overrides, runs_dir),
+    )
+    return implementation.record(asked, output=output, as_json=as_json)
+
+
+def replay(
+    tables: Annotated[
+        list[Path] | None, typer.Argument(metavar="TABLE...", help="Files that `autotune record` wrote.", show_default=False)
+    ] = None,
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            "--sampler",
+            metavar="NAME[,NAME]",
+            help="Ways to search, each NAME or NAME:KEY=VALUE:...; all but gp when not given.",
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, max=10_000, help="Studies of each on each table.")] = 50,
+    trials: Annotated[int, typer.Option("--trials", metavar="N", min=1, max=100_000, help="Trials of a search.")] = 40,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", metavar="M", min=0.01, help="Budget of a study, recorded minutes.", show_default=False),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", metavar="N", min=1, max=1024, help="Processes; one a core when not given.", show_default=False),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write curves and figures here.", show_default=False)
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="With --json: every study, too.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Replay searches on recorded tables, through the real study loop, and compare them.
+
+    A trial is answered by a recorded repeat and takes its recorded seconds. Searches: default (what `autotune run` does),
+    study-tpe, random, grid, expert (one knob after the other), tpe, tpe+seeds, gp (needs torch; slow), and every name of
+    search.sampler. NAME:KEY=VALUE sets a configuration key, to see what a part of a search is worth.
+
+        autotune replay tests/data/replay/*.jsonl.gz
+        autotune replay table.jsonl.gz --sampler default,expert,tpe --seeds 20 --trials 20 --html curves.html
+    """
+    from autotune.cli import replay as implementation
+
+    return implementation.replay(
+        tables or [],
+        samplers=sampler,
+        seeds=seeds,
+        trials=trials,
+        minutes=minutes,
+        jobs=jobs,
+        html=html,
+        as_json=as_json,
+        is_raw=raw,
+    )

@@ -1,0 +1,137 @@
+"""`autotune record`: measures a table of real trials, in one go or several, and writes it as one file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.cli.run import Asked, carry_out, plan_of
+from autotune.errors import BadInput, Interrupted
+from autotune.run_dir import StudyFolder, create, studies
+
+if TYPE_CHECKING:
+    from autotune.config.compose import Composed
+    from autotune.records import StudyRecord
+    from autotune.study import Plan
+
+PREFIX = "record-"  # of the names of recordings
+TABLE = "table.jsonl.gz"  # in the recording's folder
+WITHOUT_RACING = "measure.racing=false"  # a trial that is stopped early has no place in a table
+
+
+def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
+    """Records, or goes on with the recording that the same command began; returns the exit code.
+
+    Args:
+        asked: what the user typed.
+        output: where the table is written, beside the recording's folder; None for there alone.
+        as_json: print the summary and nothing else.
+
+    Raises:
+        BadInput: what was asked for cannot be recorded.
+        NothingWorked, Interrupted, FolderLost: as for `run`.
+    """
+    from autotune.config.compose import compose
+    from autotune.machine import host_facts
+
+    _check(asked, output)
+    facts = host_facts()
+    composed = compose(
+        [*asked.overrides, WITHOUT_RACING],
+        command=asked.command,
+        config_dirs=asked.config_dirs,
+        runs_dir=asked.runs_dir,
+        facts=facts,
+    )
+    composed.name = f"{PREFIX}{composed.name.removeprefix(PREFIX)}"
+    runs = Path(composed.config.runs_dir)
+    begun = _begun(runs, composed)
+    return _carry_out(composed, facts, begun or create(runs, composed.name), output=output, as_json=as_json, is_new=not begun)
+
+
+def go_on(composed: Composed, facts: dict[str, object], folder: StudyFolder, *, as_json: bool) -> int:
+    """Goes on with a recording, for `autotune resume`."""
+    return _carry_out(composed, facts, folder, output=None, as_json=as_json, is_new=False)
+
+
+def _carry_out(
+    composed: Composed, facts: dict[str, object], folder: StudyFolder, *, output: Path | None, as_json: bool, is_new: bool
+) -> int:
+    from autotune.study import resume_study, run_study
+
+    try:
+        return carry_out(run_study if is_new else resume_study, _plan(composed, facts), folder, as_json=as_json)
+    except Interrupted:
+        if "record.minutes" in str(folder.read_summary().get("reason")):  # it ended as it was told to
+            return 0
+        raise
+    finally:
+        _write(folder, output, as_json=as_json)
+
+
+def _plan(composed: Composed, facts: dict[str, object]) -> Plan:
+    from autotune.config.schema import Budget
+
+    composed.config.study.budget = Budget(minutes=None, trials=None)
+    return replace(plan_of(composed, facts), is_recording=True)
+
+
+def _write(folder: StudyFolder, output: Path | None, *, as_json: bool) -> None:
+    """Writes the table of what there is so far; nothing where the baseline has not worked."""
+    from autotune.replay.export import table_of
+    from autotune.replay.table import write
+
+    try:
+        table = table_of(folder)
+    except BadInput:
+        return
+    for path in filter(None, (folder.path / TABLE, output)):
+        write(table, path)
+    if not as_json:
+        num = len(table.by_configuration())
+        print(f"table  {output or folder.path / TABLE}: {num} configurations, {len(table.measurements)} measurements")
+
+
+def _begun(runs: Path, composed: Composed) -> StudyFolder | None:
+    """Returns the latest recording that the same command began; None for none."""
+    found = []
+    for folder in studies(runs):
+        try:
+            about = folder.read_study()
+            if about.recording and about.base == composed.name and _is_same(about, composed):
+                found.append((about.sequence, folder))
+        except (OSError, ValueError):
+            continue
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _is_same(about: StudyRecord, composed: Composed) -> bool:
+    """Whether a recording is the one that was asked for: how much of it may differ, and keys that came since, too."""
+    from autotune.config.keys import settings
+
+    asked = {key: domain.as_json() if domain else {"auto": True} for key, domain in composed.space.domains.items()}
+    secrets = composed.secrets
+    return (about.asked, about.pinned, about.command, about.settings, about.recording["configurations"]) == (
+        asked,
+        composed.space.pinned,
+        secrets.words(composed.command.parts),
+        secrets.document(settings(composed.config)),
+        composed.config.record.configurations,
+    )
+
+
+def _check(asked: Asked, output: Path | None) -> None:
+    from autotune.replay.table import SUFFIX
+
+    keys = [word.partition("=")[0].lstrip("+") for word in asked.overrides]
+    problems = [
+        f"{key}: a recording has no budget of a study, got it. Give record.minutes=M."
+        for key in keys
+        if key.startswith("study.budget.")
+    ]
+    problems += [f"{key}: recordings are measured to the end, got it. Leave it out." for key in keys if key == "measure.racing"]
+    if output is not None and not output.name.endswith(SUFFIX):
+        problems.append(f"--output: a table is a file NAME{SUFFIX}, got {str(output)!r}. Give such a name.")
+    if problems:
+        raise BadInput(problems)

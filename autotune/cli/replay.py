@@ -1,0 +1,166 @@
+"""`autotune replay`: searches run on recorded tables, and how they compare."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table as Grid
+from rich.text import Text
+
+from autotune.cli.terminal import console, print_json
+from autotune.errors import BadInput
+from autotune.wording import changes_phrase, number_text, seconds_text
+
+DASH = "-"
+HEAD = (
+    "strategy", "10 trials", "20", "40", "p10 of 20", "same seconds", "to 95 %", "p90", "to 98 %", "final", "no memory",
+    "claims",
+)  # fmt: skip
+
+
+def replay(
+    tables: Sequence[Path],
+    *,
+    samplers: str | None,
+    seeds: int,
+    trials: int | None,
+    minutes: float | None,
+    jobs: int | None,
+    html: Path | None,
+    as_json: bool,
+    is_raw: bool,
+) -> int:
+    """Replays and prints the figures; returns the exit code.
+
+    Raises:
+        BadInput: a table or a strategy that cannot be used.
+    """
+    from autotune.machine.cores import num_cores
+    from autotune.replay.bench import USUAL, Asked, run
+    from autotune.replay.figures import figures, raw
+    from autotune.replay.page import write_page
+    from autotune.replay.study import Limits
+
+    if not tables:
+        raise BadInput("TABLE: nothing to replay. Give files that `autotune record` wrote: tests/data/replay/*.jsonl.gz.")
+    asked = Asked(
+        tables=tables,
+        strategies=tuple(dict.fromkeys(name.strip() for name in samplers.split(","))) if samplers else USUAL,
+        num_seeds=seeds,
+        limits=Limits(trials=trials, minutes=minutes),
+        num_jobs=jobs or max(1, int(num_cores())),
+    )
+    results = run(asked, _progress(asked) if not as_json and sys.stderr.isatty() else lambda: None)
+    found = figures(results)
+    if html is not None:
+        write_page(found, results, html)
+    if as_json:
+        print_json({**found, **({"studies": raw(results)} if is_raw else {})})
+        return 0
+    out = console()
+    for table in found["tables"]:
+        out.print()
+        out.print(Text(_title(table), style="bold"))
+        for line in _about(table):
+            out.print(Text(line, style="dim"))
+        out.print(_grid(table["strategies"]))
+    if len(found["tables"]) > 1:
+        out.print()
+        out.print(Text(f"all {len(found['tables'])} tables together", style="bold"))
+        out.print(_grid(found["strategies"]))
+        for name, figure in found["strategies"].items():
+            worst = figure["worst_table"]
+            out.print(
+                Text(f"  {name}: worst table {worst['table']}, {_percent(worst['median_at_20'])} after 20 trials", style="dim")
+            )
+    for line in _losses(found["losses"]):
+        out.print(Text(line))
+    out.print()
+    out.print(Text(LEGEND, style="dim"))
+    if html is not None:
+        out.print(Text(f"curves  {html}"))
+    return 0
+
+
+LEGEND = (
+    "Median fraction of the optimum, judged by repeats that the search was not served. same seconds: after as many seconds as "
+    "20 average trials of the table take. to 95 %: trials in the median until the best so far is and stays there. final: what "
+    "the finals hand over. no memory: share of the first 20 trials that ran out of memory. claims: share of claimed speed-ups "
+    "that a later verify agrees with."
+)
+
+
+def _progress(asked: Any) -> Any:
+    total, done = len(asked.tables) * len(asked.strategies) * asked.num_seeds, [0]
+
+    def tell() -> None:
+        done[0] += 1
+        end = "\n" if done[0] == total else ""
+        print(f"\rreplayed {done[0]} of {total} studies", end=end, file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _title(table: dict[str, Any]) -> str:
+    return f"{table['table']}  ({table['file']})"
+
+
+def _about(table: dict[str, Any]) -> list[str]:
+    """Returns what is to be known of a table: its size, its noise, its optimum, whether it is worth having."""
+    best, memory = table["optimum"], table["memory"]
+    left_out = "" if table["recorded"] == table["configurations"] else f" of {table['recorded']} (the rest makes no grid)"
+    over = f", {best['over_baseline']:.2f}x the baseline" if best["over_baseline"] else ""
+    lines = [
+        f"  {table['configurations']} configurations{left_out} x {table['repeats']:g} repeats, "
+        f"spread {_percent(table['spread_frac'])}, {seconds_text(table['seconds_per_trial'])} a trial",
+        f"  optimum {number_text(best['value'])} {table['unit']}/s{over}: {changes_phrase(best['changed'])}",
+    ]
+    verdict = "tells searches apart" if table["is_worth"] else "too easy: tells little"
+    lines.append(f"  ten random trials reach {_percent(table['random_after_10'])} of it: {verdict}")
+    if table["disturbed"]:
+        lines.append(f"  {table['disturbed']} measurements were made on a machine that did not get quiet")
+    if memory["out_of_memory"]:
+        filled = f", the optimum fills {_percent(memory['optimum_frac'])} of it" if memory["optimum_frac"] else ""
+        lines.append(f"  {memory['out_of_memory']} configurations run out of memory{filled}")
+    return lines
+
+
+def _losses(losses: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns where the first strategy is behind, a line each."""
+    return [
+        f"{loss['strategy']} is behind {loss['rival']} on {loss['table']} after the seconds of {loss['trials']} trials: "
+        f"{_percent(loss['own'])} against {_percent(loss['other'])}"
+        for loss in losses
+    ]
+
+
+def _grid(strategies: dict[str, dict[str, Any]]) -> Grid:
+    made = Grid(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    made.add_column(HEAD[0], no_wrap=True)
+    for head in HEAD[1:]:
+        made.add_column(head, justify="right", no_wrap=True)
+    for name, found in strategies.items():
+        trials, reach = found["at_trials"], found["to"]
+        made.add_row(
+            name,
+            *(_percent(trials[num]["median"]) for num in ("10", "20", "40")),
+            _percent(trials["20"]["p10"]),
+            _percent(found["at_seconds_of_trials"]["20"]["median"]),
+            *(_count(reach["0.95"]["trials"][which]) for which in ("median", "p90")),
+            _count(reach["0.98"]["trials"]["median"]),
+            _percent(found["final"]["median"]),
+            _percent(found["out_of_memory_frac"]["20"]),
+            _percent(found["calibration"]["verified_frac"]),
+        )
+    return made
+
+
+def _percent(value: float | None) -> str:
+    return DASH if value is None else f"{100 * value:.1f} %"
+
+
+def _count(value: float | None) -> str:
+    return DASH if value is None else f"{value:.0f}"

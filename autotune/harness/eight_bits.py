@@ -1,0 +1,115 @@
+"""Which loaders hand over bytes instead of floats (loader.uint8_transfer), and what came of it. How: see delayed.py."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, Dict, Optional
+
+from . import batches
+from .protocol import APPLIED, NOT_APPLICABLE, KnobReport
+
+KEY = "loader.uint8_transfer"
+MARK = "_autotune_is_of_bytes"
+NUM_LEVELS = 256  # values of a byte
+MAX_CHANNELS = 16  # of an image; more are something else
+MAX_TENSORS, MAX_VALUES = 8, 2**18  # of the first batch, and of a sample in it: looked at in milliseconds
+MIN_SHARE = 0.5  # of the batches: with fewer it is as if the knob were off
+NO_IMAGES = (
+    "the training batches hold no images of eight bits a value: no float32 tensor of three dimensions or more with at most "
+    f"{NUM_LEVELS} different values in a channel"
+)
+NOT_DELAYED = (
+    "{} of {} batches left the loader as uint8: its data set does not convert images to float32 by torch, or something else is "
+    "done with them after the conversion and the normalisation"
+)
+ON_THE_HOST = "{} of {} batches were converted on the device: the program works on the others before it moves them there"
+
+
+class EightBits:
+    """Stands where loaders begin to fetch, if the knob asks for it.
+
+    Args:
+        knobs: the trial's knobs.
+    """
+
+    def __init__(self, knobs: Dict[str, Any]) -> None:
+        self.is_asked = knobs.get(KEY) is True
+        if self.is_asked:
+            self._patch_fetching()
+
+    def mark(self, loader: Any) -> None:
+        """Notes that a loader is the one that trains."""
+        if self.is_asked:
+            loader.__dict__[MARK] = True
+
+    def is_for(self, loader: Any) -> bool:
+        """Returns whether the workers of a loader hand over bytes."""
+        return self.is_asked and MARK in loader.__dict__
+
+    def _patch_fetching(self) -> None:
+        from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+        from . import delayed
+
+        start, bits = _SingleProcessDataLoaderIter.__init__, self
+        delayed.watch_conversions()
+
+        def __init__(self: Any, loader: Any) -> None:
+            start(self, loader)
+            if bits.is_for(loader):
+                fetcher = self._dataset_fetcher
+                fetcher.fetch = delayed.during(fetcher.fetch)
+
+        _SingleProcessDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
+
+    def verify(self, knobs: Dict[str, Any], device: str, num_batches: float) -> Dict[str, KnobReport]:
+        """Returns the knob's report: whether bytes arrived, and were made floats on the device where there is one.
+
+        Args:
+            knobs: the trial's knobs.
+            device: that the program trains on.
+            num_batches: that it has trained on.
+        """
+        if KEY not in knobs:
+            return {}
+        if not self.is_asked:
+            return {KEY: KnobReport(APPLIED, "", False)}
+        from .delayed import state
+
+        # Counted as they come: a few more than are trained on, and each image of a batch that is a list of them.
+        come, moved = max(state.num_batches, state.num_on_device), state.num_on_device
+        if come <= MIN_SHARE * num_batches:
+            return {KEY: KnobReport(NOT_APPLICABLE, NOT_DELAYED.format(come or "none", f"{num_batches:.0f}"), False)}
+        if device != "cpu" and moved <= MIN_SHARE * num_batches:
+            return {KEY: KnobReport(NOT_APPLICABLE, ON_THE_HOST.format(moved or "none", f"{num_batches:.0f}"), False)}
+        return {KEY: KnobReport(APPLIED, "", True)}
+
+
+def are_bytes(batch: Any) -> bool:
+    """Returns whether a batch looks as if it had been bytes: an image's values in a channel are few.
+
+    Args:
+        batch: as the loader yields it.
+    """
+    return any(_is_image_of_bytes(tensor) for tensor in islice(batches._tensors(batch), MAX_TENSORS))
+
+
+def _is_image_of_bytes(tensor: Any) -> bool:
+    import torch
+
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype is not torch.float32 or tensor.device.type != "cpu":
+        return False
+    if tensor.dim() < 3 or not tensor.numel():
+        return False
+    image = tensor.detach()[0] if tensor.dim() > 3 else tensor.detach()
+    if image.shape[0] > MAX_CHANNELS:
+        return False
+    channels = image.flatten(1)[:, : MAX_VALUES // image.shape[0]]
+    num_values = sum(len(channel.unique()) for channel in channels)
+    return num_values <= NUM_LEVELS * len(channels) and num_values * 2 <= channels.numel()
+
+
+def applicability(loader: Any) -> Dict[str, str]:
+    """Returns why the knob cannot be turned, for the training loader of the baseline (None: no loader)."""
+    is_of_bytes: Optional[bool] = getattr(loader, "is_of_bytes", None)
+    return {KEY: NO_IMAGES} if is_of_bytes is False else {}

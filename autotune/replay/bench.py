@@ -1,0 +1,119 @@
+"""Many replayed studies: tables x strategies x seeds, in several processes."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.errors import BadInput
+from autotune.replay.space import Grid, grid_of
+from autotune.replay.strategies import STRATEGIES, strategy
+from autotune.replay.study import Limits, Replayed, replay
+from autotune.replay.table import Table, read
+
+# Default when no --sampler is given: all but the Gaussian process, which takes as long as all others together.
+USUAL = tuple(name for name in STRATEGIES if name != "gp")
+
+
+@dataclass(kw_only=True)
+class Asked:
+    """What is to be replayed.
+
+    Attributes:
+        tables: files.
+        strategies: their names, as `strategies.strategy` reads them.
+        num_seeds: studies of each strategy on each table.
+        limits: of each study.
+        num_jobs: processes.
+    """
+
+    tables: Sequence[Path]
+    strategies: Sequence[str] = USUAL
+    num_seeds: int = 50
+    limits: Limits = field(default_factory=Limits)
+    num_jobs: int = 1
+
+
+@dataclass(kw_only=True)
+class Result:
+    """The replayed studies of one table.
+
+    Attributes:
+        path: the table's file.
+        table: what is in it.
+        grid: the part of it that was searched.
+        studies: strategy -> its studies, by seed.
+    """
+
+    path: Path
+    table: Table
+    grid: Grid
+    studies: dict[str, list[Replayed]] = field(default_factory=dict)
+
+
+def run(asked: Asked, on_study: Callable[[], None] = lambda: None) -> list[Result]:
+    """Returns the studies of every table; the same for any number of processes.
+
+    Args:
+        asked: what is to be replayed.
+        on_study: called when one is over.
+
+    Raises:
+        BadInput: a table that cannot be used, or a strategy that does not exist; names them all.
+    """
+    results, problems = [], []
+    for path in asked.tables:
+        try:
+            table = read(path)
+            results.append(Result(path=path, table=table, grid=grid_of(table)))
+        except BadInput as error:
+            problems += error.problems
+    for name in asked.strategies:
+        try:
+            strategy(name)
+        except BadInput as error:
+            problems += error.problems
+    if problems:
+        raise BadInput(dict.fromkeys(problems))
+    jobs = [(result.path, name, seed) for result in results for name in asked.strategies for seed in range(asked.num_seeds)]
+    found = dict(zip(jobs, _studies(jobs, asked, on_study), strict=True))
+    for result in results:
+        for name in asked.strategies:
+            result.studies[name] = [found[result.path, name, seed] for seed in range(asked.num_seeds)]
+    return results
+
+
+_Job = tuple[Path, str, int]
+
+
+def _studies(jobs: Sequence[_Job], asked: Asked, on_study: Callable[[], None]) -> list[Replayed]:
+    if asked.num_jobs == 1:
+        return [_told(_study(job, asked.limits), on_study) for job in jobs]
+    # Not forked: torch and Optuna may hold locks and threads in this process.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=asked.num_jobs, mp_context=context) as pool:
+        # Several at a time, so that handing them over costs little; in order, so that the result does not depend on timing.
+        chunk = max(1, min(10, len(jobs) // (4 * asked.num_jobs)))
+        return [_told(one, on_study) for one in pool.map(functools.partial(_study, limits=asked.limits), jobs, chunksize=chunk)]
+
+
+def _told(study: Replayed, on_study: Callable[[], None]) -> Replayed:
+    on_study()
+    return study
+
+
+def _study(job: _Job, limits: Limits) -> Replayed:
+    path, name, seed = job
+    table, grid = _table(path)
+    return replay(table, grid, strategy(name), seed=seed, limits=limits)
+
+
+@functools.cache
+def _table(path: Path) -> tuple[Table, Grid]:
+    """Returns a table as this process has read it; once for all its studies."""
+    table = read(path)
+    return table, grid_of(table)

@@ -1,0 +1,223 @@
+"""Makes a table out of a recording's folder; what says whose machine it was, and what nobody replays, is left out."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from autotune.config.checks import memory_limit_bytes
+from autotune.errors import BadInput
+from autotune.failures import Facts, classify
+from autotune.harness import protocol
+from autotune.harness.protocol import KnobReport, RankResult
+from autotune.knobs.base import Circumstances
+from autotune.launchers.rank_results import RankResults
+from autotune.machine import circumstances
+from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
+from autotune.replay.results import ended_of, facts_of
+from autotune.replay.table import Measurement, Table
+from autotune.run_dir import StudyFolder
+from autotune.space import ResolvedSpace, SearchSpace, domain_from_json, resolve
+from autotune.study.design import configurations
+from autotune.study.health import ACCEPTED
+
+DIGITS = 6  # significant, of every number: far below what a clock tells
+PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.+@-]+)+/([\w.+@-]+)")  # a path of folders; its last part is kept
+MACHINE = ("cpu_model", "num_cores", "num_cpus", "memory_bytes", "isa", "has_compiler", "gpus", "topology")
+FACTS = (
+    "torch", "device", "device_name", "isa", "has_compiler", "compute_capability", "device_memory_bytes", "num_numa_nodes",
+    "num_local_ranks", "num_nodes", "collectives", "nccl",
+)  # fmt: skip
+GPU = ("name", "memory_bytes", "compute_capability", "driver")
+EVIDENCE = ("num_steps", "is_harness_seen", "oom_kills", "deadline", "shut_out")
+VERSIONS = ("autotune", "torch", "python", "optuna")
+SETTINGS_WITH_PATHS = ("data.root", "program.python", "model.factory", "data.factory", "train.step")
+
+
+def table_of(folder: StudyFolder) -> Table:
+    """Returns the table of a recording.
+
+    Raises:
+        BadInput: its folder cannot be read, or nothing was measured.
+    """
+    try:
+        about, records = folder.read_study(), folder.read_trials()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{folder.path}: cannot be made a table of, got {error}.") from error
+    answered = [one for one in records if one.kind in (Kind.baseline, Kind.search) and not one.outcome.is_no_answer]
+    if not answered or answered[0].number != 0:
+        raise BadInput(f"{folder.path}: nothing to make a table of, the baseline was not measured.")
+    results = {record.number: _results(folder, record) for record in answered}
+    if not results[0]:
+        raise BadInput(f"{folder.path}: cannot be made a table of, what the baseline found out is missing.")
+    space, here = _space(about, results[0][0])
+    return Table(
+        workload=about.base.removeprefix("record-"),
+        machine=_machine(about.machine),
+        versions={name: about.versions[name] for name in VERSIONS if name in about.versions},
+        asked=about.asked,
+        pinned=about.pinned,
+        placeholders=about.placeholders,
+        is_recipe=about.is_recipe,
+        settings={key: value for key, value in about.settings.items() if key not in SETTINGS_WITH_PATHS},
+        objective=about.objective,
+        unit=answered[0].unit,
+        baseline=answered[0].knobs,
+        reference=space.reference,
+        space=space.as_json(),
+        memory_bytes=_memory_bytes(about, results[0][0]),
+        repeats=int(about.recording["repeats"]),
+        is_whole=configurations(space, here, most=int(about.recording["configurations"]), seed=0)[1],
+        recorded_on=datetime.fromtimestamp(about.started_at, UTC).strftime("%Y-%m-%d"),
+        measurements=[_measurement(record, results[record.number]) for record in answered],
+    )
+
+
+def _results(folder: StudyFolder, record: TrialRecord) -> list[RankResult]:
+    path = folder.trial_path(record.number)
+    try:
+        found = RankResults(path, protocol.read_spec(str(path / protocol.SPEC_FILE)))
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+    found.collect()
+    return [found.by_rank[rank] for rank in sorted(found.by_rank)]
+
+
+def _space(about: StudyRecord, first: RankResult) -> tuple[ResolvedSpace, Circumstances]:
+    """Returns the space that was recorded, and what knobs' rules looked at."""
+    here = circumstances(about.machine, first, is_recipe=about.is_recipe)
+    asked = {key: domain_from_json(domain) for key, domain in about.asked.items()}
+    is_held = about.settings.get("train.global_batch") is not None
+    return resolve(SearchSpace(domains=asked, pinned=about.pinned, is_held=is_held), here, passed=about.placeholders), here
+
+
+def _memory_bytes(about: StudyRecord, first: RankResult) -> int | None:
+    """Returns the memory that a trial could fill: the cap, else what the baseline saw, else the host's."""
+    limit = about.settings.get("device.memory_limit")
+    known = first.memory.get("capacity_bytes") or first.facts.get("device_memory_bytes") or about.machine.get("memory_bytes")
+    return memory_limit_bytes(limit, int(known) if known else None) or (int(known) if known else None)
+
+
+def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
+    made = Measurement(
+        number=record.number,
+        round=record.round or 1,
+        changed=record.changed,
+        outcome=record.outcome,
+        reason="" if record.outcome is Outcome.ok else plain(record.reason),
+        is_disturbed=bool(record.evidence.get(ACCEPTED)),
+        value=_rounded(record.value),
+        ci=_rounded(record.ci),
+        seconds=_rounded(record.attempt_s),
+        metrics=_rounded(record.metrics),
+        ended={
+            "exit_code": record.evidence.get("exit_code"),
+            "signal": record.evidence.get("signal"),
+            "cause": record.evidence.get("cause", "exit"),
+            "phase": record.evidence.get("phase", "steady"),
+            "evidence": {name: record.evidence[name] for name in EVIDENCE if record.evidence.get(name)},
+        },
+        results=[_result(result, is_first=record.number == 0) for result in results],
+    )
+    return made if _is_told_alike(made) else _told_plainly(made)
+
+
+def _is_told_alike(made: Measurement) -> bool:
+    """Whether what is kept is classified as the trial itself was; constraints and losses are judged later."""
+    if made.outcome in (Outcome.infeasible, Outcome.parity):
+        return True
+    facts: Facts = facts_of(ended_of(made, trial=0, nonce=""))
+    return classify(facts)[0] is made.outcome
+
+
+def _told_plainly(made: Measurement) -> Measurement:
+    """Returns a measurement whose trial was classified by its log, which is not kept: as an exception that says the same."""
+    kinds = {Outcome.device_oom: "torch.OutOfMemoryError", Outcome.host_oom: "MemoryError"}
+    if made.outcome is Outcome.crash:
+        made.ended |= {"cause": "exit", "signal": made.ended.get("signal") or "SIGABRT"}
+        made.results = []
+        return made
+    if made.outcome is Outcome.timeout:
+        made.ended |= {"cause": "deadline"}
+        made.results = []
+        return made
+    made.ended |= {"cause": "result", "signal": None}
+    error = {"type": kinds.get(made.outcome, "RuntimeError"), "message": made.reason, "traceback": ""}
+    made.results = [{**(made.results[0] if made.results else {"rank": 0, "world_size": 1}), "status": "failed", "error": error}]
+    return made
+
+
+def _result(result: RankResult, *, is_first: bool) -> dict[str, Any]:
+    """Returns a rank's result without raw steps, paths and process ids; what only the baseline is asked for only there."""
+    window = result.window
+    kept: dict[str, Any] = {
+        "rank": result.rank,
+        "world_size": result.world_size,
+        "status": result.status,
+        "error": _error(result.error),
+        "phases_s": result.phases_s,
+        "unit": result.unit,
+        "window": None if window is None else {name: value for name, value in vars(window).items() if name != "reason"},
+        "throughput_per_s": result.throughput_per_s,
+        "regime": result.regime,
+        "device_rate_per_s": result.device_rate_per_s,
+        "loader_rate_per_s": result.loader_rate_per_s,
+        "data_wait_frac": result.data_wait_frac,
+        "memory": result.memory,
+        "loss": result.loss,
+        "scaling": result.scaling,
+        "knobs": {key: _report(report) for key, report in result.knobs.items()},
+        "compiled": result.compiled,
+        "communication": result.communication,
+        "detected": {"num_steps": result.detected.get("num_steps"), **_detected(result)},
+    }
+    if kept["window"] is not None and window is not None:
+        kept["window"]["reason"] = plain(window.reason)
+    if is_first:
+        kept["facts"] = {name: result.facts[name] for name in FACTS if result.facts.get(name) is not None}
+        kept["observed"], kept["applicability"] = result.observed, result.applicability
+    return {name: value for name, value in _rounded(_without_paths(kept)).items() if value not in (None, "", {}, [])}
+
+
+def _report(report: KnobReport) -> dict[str, Any]:
+    return {name: value for name, value in vars(report).items() if value not in ("", None)}
+
+
+def _detected(result: RankResult) -> dict[str, Any]:
+    loader = result.detected.get("loader") or {}
+    return {"loader": {"num_samples": loader["num_samples"]}} if loader.get("num_samples") else {}
+
+
+def _error(error: dict[str, str] | None) -> dict[str, str] | None:
+    if error is None:
+        return None
+    return {name: plain(error[name]) for name in ("type", "message", "worker") if error.get(name)}
+
+
+def _machine(facts: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: facts[name] for name in MACHINE if facts.get(name) is not None}
+    kept["gpus"] = [{name: gpu[name] for name in GPU if gpu.get(name) is not None} for gpu in facts.get("gpus") or []]
+    return kept
+
+
+def plain(text: str) -> str:
+    """Returns a text in one line, its paths reduced to their last part."""
+    return PATH.sub(r"\1", " ".join(text.split()))[:400]
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, dict):
+        return {name: _without_paths(entry) for name, entry in value.items()}
+    return [_without_paths(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _rounded(entry) for name, entry in value.items()}
+    return type(value)(_rounded(entry) for entry in value) if isinstance(value, list | tuple) else value

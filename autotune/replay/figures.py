@@ -1,0 +1,254 @@
+"""What replayed studies say of the ways to search: figures by trials and by seconds, costs, memory, calibration."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from autotune.records import Outcome
+from autotune.replay.bench import Result
+from autotune.replay.study import Claim, Replayed, Step
+from autotune.replay.table import Key, Measurement
+from autotune.replay.world import mean, optimum_of
+
+SCHEMA = 1
+AT_TRIALS = (10, 20, 40)
+TARGETS = (0.95, 0.98)  # fractions of the optimum that a search is timed to
+WORTH_FRAC = 0.85  # a table on which ten random trials reach more of the optimum, in the median, tells searches not apart
+RANDOM_DRAWS = 2000  # ten random configurations each
+NEAR_CAP_FRAC = 0.8  # of the memory: what a memory table's optimum must fill, or avoiding want of memory costs nothing
+LOSS_FRAC = 0.005  # of the optimum: what one search must be ahead of another for that to count
+CURVE_POINTS = 60  # of the curves by seconds
+
+
+def figures(results: Sequence[Result]) -> dict[str, Any]:
+    """Returns everything a replay found out, as plain values: the document of `autotune replay --json`."""
+    tables = [_table(result) for result in results]
+    names = list(results[0].studies) if results else []
+    together = {name: _strategy([(result, result.studies[name]) for result in results]) for name in names}
+    for name, found in together.items():
+        found["worst_table"] = _worst(tables, name)
+    return {"schema": SCHEMA, "tables": tables, "strategies": together, "losses": _losses(tables, names)}
+
+
+def _losses(tables: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns where the first strategy is behind another after equal seconds, in the median: what has to be explained."""
+    found = []
+    for table in tables:
+        own = table["strategies"][names[0]]["at_seconds_of_trials"]
+        for rival in names[1:]:
+            for num, other in table["strategies"][rival]["at_seconds_of_trials"].items():
+                if own[num]["median"] < other["median"] - LOSS_FRAC:
+                    behind = {"own": own[num]["median"], "other": other["median"]}
+                    found.append({"table": table["table"], "strategy": names[0], "rival": rival, "trials": int(num), **behind})
+    return found
+
+
+def _table(result: Result) -> dict[str, Any]:
+    table, groups = result.table, result.table.by_configuration()
+    kept = {key: groups[key] for key in result.grid.keys}
+    optimum = optimum_of(kept)
+    best, base = mean(kept[optimum]), mean(groups.get(frozenset(), []))
+    ten = random_after_ten(kept)
+    return {
+        "table": table.workload,
+        "file": result.path.name,
+        "configurations": len(kept),
+        "recorded": len(groups),
+        "disturbed": sum(one.is_disturbed for one in table.measurements),
+        "repeats": statistics.median(len(group) for group in kept.values()),
+        "spread_frac": _spread_frac(kept.values()),
+        "unit": table.unit,
+        "optimum": {
+            "changed": kept[optimum][0].changed,
+            "value": best,
+            "over_baseline": best / base if best and base else None,
+        },
+        "random_after_10": ten,
+        "is_worth": ten <= WORTH_FRAC,
+        "memory": _memory(kept, optimum, table.memory_bytes),
+        "seconds_per_trial": _seconds_per_trial(kept),
+        "strategies": {name: _strategy([(result, studies)]) for name, studies in result.studies.items()},
+    }
+
+
+def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
+    """Returns what the best of the baseline and ten random configurations is worth, as a fraction of the optimum.
+
+    The median of many draws, by means over all repeats, so without noise.
+    """
+    rng = random.Random(0)
+    rates = {key: mean(group) or 0.0 for key, group in groups.items()}
+    optimum, base = rates[optimum_of(groups)], rates.get(frozenset(), 0.0)
+    others = [rates[key] for key in sorted(rates, key=repr) if key]
+    drawn = [max(base, *rng.sample(others, min(AT_TRIALS[0], len(others)))) / optimum for _ in range(RANDOM_DRAWS)]
+    return statistics.median(drawn)
+
+
+def _memory(groups: dict[Key, list[Measurement]], optimum: Key, memory_bytes: int | None) -> dict[str, Any]:
+    """Returns how many configurations run out of memory, and how much of it the optimum fills; None unknown."""
+    num = sum(any(one.outcome.is_memory for one in group) for group in groups.values())
+    peaks = [int(result.get("memory", {}).get("peak_bytes") or 0) for one in groups[optimum] for result in one.results]
+    used = max(peaks, default=0) / memory_bytes if memory_bytes and max(peaks, default=0) else None
+    return {"out_of_memory": num, "optimum_frac": used, "is_near_cap": bool(num and used and used >= NEAR_CAP_FRAC)}
+
+
+def _spread_frac(groups: Iterable[Sequence[Measurement]]) -> float | None:
+    """Returns the relative standard deviation of a repeat: the median over the configurations; None without repeats."""
+    spreads = []
+    for group in groups:
+        rates = [one.value for one in group if one.value]
+        if len(rates) > 1:
+            spreads.append(statistics.stdev(rates) / statistics.mean(rates))
+    return statistics.median(spreads) if spreads else None
+
+
+def _seconds_per_trial(groups: dict[Key, list[Measurement]]) -> float:
+    return statistics.mean(one.seconds for group in groups.values() for one in group)
+
+
+def _strategy(studied: Sequence[tuple[Result, Sequence[Replayed]]]) -> dict[str, Any]:
+    """Returns the figures of one strategy over all studies of one table, or of several."""
+    timed = [(study, _seconds_per_trial(_kept(result))) for result, found in studied for study in found]
+    studies = [study for study, _ in timed]
+    claims = [study.claim for study in studies if study.claim]
+    return {
+        "studies": len(studies),
+        "at_trials": {str(num): _spread([at_trials(study.steps, num) for study in studies]) for num in AT_TRIALS},
+        "at_seconds_of_trials": {
+            str(num): _spread([at_seconds(study.steps, (num + 1) * each_s) for study, each_s in timed]) for num in AT_TRIALS
+        },
+        "to": {str(target): _reach(studies, target) for target in TARGETS},
+        "final": _spread([study.final_fraction for study in studies]),
+        "out_of_memory_frac": {str(num): _share(studies, num, lambda outcome: outcome.is_memory) for num in AT_TRIALS},
+        "failed_frac": {
+            str(num): _share(studies, num, lambda outcome: not (outcome.is_memory or outcome.has_value)) for num in AT_TRIALS
+        },
+        "calibration": _calibration(claims),
+        "seconds": statistics.median(study.total_s for study in studies) if studies else None,
+        "own_seconds": statistics.median(study.own_s for study in studies) if studies else None,
+        "trials": statistics.median(len(study.steps) - 1 for study in studies) if studies else None,
+    }
+
+
+def _share(studies: Sequence[Replayed], num: int, is_one: Callable[[Outcome], bool]) -> float:
+    """Returns the share of the first `num` search trials that ended in a certain way."""
+    ended = [is_one(step.outcome) for study in studies for step in study.steps[1 : num + 1]]
+    return sum(ended) / len(ended) if ended else 0.0
+
+
+def _kept(result: Result) -> dict[Key, list[Measurement]]:
+    groups = result.table.by_configuration()
+    return {key: groups[key] for key in result.grid.keys}
+
+
+def at_trials(steps: Sequence[Step], num: int) -> float:
+    """Returns the fraction of the optimum that a search had reached after so many trials; 0 before the baseline."""
+    return next((step.fraction for step in reversed(steps) if step.trials <= num), 0.0)
+
+
+def at_seconds(steps: Sequence[Step], seconds: float) -> float:
+    """Returns the fraction of the optimum that a search had reached after so many recorded seconds; 0 before the baseline."""
+    return next((step.fraction for step in reversed(steps) if step.seconds <= seconds), 0.0)
+
+
+def _reach(studies: Sequence[Replayed], target: float) -> dict[str, Any]:
+    """Returns trials and seconds to a fraction of the optimum: median and 90th percentile, null where it was not reached.
+
+    It counts as reached when the best so far is that good and stays so.
+    """
+    firsts = [reached(study.steps, target) for study in studies]
+    return {
+        "reached_frac": sum(first is not None for first in firsts) / len(firsts) if firsts else 0.0,
+        "trials": _quantiles([None if first is None else first.trials for first in firsts]),
+        "seconds": _quantiles([None if first is None else first.seconds for first in firsts]),
+    }
+
+
+def reached(steps: Sequence[Step], target: float) -> Step | None:
+    """Returns the step from which on a search is at `target` or above to its end; None when it does not end there."""
+    found = None
+    for step in reversed(steps):
+        if step.fraction < target:
+            break
+        found = step
+    return found
+
+
+def _quantiles(values: Sequence[float | None]) -> dict[str, float | None]:
+    """Returns median and 90th percentile; what was never reached counts as infinitely late, and is null."""
+    ordered = sorted(float("inf") if value is None else float(value) for value in values)
+    if not ordered:
+        return {"median": None, "p90": None}
+    places = {"median": 0.5, "p90": 0.9}
+    found = {name: ordered[min(len(ordered) - 1, int(np.ceil(share * len(ordered))) - 1)] for name, share in places.items()}
+    return {name: None if value == float("inf") else value for name, value in found.items()}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    if not values:
+        return {"median": None, "p10": None, "mean": None}
+    return {
+        "median": float(np.median(values)),
+        "p10": float(np.quantile(values, 0.1)),
+        "mean": float(np.mean(values)),
+    }
+
+
+def _calibration(claims: Sequence[Claim]) -> dict[str, Any]:
+    """Returns how far the verdicts can be believed."""
+    inside = [claim.is_truth_inside for claim in claims if claim.is_truth_inside is not None]
+    verified = [claim.is_verified for claim in claims if claim.is_verified is not None]
+    return {
+        "claims": len(claims),
+        "overstated_frac": statistics.median(claim.overstated_frac for claim in claims) if claims else None,
+        "truth_inside_frac": sum(inside) / len(inside) if inside else None,
+        "verified_frac": sum(verified) / len(verified) if verified else None,
+        "no_longer_holds_frac": sum(claim.verdict == "no longer holds" for claim in claims) / len(claims) if claims else None,
+    }
+
+
+def _worst(tables: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Returns the table on which a strategy is furthest from the optimum after 20 trials, in the median."""
+    worst = min(tables, key=lambda table: table["strategies"][name]["at_trials"]["20"]["median"] or 0.0)
+    return {"table": worst["table"], "median_at_20": worst["strategies"][name]["at_trials"]["20"]["median"]}
+
+
+def curves(result: Result) -> dict[str, dict[str, list[tuple[float, float, float]]]]:
+    """Returns the curves of a table: "trials" or "seconds" -> strategy -> [(x, median fraction, 10th percentile)]."""
+    everything = [study.steps for studies in result.studies.values() for study in studies]
+    longest = max(map(len, everything), default=1)
+    last_s = max((steps[-1].seconds for steps in everything if steps), default=1.0)
+    by: dict[str, dict[str, list[tuple[float, float, float]]]] = {"trials": {}, "seconds": {}}
+    for name, studies in result.studies.items():
+        steps = [study.steps for study in studies]
+        by["trials"][name] = [(float(num), *_band([at_trials(one, num) for one in steps])) for num in range(longest)]
+        by["seconds"][name] = [
+            (float(s), *_band([at_seconds(one, s) for one in steps])) for s in np.linspace(0, last_s, CURVE_POINTS)
+        ]
+    return by
+
+
+def _band(values: Sequence[float]) -> tuple[float, float]:
+    return float(np.median(values)), float(np.quantile(values, 0.1))
+
+
+def raw(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Returns every study as plain values, for whoever wants other figures."""
+    return [
+        {"table": result.table.workload, "strategy": name, "seed": seed, **dataclasses.asdict(study)}
+        for result in results
+        for name, studies in result.studies.items()
+        for seed, study in enumerate(studies)
+    ]
+
+
+def outcomes(result: Result) -> dict[str, int]:
+    """Returns how the recorded trials ended, outcome -> number."""
+    found = {outcome: sum(one.outcome is outcome for one in result.table.measurements) for outcome in Outcome}
+    return {str(outcome): num for outcome, num in found.items() if num}

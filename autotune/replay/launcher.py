@@ -1,0 +1,167 @@
+"""A launcher that starts nothing: a recorded repeat answers, and its recorded seconds pass on a clock that is moved."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from autotune import stats
+from autotune.harness.protocol import MeasureRules, Progress, RankResult, Spec, Window
+from autotune.launchers.base import Ended, Launch, Launcher, Running
+from autotune.records import Knobs, Outcome
+from autotune.replay.results import ended_of
+from autotune.replay.table import Key, Measurement, Table, key_of
+from autotune.replay.world import World
+from autotune.study.plan import Clock
+
+START_PHASES = ("spawn", "import", "init", "first_batch", "compile")
+RACE_CONFIDENCE = 0.99  # as the harness races: by the upper end of a 99 % interval
+OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded with the baseline, the same in every trial
+
+
+class ReplayClock(Clock):
+    """Time that passes when a trial is answered or somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        """Returns the seconds since the study began."""
+        return self.now_s
+
+    def time(self) -> float:
+        """Returns the same: a replay belongs to no day."""
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Moves the time."""
+        self.now_s += seconds
+
+
+class ReplayLauncher(Launcher):
+    """Answers every trial of one study from a table.
+
+    Args:
+        table: what was recorded.
+        world: what is served of it.
+        clock: takes the seconds that the trials took.
+    """
+
+    def __init__(self, table: Table, world: World, clock: ReplayClock) -> None:
+        self._table, self._world, self._clock = table, world, clock
+        first = next(one for one in table.measurements if one.number == 0)
+        self._program = [{name: result.get(name, {}) for name in OF_THE_PROGRAM} for result in first.results]
+        self._losses = [result.get("loss") for result in first.results]
+
+    def start(self, launch: Launch) -> Running:
+        """Returns a trial that is over already."""
+        measurement = self._world.serve(self._key(launch.spec))
+        if measurement is None:  # a configuration that nobody recorded: the table is not whole
+            measurement = Measurement(number=-1, round=0, changed={}, outcome=Outcome.error, seconds=0.0, reason="not recorded")
+            measurement.ended = {"exit_code": 1, "cause": "exit", "evidence": {"is_harness_seen": True}}
+        ended = self._ended(measurement, launch)
+        self._clock.sleep(ended.seconds)
+        return _Over(ended)
+
+    def _key(self, spec: Spec) -> Key:
+        """Returns the configuration that a launch amounts to."""
+        asked: Knobs = {**spec.passed, **spec.knobs}
+        reference, pinned = self._table.reference, self._table.pinned
+        return key_of(
+            {
+                name: value
+                for name, value in asked.items()
+                if name not in pinned and not (name in reference and _same(value, reference[name]))
+            }
+        )
+
+    def _ended(self, measurement: Measurement, launch: Launch) -> Ended:
+        spec = launch.spec
+        ended = ended_of(measurement, trial=spec.trial, nonce=spec.nonce)
+        for result, program in zip(ended.results, self._program, strict=False):
+            for name, value in program.items():
+                setattr(result, name, dict(value))
+        if spec.mode != "measure":
+            self._make_first_steps(ended, spec)
+        elif spec.race_below_per_s is not None:
+            ended.seconds -= sum(race(result, spec.race_below_per_s, spec.rules) for result in ended.results[:1])
+        limit_s = launch.deadlines.total_s
+        if ended.seconds > limit_s:
+            evidence: dict[str, Any] = {"is_harness_seen": True, "deadline": f"no result within {limit_s:.0f} s"}
+            return dataclasses.replace(
+                ended, exit_code=None, cause="deadline", phase="steady", results=[], seconds=limit_s, evidence=evidence
+            )
+        return ended
+
+    def _make_first_steps(self, ended: Ended, spec: Spec) -> None:
+        """Makes of a trial one that ended after its first steps; nobody recorded those: its losses are the baseline's.
+
+        So comparing losses costs what it costs and puts nothing out; what ran out of memory or failed does so here, too.
+        """
+        for result, loss in zip(ended.results, self._losses, strict=False):
+            if result.status == "failed":
+                return
+            result.loss = dict(loss) if loss else None
+        if not ended.results:
+            return
+        first = ended.results[0]
+        steps_s = 0.0
+        if first.window and first.window.steps:
+            steps_s = (spec.max_steps or 0) * first.window.seconds / first.window.steps
+        start_s = sum(first.phases_s.get(phase, 0.0) for phase in START_PHASES)
+        ended.seconds = min(ended.seconds, start_s + min(steps_s, spec.max_s or steps_s))
+
+
+def race(result: RankResult, below_per_s: float, rules: MeasureRules) -> float:
+    """Cuts a result's window off where racing would have ended it, and returns the seconds that this saves.
+
+    Args:
+        result: as it was recorded, to the end of its window; changed in place.
+        below_per_s: the window ends once the rate is certainly below this.
+        rules: when to look.
+    """
+    window = result.window
+    if window is None or not window.is_steady or not window.block_s:
+        return 0.0
+    seconds = samples = 0.0
+    for number, (rate, length) in enumerate(zip(window.block_rates_per_s, window.block_s, strict=False), 1):
+        seconds, samples = seconds + length, samples + rate * length
+        if number < rules.min_blocks or seconds < rules.race_min_s or seconds >= window.seconds:
+            continue
+        rates = window.block_rates_per_s[:number]
+        if samples / seconds + (stats.half_width(rates, RACE_CONFIDENCE) or 0.0) < below_per_s:
+            saved_s = window.seconds - seconds
+            result.throughput_per_s = (result.throughput_per_s or 0.0) * samples / seconds / window.rate_per_s
+            result.phases_s = {**result.phases_s, "steady": max(0.0, result.phases_s.get("steady", 0.0) - saved_s)}
+            result.window = Window(
+                steps=round(window.steps * seconds / window.seconds),
+                seconds=seconds,
+                samples=samples,
+                rate_per_s=samples / seconds,
+                block_rates_per_s=rates,
+                half_width_frac=None,
+                is_steady=True,
+                reason="stopped early: certainly slower than 0.8 times the best so far",
+                is_raced=True,
+                block_s=window.block_s[:number],
+            )
+            return saved_s
+    return 0.0
+
+
+def _same(value: Any, other: Any) -> bool:
+    return value == other and type(value) is type(other)
+
+
+class _Over(Running):
+    def __init__(self, ended: Ended) -> None:
+        self._ended = ended
+
+    def poll(self) -> Ended:
+        return self._ended
+
+    def progress(self) -> Progress | None:
+        return None
+
+    def stop(self, reason: str) -> None:
+        return None

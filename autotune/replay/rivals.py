@@ -1,0 +1,192 @@
+"""Ways to search that the study's own is judged by. Each asks the session for trials, as `proposals.Search` does."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+
+import optuna
+
+from autotune.knobs.catalogue import knob
+from autotune.records import Knobs, KnobValue, TrialRecord
+from autotune.search import add_known, begin_study, tell
+from autotune.study.design import levels
+from autotune.study.session import ConfigurationKey, Session, configuration_key
+
+MAX_REPEATED = 200  # proposals in a row that are known already: the space is used up
+EXHAUSTED, OUT_OF_BUDGET = "the search space is used up", "the budget is used"
+# The order in which an expert tries knobs one by one, as in the probe that the ladder was taken from; others come after these.
+LADDER = (
+    "loader.num_workers", "precision.amp", "layout.channels_last", "threads.intra", "loader.prefetch_factor",
+    "loader.batch_size", "backend.cudnn_benchmark", "loader.pin_memory", "optimizer.implementation",
+    "loader.persistent_workers",
+)  # fmt: skip
+BATCH, COMPILE = "loader.batch_size", "compile.mode"
+
+Proposal = tuple[Knobs, optuna.trial.Trial | None]
+
+
+class Rival:
+    """Measures what `proposals` yields until the budget is used; never the same twice."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.space = session, session.resolved
+        self.seed = session.plan.config.study.seed
+        self._known = {configuration_key(record.changed): record for record in session.searched}
+
+    def proposals(self) -> Iterator[Proposal]:
+        """Yields full configurations, each with Optuna's trial where its sampler proposed it."""
+        raise NotImplementedError
+
+    def run(self) -> str:
+        """Searches and returns why it ended."""
+        for knobs, trial in self.proposals():
+            if self.known(knobs):
+                continue
+            if not self._may_go_on():
+                return OUT_OF_BUDGET
+            record = self.session.measure(knobs, "replay", origin="replay")
+            self._known[self._key(knobs)] = record
+            self.learn(record, trial)
+        return EXHAUSTED
+
+    def learn(self, record: TrialRecord, trial: optuna.trial.Trial | None) -> None:
+        """Takes in how a proposal ended."""
+
+    def known(self, knobs: Knobs) -> TrialRecord | None:
+        """Returns the trial that has measured a configuration; None when none has."""
+        return self._known.get(self._key(knobs))
+
+    @property
+    def best(self) -> TrialRecord:
+        """The best so far."""
+        able = [record for record in self.session.searched if record.outcome.may_win and record.score is not None]
+        return max(able, key=lambda record: record.score or 0.0, default=self.session.baseline)
+
+    def seeds(self) -> list[Knobs]:
+        """Returns the expert's seeds, as the study's own search has them."""
+        here = self.session.circumstances
+        return [knobs for _, knobs in self.space.seeds(here)] if here else []
+
+    def shuffled(self) -> list[Knobs]:
+        """Returns every configuration, in an order drawn by the seed."""
+        everything = self.everything()
+        random.Random(f"rival {self.seed}").shuffle(everything)
+        return everything
+
+    def everything(self) -> list[Knobs]:
+        """Returns every configuration in the order of the grid, the last knob fastest."""
+        listed, found = levels(self.space), dict[ConfigurationKey, Knobs]()
+        for point in itertools.product(*listed.values()):
+            knobs = self.space.active({**self.space.reference, **dict(zip(listed, point, strict=True))})
+            found.setdefault(self._key(knobs), knobs)
+        return list(found.values())
+
+    def _key(self, knobs: Knobs) -> ConfigurationKey:
+        return configuration_key(self.space.changed(knobs))
+
+    def _may_go_on(self) -> bool:
+        budget, num = self.session.budget, len(self.session.searched) - 1
+        return (budget.max_trials is None or num < budget.max_trials) and budget.search_left_s > 0
+
+
+class RandomOrder(Rival):
+    """Every configuration in a random order: what needs no thought at all."""
+
+    def proposals(self) -> Iterator[Proposal]:
+        """Yields them."""
+        yield from ((knobs, None) for knobs in self.shuffled())
+
+
+class GridOrder(Rival):
+    """Every configuration in the order it is written down."""
+
+    def proposals(self) -> Iterator[Proposal]:
+        """Yields them."""
+        yield from ((knobs, None) for knobs in self.everything())
+
+
+class Ladder(Rival):
+    """An expert going knob by knob: his favourite settings at growing batches, compilation, then one knob after the other."""
+
+    def proposals(self) -> Iterator[Proposal]:
+        """Yields each rung from where the best so far stands."""
+        expert = self._favourite()
+        for batch in self._growing():
+            knobs = self.space.active({**expert, **batch})
+            yield knobs, None
+            record = self.known(knobs)
+            if record and record.outcome.is_memory:
+                break
+        yield from self._one_by_one([COMPILE])
+        keys = [key for key in LADDER if key in self.space.domains]
+        keys += [key for key in self.space.domains if key not in (*keys, COMPILE)]
+        before = None
+        while before != self.best.number:  # until a whole round of knobs brings nothing
+            before = self.best.number
+            yield from self._one_by_one(keys)
+        yield from ((knobs, None) for knobs in self.shuffled())
+
+    def _one_by_one(self, keys: list[str]) -> Iterator[Proposal]:
+        for key in keys:
+            for value in levels(self.space).get(key, []):
+                yield self.space.active({**self.space.reference, **self.best.knobs, key: value}), None
+
+    def _favourite(self) -> Knobs:
+        here = self.session.circumstances
+        wanted = {key: knob(key).expert(here) if here else None for key in self.space.domains}
+        near = {key: self.space.domains[key].nearest(value) for key, value in wanted.items() if value is not None}
+        return {**self.space.reference, **{key: value for key, value in near.items() if value is not None}}
+
+    def _growing(self) -> list[dict[str, KnobValue]]:
+        """Returns the batch sizes from the program's own upwards."""
+        own = self.space.reference.get(BATCH)
+        sizes = [size for size in levels(self.space).get(BATCH, []) if isinstance(size, int) and isinstance(own, int)]
+        return [{BATCH: size} for size in sorted(sizes) if isinstance(own, int) and size >= own] or [{}]
+
+
+class Sampled(Rival):
+    """A sampler of Optuna's by itself, told of the baseline, and of the expert's seeds first where it is given them.
+
+    Args:
+        session: the study.
+        make: returns the sampler for a seed.
+        has_seeds: whether the expert's seeds come first.
+    """
+
+    def __init__(
+        self, session: Session, make: Callable[[int], optuna.samplers.BaseSampler], *, has_seeds: bool = False
+    ) -> None:
+        super().__init__(session)
+        self._distributions = self.space.distributions()
+        self._study = begin_study(session.folder.journal_file, session.folder.name, make(self.seed))
+        self._has_seeds = has_seeds
+        for record in session.searched:
+            self.learn(record, None)
+
+    def proposals(self) -> Iterator[Proposal]:
+        """Yields the sampler's, passing over what is known: told at once, at no cost."""
+        if self._has_seeds:
+            yield from ((knobs, None) for knobs in self.seeds())
+        num_known = 0
+        while num_known < MAX_REPEATED:
+            trial = self._study.ask()
+            knobs = self.space.suggest(trial)
+            if record := self.known(knobs):
+                tell(self._study, trial, record, **self._limits())
+                num_known += 1
+            else:
+                num_known = 0
+                yield knobs, trial
+
+    def learn(self, record: TrialRecord, trial: optuna.trial.Trial | None) -> None:
+        """Tells the sampler."""
+        if trial is None:
+            add_known(self._study, record, self._distributions, **self._limits())
+        else:
+            tell(self._study, trial, record, **self._limits())
+
+    def _limits(self) -> dict[str, object]:
+        known = [record.score for record in self.session.searched if record.score is not None]
+        return {"worst": [min(known, default=0.0)], "memory_capacity_bytes": self.session.memory_capacity_bytes}

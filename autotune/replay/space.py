@@ -1,0 +1,119 @@
+"""The search space of a replay: what of a table's space is recorded completely, since a search may ask for any of it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from autotune.errors import BadInput
+from autotune.harness.protocol import RankResult
+from autotune.knobs.step import ACCUMULATION
+from autotune.machine import circumstances
+from autotune.records import KnobValue
+from autotune.replay.results import ended_of
+from autotune.replay.table import Key, Table, key_of
+from autotune.search.samplers import grid_levels
+from autotune.space import Choice, Domain, ResolvedSpace, SearchSpace, domain_from_json, resolve
+
+MIN_CONFIGURATIONS = 4  # fewer leave nothing to search
+
+Levels = dict[str, tuple[KnobValue, ...]]
+
+
+@dataclass(kw_only=True)
+class Grid:
+    """The part of a table that is recorded completely.
+
+    Attributes:
+        space: as a study is given it.
+        keys: its configurations.
+    """
+
+    space: SearchSpace
+    keys: frozenset[Key]
+
+
+def grid_of(table: Table) -> Grid:
+    """Returns the largest part of a table's space of which every configuration was recorded, found greedily.
+
+    Of a table that was recorded to its end that is all of it. Of a sample, or of one that was cut off, values are left out,
+    the one with the largest share of holes first, until no hole is left.
+
+    Raises:
+        BadInput: next to nothing is left.
+    """
+    recorded = set(table.by_configuration())
+    levels = {key: _values(table, key) for key in table.space}
+    while holes := [point for point in itertools.product(*levels.values()) if _key(table, levels, point) not in recorded]:
+        levels = _without_worst(table, levels, holes)
+    keys = frozenset(_key(table, levels, point) for point in itertools.product(*levels.values()))
+    if len(keys) < MIN_CONFIGURATIONS:
+        raise BadInput(
+            f"TABLE: {table.workload!r} has {len(recorded)} configurations and only {len(keys)} of them make a complete grid, "
+            "too few to search. Record it to the end, or a smaller space."
+        )
+    domains: dict[str, Domain | None] = {key: Choice(values) for key, values in levels.items() if len(values) > 1}
+    is_held = table.settings.get("train.global_batch") is not None
+    return Grid(space=SearchSpace(domains=domains, pinned=table.pinned, is_held=is_held), keys=keys)
+
+
+def _values(table: Table, key: str) -> tuple[KnobValue, ...]:
+    """Returns the values of a knob that occur in the table, in the order of its domain."""
+    domain = domain_from_json(table.space[key])
+    assert domain is not None
+    there = {_typed(one.changed.get(key, table.reference[key])) for one in table.measurements}
+    return tuple(value for value in grid_levels(domain.distribution()) if _typed(value) in there)
+
+
+def _typed(value: KnobValue) -> tuple[str, KnobValue]:
+    return type(value).__name__, value
+
+
+def _without_worst(table: Table, levels: Levels, holes: list[tuple[KnobValue, ...]]) -> Levels:
+    names = list(levels)
+    size = len(list(itertools.product(*levels.values())))
+
+    def share(place: int, value: KnobValue) -> float:
+        return sum(hole[place] == value for hole in holes) * len(levels[names[place]]) / size
+
+    may_go = [
+        (share(place, value), place, value)
+        for place, name in enumerate(names)
+        for value in levels[name]
+        if _typed(value) != _typed(table.reference[name])
+    ]
+    if not may_go:
+        raise BadInput(f"TABLE: {table.workload!r} lacks its baseline. Record it again.")
+    _, place, value = max(may_go, key=lambda one: (one[0], one[1], repr(one[2])))
+    name = names[place]
+    return {**levels, name: tuple(own for own in levels[name] if _typed(own) != _typed(value))}
+
+
+def _key(table: Table, levels: Levels, point: tuple[KnobValue, ...]) -> Key:
+    """Returns the configuration that a point of the grid stands for, without knobs that mean nothing there."""
+    knobs = _resolved(table).active({**table.reference, **dict(zip(levels, point, strict=True))})
+    return key_of(_resolved(table).changed(knobs))
+
+
+def _resolved(table: Table) -> ResolvedSpace:
+    """Returns just enough of a resolved space to compare configurations."""
+    held = None
+    if table.settings.get("train.global_batch") is not None and isinstance(
+        batch := table.reference.get("loader.batch_size"), int
+    ):
+        held = batch * int(table.reference.get(ACCUMULATION.key, 1))
+    return ResolvedSpace(
+        domains={}, pinned=table.pinned, baseline=table.baseline, dropped={}, reference=table.reference, held=held
+    )
+
+
+def first_result(table: Table) -> RankResult:
+    """Returns what rank 0 of the recorded baseline found out about the program."""
+    first = next(one for one in table.measurements if one.number == 0)
+    return ended_of(first, trial=0, nonce="").results[0]
+
+
+def resolved(table: Table, grid: Grid) -> ResolvedSpace:
+    """Returns the space as the study will resolve it."""
+    here = circumstances(table.machine, first_result(table), is_recipe=table.is_recipe)
+    return resolve(grid.space, here, passed=table.placeholders)

@@ -1,0 +1,87 @@
+"""The ways to search that a replay compares, by name: a row of STRATEGIES each. Adding one is adding a row.
+
+A strategy is the study's own search under some configuration keys (`search.*`), or a rival that takes its place. Any of them
+can be varied on the command line: NAME:KEY=VALUE:KEY=VALUE, which is how the worth of each part of a sampler is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import optuna
+import yaml
+
+from autotune.config.keys import LEAVES, check_value, unknown_key
+from autotune.config.schema import SAMPLERS
+from autotune.errors import BadInput, one_of
+from autotune.replay.rivals import GridOrder, Ladder, RandomOrder, Sampled
+from autotune.search.samplers import NUM_STARTUP_TRIALS
+from autotune.study.plan import Searching
+from autotune.study.session import Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """One way to search.
+
+    Attributes:
+        name: as it is called.
+        keys: configuration keys it sets.
+        search: makes what takes the place of the study's own search; None for that itself.
+    """
+
+    name: str
+    keys: dict[str, Any] = field(default_factory=dict)
+    search: Callable[[Session], Searching] | None = None
+
+
+def _tpe(seed: int) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
+
+
+def _tpe_after_seeds(seed: int) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=NUM_STARTUP_TRIALS)
+
+
+def _gp(seed: int) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.GPSampler(seed=seed)  # imports torch
+
+
+# "default" is what `autotune run` does; "study-tpe" is TPE among the expert's seeds and single changes, as a study mixes them.
+STRATEGIES: dict[str, Strategy] = {
+    strategy.name: strategy
+    for strategy in (
+        Strategy(name="default"),
+        Strategy(name="study-tpe", keys={"search.sampler": "tpe"}),
+        Strategy(name="random", search=RandomOrder),
+        Strategy(name="grid", search=GridOrder),
+        Strategy(name="expert", search=Ladder),
+        Strategy(name="tpe", search=lambda session: Sampled(session, _tpe)),
+        Strategy(name="tpe+seeds", search=lambda session: Sampled(session, _tpe_after_seeds, has_seeds=True)),
+        Strategy(name="gp", search=lambda session: Sampled(session, _gp)),
+    )
+}
+
+
+def strategy(text: str) -> Strategy:
+    """Returns what NAME or NAME:KEY=VALUE:... means; a NAME of `search.sampler` that is no row means that sampler.
+
+    Raises:
+        BadInput: no such strategy, no such key, or a value that the key does not take.
+    """
+    name, *words = text.split(":")
+    found = STRATEGIES.get(name) or (Strategy(name=name, keys={"search.sampler": name}) if name in SAMPLERS else None)
+    if found is None:
+        raise BadInput(f"--sampler: no such strategy, got {name!r}. {one_of(name, [*STRATEGIES, *SAMPLERS])}")
+    keys = dict(found.keys)
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise BadInput(f"--sampler: no value, got {word!r}. Give NAME:KEY=VALUE, as in default:search.sampler=tpe.")
+        if key not in LEAVES:
+            raise BadInput(unknown_key(key, value))
+        keys[key] = yaml.safe_load(value)
+        check_value(key, keys[key])
+    return Strategy(name=text, keys=keys, search=found.search)

@@ -1,0 +1,208 @@
+"""One replayed study: the real loop from the baseline to the verdict, on a table, in a moment; and how it is judged."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from autotune import stats
+from autotune.config.command import CommandTemplate
+from autotune.config.compose import typed
+from autotune.config.hidden import HiddenValues
+from autotune.config.schema import Budget, StudyConfig
+from autotune.errors import NothingWorked
+from autotune.masking import Secrets
+from autotune.monitors.nvml import NoDevice
+from autotune.records import THROUGHPUT, Kind, Knobs, Outcome, Summary, TrialRecord
+from autotune.replay.folder import NoFolder
+from autotune.replay.launcher import ReplayClock, ReplayLauncher
+from autotune.replay.space import Grid
+from autotune.replay.strategies import Strategy
+from autotune.replay.table import Key, Table, key_of
+from autotune.replay.world import World
+from autotune.study import Listener, Plan, run_study
+from autotune.study.verify import compare
+
+VERIFY_ROUNDS = 4  # as `autotune verify` measures
+NOT_REPLAYED = ("measure.racing", "train.")  # settings of a recording that its replay does without: it races as a study does
+
+
+@dataclass(kw_only=True)
+class Limits:
+    """When a replayed study ends, as in study.budget: search trials, minutes on the table's own clock; None for no limit."""
+
+    trials: int | None = 40
+    minutes: float | None = None
+
+
+@dataclass(kw_only=True)
+class Step:
+    """Where a search stood after one of its trials.
+
+    Attributes:
+        trials: search trials so far, the baseline not among them.
+        seconds: recorded seconds so far, the baseline among them.
+        fraction: truth of the best so far, as a fraction of the optimum's.
+        outcome: how the trial ended.
+    """
+
+    trials: int
+    seconds: float
+    fraction: float
+    outcome: Outcome = Outcome.ok
+
+
+@dataclass(kw_only=True)
+class Claim:
+    """What the verdict claims of its winner, beside what is so.
+
+    Attributes:
+        ratio, ci: the speed-up over the baseline as it is reported.
+        overstated_frac: by how much the winner's reported rate lies above the truth.
+        is_truth_inside: whether the reported interval of that rate holds the truth, which has an error of its own.
+        is_verified: whether rounds of a later `verify` agree: the speed-up of today over the claimed one may be 1, by its own
+            interval; None when no interval could be had.
+        verdict: what `verify` would say: "holds", "no longer holds" or "ambiguous".
+    """
+
+    ratio: float
+    ci: tuple[float, float] | None
+    overstated_frac: float
+    is_truth_inside: bool | None
+    is_verified: bool | None
+    verdict: str
+
+
+@dataclass(kw_only=True)
+class Replayed:
+    """A replayed study.
+
+    Attributes:
+        steps: the search, trial by trial; the first is the baseline.
+        reason: why the search ended.
+        final_fraction: truth of what the finals handed over, as a fraction of the optimum's.
+        total_s: recorded seconds of everything, finals and attribution among them.
+        claim: what was claimed; None when the baseline was handed over, or nothing was compared.
+        own_s: time of this machine that the replay took.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    reason: str = ""
+    final_fraction: float = 0.0
+    total_s: float = 0.0
+    claim: Claim | None = None
+    own_s: float = 0.0
+
+
+class _Watcher(Listener):
+    """Notes how good the best so far is after each trial of the search."""
+
+    def __init__(self, world: World, clock: ReplayClock) -> None:
+        self.found: list[tuple[TrialRecord, float]] = []
+        self._world, self._clock = world, clock
+
+    def trial_ended(self, trial: TrialRecord) -> None:
+        if trial.kind in (Kind.baseline, Kind.search):
+            self.found.append((trial, self._clock.now_s))
+
+    def finals_started(self, trials: object, reserved_s: float | None) -> None:
+        self._world.is_searching = False
+
+
+def config_of(table: Table, strategy: Strategy) -> StudyConfig:
+    """Returns the configuration of a replayed study: the recorded settings, and what the strategy sets."""
+    raw = OmegaConf.structured(StudyConfig)
+    settings = {key: value for key, value in table.settings.items() if not key.startswith(NOT_REPLAYED)}
+    for key, value in {**settings, **strategy.keys}.items():
+        OmegaConf.update(raw, key, value, merge=True)
+    config = typed(raw)
+    config.objective = THROUGHPUT
+    config.train.global_batch = table.settings.get("train.global_batch")
+    return config
+
+
+def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: Limits) -> Replayed:
+    """Runs one study on a table and returns how it went.
+
+    Args:
+        table: what was recorded.
+        grid: the part of it that can be searched.
+        strategy: how it is searched.
+        seed: of everything that is drawn: what is held out, the order of repeats, the sampler.
+        limits: when it ends.
+    """
+    begun_s = time.perf_counter()
+    world, clock = World(table, grid.keys, seed=seed), ReplayClock()
+    watcher = _Watcher(world, clock)
+    config = config_of(table, strategy)
+    config.study.seed, config.study.budget = seed, Budget(minutes=limits.minutes, trials=limits.trials)
+    plan = Plan(
+        title=table.workload,
+        config=config,
+        yaml="",
+        space=grid.space,
+        command=CommandTemplate(parts=["replayed"], placeholders=table.placeholders, is_recipe=table.is_recipe, cwd="/"),
+        launcher=ReplayLauncher(table, world, clock),
+        machine=table.machine,
+        device=NoDevice(),
+        hidden=HiddenValues(),
+        secrets=Secrets(),
+        clock=clock,
+        search=strategy.search,
+    )
+    try:
+        summary = run_study(plan, NoFolder(), watcher)
+    except NothingWorked as failure:
+        summary = {"reason": str(failure).partition("\n")[0], "best": None, "speedup": None}
+    made = _judged(watcher.found, summary, world, random.Random(f"verify {seed}"))
+    made.total_s, made.own_s = clock.now_s, time.perf_counter() - begun_s
+    return made
+
+
+def _judged(found: list[tuple[TrialRecord, float]], summary: Summary, world: World, rng: random.Random) -> Replayed:
+    made = Replayed(reason=str(summary.get("reason") or ""))
+    best: tuple[float, Key] = (0.0, key_of({}))
+    for number, (record, seconds) in enumerate(found):
+        if record.outcome.may_win and (record.score or 0.0) > best[0]:
+            best = (record.score or 0.0, key_of(record.changed))
+        step = Step(trials=number, seconds=seconds, fraction=world.fraction(best[1]), outcome=record.outcome)
+        made.steps.append(step)
+    handed: dict[str, Any] = summary.get("best") or {"overrides": {}}
+    made.final_fraction = world.final_fraction(key_of(handed["overrides"]))
+    made.claim = _claim(summary, world, rng)
+    return made
+
+
+def _claim(summary: Summary, world: World, rng: random.Random) -> Claim | None:
+    """Returns what is claimed beside what is so; None where the program is left as it is."""
+    best, speedup = summary.get("best"), summary.get("speedup")
+    if not best or not best["overrides"] or not speedup or not speedup.get("ratio") or best.get("measured_in") != "finals":
+        return None
+    changed: Knobs = best["overrides"]
+    key, truth = key_of(changed), world.held_out(key_of(changed))
+    claimed = stats.Ratio(
+        ratio=speedup["ratio"],
+        ci=tuple(speedup["ci"]) if speedup.get("ci") else None,
+        num_rounds=int(speedup.get("num_rounds") or 1),
+    )
+    pairs = [(world.another(key).value, world.another(key_of({})).value) for _ in range(VERIFY_ROUNDS)]
+    complete = [(own, other) for own, other in pairs if own and other]
+    is_verified, verdict = None, "ambiguous"
+    if complete:
+        now = stats.paired_ratio([own for own, _ in complete], [other for _, other in complete])
+        compared = compare(claimed, now, float(speedup.get("margin") or stats.MARGIN_FRAC))
+        verdict = compared.verdict
+        is_verified = None if compared.left.ci is None else compared.left.ci[0] <= 1 <= compared.left.ci[1]
+    ci = best.get("ci")
+    return Claim(
+        ratio=claimed.ratio,
+        ci=claimed.ci,
+        overstated_frac=best["value"] / truth - 1 if truth else 0.0,
+        is_truth_inside=ci[0] <= truth <= ci[1] if ci else None,
+        is_verified=is_verified,
+        verdict=verdict,
+    )

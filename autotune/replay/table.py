@@ -1,0 +1,179 @@
+"""A table: every measurement of a recording, in one small file that can be committed and replayed on any machine.
+
+    table.jsonl.gz   first line the header, then one line a measurement, in the order they were made
+
+Nothing in it says whose machine it was: no host, no user, no paths; texts of programs are kept as one line without folders.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import BadInput
+from autotune.records import Knobs, Outcome
+
+SCHEMA = 1  # 1: the first
+SUFFIX = ".jsonl.gz"
+FORMAT = "autotune table"
+
+Key = frozenset[tuple[str, Any]]
+
+
+def key_of(changed: Knobs) -> Key:
+    """Returns what makes two configurations the same: what they change of the baseline. True is not 1 here."""
+    return frozenset((name, (type(value).__name__, value)) for name, value in changed.items())
+
+
+@dataclass(kw_only=True)
+class Measurement:
+    """One recorded trial.
+
+    Attributes:
+        number: its place in the recording.
+        round: which repeat of its configuration it is, from 1.
+        changed: what the configuration changes of the baseline.
+        outcome, reason, value, ci: as in TrialRecord.
+        is_disturbed: whether it was measured on a machine that did not get quiet.
+        seconds: wall time of the attempt that counts, from launch to the last process gone.
+        metrics: as in TrialRecord.
+        ended: {"exit_code", "signal", "cause", "phase", "evidence"}, as in launchers.Ended.
+        results: what its ranks wrote, as in RankResult, without raw steps.
+    """
+
+    number: int
+    round: int
+    changed: Knobs
+    outcome: Outcome
+    seconds: float
+    reason: str = ""
+    is_disturbed: bool = False
+    value: float | None = None
+    ci: tuple[float, float] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    ended: dict[str, Any] = field(default_factory=dict)
+    results: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def key(self) -> Key:
+        """What makes its configuration."""
+        return key_of(self.changed)
+
+
+@dataclass(kw_only=True)
+class Table:
+    """A recording.
+
+    Attributes:
+        workload: what was trained, in a word or two: the recording's name.
+        machine: facts of the machine, `machine.host_facts()` without its name.
+        versions: of autotune, torch, python.
+        asked: knob key -> domain as it was asked for, `Domain.as_json` or {"auto": true}.
+        pinned: knobs fixed for every trial.
+        placeholders: knobs that travel through the command line -> value in the baseline.
+        is_recipe: whether a built-in recipe was recorded.
+        settings: configuration keys that decide what is measured, where not the default; no paths.
+        objective: as in StudyRecord.
+        unit: what is counted: "samples", "tokens", "steps".
+        baseline: full configuration of the baseline.
+        reference: the same with the knobs that mean nothing there.
+        space: knob key -> domain as it was recorded.
+        memory_bytes: memory a trial could fill, the cap where there was one.
+        repeats: measurements of each configuration that were wanted.
+        is_whole: whether every configuration of the space is in it.
+        recorded_on: day it was begun, YYYY-MM-DD.
+        measurements: in the order they were made.
+    """
+
+    workload: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    asked: dict[str, Any]
+    pinned: Knobs
+    placeholders: Knobs
+    is_recipe: bool
+    settings: dict[str, Any]
+    objective: str | list[str]
+    unit: str
+    baseline: Knobs
+    reference: Knobs
+    space: dict[str, Any]
+    memory_bytes: int | None
+    repeats: int
+    is_whole: bool
+    recorded_on: str
+    measurements: list[Measurement] = field(default_factory=list)
+
+    def by_configuration(self) -> dict[Key, list[Measurement]]:
+        """Returns the measurements of each configuration, in the order of their rounds."""
+        found: dict[Key, list[Measurement]] = defaultdict(list)
+        for one in sorted(self.measurements, key=lambda measurement: measurement.round):
+            found[one.key].append(one)
+        return dict(found)
+
+
+def write(table: Table, path: Path) -> None:
+    """Writes a table; the same table gives the same bytes.
+
+    Raises:
+        BadInput: it cannot be written there.
+    """
+    header = {field.name: getattr(table, field.name) for field in dataclasses.fields(table) if field.name != "measurements"}
+    lines = [{"format": FORMAT, "schema": SCHEMA, **header}, *(_line(one) for one in table.measurements)]
+    text = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines)
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
+        temporary.replace(path)
+    except OSError as error:
+        raise BadInput(f"--output: cannot be written, got {str(path)!r} ({error.strerror}). Give a file.") from error
+
+
+_NONE = object()
+_USUAL: dict[str, Any] = {  # what is not written because reading puts it in
+    "changed": {}, "reason": "", "is_disturbed": False, "value": None, "ci": None, "metrics": {}, "ended": {}, "results": [],
+}  # fmt: skip
+
+
+def _line(one: Measurement) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(one).items() if value != _USUAL.get(name, _NONE)}
+
+
+def read(path: Path) -> Table:
+    """Returns the table that `write` wrote.
+
+    Raises:
+        BadInput: no such file, or it is not a table of this version.
+    """
+    try:
+        lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+        return _table(lines)
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, RecursionError) as error:
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise BadInput(
+            f"TABLE: cannot be read, got {str(path)!r} ({why}). Give a file that `autotune record` wrote."
+        ) from error
+
+
+def _table(lines: Sequence[Any]) -> Table:
+    header = dict(lines[0]) if lines and isinstance(lines[0], dict) else {}
+    if header.pop("format", None) != FORMAT or header.pop("schema", None) != SCHEMA:
+        raise ValueError(f"not a table of schema {SCHEMA}")
+    fields = {field.name for field in dataclasses.fields(Table)}
+    table = Table(**{name: value for name, value in header.items() if name in fields})
+    known = {field.name for field in dataclasses.fields(Measurement)}
+    for line in lines[1:]:
+        values = {name: value for name, value in line.items() if name in known}
+        values["outcome"] = Outcome(values["outcome"])
+        values["changed"] = values.get("changed", {})
+        values["ci"] = (float(line["ci"][0]), float(line["ci"][1])) if line.get("ci") else None
+        table.measurements.append(Measurement(**values))
+    return table

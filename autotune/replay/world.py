@@ -1,0 +1,135 @@
+"""What a replayed search meets: repeats of a table, served one after the other, and the truth that it never sees.
+
+A search that is served a lucky repeat picks it and would be praised for its luck: serving and judging by the same numbers
+inflates the optimum. So of each configuration one repeat is held out, drawn anew for each search, and a search is judged by
+repeats that it was not served.
+
+Finals ask for more repeats than anybody records. When those of a configuration are used up, further ones are made: the mean
+of what may be served times the residual of another recorded repeat, of whatever configuration (a residual bootstrap: Davison
+& Hinkley, Bootstrap Methods, 6.2.3), so that rounds vary from process to process as they did on the recorded machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+from autotune.replay.table import Key, Measurement, Table
+
+MIN_REPEATS = 2  # of a configuration: with fewer none can be held out
+
+
+class World:
+    """One table as one search meets it.
+
+    Attributes:
+        optimum: as `optimum_of` says.
+        is_searching: whether what is served now counts as served to the search; the finals set it to False.
+
+    Args:
+        table: what was recorded.
+        keys: configurations that can be asked for.
+        seed: of the order of repeats, and of which are held out.
+    """
+
+    def __init__(self, table: Table, keys: Collection[Key], *, seed: int) -> None:
+        self.is_searching = True
+        self._random = random.Random(f"world {seed}")
+        everything = table.by_configuration()
+        self._all = {key: everything[key] for key in keys}
+        self._left: dict[Key, list[Measurement]] = {}
+        self._may_be_served: dict[Key, list[Measurement]] = {}
+        self._searched: dict[Key, set[int]] = defaultdict(set)
+        for key in sorted(self._all, key=sorted_key):
+            shuffled = self._random.sample(self._all[key], len(self._all[key]))
+            self._may_be_served[key] = shuffled[1:] if len(shuffled) >= MIN_REPEATS else shuffled
+            self._left[key] = list(self._may_be_served[key])
+        self._residuals = residuals(self._all.values())
+        self.optimum = optimum_of(self._all)
+
+    def serve(self, key: Key) -> Measurement | None:
+        """Returns a measurement of a configuration; None for one that is not in the table."""
+        if key not in self._all:
+            return None
+        found = self._left[key].pop() if self._left[key] else self.another(key)
+        if self.is_searching:
+            self._searched[key].add(found.number)
+        return found
+
+    def another(self, key: Key) -> Measurement:
+        """Returns a made-up repeat of a configuration that varies as recorded ones do."""
+        like = self._random.choice(self._may_be_served[key])
+        served = [one.value for one in self._may_be_served[key] if one.value]
+        if not like.value or not served:
+            return like
+        centre = sum(map(math.log, served)) / len(served)
+        return scaled(like, math.exp(centre + self._random.choice(self._residuals)) / like.value)
+
+    def truth(self, key: Key) -> float:
+        """Returns the mean over the repeats that the search was not served; 0 for a configuration that gives no rate."""
+        unseen = [one for one in self._all[key] if one.number not in self._searched[key]]
+        return mean(unseen) or mean(self._all[key]) or 0.0
+
+    def held_out(self, key: Key) -> float:
+        """Returns the repeat that nobody was served, neither search nor finals; 0 for one that gives no rate."""
+        served = {one.number for one in self._may_be_served[key]}
+        unseen = [one for one in self._all[key] if one.number not in served]
+        return mean(unseen) or mean(self._all[key]) or 0.0
+
+    def fraction(self, key: Key) -> float:
+        """Returns the truth of a configuration as a fraction of the optimum's."""
+        return self.truth(key) / self.truth(self.optimum)
+
+    def final_fraction(self, key: Key) -> float:
+        """Returns the same of what the finals handed over, by what they were not served either."""
+        return self.held_out(key) / self.held_out(self.optimum)
+
+
+def optimum_of(groups: Mapping[Key, Sequence[Measurement]]) -> Key:
+    """Returns the configuration with the highest mean over all its repeats, of those that may win in most of them."""
+
+    def worth(key: Key) -> float:
+        may_win = [one for one in groups[key] if one.outcome.may_win]
+        return (mean(may_win) or 0.0) if 2 * len(may_win) > len(groups[key]) else 0.0
+
+    return max(groups, key=lambda key: (worth(key), sorted_key(key)))
+
+
+def mean(measurements: Sequence[Measurement]) -> float | None:
+    """Returns the mean rate over the measurements that have one; None when none has."""
+    rates = [one.value for one in measurements if one.value]
+    return sum(rates) / len(rates) if rates else None
+
+
+def residuals(configurations: Collection[Sequence[Measurement]]) -> list[float]:
+    """Returns how far each repeat lies from the mean of its configuration, on the log scale, freed of the mean's own error."""
+    found = []
+    for measurements in configurations:
+        logs = [math.log(one.value) for one in measurements if one.value]
+        if len(logs) >= MIN_REPEATS:
+            centre, growth = sum(logs) / len(logs), math.sqrt(len(logs) / (len(logs) - 1))
+            found += [(log - centre) * growth for log in logs]
+    return found or [0.0]
+
+
+def scaled(measurement: Measurement, factor: float) -> Measurement:
+    """Returns a measurement whose rate is another, its window and blocks with it."""
+    results = []
+    for result in measurement.results:
+        window = dict(result["window"]) if result.get("window") else None
+        if window is not None:
+            window["rate_per_s"] *= factor
+            window["samples"] *= factor
+            window["block_rates_per_s"] = [rate * factor for rate in window["block_rates_per_s"]]
+        rate = result.get("throughput_per_s")
+        results.append({**result, "window": window, "throughput_per_s": rate * factor if rate else rate})
+    value = measurement.value * factor if measurement.value else None
+    return dataclasses.replace(measurement, value=value, results=results)
+
+
+def sorted_key(key: Key) -> str:
+    """Returns a text that orders configurations, the same in every process."""
+    return repr(sorted(key, key=repr))

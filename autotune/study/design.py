@@ -1,0 +1,100 @@
+"""Which configurations a recording measures: the whole search space where it is small enough, else a sample of it.
+
+A sample must answer what samplers ask, so it is made where they look: the baseline and the expert's seeds, everything one
+change away from these, and for the rest points drawn over the whole space, so that a region nobody thought of is there too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+
+from autotune.knobs.base import Circumstances
+from autotune.knobs.catalogue import knob
+from autotune.records import Knobs, KnobValue
+from autotune.search.samplers import grid_levels
+from autotune.space import ResolvedSpace
+from autotune.study.session import configuration_key
+
+MAX_GRID_POINTS = 100_000  # of the plain product, inactive knobs included, that are looked at
+NEIGHBOUR_FRAC = 2 / 3  # of a sample: what lies one change away from a seed; the rest is drawn from everywhere
+MAX_DRAWS = 200  # in a row without a new configuration: the space has no more
+
+
+def configurations(
+    space: ResolvedSpace, circumstances: Circumstances | None, *, most: int, seed: int
+) -> tuple[list[Knobs], bool]:
+    """Returns the configurations to record, the baseline first, and whether they are the whole space.
+
+    Args:
+        space: what can be varied.
+        circumstances: machine and program, for the expert's seeds; None leaves these out.
+        most: how many at most.
+        seed: of the sample; the same seed gives the same.
+    """
+    whole = _grid(space, most)
+    if whole is not None:
+        return whole, True
+    rng, found = random.Random(seed), _Distinct(space)
+    seeds = [space.baseline, *(knobs for _, knobs in space.seeds(circumstances))] if circumstances else [space.baseline]
+    for knobs in seeds[:most]:
+        found.add(knobs)
+    near = [knobs for centre in seeds for knobs in _neighbours(space, centre)]
+    rng.shuffle(near)
+    num_near = round(NEIGHBOUR_FRAC * most)
+    for knobs in near:
+        if len(found.kept) >= num_near:
+            break
+        found.add(knobs)
+    num_vain = 0
+    while len(found.kept) < most and num_vain < MAX_DRAWS:
+        num_vain = 0 if found.add(_drawn(space, rng)) else num_vain + 1
+    return found.kept[:most], False
+
+
+class _Distinct:
+    """Configurations without repetitions, in the order they came."""
+
+    def __init__(self, space: ResolvedSpace) -> None:
+        self.kept: list[Knobs] = []
+        self._space = space
+        self._seen: set[frozenset[tuple[str, object]]] = set()
+
+    def add(self, knobs: Knobs) -> bool:
+        """Keeps a configuration when it is new, and says whether it was."""
+        key = configuration_key(self._space.changed(knobs))
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        self.kept.append(knobs)
+        return True
+
+
+def levels(space: ResolvedSpace) -> dict[str, list[KnobValue]]:
+    """Returns knob key -> the values that are recorded: every choice, every whole number, powers of two on a log scale."""
+    return {key: grid_levels(distribution) for key, distribution in space.distributions().items()}
+
+
+def _grid(space: ResolvedSpace, most: int) -> list[Knobs] | None:
+    """Returns every configuration there is; None for more than `most`."""
+    listed = levels(space)
+    found = _Distinct(space)
+    found.add(space.baseline)
+    points = itertools.product(*listed.values())
+    for point in itertools.islice(points, MAX_GRID_POINTS):
+        found.add(space.active({**space.reference, **dict(zip(listed, point, strict=True))}))
+        if len(found.kept) > most:
+            return None
+    return None if next(points, None) is not None else found.kept
+
+
+def _neighbours(space: ResolvedSpace, centre: Knobs) -> Iterator[Knobs]:
+    full = {**space.reference, **centre}
+    for key, values in levels(space).items():
+        if knob(key).is_active(full):
+            yield from (space.active({**full, key: value}) for value in values)
+
+
+def _drawn(space: ResolvedSpace, rng: random.Random) -> Knobs:
+    return space.active({**space.reference, **{key: rng.choice(values) for key, values in levels(space).items()}})

@@ -1,0 +1,121 @@
+"""A recording: configurations of the search space measured several times each, for the replay of searches.
+
+Round after round, each in an order of its own, so that a recording that is cut off is still a fair sample, and a machine that
+changes in the course of an hour changes all configurations alike. Every trial is run as the search runs it, without racing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.records import Kind, Knobs, Outcome, StudyRecord, TrialRecord
+from autotune.study.design import configurations
+from autotune.study.earlier import CUT_OFF_CAUSE
+from autotune.study.session import ConfigurationKey, Session, configuration_key
+
+RECORDED = "recorded"  # origin of its trials
+MAX_CHANCES = 2  # as often a measurement is tried that chance kept from giving an answer
+
+Place = tuple[ConfigurationKey, int]  # configuration and round
+
+
+class Recording:
+    """Measures what is still missing; what earlier runs of it have measured counts."""
+
+    def __init__(self, session: Session) -> None:
+        config = session.plan.config
+        self._session, self._config, self._seed = session, config, config.study.seed
+        self._configurations, self._is_whole = configurations(
+            session.resolved, session.circumstances, most=self._config.record.configurations, seed=self._seed
+        )
+
+    def run(self) -> tuple[bool, str]:
+        """Measures until all is recorded or the time is used; returns whether it is all, and why it ended."""
+        num, repeats = len(self._configurations), self._config.record.repeats
+        self._session.listener.notice(
+            f"{num} configurations are recorded, {repeats} times each: "
+            + ("all that the search space has." if self._is_whole else "a sample of the search space.")
+        )
+        while todo := self._todo():
+            for knobs, round_number in todo:
+                if not self._is_time_for(knobs):
+                    left = len(self._todo())
+                    minutes = self._config.record.minutes
+                    return False, f"record.minutes={minutes:g} are used, {left} of {num * repeats} measurements are left"
+                self._measure(knobs, round_number)
+        return True, f"{num} configurations are recorded, {repeats} times each"
+
+    def _measure(self, knobs: Knobs, round_number: int) -> None:
+        changed = self._session.resolved.changed(knobs)
+        first = self._session.first_of(changed)
+        self._session.measure(
+            knobs,
+            f"round {round_number} of {self._config.record.repeats}",
+            origin=RECORDED,
+            repeats=None if first is None else first.number,
+            round_number=round_number,
+        )
+
+    def _todo(self) -> list[tuple[Knobs, int]]:
+        """Returns what is still to be measured, in order."""
+        answered, chances = _counted(self._session.records)
+        return [
+            (knobs, round_number)
+            for knobs, round_number in self._in_order()
+            if not answered[place := (self._key(knobs), round_number)] and chances[place] < MAX_CHANCES
+        ]
+
+    def _in_order(self) -> Iterator[tuple[Knobs, int]]:
+        for round_number in range(1, self._config.record.repeats + 1):
+            shuffled = list(self._configurations)
+            random.Random(f"{self._seed} {round_number}").shuffle(shuffled)
+            yield from ((knobs, round_number) for knobs in shuffled)
+
+    def _key(self, knobs: Knobs) -> ConfigurationKey:
+        return configuration_key(self._session.resolved.changed(knobs))
+
+    def _is_time_for(self, knobs: Knobs) -> bool:
+        """Whether another trial fits this go; the first one always does."""
+        session, minutes = self._session, self._config.record.minutes
+        if minutes is None:
+            return True
+        changed = session.resolved.changed(knobs)
+        first = session.first_of(changed)
+        expected_s = first.attempt_s if first else session.costs.expected_s(knobs, changed)
+        return session.budget.spent_s - session.budget.before_s + expected_s <= minutes * 60
+
+
+def _counted(records: list[TrialRecord]) -> tuple[Counter[Place], Counter[Place]]:
+    """Returns how often each configuration was answered in each round, and how often chance kept it from answering."""
+    answered: Counter[Place] = Counter()
+    chances: Counter[Place] = Counter()
+    for record in records:
+        if record.kind not in (Kind.baseline, Kind.search):
+            continue
+        place = (configuration_key(record.changed), record.round or 1)  # the baseline is its own first measurement
+        is_stopped = record.outcome is Outcome.interrupted and record.evidence.get("cause") != CUT_OFF_CAUSE
+        if not record.outcome.is_no_answer:
+            answered[place] += 1
+        elif not is_stopped:
+            chances[place] += 1
+    return answered, chances
+
+
+def recorded(about: StudyRecord, records: list[TrialRecord]) -> dict[str, Any]:
+    """Returns what a summary says of a recording.
+
+    {"configurations": measured at least once, "repeats": wanted of each, "trials": measurements with an answer}
+
+    Args:
+        about: study.json.
+        records: finished trials, by number.
+    """
+    answered, _ = _counted(records)
+    return {
+        "configurations": len({key for key, _ in answered}),
+        "repeats": about.recording["repeats"],
+        "trials": sum(1 for count in answered.values() if count),
+    }

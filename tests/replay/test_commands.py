@@ -1,0 +1,145 @@
+"""`autotune record` and `autotune replay` as they are typed: real processes that are killed, real files."""
+
+import gzip
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from autotune.cli.main import main
+from autotune.cli.processes import own_environment
+from autotune.replay.table import read, write
+from autotune.run_dir import StudyFolder
+from autotune.testing.stub_programs import PRELUDE
+from tests.faults.quick_study import PROGRAM
+from tests.replay.tables import make_table
+from tests.replay.test_recording import places
+
+SPACE = ["search_space=none", "loader.num_workers=choice(0,1)", "precision.amp=choice(off,bf16)", "record.repeats=2"]
+
+
+@pytest.fixture
+def record(tmp_path):
+    (tmp_path / "train.py").write_text(f"{PRELUDE}\n{PROGRAM}", encoding="utf-8")
+    environment = {**own_environment(), "COLUMNS": "120", "NO_COLOR": "1"}
+
+    def start(*words):
+        program = ["--", sys.executable, "-S", "train.py", "0.05"]
+        argv = [sys.executable, "-m", "autotune", "record", "tracker.uri=none", "device.kind=cpu", "study.name=s", *SPACE]
+        return subprocess.Popen(
+            [*argv, *words, *program], cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    return start
+
+
+def test_a_recording_that_is_killed_goes_on_by_the_same_command_and_repeats_nothing(record, tmp_path):
+    folder = StudyFolder(tmp_path / "runs" / "record-s")
+    process, give_up_s = record(), time.monotonic() + 60
+    while not (folder.trial_path(3) / "trial.json").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    before = places(folder.read_trials())
+    process = record("-o", "t.jsonl.gz")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "recorded: 4 configurations, 8 measurements" in out
+    found = places(folder.read_trials())
+    assert found[: len(before)] == before
+    assert len(set(found)) == len(found) == 8
+    assert not (tmp_path / "runs" / "record-s-2").exists()
+    table = read(tmp_path / "t.jsonl.gz")
+    assert len(table.measurements) == 8
+    text = gzip.decompress((tmp_path / "t.jsonl.gz").read_bytes()).decode()
+    for private in (socket.gethostname(), str(tmp_path), os.path.expanduser("~")):
+        assert len(private) < 4 or private not in text
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    for name, seed in (("one", 0), ("two", 1)):
+        write(make_table(noise_frac=0.02, seed=seed), folder / f"{name}.jsonl.gz")
+    return folder
+
+
+def test_replay_prints_every_table_and_strategy_and_writes_the_curves(tables, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    files = [str(tables / "one.jsonl.gz"), str(tables / "two.jsonl.gz")]
+    page = tmp_path / "p.html"
+    assert (
+        main(
+            ["replay", *files, "--sampler", "random,grid", "--seeds", "2", "--trials", "4", "--jobs", "1", "--html", str(page)]
+        )
+        == 0
+    )
+    said = capsys.readouterr().out
+    assert said.count("ten random trials reach") == 2
+    assert "all 2 tables together" in said
+    assert said.count("random ") >= 3
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_replay_as_json_is_one_document_with_every_study_when_asked(tables, capsys):
+    command = ["replay", str(tables / "one.jsonl.gz"), "--sampler", "random", "--seeds", "2", "--trials", "3", "--jobs", "1"]
+    assert main([*command, "--json", "--raw"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["tables"][0]["table"] == "formula"
+    assert document["strategies"]["random"]["studies"] == 2
+    assert [len(study["steps"]) for study in document["studies"]] == [4, 4]
+
+
+@pytest.mark.thorough
+def test_any_number_of_processes_gives_the_same(tables, capsys):
+    command = [
+        "replay",
+        str(tables / "one.jsonl.gz"),
+        "--sampler",
+        "random,study-tpe",
+        "--seeds",
+        "3",
+        "--trials",
+        "5",
+        "--json",
+        "--raw",
+    ]
+    found = []
+    for jobs in ("1", "2"):
+        assert main([*command, "--jobs", jobs]) == 0
+        found.append([{**study, "own_s": 0} for study in json.loads(capsys.readouterr().out)["studies"]])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["replay"], "TABLE: nothing to replay"),
+        (["replay", "nosuch.jsonl.gz"], "TABLE: cannot be read, got 'nosuch.jsonl.gz'"),
+        (["record", "study.budget.minutes=3", "--", sys.executable, "x.py"], "Give record.minutes=M"),
+        (["record", "-o", "table.json", "--", sys.executable, "x.py"], "a table is a file NAME.jsonl.gz"),
+        (["record", "record.repeats=0", "model=mlp"], "record.repeats: too small, got 0"),
+        (["record", "measure.racing=true", "model=mlp"], "measured to the end"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(words, problem, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert problem in said.err
+    assert said.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_strategy_and_a_wrong_table_are_told_together(tables, capsys):
+    assert main(["replay", str(tables / "one.jsonl.gz"), "nosuch.gz", "--sampler", "nosuch,random"]) == 2
+    said = capsys.readouterr().err
+    assert "no such strategy, got 'nosuch'" in said
+    assert "'nosuch.gz'" in said

@@ -1,0 +1,82 @@
+from pathlib import Path
+
+import pytest
+
+from autotune.harness.protocol import MeasureRules, Spec
+from autotune.launchers.base import Deadlines, Launch
+from autotune.replay.launcher import ReplayClock, ReplayLauncher
+from autotune.replay.world import World
+from tests.replay.tables import BEST, OK_S, OOM_S, WINDOW_S, make_table, rate_of
+
+SLOW = {"loader.batch_size": 8}
+
+
+@pytest.fixture
+def launched():
+    """Returns what becomes of a configuration, and the seconds that passed."""
+    table, clock = make_table(), ReplayClock()
+    launcher = ReplayLauncher(table, World(table, table.by_configuration().keys(), seed=0), clock)
+
+    def launch(knobs, *, total_s=900.0, **spec):
+        before_s = clock.now_s
+        asked = Spec(trial=3, nonce="n", folder="/", knobs=knobs, rules=MeasureRules(), **spec)
+        how = Launch(argv=["x"], cwd="/", folder=Path("/"), spec=asked, deadlines=Deadlines(total_s=total_s))
+        ended = launcher.start(how).poll()
+        assert ended.seconds == pytest.approx(clock.now_s - before_s)
+        return ended
+
+    return launch
+
+
+def test_a_recorded_repeat_answers_for_this_trial_and_takes_its_seconds(launched):
+    ended = launched(BEST)
+    (result,) = ended.results
+    assert ended.seconds == OK_S
+    assert (result.trial, result.nonce) == (3, "n")
+    assert result.throughput_per_s == pytest.approx(rate_of(BEST))
+    assert result.facts["torch"] == "2.14.1", "as the baseline told of the program"
+
+
+def test_want_of_memory_is_answered_as_it_was_recorded(launched):
+    ended = launched({"loader.batch_size": 128})
+    assert ended.seconds == OOM_S
+    assert ended.results[0].error["type"] == "MemoryError"
+
+
+def test_values_that_are_the_baselines_change_nothing(launched):
+    assert launched({"loader.num_workers": 0}).results[0].throughput_per_s == pytest.approx(rate_of({**BEST, **BASE}))
+
+
+BASE = {"loader.batch_size": 32, "loader.num_workers": 0, "precision.amp": "off", "layout.channels_last": False}
+
+
+def test_racing_ends_a_window_where_the_harness_would_and_saves_the_rest_of_it(launched):
+    ended = launched(SLOW, race_below_per_s=2 * rate_of({**BASE, **SLOW}))
+    window = ended.results[0].window
+    assert window.is_raced
+    assert len(window.block_rates_per_s) == len(window.block_s) >= 5
+    assert MeasureRules().race_min_s <= window.seconds < WINDOW_S
+    assert ended.seconds == pytest.approx(OK_S - WINDOW_S + window.seconds)
+    assert ended.results[0].throughput_per_s == pytest.approx(rate_of({**BASE, **SLOW}), rel=0.01)
+
+
+def test_what_is_not_slower_is_not_raced(launched):
+    ended = launched(SLOW, race_below_per_s=0.8 * rate_of({**BASE, **SLOW}))
+    assert not ended.results[0].window.is_raced
+    assert ended.seconds == OK_S
+
+
+def test_first_steps_have_the_baselines_losses_and_cost_their_start_and_steps(launched):
+    ended = launched(BEST, mode="parity", seed=0, max_steps=20, max_s=20.0)
+    assert ended.results[0].loss["curve"] == [1.0, 0.8, 0.5]
+    assert ended.seconds == pytest.approx(5.1 + 20 * WINDOW_S / 40)
+
+
+def test_a_trial_longer_than_its_limit_is_ended_there(launched):
+    ended = launched(BEST, total_s=4.0)
+    assert (ended.cause, ended.results, ended.seconds) == ("deadline", [], 4.0)
+
+
+def test_a_configuration_that_was_not_recorded_is_an_error_at_no_cost(launched):
+    ended = launched({"loader.batch_size": 7})
+    assert (ended.cause, ended.exit_code, ended.seconds) == ("exit", 1, 0.0)

@@ -1,0 +1,139 @@
+"""Recordings on a made-up program and a virtual clock; what is on disk becomes a table."""
+
+import itertools
+
+import pytest
+
+from autotune.cli.record import WITHOUT_RACING
+from autotune.records import Outcome
+from autotune.replay.export import plain, table_of
+from autotune.replay.table import key_of
+from autotune.run_dir import StudyFolder
+from autotune.space import Choice, ResolvedSpace
+from autotune.study import resume_study, run_study
+from autotune.study.design import configurations
+from autotune.testing.fake_launcher import OUT_OF_MEMORY, Failure, Surface
+from tests.study.conftest import Bench
+
+SPACE = ("search_space=none", "loader.num_workers=choice(0,2)", "precision.amp=choice(off,bf16)", WITHOUT_RACING)
+
+
+@pytest.fixture
+def recording(tmp_path):
+    def make(surface=None, *overrides, **plan):
+        made = Bench(tmp_path / "runs", surface, *SPACE, *overrides, is_recording=True, **plan)
+        made.plan.config.study.budget.minutes = None
+        return made
+
+    return make
+
+
+def places(trials):
+    return [(key_of(trial.changed), trial.round or 1) for trial in trials if not trial.outcome.is_no_answer]
+
+
+def test_every_configuration_is_measured_in_every_round_and_never_twice_in_a_row(recording):
+    bench = recording(None, "record.repeats=4")
+    summary = bench.run()
+    assert (summary["status"], summary["recording"]) == ("complete", {"configurations": 4, "repeats": 4, "trials": 16})
+    found = places(bench.trials)
+    assert [number for _, number in found] == sorted(number for _, number in found), "round after round"
+    assert len(set(found)) == len(found) == 16
+    rounds = [tuple(key for key, number in found if number == wanted) for wanted in range(1, 5)]
+    assert len(set(rounds)) > 1, "each in an order of its own"
+    assert not bench.folder.best_file.exists(), "nothing was searched, nobody won"
+
+
+def test_a_recording_stops_at_its_minutes_and_goes_on_where_it_was(recording):
+    bench = recording(None, "record.repeats=3", "record.minutes=1")
+    summary = bench.run()
+    assert summary["status"] == "interrupted"
+    assert "record.minutes=1 are used, 8 of 12 measurements are left" in summary["reason"]
+    before = places(bench.trials)
+    begun_s = bench.clock.now_s
+    summary = resume_study(bench.plan, bench.folder, bench.listener)
+    assert bench.clock.now_s - begun_s <= 60, "each go has minutes of its own"
+    bench.plan.config.record.minutes = None
+    assert resume_study(bench.plan, bench.folder, bench.listener)["status"] == "complete"
+    found = places(bench.trials)
+    assert found[: len(before)] == before
+    assert len(set(found)) == len(found) == 12
+
+
+def test_failures_of_every_kind_are_answers_and_chance_gets_a_second_try(recording):
+    failures = {"bf16": OUT_OF_MEMORY}
+    times = itertools.count()
+
+    def fail(trial, knobs):
+        if knobs["loader.num_workers"] == 2 and knobs["precision.amp"] == "off":
+            return Failure(signal="SIGSEGV", cause="exit") if next(times) < 2 else None
+        return failures.get(knobs["precision.amp"])
+
+    bench = recording(Surface(failures=fail), "record.repeats=2")
+    assert bench.run()["status"] == "complete"
+    found = places(bench.trials)
+    assert len(set(found)) == len(found) == 8
+    outcomes = {(key_of(trial.changed), trial.round): trial.outcome for trial in bench.trials}
+    assert outcomes[key_of({"precision.amp": "bf16"}), 2] is Outcome.device_oom
+    assert Outcome.crash in outcomes.values(), "a crash is an answer, too"
+
+
+def test_the_table_says_what_was_measured_and_not_where(recording):
+    bench = recording(Surface(failures=lambda _, knobs: OUT_OF_MEMORY if knobs["precision.amp"] == "bf16" else None))
+    bench.run()
+    table = table_of(StudyFolder(bench.folder.path))
+    assert table.is_whole
+    assert len(table.by_configuration()) == 4
+    assert [one.number for one in table.measurements] == [trial.number for trial in bench.trials]
+    assert [one.value for one in table.measurements] == pytest.approx([trial.value for trial in bench.trials], rel=1e-5)
+    assert [one.outcome for one in table.measurements] == [trial.outcome for trial in bench.trials]
+    assert [one.seconds for one in table.measurements] == pytest.approx([trial.seconds for trial in bench.trials], rel=1e-5)
+    first = table.measurements[0].results[0]
+    assert first["observed"]["loader.batch_size"] == 32
+    assert "hostname" not in table.machine
+    text = repr(table)
+    assert str(bench.folder.path.parent) not in text
+    assert "train.py:1" not in text
+
+
+def test_paths_of_messages_are_reduced_to_their_last_part():
+    assert plain("File /home/me/secret/train.py, line 3:\n  no room in ../data/x and ~/y/z.bin") == (
+        "File train.py, line 3: no room in x and z.bin"
+    )
+
+
+def space_of(num_knobs):
+    keys = ["loader.batch_size", "loader.num_workers", "loader.prefetch_factor", "threads.intra"][:num_knobs]
+    reference = {"loader.batch_size": 32, "loader.num_workers": 0, "loader.prefetch_factor": 2, "threads.intra": 4}
+    domains = {key: Choice((*range(1, 9), 32)) if key == keys[0] else Choice(tuple(range(9))) for key in keys}
+    baseline = {key: value for key, value in reference.items() if key != "loader.prefetch_factor"}
+    return ResolvedSpace(domains=domains, pinned={}, baseline=baseline, dropped={}, reference=reference)
+
+
+def test_a_space_that_fits_is_recorded_whole_without_what_means_nothing():
+    found, is_whole = configurations(space_of(3), None, most=1000, seed=0)
+    assert is_whole
+    assert found[0] == space_of(3).baseline
+    # Nine batches, without workers no prefetching: 9 x (1 + 8 x 9).
+    assert len(found) == 9 * (1 + 8 * 9)
+
+
+def test_a_space_that_does_not_is_sampled_round_the_baseline_and_everywhere():
+    found, is_whole = configurations(space_of(4), None, most=60, seed=1)
+    space = space_of(4)
+    changes = [space.changed(knobs) for knobs in found]
+    assert not is_whole
+    assert len(found) == len({key_of(changed) for changed in changes}) == 60
+    assert changes[0] == {}
+    assert sum(len(changed) == 1 for changed in changes) >= 24
+    assert sum(len(changed) >= 2 for changed in changes) >= 15
+    assert configurations(space, None, most=60, seed=1)[0] == found
+    assert configurations(space, None, most=60, seed=2)[0] != found
+
+
+def test_run_study_of_a_recording_whose_program_does_not_work_says_so(recording):
+    from autotune.errors import NothingWorked
+
+    bench = recording(Surface(failures=lambda trial, knobs: Failure(signal="SIGSEGV", cause="exit")))
+    with pytest.raises(NothingWorked, match="baseline: the program could not be measured"):
+        run_study(bench.plan, bench.folder, bench.listener)

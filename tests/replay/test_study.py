@@ -1,0 +1,122 @@
+"""Whole studies on tables whose truth is a formula."""
+
+import itertools
+import statistics
+
+import pytest
+
+from autotune.errors import BadInput
+from autotune.records import Outcome
+from autotune.replay.rivals import Rival
+from autotune.replay.space import grid_of
+from autotune.replay.strategies import STRATEGIES, Strategy, strategy
+from autotune.replay.study import Limits, replay
+from autotune.replay.table import key_of
+from tests.replay.tables import BEST, DOMAINS, OK_S, REFERENCE, make_table, rate_of
+
+TABLE = make_table()
+GRID = grid_of(TABLE)
+QUICK = [name for name in STRATEGIES if name != "gp"]  # which imports torch
+
+
+class Told(Rival):
+    """Is handed the optimum."""
+
+    def proposals(self):
+        yield self.space.active({**self.space.reference, **BEST}), None
+
+
+def run(chosen, *, seed=0, trials=6, table=TABLE):
+    found = strategy(chosen) if isinstance(chosen, str) else chosen
+    return replay(table, grid_of(table), found, seed=seed, limits=Limits(trials=trials))
+
+
+def test_a_search_that_is_handed_the_optimum_scores_one_from_its_first_trial_on():
+    found = run(Strategy(name="told", search=Told))
+    base = rate_of(REFERENCE) / rate_of({**REFERENCE, **BEST})
+    assert [step.trials for step in found.steps] == [0, 1]
+    assert found.steps[0].fraction == pytest.approx(base)
+    assert found.steps[1].fraction == found.final_fraction == 1.0
+    assert [step.seconds for step in found.steps] == [OK_S, 2 * OK_S]
+    assert found.total_s > 10 * OK_S, "finals and attribution cost what they cost"
+    assert found.claim.ratio == pytest.approx(1 / base)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_every_strategy_keeps_to_its_trials_and_gets_no_worse(name):
+    found = run(name)
+    fractions = [step.fraction for step in found.steps]
+    assert [step.trials for step in found.steps] == list(range(7))
+    assert fractions == sorted(fractions), "without noise the best so far only grows"
+    assert found.steps[-1].seconds < found.total_s
+    assert found.final_fraction >= fractions[-1] - 0.02
+
+
+def test_the_same_seed_gives_the_same_study():
+    one, two = (run("study-tpe", seed=3, table=make_table(noise_frac=0.02)) for _ in range(2))
+    assert one.steps == two.steps
+    assert (one.final_fraction, one.total_s, one.claim) == (two.final_fraction, two.total_s, two.claim)
+
+
+def test_random_order_is_as_good_as_chance_allows():
+    seeds, trials = 30, 4
+    found = [run(Strategy(name="r", keys={"parity.steps": 0}, search=STRATEGIES["random"].search), seed=s, trials=trials)
+             for s in range(seeds)]  # fmt: skip
+    rates = sorted(truth(key) for key in GRID.keys if key)
+    base, top = truth(key_of({})), max(rates)
+    drawn = [max(base, *four) / top for four in itertools.combinations(rates, trials)]
+    expected, spread = statistics.mean(drawn), statistics.pstdev(drawn)
+    assert statistics.mean(one.steps[-1].fraction for one in found) == pytest.approx(expected, abs=4 * spread / seeds**0.5)
+
+
+def truth(key):
+    knobs = {**REFERENCE, **{name: value for name, (_, value) in key}}
+    is_oom = knobs["loader.batch_size"] == 128 and knobs["precision.amp"] == "off"
+    return 0.0 if is_oom else rate_of(knobs)
+
+
+def test_the_grid_goes_in_the_order_it_is_written_down():
+    found = run("grid", trials=4)
+    order = [dict(zip(DOMAINS, point, strict=True)) for point in itertools.product(*DOMAINS.values())][:4]
+    best = list(itertools.accumulate([rate_of(REFERENCE), *map(rate_of, order)], max))
+    assert [step.fraction for step in found.steps] == pytest.approx([rate / rate_of(BEST) for rate in best])
+
+
+def test_the_expert_climbs_the_batch_and_stops_where_memory_ends():
+    found = run("expert", trials=2)
+    assert [step.outcome for step in found.steps] == [Outcome.ok] * 3
+    assert found.steps[1].fraction == pytest.approx(rate_of({**BEST, "loader.batch_size": 32}) / rate_of(BEST))
+    assert found.steps[2].fraction == 1.0
+
+
+def test_trials_that_run_out_of_memory_are_told():
+    found = run("grid", trials=35)
+    assert sum(step.outcome is Outcome.host_oom for step in found.steps) == 6
+    assert found.steps[-1].fraction == 1.0
+    assert "used up" in run("random", trials=99).reason
+
+
+def test_keys_vary_a_strategy_and_wrong_ones_are_refused():
+    assert strategy("default:search.sampler=random").keys == {"search.sampler": "random"}
+    assert strategy("default:measure.racing=false:parity.steps=0").keys == {"measure.racing": False, "parity.steps": 0}
+    for text, problem in [
+        ("nosuch", "no such strategy, got 'nosuch'"),
+        ("tpe:search.sampler", "no value, got 'search.sampler'"),
+        ("tpe:search.nosuch=1", "search.nosuch: there is no such key"),
+        ("default:parity.steps=many", "parity.steps: wrong type"),
+    ]:
+        with pytest.raises(BadInput, match=problem):
+            strategy(text)
+
+
+def test_claims_of_a_noisy_table_hold_and_overstate_little():
+    found = [run("random", seed=seed, trials=12, table=make_table(noise_frac=0.02, seed=seed)) for seed in range(6)]
+    claims = [one.claim for one in found if one.claim]
+    assert len(claims) == 6
+    assert sum(claim.is_verified is True for claim in claims) >= 5
+    assert abs(statistics.median(claim.overstated_frac for claim in claims)) < 0.04
+
+
+@pytest.mark.thorough
+def test_the_gaussian_process_searches_too():
+    assert run("gp", trials=12).steps[-1].fraction > 0.5

@@ -1,0 +1,53 @@
+import gzip
+import json
+
+import pytest
+
+from autotune.errors import BadInput
+from autotune.records import Outcome
+from autotune.replay.table import key_of, read, write
+from tests.replay.tables import BEST, make_table
+
+
+def test_a_table_is_read_as_it_was_written_and_the_same_table_gives_the_same_bytes(tmp_path):
+    table = make_table(noise_frac=0.02)
+    write(table, tmp_path / "a.jsonl.gz")
+    write(read(tmp_path / "a.jsonl.gz"), tmp_path / "b.jsonl.gz")
+    assert read(tmp_path / "a.jsonl.gz") == table
+    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+
+
+def test_measurements_are_grouped_by_configuration_and_true_is_not_one():
+    groups = make_table().by_configuration()
+    assert {len(group) for group in groups.values()} == {3}
+    assert [one.round for one in groups[key_of(BEST)]] == [1, 2, 3]
+    assert key_of({"a": True}) != key_of({"a": 1})
+    oom = {one.outcome for one in groups[key_of({"loader.batch_size": 128})]}
+    assert oom == {Outcome.host_oom}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"not gzip",
+        gzip.compress(b"not json\n"),
+        gzip.compress(b"{}\n"),
+        gzip.compress(b""),
+        gzip.compress(json.dumps({"format": "autotune table", "schema": 99}).encode()),
+        gzip.compress(json.dumps({"format": "autotune table", "schema": 1}).encode()),
+        gzip.compress(b"{}\n")[:-4],
+    ],
+)
+def test_what_is_no_table_is_refused_with_its_name(tmp_path, content):
+    file = tmp_path / "t.jsonl.gz"
+    file.write_bytes(content)
+    with pytest.raises(BadInput, match=r"TABLE: cannot be read, got '.*t\.jsonl\.gz'"):
+        read(file)
+
+
+def test_a_field_that_a_later_version_adds_is_passed_over(tmp_path):
+    write(make_table(), tmp_path / "t.jsonl.gz")
+    lines = gzip.decompress((tmp_path / "t.jsonl.gz").read_bytes()).decode().splitlines()
+    later = [json.dumps({**json.loads(line), "later": 1}) for line in lines]
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress("\n".join(later).encode()))
+    assert read(tmp_path / "t.jsonl.gz") == make_table()

@@ -1,0 +1,81 @@
+import math
+import statistics
+
+import pytest
+
+from autotune.replay.table import key_of
+from autotune.replay.world import World, residuals
+from tests.replay.tables import BEST, REFERENCE, make_table, rate_of
+
+
+def world_of(table, seed=0):
+    return World(table, table.by_configuration().keys(), seed=seed)
+
+
+def knobs_of(key):
+    return {**REFERENCE, **{name: value for name, (_, value) in key}}
+
+
+def test_one_repeat_of_each_configuration_is_held_out_whatever_is_asked():
+    table = make_table(noise_frac=0.05)
+    world, key = world_of(table), key_of(BEST)
+    recorded = [one.value for one in table.by_configuration()[key]]
+    served = {world.serve(key).value for _ in range(2)}
+    (held,) = set(recorded) - served
+    assert world.held_out(key) == held
+    assert all(world.serve(key).value not in recorded for _ in range(20)), "made-up repeats follow"
+    assert world.held_out(key) == held
+
+
+def test_which_one_is_held_out_is_drawn_anew_for_each_search_and_repeats_with_its_seed():
+    table, key = make_table(noise_frac=0.05), key_of(BEST)
+    held = [world_of(table, seed).held_out(key) for seed in range(30)]
+    assert len(set(held)) == 3
+    assert held == [world_of(table, seed).held_out(key) for seed in range(30)]
+
+
+def test_truth_leaves_out_what_the_search_was_served_but_not_what_the_finals_were():
+    table, key = make_table(noise_frac=0.05), key_of(BEST)
+    world = world_of(table)
+    recorded = [one.value for one in table.by_configuration()[key]]
+    assert world.truth(key) == pytest.approx(statistics.mean(recorded))
+    lucky = world.serve(key).value
+    others = [value for value in recorded if value != lucky]
+    assert world.truth(key) == pytest.approx(statistics.mean(others))
+    world.is_searching = False
+    world.serve(key)
+    assert world.truth(key) == pytest.approx(statistics.mean(others))
+
+
+def test_judging_by_served_repeats_would_praise_luck_and_held_out_ones_do_not():
+    best_served, best_true = [], []
+    for seed in range(40):
+        table = make_table(noise_frac=0.1, seed=seed, has_oom=False)
+        world = world_of(table, seed)
+        served = {key: world.serve(key).value for key in table.by_configuration()}
+        picked = max(served, key=served.get)
+        top = rate_of(knobs_of(picked))
+        best_served.append(served[picked] / top)
+        best_true.append(world.truth(picked) / rate_of(knobs_of(picked)))
+    assert statistics.mean(best_served) > 1.05
+    assert abs(statistics.mean(best_true) - 1) < 0.03
+
+
+def test_residuals_have_the_spread_of_the_machine():
+    table = make_table(noise_frac=0.05, has_oom=False)
+    found = residuals(table.by_configuration().values())
+    assert len(found) == 36 * 3
+    assert statistics.pstdev(found) == pytest.approx(0.05, rel=0.2)
+
+
+def test_made_up_repeats_lie_round_the_served_ones_and_spread_like_recorded_ones():
+    table, key = make_table(noise_frac=0.05), key_of(BEST)
+    world = world_of(table)
+    served = [world.serve(key).value for _ in range(2)]
+    logs = [math.log(world.serve(key).value) for _ in range(400)]
+    assert statistics.mean(logs) == pytest.approx(statistics.mean(map(math.log, served)), abs=0.01)
+    assert statistics.stdev(logs) == pytest.approx(0.05, rel=0.25)
+
+
+def test_what_was_not_recorded_is_not_served():
+    assert world_of(make_table()).serve(key_of({"loader.batch_size": 7})) is None
