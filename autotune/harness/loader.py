@@ -38,7 +38,7 @@ class Loader:
         self.sizes = batches.Sizes()
         self.usual_batch: Optional[float] = None  # leading dimension of a whole batch, where that is its samples
         self.is_target = False
-        self.is_of_bytes: Optional[bool] = None  # whether its first batch held images of eight bits a value; None: not looked at
+        self.is_of_bytes: Optional[bool] = None  # whether its first batch held images of eight bits a value, once looked at
         # since the last step
         self.samples = 0.0
         self.wait_s = 0.0

@@ -85,7 +85,7 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
         **apply_memory.verify(spec.knobs, session.device),
         **apply_loader.verify(spec.knobs, session.loaders.reports, training, is_known=spec.target is not None),
         **session.loaders.transfer.verify(spec.knobs, session.device),
-        **(session.loaders.bits.verify(spec.knobs, session.device) if training is not None else {}),
+        **(session.loaders.bits.verify(spec.knobs, session.device, training.total_batches) if training is not None else {}),
         **apply_module.verify(
             spec.knobs,
             session.modules.reports,
