@@ -204,7 +204,7 @@ class ResolvedSpace:
 
     def seeds(self, circumstances: Circumstances) -> list[tuple[str, Knobs]]:
         """Returns (why, full configuration) of what an expert would try first; at most five, the baseline not among them."""
-        expert = self._snapped(circumstances)
+        expert = self.experts(circumstances)
         workers, batch = "loader.num_workers", "loader.batch_size"
         alone = {key: value for key, value in expert.items() if key != workers}
         larger, largest = self._larger(batch, factor=4 if circumstances.has_cuda else 2), self._larger(batch, factor=8)
@@ -219,7 +219,7 @@ class ResolvedSpace:
             plans = [plans[2], plans[3], plans[0], plans[1], plans[4]]
         return self._distinct([(why, self.active({**self.reference, **plan})) for why, plan in plans])
 
-    def _snapped(self, circumstances: Circumstances) -> Knobs:
+    def experts(self, circumstances: Circumstances) -> Knobs:
         """Returns the experts' values, each moved to the nearest value of its domain."""
         wanted = {key: knob(key).expert(circumstances) for key in self.domains}
         snapped = {key: self.domains[key].nearest(value) for key, value in wanted.items() if value is not None}

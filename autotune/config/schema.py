@@ -10,9 +10,10 @@ from autotune.harness.protocol import MeasureRules
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.records import THROUGHPUT, Tier
 
-SAMPLERS = ("tpe", "random", "grid")
+SAMPLERS = ("rates", "tpe", "gp", "random", "grid")
 LAUNCHERS = ("local",)
 DEVICES = ("auto", "cuda", "cpu")
+WARM = ("auto", "off")
 SOURCES = ("torchvision", "timm", "transformers", "builtin")
 DATA = ("photos", "fake_cifar", "folder", "text", "tabular", "synthetic")
 OPTIMIZERS = ("sgd", "adamw")
@@ -160,10 +161,20 @@ class SearchOptions:
     """How configurations are proposed.
 
     Attributes:
-        sampler: tpe, random or grid.
+        sampler: rates (learns what device, loader and memory allow), tpe, gp (needs torch beside autotune), random or grid.
+        seeds: whether an expert's first tries for this machine come before the sampler's.
+        decomposition: whether `rates` learns device rate and loader capacity apart; otherwise the rate by itself.
+        memory_model: whether `rates` leaves out what it expects not to fit the memory.
+        cost_aware: whether `rates` weighs an expected gain against the seconds that finding out takes.
+        stop: whether the search ends when `rates` expects nothing more; false goes on until the budget is used.
     """
 
-    sampler: str = "tpe"
+    sampler: str = "rates"
+    seeds: bool = True
+    decomposition: bool = True
+    memory_model: bool = True
+    cost_aware: bool = True
+    stop: bool = True
 
 
 @dataclass(kw_only=True, slots=True)
@@ -209,14 +220,18 @@ class DeviceOptions:
 
 @dataclass(kw_only=True, slots=True)
 class LaunchOptions:
-    """How a recipe's processes are started.
+    """How a trial's processes are started.
 
     Attributes:
-        nproc: processes of one trial, started by torchrun on this machine; each has its share of the data, the batch size and
-            the loader workers for itself, and a GPU of its own (`device.index` and those after it) or its share of the cores.
+        nproc: processes of one trial of a recipe, started by torchrun on this machine; each has its share of the data, the
+            batch size and the loader workers for itself, and a GPU of its own (`device.index` and those after it) or its share
+            of the cores.
+        warm: auto starts search trials, where their knobs allow, as forks of a process that has imported torch once, which
+            spares them seconds; off starts every trial in a fresh interpreter. Of a command, too.
     """
 
     nproc: int = 1
+    warm: str = "auto"
 
 
 @dataclass(kw_only=True, slots=True)

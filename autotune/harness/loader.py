@@ -150,7 +150,7 @@ def _construction() -> Tuple[List[str], str, Optional[int]]:
         if not is_skipped(frame.f_code.co_filename):
             nearest = nearest or frame
             found.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
-            main_line = frame.f_lineno
+            if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+                main_line = frame.f_lineno
         frame = frame.f_back
     return found or ["?"], sites.code_of(nearest, is_skipped), main_line

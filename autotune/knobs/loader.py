@@ -238,6 +238,7 @@ OWN_CORES = Knob(
     domain=lambda _: [False, True],
     blocked=without_second_core,
     is_active=has_workers,
+    is_before_torch=True,  # torch counts the cores as it is loaded
     summary=(
         "Binds the loader's workers and the training process to cores of their own: one for each worker, but never more than "
         "half of what threads.affinity leaves. It means something only with loader.num_workers > 0."

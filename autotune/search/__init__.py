@@ -1,6 +1,18 @@
 """Searching with Optuna: which sampler proposes, how outcomes are told to it, where its journal lies."""
 
+from autotune.search.rates import Machine, Parts, RatesSampler, Rules
 from autotune.search.samplers import SAMPLERS, make_sampler
 from autotune.search.study import add_known, begin_study, scores_of, tell
 
-__all__ = ["SAMPLERS", "add_known", "begin_study", "make_sampler", "scores_of", "tell"]
+__all__ = [
+    "SAMPLERS",
+    "Machine",
+    "Parts",
+    "RatesSampler",
+    "Rules",
+    "add_known",
+    "begin_study",
+    "make_sampler",
+    "scores_of",
+    "tell",
+]

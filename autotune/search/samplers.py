@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from autotune.errors import BadInput, one_of
+from autotune.search.rates import RatesSampler
 
 NUM_STARTUP_TRIALS = 6  # of Optuna's 10: the baseline, the expert seeds and single changes stand in for random trials
 MAX_GRID_POINTS = 100_000
@@ -57,6 +59,19 @@ def _tpe(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
     )
 
 
+def _rates(seed: int, distributions: Distributions) -> optuna.samplers.BaseSampler:
+    return RatesSampler(_tpe(seed, distributions), seed=seed, distributions=distributions)
+
+
+def _gp(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
+    if importlib.util.find_spec("torch") is None:  # Optuna imports it, slowly, when it proposes for the first time
+        raise BadInput(
+            "search.sampler: needs torch beside autotune, which is not installed there, got 'gp'. "
+            "Install it (pip install torch), or use search.sampler=rates."
+        )
+    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=NUM_STARTUP_TRIALS, deterministic_objective=False)
+
+
 def _random(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
     return optuna.samplers.RandomSampler(seed=seed)
 
@@ -75,7 +90,9 @@ def _grid(seed: int, distributions: Distributions) -> optuna.samplers.BaseSample
 
 
 SAMPLERS: dict[str, Callable[[int, Distributions], optuna.samplers.BaseSampler]] = {
+    "rates": _rates,
     "tpe": _tpe,
+    "gp": _gp,
     "random": _random,
     "grid": _grid,
 }

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import JournalStorage
+from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from autotune.records import Knobs, TrialRecord
+from autotune.search.rates import MACHINE, MEASURED, Machine
 from autotune.search.samplers import Distributions
 
 NUMBER_ATTRIBUTE = "trial"  # user attribute: number of the trial in the study folder
@@ -67,6 +68,19 @@ def scores_of(record: TrialRecord) -> list[float | None]:
     return list(record.scores.values()) or [record.value]
 
 
+def measured(record: TrialRecord) -> dict[str, Any]:
+    """Returns what the journal keeps of a trial beside its score, so that a sampler needs nothing else."""
+    return {
+        "outcome": str(record.outcome),
+        "rate": record.value,
+        "device_rate": record.device_rate,
+        "loader_rate": record.loader_rate,
+        "regime": record.regime,
+        "peak_memory_bytes": record.peak_memory_bytes,
+        "seconds": record.attempt_s,
+    }
+
+
 def _memory_violation(peak_bytes: int | None, capacity_bytes: int | None) -> float:
     if not peak_bytes or not capacity_bytes:
         return UNKNOWN_MEMORY_VIOLATION
@@ -74,7 +88,12 @@ def _memory_violation(peak_bytes: int | None, capacity_bytes: int | None) -> flo
 
 
 def begin_study(
-    journal: Path | None, name: str, sampler: optuna.samplers.BaseSampler, *, num_objectives: int = 1
+    journal: Path | None,
+    name: str,
+    sampler: optuna.samplers.BaseSampler,
+    *,
+    num_objectives: int = 1,
+    machine: Machine | None = None,
 ) -> optuna.Study:
     """Returns a new Optuna study kept in a journal file; one that is there already gives way.
 
@@ -83,15 +102,19 @@ def begin_study(
         name: its name in there.
         sampler: proposes.
         num_objectives: how many scores a trial has.
+        machine: what a sampler may know of it.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would print lines into the live table
-    if journal is None:
-        return optuna.create_study(study_name=name, sampler=sampler, directions=["maximize"] * num_objectives)
-    for file in (journal, *journal.parent.glob(f"{journal.name}.lock*")):  # a killed writer leaves its lock behind
-        file.unlink(missing_ok=True)
-    journal.touch(mode=0o600)
-    storage = JournalStorage(JournalFileBackend(str(journal)))
-    return optuna.create_study(storage=storage, study_name=name, sampler=sampler, directions=["maximize"] * num_objectives)
+    storage: BaseStorage | None = None
+    if journal is not None:
+        for file in (journal, *journal.parent.glob(f"{journal.name}.lock*")):  # a killed writer leaves its lock behind
+            file.unlink(missing_ok=True)
+        journal.touch(mode=0o600)
+        storage = JournalStorage(JournalFileBackend(str(journal)))
+    study = optuna.create_study(storage=storage, study_name=name, sampler=sampler, directions=["maximize"] * num_objectives)
+    if machine:
+        study.set_user_attr(MACHINE, vars(machine))
+    return study
 
 
 def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **limits: Any) -> None:
@@ -105,6 +128,7 @@ def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **
     """
     answer = told(record, **limits)
     trial.set_user_attr(NUMBER_ATTRIBUTE, record.number)
+    trial.set_user_attr(MEASURED, measured(record))
     for name, violation in answer.constraints.items():
         trial.set_constraint(name, violation)
     study.tell(trial, answer.values, state=answer.state)
@@ -127,7 +151,7 @@ def add_known(study: optuna.Study, record: TrialRecord, distributions: Distribut
             values=answer.values,
             params=params,
             distributions={key: distributions[key] for key in params},
-            user_attrs={NUMBER_ATTRIBUTE: record.number},
+            user_attrs={NUMBER_ATTRIBUTE: record.number, MEASURED: measured(record)},
             constraints=answer.constraints,
         )
     )

@@ -87,18 +87,19 @@ class Budget:
         self.attribution_s = min(most_s, ATTRIBUTION_TRIALS * each_s) if ATTRIBUTION_MIN_TRIALS * each_s <= most_s else 0.0
         self.reserved_s = min(FINALS_MAX_FRAC * self.total_s, FINALS_TRIALS * each_s + parity_s) + self.attribution_s
 
-    def is_time_for_late(self, num_searched: int, late_s: Sequence[float]) -> bool:
+    def is_time_for_late(self, num_searched: int, late_s: Sequence[float], *, late_frac: float = LATE_FRAC) -> bool:
         """Returns whether the late proposals (costly values, lower tiers) should be tried now, in time for them to fit.
 
         Args:
             num_searched: search trials so far.
             late_s: what each late proposal will cost.
+            late_frac: share of the search after which it is time in any case.
         """
         share_s = math.inf if self.total_s is None else self.total_s - self.reserved_s
-        if self.max_trials is not None and num_searched >= min(LATE_FRAC * self.max_trials, self.max_trials - len(late_s)):
+        if self.max_trials is not None and num_searched >= min(late_frac * self.max_trials, self.max_trials - len(late_s)):
             return True
         kept_s = min(sum(late_s), LATE_MAX_FRAC * share_s)
-        return self.spent_s >= min(LATE_FRAC * share_s, share_s - kept_s)
+        return self.spent_s >= min(late_frac * share_s, share_s - kept_s)
 
     def fits(self, expected_s: float, *, again_s: float) -> bool:
         """Returns whether a trial fits what is left of the search, and whether the finals could then afford to confirm it.
@@ -155,12 +156,17 @@ class Costs:
         return self._plain_s(knobs) + sum(self.compile_s(key, changed[key]) for key in self._costly_keys if key in changed)
 
     def again_s(self, knobs: Knobs, changed: Knobs) -> float:
-        """Returns the seconds a configuration will take at least when it is measured again, compiled from the cache.
+        """Returns the seconds a configuration will take at least when it is measured again, fresh and compiled from the cache.
 
         Of the window as much as a final needs: one that began anew, or went on for want of an interval, need not be repeated.
         """
         compile_s = self.expected_s(knobs, changed) - self._plain_s(knobs)
-        return self._plain_s(knobs, _confirming_s) + CACHED_FRAC * compile_s
+        return self._plain_s(knobs, _confirming_s) + CACHED_FRAC * compile_s + self.spared_s
+
+    @property
+    def spared_s(self) -> float:
+        """What a search trial may spare by a warm start, and a fresh one takes; 0 while none was seen."""
+        return max((record.spared_s for record in self._plain[-5:]), default=0.0)
 
     def compile_s(self, key: str, value: object) -> float:
         """Returns the start cost of a costly value: as seen, else the dearest seen of any, else a guess."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,11 @@ import optuna
 
 from autotune.errors import NothingWorked
 from autotune.records import Knobs, KnobValue, Outcome, Tier, TrialRecord
-from autotune.search import add_known, begin_study, make_sampler, scores_of, tell
+from autotune.search import RatesSampler, add_known, begin_study, make_sampler, scores_of, tell
 from autotune.search.samplers import CompleteGrid
 from autotune.study.earlier import CUT_OFF_CAUSE
 from autotune.study.parity import Parity
+from autotune.study.sampling import inform, machine_of
 from autotune.study.session import ConfigurationKey, Ending, Session, configuration_key
 from autotune.study.single_changes import SingleChanges
 from autotune.wording import log_lines
@@ -23,6 +24,7 @@ from autotune.wording import log_lines
 MAX_REPEATED_PROPOSALS = 40  # the sampler proposes what is known already this often in a row: the space is used up
 SAMPLER_GIVES_UP_AFTER = 10  # from then on random ones: a sampler may insist on its favourite
 MAX_REPEATED_GRID_POINTS = 5000  # grid points that differ only in knobs without meaning there
+NUM_LED_SEEDS = 2  # an expert's choice at two batches tells what memory a sample takes; from then on the models know better
 MAX_TOO_DEAR = 8  # proposals in a row that do not fit what is left of the budget
 NUM_SAME_FAILURES = 4  # first trials that all fail alike, memory apart: more of the same teaches nothing
 MAX_CHANCES = 2  # trials of a configuration that were disturbed, or cut off with autotune: a third would go the same way
@@ -31,6 +33,7 @@ DISPROVED_FRAC = 0.85  # of the baseline's value: noise alone does not explain l
 EXHAUSTED = "the search space is used up"
 OUT_OF_TIME = "the budget is used"
 OUT_OF_TRIALS = "the trial budget is used"
+NOTHING_PROMISED = "nothing more is promised: no configuration is expected to be 1 % faster"
 
 
 def _beside_loader(changed: Knobs) -> Knobs:
@@ -68,7 +71,10 @@ class Search:
         config, space = session.plan.config, session.resolved
         self._session, self._space = session, space
         self._sampler_name = config.search.sampler
-        self._costly = space.costly()
+        self._names = session.runner.goal.names
+        # Where the rate decides, its sampler makes single changes and weighs compilations itself; elsewhere TPE proposes.
+        self._is_led = self._sampler_name == "rates" and len(self._names) == 1 and session.runner.goal.follows_rate
+        self._costly = [] if self._is_led else space.costly()
         self._hold: Knobs = {key: space.reference[key] for _, key, _ in self._costly}
         self._distributions = space.distributions()
         free = {key: found for key, found in self._distributions.items() if key not in self._hold}
@@ -77,14 +83,15 @@ class Search:
         num_known = len(session.records) - 1  # a sampler that begins with the same seed again would propose the same again
         self._random = make_sampler("random", seed=config.study.seed + num_known + 1, distributions=free)
         sampler = make_sampler(self._sampler_name, seed=config.study.seed + num_known, distributions=free)
-        self._names = session.runner.goal.names
         journal, name = session.folder.journal_file, session.folder.name
-        self._study = begin_study(journal, name, sampler, num_objectives=len(self._names))
+        inform(sampler, session, is_open=self._is_open, may_win=lambda knobs: not self._parity.barring(space.changed(knobs)))
+        self._study = begin_study(journal, name, sampler, num_objectives=len(self._names), machine=machine_of(session))
         self._known: dict[ConfigurationKey, TrialRecord] = {}
         self._chances: Counter[ConfigurationKey] = Counter()
         self._parity = Parity(session)
         self._num_singles = 0
         self._unfinished: list[TrialRecord] = []
+        self._is_too_dear = False
         self._reason = OUT_OF_TIME
         self._recall(session.searched)
 
@@ -124,27 +131,31 @@ class Search:
     def _proposals(self) -> Iterator[Proposal]:
         yield from self._fitting(self._again())
         yield from self._fitting(self._seeds())
+        self._name_what_is_too_dear()
         if not any(record.origin == LATE for record in self._session.searched):
-            yield from self._cheap(is_first_half=True)
+            yield from self._cheap(until=self._is_time_for_late)
         self._compare_losses()
+        if self._is_led:  # what there is to do late are the lower tiers alone, which are reported beside the winner
+            yield from self._cheap(until=self._is_time_for_tiers)
         if self._may_go_on():
             yield from self._fitting(self._late())
             self._hold_what_is_best()
-            yield from self._cheap(is_first_half=False)
+            yield from self._cheap(until=lambda: False)
 
     def _compare_losses(self) -> None:
         """Compares the losses of the best so far: where they put it out, the second half looks for another."""
+        best = self._incumbent
         while self._may_go_on() and self._parity.is_open(self._incumbent):
             self._parity.check(self._incumbent)
+        if self._incumbent is not best and isinstance(self._study.sampler, RatesSampler):
+            self._study.sampler.hope_again()
 
     def _hold_what_is_best(self) -> None:
         self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}
 
-    def _cheap(self, *, is_first_half: bool) -> Iterator[Proposal]:
-        """Yields proposals until half-time, the end of the budget, or until there is nothing new to propose."""
-        while self._may_go_on():
-            if is_first_half and self._is_time_for_late():
-                return
+    def _cheap(self, *, until: Callable[[], bool]) -> Iterator[Proposal]:
+        """Yields proposals until it is time for something else, the end of the budget, or nothing new is proposed."""
+        while self._may_go_on() and not until():
             proposal = self._next()
             if proposal is None:
                 return
@@ -170,14 +181,29 @@ class Search:
             knobs = self._space.active({**self._space.reference, **record.changed})
             yield Proposal(knobs=knobs, why=f"again: trial {record.number} was not finished", origin=record.origin)
 
+    def _name_what_is_too_dear(self) -> None:
+        """Says which costly values the sampler of rates will not try."""
+        best = self._incumbent
+        for why, key, value in self._space.costly() if self._is_led else []:
+            if not self._fits(self._space.active({**best.knobs, key: value})):
+                self._session.listener.notice(f"Left out, it would not fit the budget: {why}.")
+
     def _seeds(self) -> Iterator[Proposal]:
         """Yields an expert's first tries, but not again what was slower than the baseline; a grid visits them anyway."""
-        if self._sampler_name == "grid" or self._session.circumstances is None:
+        is_wanted = self._session.plan.config.search.seeds and self._sampler_name != "grid"
+        if not is_wanted or self._session.circumstances is None:
             return
-        for why, seed in self._space.seeds(self._session.circumstances):
+        seeds = self._space.seeds(self._session.circumstances)
+        for why, seed in seeds[:NUM_LED_SEEDS] if self._is_led else seeds:
             knobs = self._space.active({**seed, **self._hold})
-            if not self._is_disproved(knobs):
+            if not self._is_disproved(knobs) and self._may_fit(knobs):
                 yield Proposal(knobs=knobs, why=why, origin=EXPERT)
+
+    def _may_fit(self, knobs: Knobs) -> bool:
+        """Whether the sampler, where it can tell, does not expect a configuration to run out of memory."""
+        sampler = self._study.sampler
+        searched = {key: value for key, value in knobs.items() if key in self._distributions}
+        return not isinstance(sampler, RatesSampler) or sampler.may_fit(self._study, searched)
 
     def _is_disproved(self, knobs: Knobs) -> bool:
         """Whether the same changes beside the loader's were slower than the baseline: bf16 emulated in software is."""
@@ -208,10 +234,19 @@ class Search:
         late_s = [*costly_s, *[costs.expected_s(best.knobs, best.changed)] * (len(Tier) - 1)]
         return self._session.budget.is_time_for_late(self._num_searched, late_s)
 
+    def _is_time_for_tiers(self) -> bool:
+        best = self._incumbent
+        each_s = self._session.costs.expected_s(best.knobs, best.changed)
+        return self._session.budget.is_time_for_late(self._num_searched, [each_s] * (len(Tier) - 1), late_frac=1.0)
+
     def _next(self) -> Proposal | None:
         """Returns the next cheap proposal; None when there is none, `_reason` says why."""
+        sampler = self._study.sampler
         if self._num_free == 0:
             self._reason = EXHAUSTED
+            return None
+        if isinstance(sampler, RatesSampler) and sampler.has_nothing_more:
+            self._reason = NOTHING_PROMISED
             return None
         return (self._single_change() if self._is_turn_of_single_change() else None) or self._asked()
 
@@ -222,7 +257,8 @@ class Search:
         the baseline, and a study of a slow program has fifteen trials in all.
         """
         is_starting = self._num_singles < self._num_free
-        return self._sampler_name == "tpe" and (is_starting or self._num_searched % 2 == 0)
+        is_tpe = self._sampler_name == "tpe" or (self._sampler_name == "rates" and not self._is_led)
+        return is_tpe and (is_starting or self._num_searched % 2 == 0)
 
     def _single_change(self) -> Proposal | None:
         best = self._incumbent
@@ -237,9 +273,13 @@ class Search:
     def _asked(self) -> Proposal | None:
         """Returns what the sampler proposes, passing over what is known or too dear; None when it has nothing new."""
         limit = MAX_REPEATED_GRID_POINTS if self._sampler_name == "grid" else MAX_REPEATED_PROPOSALS
+        self._is_too_dear = False
         num_known = num_too_dear = 0
         while num_known < limit and num_too_dear < MAX_TOO_DEAR and not self._is_grid_done():
             trial, proposal = self._ask(is_random=num_known >= SAMPLER_GIVES_UP_AFTER)
+            if isinstance(self._study.sampler, RatesSampler) and self._study.sampler.is_exhausted:
+                self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
+                break
             known = self._known_as(proposal.knobs)
             if known is not None:
                 tell(self._study, trial, known, **self._limits())
@@ -249,7 +289,7 @@ class Search:
                 num_too_dear += 1
             else:
                 return proposal
-        self._reason = OUT_OF_TIME if num_too_dear >= MAX_TOO_DEAR else EXHAUSTED
+        self._reason = OUT_OF_TIME if num_too_dear >= MAX_TOO_DEAR or self._is_too_dear else EXHAUSTED
         return None
 
     def _ask(self, *, is_random: bool) -> tuple[optuna.trial.Trial, Proposal]:
@@ -262,8 +302,11 @@ class Search:
         finally:
             self._study.sampler = own
         name = "random" if is_random else self._sampler_name
-        why, origin = f"proposed by the sampler ({name})", f"{SAMPLER} {name}"
-        return trial, Proposal(knobs=knobs, why=why, origin=origin, trial=trial)
+        why = f"proposed by the sampler ({name})"
+        if not is_random and isinstance(own, RatesSampler):
+            proposed = own.proposed(trial.number)
+            why = proposed.why if proposed else why
+        return trial, Proposal(knobs=knobs, why=why, origin=f"{SAMPLER} {name}", trial=trial)
 
     # What comes of them ---------------------------------------------------------------------------------------------------
 
@@ -305,6 +348,15 @@ class Search:
         """Returns what tells how a configuration would end: its own trial, or the run whose losses put a part of it out."""
         changed = self._space.changed(knobs)
         return self._known.get(configuration_key(changed)) or self._parity.barring(changed)
+
+    def _is_open(self, knobs: Knobs) -> bool:
+        """Returns whether a configuration is new and fits what is left of the budget; remembers when one does not fit."""
+        if self._is_known(knobs):
+            return False
+        if not self._fits(knobs):
+            self._is_too_dear = True
+            return False
+        return True
 
     def _fits(self, knobs: Knobs) -> bool:
         changed = self._space.changed(knobs)

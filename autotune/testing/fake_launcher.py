@@ -42,7 +42,9 @@ class Surface:
         half_batch: batch size at which half of the device's rate is reached.
         noise_frac: spread of the rate from process to process; the same again, smaller, from block to block.
         max_batch: a larger one runs out of memory.
+        capacity_bytes: memory of the device; what takes more runs out, too.
         start_s: from launch to the window.
+        spared_s: what a warm start takes off that; `facts` must tell that the program allows it.
         window_s: length of the window at most.
         compile_s: what compiling adds, the first time; half of it from the study's cache.
         extra_start_s: (knob key, value) -> what it adds to the start.
@@ -62,7 +64,9 @@ class Surface:
     half_batch: float = 8.0
     noise_frac: float = 0.01
     max_batch: int = 10_000
+    capacity_bytes: int = 10**9
     start_s: float = 4.0
+    spared_s: float = 0.0
     window_s: float = 8.0
     compile_s: float = 50.0
     extra_start_s: dict[tuple[str, Any], float] = field(default_factory=dict)
@@ -91,6 +95,18 @@ class Surface:
             rate *= self.gains.get((key, value), 1.0)
         return rate
 
+    def peak_bytes(self, knobs: Knobs) -> int:
+        """Returns M."""
+        return 10**6 * int(knobs["loader.batch_size"])
+
+    def is_out_of_memory(self, knobs: Knobs) -> bool:
+        """Returns whether a configuration runs out of memory."""
+        return int(knobs["loader.batch_size"]) > self.max_batch or self.peak_bytes(knobs) > self.capacity_bytes
+
+    def regime(self, knobs: Knobs) -> str:
+        """Returns how loader and step are related: D is not told where they share the cores ("shared")."""
+        return "separate" if knobs.get("loader.num_workers") else ""
+
     def start_of_s(self, knobs: Knobs) -> float:
         """Returns the seconds from launch to the window, without compiling."""
         return self.start_s + sum(self.extra_start_s.get((key, value), 0.0) for key, value in knobs.items())
@@ -110,6 +126,7 @@ class Failure:
         cause: as in `Ended`.
         log_tail: what it left in its log.
         knob_reports: reports to give instead of "applied".
+        num_steps: that it made before.
         is_unsteady: it gives a number, without a steady state.
         raises: raised from `poll`, once, half way through: KeyboardInterrupt.
     """
@@ -119,6 +136,7 @@ class Failure:
     cause: Cause = "result"
     log_tail: str = ""
     knob_reports: dict[str, KnobReport] = field(default_factory=dict)
+    num_steps: int = 3
     is_unsteady: bool = False
     raises: type[BaseException] | None = None
 
@@ -192,11 +210,12 @@ class _FakeRunning(Running):
         self._knobs = launcher.knobs_of(launch)
         surface = launcher.surface
         self._failure = surface.failures(launch.spec.trial, self._knobs)
-        if self._failure is None and int(self._knobs["loader.batch_size"]) > surface.max_batch:
+        if self._failure is None and surface.is_out_of_memory(self._knobs):
             self._failure = OUT_OF_MEMORY
         is_compiled = self._knobs.get("compile.mode", "off") != "off"
         self._compile_s = launcher.compiles_for_s(self._knobs) if is_compiled else 0.0
-        self._start_s = surface.start_of_s(self._knobs)
+        self._spared_s = surface.spared_s if launch.warm else 0.0
+        self._start_s = surface.start_of_s(self._knobs) - self._spared_s
         is_measured, limit_per_s = launch.spec.mode == "measure", launch.spec.race_below_per_s
         self._is_raced = is_measured and limit_per_s is not None and self._rate() < limit_per_s
         longest_s = launch.spec.rules.max_s if is_measured else launch.spec.max_s or 1.0
@@ -244,7 +263,7 @@ class _FakeRunning(Running):
         evidence = {
             "log_tail": failure.log_tail if failure else "",
             "is_harness_seen": True,
-            "num_steps": 3,
+            "num_steps": failure.num_steps if failure else 3,
             "stop_reason": self._stop_reason,
             "deadline": f"no result within {self._launch.deadlines.total_s:.0f} s" if cause == "deadline" else "",
         }
@@ -257,6 +276,8 @@ class _FakeRunning(Running):
             problems=[],
             seconds=seconds,
             evidence=evidence,
+            start="warm" if self._launch.warm else "fresh",
+            spared_s=self._spared_s,
         )
 
     def _result(self) -> RankResult:
@@ -269,7 +290,11 @@ class _FakeRunning(Running):
         result.detected = {"loader": {"num_samples": surface.num_samples}}
         result.facts, result.target = dict(surface.facts), [{"site": "train.py:1", "ordinal": 0}]
         result.phases_s = {"spawn": 0.1, "import": self._start_s - 0.1, "compile": self._compile_s, "steady": self._window_s}
-        result.memory = {"kind": "cpu", "peak_bytes": 10**6 * int(self._knobs["loader.batch_size"]), "capacity_bytes": 10**9}
+        result.memory = {
+            "kind": "cpu",
+            "peak_bytes": surface.peak_bytes(self._knobs),
+            "capacity_bytes": surface.capacity_bytes,
+        }
         if curve := surface.losses(self._knobs, spec.seed):
             curve, is_finite = curve[: spec.max_steps or 64], None not in (curve[0], curve[-1])
             result.loss = {"first": curve[0], "last": curve[-1], "is_finite": is_finite, "curve": curve}
@@ -295,8 +320,10 @@ class _FakeRunning(Running):
             reason="" if is_steady else "memory was still moving",
             is_raced=self._is_raced,
         )
-        result.device_rate_per_s = surface.device_per_s(self._knobs)
-        result.loader_rate_per_s = surface.loader_rate_per_s(self._knobs)
-        result.data_wait_frac = max(0.0, 1 - self._rate() / result.device_rate_per_s)
+        device_per_s = surface.device_per_s(self._knobs)
+        result.regime = surface.regime(self._knobs)
+        result.device_rate_per_s = None if result.regime == "shared" else device_per_s * noise(surface.noise_frac)
+        result.loader_rate_per_s = surface.loader_rate_per_s(self._knobs) * noise(surface.noise_frac)
+        result.data_wait_frac = max(0.0, 1 - self._rate() / device_per_s)
         step_s = surface.step_s(self._knobs) if surface.step_s else 0.1
         result.steps = {"end_s": [step_s * n for n in range(50)], "samples": [32] * 50, "wait_s": [0.0] * 50, "warmup": 5}

@@ -42,7 +42,8 @@ def test_search_says_whether_time_or_trials_ended_it(bench):
 
 
 def test_costly_values_come_late_and_on_the_best_so_far(bench):
-    study = bench(Surface(gains={("precision.amp", "bf16"): 1.8, ("compile.mode", "default"): 1.3}), minutes=8)
+    surface = Surface(gains={("precision.amp", "bf16"): 1.8, ("compile.mode", "default"): 1.3})
+    study = bench(surface, "search.sampler=tpe", minutes=8)
     study.run()
     trials = searched(study)
     first = next(trial.number for trial in trials if "compile.mode" in trial.changed)
@@ -136,4 +137,4 @@ def test_an_expert_s_idea_that_was_clearly_slower_is_not_repeated_at_every_batch
         return sum("expert" in trial.why and trial.changed.get("precision.amp") == "bf16" for trial in searched(study))
 
     assert num_seeds_with_bf16(0.3) == 1
-    assert num_seeds_with_bf16(2.0) > 2
+    assert num_seeds_with_bf16(2.0) == 2

@@ -1,0 +1,198 @@
+"""Configurations as numbers: the levels of each knob, and the columns that linear models of rates are made of.
+
+A knob's levels are its listed values, or a few along its range; a knob that is absent (it means nothing beside the others) has
+all columns 0. Levels that are numbers are coded cumulatively: each column is the step from one level to the next, so that
+neighbours are alike whatever the shape. Other values have a column each, but for the first. Any two knobs have the products of
+their columns, so that pairs of values that help or hinder each other can be learned.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+Array = NDArray[np.float64]
+Codes = NDArray[np.int64]  # a configuration a row, a knob a column: the number of its level, -1 where it is absent
+
+NUM_RANGE_LEVELS = 9  # of a range that lists no values
+BATCH = "loader.batch_size"
+HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)  # a step takes t0 + t1 b: the rate is half of its limit at b = t0/t1, in samples
+STEP_VARIANCE = 1 / 3  # of a doubling, beside 1 for a switch: three doublings may change as much as a switch
+BATCH_STEP_VARIANCE = 0.05  # the curves above say most of it
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a linear model sees of configurations, a row each.
+
+    Attributes:
+        effects: of single knobs, each column times the prior spread of its weight.
+        pairs: of any two knobs.
+    """
+
+    effects: Array
+    pairs: Array
+
+    def __mul__(self, other: Columns) -> Columns:
+        """Returns the columns, each times its own factor."""
+        return Columns(self.effects * other.effects, self.pairs * other.pairs)
+
+    def __getitem__(self, rows: NDArray[np.bool_]) -> Columns:
+        """Returns some of the rows."""
+        return Columns(self.effects[rows], self.pairs[rows])
+
+
+@dataclass(frozen=True)
+class Levelled:
+    """One knob with its levels.
+
+    Attributes:
+        key: its name.
+        values: its levels, ascending when they are numbers.
+        is_ordered: whether they are numbers.
+    """
+
+    key: str
+    values: tuple[Any, ...]
+    is_ordered: bool
+
+    def columns(self) -> tuple[Array, Array]:
+        """Returns the columns of each level, the last row being absence, and the prior variance of each column's weight."""
+        count = len(self.values)
+        if not self.is_ordered:
+            return np.vstack([np.eye(count)[:, 1:], np.zeros((1, count - 1))]), np.ones(count - 1)
+        at = np.array([_place(value) for value in self.values])
+        steps = _steps(count)
+        if self.key != BATCH:
+            return steps, STEP_VARIANCE * np.diff(at)
+        sizes = np.array([max(float(value), 1.0) for value in self.values])
+        curves = np.stack([np.log(sizes / (sizes + half)) for half in HALF_BATCHES], axis=1)
+        curves = np.vstack([curves - curves[0], np.zeros((1, len(HALF_BATCHES)))])
+        return np.hstack([curves, steps]), np.concatenate([np.ones(len(HALF_BATCHES)), BATCH_STEP_VARIANCE * np.diff(at)])
+
+    def pair_columns(self) -> Array:
+        """Returns the columns of each level for products with other knobs: the steps again, the whole range counting 1."""
+        if not self.is_ordered:
+            return self.columns()[0]
+        at = np.array([_place(value) for value in self.values])
+        shares = np.sqrt(np.diff(at) / max(at[-1] - at[0], 1e-9))
+        return np.asarray(_steps(len(at)) * shares)
+
+
+class Coding:
+    """The levels of all knobs of a search.
+
+    Args:
+        distributions: what is searched, by knob.
+        seen: configurations met elsewhere: values of theirs inside a range become levels, too.
+    """
+
+    def __init__(self, distributions: Mapping[str, BaseDistribution], seen: Iterable[Mapping[str, Any]] = ()) -> None:
+        met: dict[str, set[Any]] = {key: set() for key in distributions}
+        for params in seen:
+            for key in params.keys() & met.keys():
+                met[key].add(params[key])
+        self.knobs = [_levelled(key, found, met[key]) for key, found in distributions.items()]
+        self._places = [{_same(value): n for n, value in enumerate(knob.values)} for knob in self.knobs]
+
+    @cached_property
+    def size(self) -> int:
+        """How many configurations there are, conditions between knobs left aside."""
+        return math.prod(len(knob.values) for knob in self.knobs)
+
+    def encode(self, configurations: Sequence[Mapping[str, Any]]) -> Codes:
+        """Returns the codes of configurations; a value that is no level counts as absent."""
+        rows = [
+            [places.get(_same(one.get(knob.key)), -1) for knob, places in zip(self.knobs, self._places, strict=True)]
+            for one in configurations
+        ]
+        return np.array(rows, dtype=np.int64).reshape(len(rows), len(self.knobs))
+
+    def decode(self, row: Sequence[int]) -> dict[str, Any]:
+        """Returns the configuration of a row of codes."""
+        return {knob.key: knob.values[level] for knob, level in zip(self.knobs, row, strict=True) if level >= 0}
+
+    def all_codes(self) -> Codes:
+        """Returns every combination of levels."""
+        return np.array(list(itertools.product(*(range(len(knob.values)) for knob in self.knobs))), dtype=np.int64)
+
+    def numbers(self, key: str, codes: Codes, *, otherwise: float) -> Array:
+        """Returns a knob's values as numbers; `otherwise` where it is absent or not searched."""
+        for column, knob in enumerate(self.knobs):
+            if knob.key == key and knob.is_ordered:
+                return np.array([*map(float, knob.values), otherwise])[codes[:, column]]
+        return np.full(len(codes), otherwise)
+
+    def has(self, key: str, value: Any, codes: Codes) -> Array:
+        """Returns for each configuration 1 where a knob has a value, else 0."""
+        for column, knob in enumerate(self.knobs):
+            if knob.key == key:
+                return np.asarray(codes[:, column] == self._places[column].get(_same(value), -2), dtype=float)
+        return np.zeros(len(codes))
+
+    def columns(self, codes: Codes) -> Columns:
+        """Returns the columns of configurations, a row each."""
+        tables = [(knob.columns(), knob.pair_columns()) for knob in self.knobs]
+        effects = [table[codes[:, place]] * np.sqrt(variances) for place, ((table, variances), _) in enumerate(tables)]
+        positions = [table[codes[:, place]] for place, (_, table) in enumerate(tables)]
+        return Columns(_side_by_side(effects, len(codes)), _side_by_side(_products(positions), len(codes)))
+
+    def scaled(self, scales: Mapping[str, float]) -> Columns:
+        """Returns what to multiply columns by when each knob matters so much, beside 1: one row for all configurations."""
+        effects = [np.full((1, len(knob.columns()[1])), scales[knob.key]) for knob in self.knobs]
+        positions = [np.full((1, knob.pair_columns().shape[1]), scales[knob.key]) for knob in self.knobs]
+        return Columns(_side_by_side(effects, 1), _side_by_side(_products(positions), 1))
+
+
+def _steps(count: int) -> Array:
+    """Returns for each of so many levels, and for absence, which of the steps between them it has taken."""
+    return np.vstack([np.tril(np.ones((count, count)))[:, 1:], np.zeros((1, count - 1))])
+
+
+def _products(parts: Sequence[Array]) -> list[Array]:
+    """Returns the products of the columns of any two parts."""
+    return [
+        (one[:, :, None] * other[:, None, :]).reshape(len(one), one.shape[1] * other.shape[1])
+        for one, other in itertools.combinations(parts, 2)
+    ]
+
+
+def _side_by_side(parts: Sequence[Array], num_rows: int) -> Array:
+    return np.hstack([np.zeros((num_rows, 0)), *parts])
+
+
+def _levelled(key: str, found: BaseDistribution, met: set[Any]) -> Levelled:
+    if isinstance(found, CategoricalDistribution):
+        is_ordered = all(isinstance(value, int | float) and not isinstance(value, bool) for value in found.choices)
+        return Levelled(key, tuple(sorted(found.choices) if is_ordered else found.choices), is_ordered)
+    inside = {value for value in met if found._contains(found.to_internal_repr(value))}
+    return Levelled(key, tuple(sorted({*_along(found), *inside})), True)
+
+
+def _along(found: BaseDistribution) -> list[Any]:
+    """Returns a few values along a range, its ends among them."""
+    assert isinstance(found, IntDistribution | FloatDistribution)
+    shares = np.linspace(0.0, 1.0, NUM_RANGE_LEVELS)
+    values = found.low * (found.high / found.low) ** shares if found.log else found.low + (found.high - found.low) * shares
+    step = found.step or 0
+    if step:
+        values = found.low + np.round((values - found.low) / step) * step
+    ends = np.clip(values, found.low, found.high)
+    return sorted({int(value) for value in ends} if isinstance(found, IntDistribution) else {float(value) for value in ends})
+
+
+def _place(value: float) -> float:
+    """Returns where a number stands in its range, in doublings."""
+    return math.copysign(math.log2(1 + abs(float(value))), float(value))
+
+
+def _same(value: Any) -> tuple[bool, Any]:
+    return isinstance(value, bool), value

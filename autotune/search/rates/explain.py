@@ -1,0 +1,35 @@
+"""What a proposal is, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.wording import knob_phrase, value_text
+
+MAX_CHANGES = 4  # named; of more the number is said
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Returns what differs between two configurations: "batch 32 -> 64, bf16"."""
+    keys = [key for key in after if key not in before or not _same(before[key], after[key])]
+    told = [_change(key, before.get(key), after[key]) for key in keys[:MAX_CHANGES]]
+    more = f" and {len(keys) - MAX_CHANGES} more" if len(keys) > MAX_CHANGES else ""
+    return ", ".join(told) + more or "the same"
+
+
+def gain(fraction: float) -> str:
+    """Returns an expected gain: "+14 % expected", "-3 % expected"."""
+    return f"{fraction:+.0%} expected".replace("%", " %")
+
+
+def _change(key: str, old: Any, new: Any) -> str:
+    if old is None or isinstance(new, bool):
+        return knob_phrase(key, new)
+    if isinstance(new, int | float):
+        return f"{knob_phrase(key, old)} -> {value_text(new)}"
+    return f"{knob_phrase(key, old)} -> {knob_phrase(key, new)}"
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)

@@ -1,0 +1,90 @@
+"""What the journal tells of each trial: its knobs, its rates, its memory, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.search.rates.memory import Peak
+
+MEASURED = "measured"  # user attribute of a trial: what was measured beside the score, see `study.measured`
+MEMORY_CONSTRAINTS = ("memory", "constraints.memory_free_frac")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One trial as the models use it.
+
+    Attributes:
+        params: its knobs, as far as they are searched.
+        score: what the study maximises; None without a measurement.
+        rate: samples per second; None without a measurement.
+        device_rate, loader_rate: D and L; None unknown.
+        is_shared: whether loader and step shared the cores.
+        is_rough: whether its numbers are less sure than others: stopped early, or without a steady state.
+        peak_bytes: memory it took; None unknown.
+        is_out: whether it ran out of memory, or took more than may be taken.
+        may_win: whether it is measured and breaks no constraint.
+        is_running: whether it is under way.
+    """
+
+    params: Mapping[str, Any]
+    score: float | None = None
+    rate: float | None = None
+    device_rate: float | None = None
+    loader_rate: float | None = None
+    is_shared: bool = False
+    is_rough: bool = False
+    peak_bytes: float | None = None
+    is_out: bool = False
+    may_win: bool = False
+    is_running: bool = False
+
+    @property
+    def peak(self) -> Peak:
+        """The part that the memory model uses."""
+        return Peak(params=self.params, peak_bytes=self.peak_bytes, is_out=self.is_out)
+
+
+def seen(trials: Sequence[FrozenTrial], *, without: int | None = None) -> list[Seen]:
+    """Returns the trials that say something of their configuration: finished ones but for FAIL, and those under way.
+
+    Args:
+        trials: of the study.
+        without: number of the trial that is being asked for.
+    """
+    found = []
+    for trial in trials:
+        if trial.number == without or not trial.params:
+            continue
+        if trial.state is TrialState.COMPLETE:
+            found.append(_finished(trial))
+        elif trial.state is TrialState.RUNNING:
+            found.append(Seen(params=trial.params, is_running=True))
+    return found
+
+
+def _finished(trial: FrozenTrial) -> Seen:
+    told = trial.user_attrs.get(MEASURED) or {}
+    broken = {name for name, violation in trial.constraints.items() if violation > 0}
+    rate = _positive(told.get("rate"))
+    is_measured = rate is not None and not broken & {"memory", "works"}
+    return Seen(
+        params=trial.params,
+        score=trial.values[0] if is_measured and trial.values else None,
+        rate=rate if is_measured else None,
+        device_rate=_positive(told.get("device_rate")) if is_measured else None,
+        loader_rate=_positive(told.get("loader_rate")) if is_measured else None,
+        is_shared=told.get("regime") == "shared",
+        is_rough=told.get("outcome") in ("raced", "unsteady"),
+        peak_bytes=_positive(told.get("peak_memory_bytes")),
+        is_out=bool(broken & set(MEMORY_CONSTRAINTS)),
+        may_win=is_measured and not broken and told.get("outcome") in (None, "ok"),
+    )
+
+
+def _positive(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and value > 0 else None

@@ -1,0 +1,186 @@
+"""The sampler that learns device rate, loader capacity and memory from every trial, and proposes where the rate may rise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.search_space import IntersectionSearchSpace
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.search.rates.coding import Coding
+from autotune.search.rates.forecast import Forecast
+from autotune.search.rates.history import Seen, seen
+from autotune.search.rates.memory import MemoryModel
+from autotune.search.rates.regime import Machine
+from autotune.search.rates.rules import Params, Parts, Rules
+from autotune.search.rates.step import Proposed, Step
+
+MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
+MAX_SPREAD = 0.15  # of the rates round what D and L make together: beyond it the rates may say more by themselves
+MIN_SPREAD_TRIALS = 8  # rates before the spread says anything
+STOP_PROMISE = 0.01  # expected gain below which a proposal promises nothing ...
+STOP_AFTER = 5  # ... and so many in a row end the search
+
+
+class RatesSampler(optuna.samplers.BaseSampler):
+    """Proposes by what device rate, loader capacity and memory will be; see `Forecast` and `MemoryModel`.
+
+    In turn: the change of one knob on the side that binds, a configuration drawn by its chance to be the best (Thompson), the
+    change of one knob again, and the one expected to be the best. Gains count per second that a trial costs. Everything is read
+    from the journal: trials that others added, that ran before or that run beside count as those it proposed itself.
+
+    Where that cannot help (several objectives, no rates, another objective than the rate) TPE proposes, and that is said.
+
+    Attributes:
+        rules: what the study knows of configurations.
+        parts: what it makes use of.
+        is_exhausted: whether it found no configuration that may still be tried, the last time it was asked.
+
+    Args:
+        fallback: proposes where it cannot help.
+        seed: makes proposals repeatable.
+        distributions: what is searched; None for what the finished trials have in common.
+        rules: what the study knows of configurations.
+        parts: what to make use of.
+    """
+
+    def __init__(
+        self,
+        fallback: optuna.samplers.BaseSampler,
+        *,
+        seed: int | None = None,
+        distributions: Mapping[str, BaseDistribution] | None = None,
+        rules: Rules | None = None,
+        parts: Parts | None = None,
+    ) -> None:
+        self.rules, self.parts = rules or Rules(), parts or Parts()
+        self._fallback = fallback
+        self._rng = np.random.default_rng(seed)
+        self._distributions = distributions
+        self._shared_space = IntersectionSearchSpace()
+        self._proposed: dict[int, Proposed] = {}
+        self._num_unpromising = 0
+        self.is_exhausted = False
+
+    @property
+    def has_nothing_more(self) -> bool:
+        """Whether the last proposals promised nothing."""
+        return self.parts.stop and self._num_unpromising >= STOP_AFTER
+
+    def hope_again(self) -> None:
+        """Forgets that the last proposals promised little: what they were compared with is out."""
+        self._num_unpromising = 0
+
+    def proposed(self, number: int) -> Proposed | None:
+        """Returns what was proposed for a trial, by Optuna's number."""
+        return self._proposed.get(number)
+
+    def may_fit(self, study: optuna.Study, params: Params) -> bool:
+        """Returns whether a configuration more probably fits the memory than not, by the trials of the study."""
+        return not self.parts.memory or self._memory(seen(study.get_trials(deepcopy=False)), self._machine(study)).fits(params)
+
+    # What Optuna calls ----------------------------------------------------------------------------------------------------
+
+    def reseed_rng(self) -> None:
+        """Draws otherwise from now on."""
+        self._rng = np.random.default_rng()
+        self._fallback.reseed_rng()
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Returns what is searched; where another sampler proposes, what it asks for."""
+        if why := self._why_not(study):
+            self._proposed[trial.number] = Proposed(params={}, why=f"TPE proposes: {why}", is_fallback=True)
+            return self._fallback.infer_relative_search_space(study, trial)
+        return dict(self._distributions or self._shared_space.calculate(study))
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Returns the proposal's knobs."""
+        if not self._why_not(study) and search_space:
+            found = self._proposed[trial.number] = self._propose(study, trial, search_space)
+            if not found.is_fallback:
+                return dict(found.params)
+        return self._fallback.sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Returns a value for a knob that no proposal holds."""
+        return self._fallback.sample_independent(study, trial, param_name, param_distribution)
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Tells the fallback."""
+        self._fallback.before_trial(study, trial)
+
+    def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """Tells the fallback."""
+        self._fallback.after_trial(study, trial, state, values)
+
+    # How it proposes ------------------------------------------------------------------------------------------------------
+
+    def _why_not(self, study: optuna.Study) -> str:
+        """Returns why this sampler cannot help; "" when it can."""
+        if len(study.directions) > 1:
+            return "several objectives"
+        trials = [one for one in seen(study.get_trials(deepcopy=False)) if one.rate is not None]
+        if not trials or study.direction is not StudyDirection.MAXIMIZE:
+            return "no rates are known"
+        ratios = [one.score / one.rate for one in trials if one.score and one.rate]
+        if not ratios or max(ratios) > min(ratios) * 1.001:
+            return "the objective is not the rate"
+        return ""
+
+    def _propose(self, study: optuna.Study, trial: FrozenTrial, distributions: Mapping[str, BaseDistribution]) -> Proposed:
+        known = seen(study.get_trials(deepcopy=False), without=trial.number)
+        known = [one for one in known if one.params.keys() <= distributions.keys()]
+        machine = self._machine(study)
+        coding = Coding(distributions, [one.params for one in known])
+        forecast = self._forecast(coding, known, machine)
+        step = Step(
+            coding=coding,
+            forecast=forecast,
+            memory=self._memory(known, machine) if self.parts.memory else None,
+            known=known,
+            rules=self.rules,
+            parts=self.parts,
+            rng=self._rng,
+        )
+        found = step.propose(turn=sum(one.rate is not None for one in known))
+        self.is_exhausted = found is None
+        if found is None:
+            return Proposed(params={}, why="every configuration that may be tried is known", is_fallback=True)
+        is_promising = found.promise is None or found.promise >= STOP_PROMISE
+        self._num_unpromising = 0 if is_promising else self._num_unpromising + 1
+        return found
+
+    def _machine(self, study: optuna.Study) -> Machine:
+        return Machine.from_json(study.user_attrs.get(MACHINE) or {})
+
+    def _memory(self, known: Sequence[Seen], machine: Machine) -> MemoryModel:
+        return MemoryModel([one.peak for one in known], capacity_bytes=machine.memory_bytes)
+
+    def _forecast(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
+        """Returns the forecast; what is under way counts as if it had come out as expected, so that others are tried."""
+        forecast = self._fitting(coding, known, machine)
+        if running := [one for one in known if one.is_running]:
+            supposed = forecast.supposed([one.params for one in running])
+            return self._fitted(coding, [*known, *supposed], machine, may_decompose=forecast.is_decomposed)
+        return forecast
+
+    def _fitting(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
+        """Returns the forecast from D and L, or from the rates by themselves where those say more of each other."""
+        forecast = self._fitted(coding, known, machine, may_decompose=self.parts.decomposition)
+        num_rates = sum(one.rate is not None for one in known)
+        if not forecast.is_decomposed or num_rates < MIN_SPREAD_TRIALS or forecast.spread <= MAX_SPREAD:
+            return forecast
+        alone = self._fitted(coding, known, machine, may_decompose=False)
+        return alone if alone.spread < forecast.spread else forecast
+
+    def _fitted(self, coding: Coding, known: Sequence[Seen], machine: Machine, *, may_decompose: bool) -> Forecast:
+        return Forecast(coding, known, machine, may_decompose=may_decompose, favoured=self.rules.favoured)

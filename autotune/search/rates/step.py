@@ -1,0 +1,138 @@
+"""One proposal in the making: what is considered, what is hoped of it, and which is tried in this turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.search.rates import explain
+from autotune.search.rates.coding import Coding
+from autotune.search.rates.forecast import ALL, DEVICE, LOADER, Expected, Forecast, scale
+from autotune.search.rates.history import Seen
+from autotune.search.rates.memory import MemoryModel
+from autotune.search.rates.pool import configuration_key, pool
+from autotune.search.rates.rules import Params, Parts, Rules
+from autotune.search.rates.working import Suspects
+
+NUM_DRAWS = 64  # functions drawn from what is known: their mean gain is good to a tenth of its own spread
+NUM_RANKED = 200  # candidates that are asked whether they are open, and what they cost
+NUM_BEST_TO_COMPILE = 3  # of the configurations without a costly value, those that one may be added to
+NUM_GREEDY = 20  # candidates expected to be the best that are asked the same
+COST_POWER = 1.0  # of the seconds that a gain is divided by
+RELIEF = 0.1  # gain with a side that costs nothing, from which on that side is worth a change
+BELONGS = 0.3  # of what a knob may matter to a side: from there on it is a knob of that side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposed:
+    """A proposal of the sampler.
+
+    Attributes:
+        params: the configuration; {} leaves it to the fallback.
+        why: one line.
+        promise: gain over the best that is expected of the best candidate, a fraction; None unknown.
+        is_fallback: whether another sampler proposes.
+    """
+
+    params: Params
+    why: str
+    promise: float | None = None
+    is_fallback: bool = False
+
+
+class Step:
+    """One proposal in the making."""
+
+    def __init__(
+        self,
+        *,
+        coding: Coding,
+        forecast: Forecast,
+        memory: MemoryModel | None,
+        known: Sequence[Seen],
+        rules: Rules,
+        parts: Parts,
+        rng: np.random.Generator,
+    ) -> None:
+        self._coding, self._forecast, self._memory, self._known = coding, forecast, memory, known
+        self._rules, self._parts, self._rng = rules, parts, rng
+        winners = [one for one in known if one.may_win and rules.may_win(one.params)]
+        self._winners = winners or [one for one in known if one.rate is not None]
+        self._tried = {configuration_key(one.params) for one in known}
+        over = [one for one in known if not one.is_running]
+        worked = [one.params for one in over if one.rate is not None or one.is_out]
+        self._suspects = Suspects(worked, [one.params for one in over if one.rate is None and not one.is_out])
+
+    def propose(self, *, turn: int) -> Proposed | None:
+        """Returns the proposal of this turn; None when nothing that is considered is open."""
+        tried = self._expected([one.params for one in self._winners])
+        order = np.argsort(-tried.mean)
+        best, sides = [self._winners[place].params for place in order], self._sides(tried, int(order[0]))
+        considered = pool(self._coding, best, active=self._rules.active, rng=self._rng)
+        candidates = [params for params in considered if self._may_try(params, best)]
+        if not candidates:
+            return None
+        expected = self._expected([best[0], *candidates])
+        works = np.array([self._suspects.chance(params) for params in candidates])
+        gains = (np.exp(expected.draws[1:] - expected.draws[0]) - 1) * works[:, None]
+        means = (np.exp(expected.mean[1:] - expected.mean[0]) - 1) * works
+        hopes = np.maximum(gains, 0.0).mean(axis=1)
+        ranked = dict.fromkeys([*np.argsort(-hopes)[:NUM_RANKED].tolist(), *np.argsort(-means)[:NUM_GREEDY].tolist()])
+        places = [place for place in ranked if self._rules.is_open(candidates[place])]
+        if not places:
+            return None
+        cost = {place: self._rules.expected_s(candidates[place]) ** COST_POWER if self._parts.cost else 1.0 for place in places}
+        single = [place for place in places if _side_of(candidates[place], best[0], sides)]
+        if turn % 2 == 0 and single:
+            chosen = max(single, key=lambda place: hopes[place] / cost[place])
+            lead = _side_of(candidates[chosen], best[0], sides)
+        elif turn % 4 == 1:
+            draw = int(self._rng.integers(NUM_DRAWS))
+            chosen = max(places, key=lambda place: (max(gains[place, draw], 0.0) / cost[place], gains[place, draw]))
+            lead = "may be better"
+        else:
+            chosen = max(places, key=lambda place: (max(means[place], 0.0) / cost[place], means[place]))
+            lead = "most promising"
+        why = f"{lead}: {explain.changes(best[0], candidates[chosen])}, {explain.gain(float(means[chosen]))}"
+        return Proposed(params=candidates[chosen], why=why, promise=float(max(hopes[places])))
+
+    def _expected(self, configurations: Sequence[Params]) -> Expected:
+        return self._forecast.expected(self._coding.encode(configurations), num_draws=NUM_DRAWS, rng=self._rng)
+
+    def _sides(self, expected: Expected, place: int) -> list[str]:
+        """Returns the sides that a configuration would gain from if they cost nothing, the one that binds most first."""
+        if not self._forecast.is_decomposed:
+            return [ALL]
+        relief = {LOADER: expected.device[place] - expected.mean[place], DEVICE: expected.loader[place] - expected.mean[place]}
+        most = max(relief, key=lambda side: relief[side])
+        return [most, *(side for side in relief if side != most and relief[side] >= RELIEF)]
+
+    def _may_try(self, params: Params, best: Sequence[Params]) -> bool:
+        if configuration_key(params) in self._tried or not self._suspects.chance(params):
+            return False
+        if self._memory and not self._memory.fits(params):
+            return False
+        return self._is_worth_compiling(params, best)
+
+    def _is_worth_compiling(self, params: Params, best: Sequence[Params]) -> bool:
+        """Whether a configuration costs no compilation, or is one of the best so far but for what is compiled."""
+        costly = self._rules.costly
+        if all(params.get(key, plain) == plain for key, plain in costly.items()):
+            return True
+        rest = {key: value for key, value in params.items() if key not in costly}
+        bests = [{key: value for key, value in one.items() if key not in costly} for one in best[:NUM_BEST_TO_COMPILE]]
+        return rest in bests
+
+
+def _side_of(params: Params, best: Params, sides: Sequence[str]) -> str:
+    """Returns what a change of one knob of the best is for: "loader-bound", "device-bound"; "" when it is no such change.
+
+    Knobs that come or go with the one that is changed do not count.
+    """
+    keys = [key for key in params if key in best and params[key] != best[key]]
+    if len(keys) != 1:
+        return ""
+    side = next((side for side in sides if scale(keys[0], side) >= BELONGS), "")
+    return ("one change" if side == ALL else f"{side}-bound") if side else ""

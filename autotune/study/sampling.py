@@ -1,0 +1,68 @@
+"""What the study tells its sampler of the machine and of configurations, beside the trials in the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import optuna
+
+from autotune.records import Knobs
+from autotune.search import Machine, Parts, RatesSampler, Rules
+from autotune.study.session import Session
+
+WORKERS, THREADS = "loader.num_workers", "threads.intra"
+OWN_FORECAST = (
+    WORKERS,
+    "loader.batch_size",
+)  # what these do is forecast; of the others an expert's word is all there is at first
+
+
+def machine_of(session: Session) -> Machine:
+    """Returns the machine as a sampler sees it; only asked for after the baseline."""
+    here, reference = session.circumstances, session.resolved.reference
+    memory_bytes = session.memory_capacity_bytes
+    keep_free_frac = session.plan.config.constraints.memory_free_frac
+    threads = reference.get(THREADS)
+    return Machine(
+        num_cores=float(here.num_cores) if here else None,
+        is_cpu=here is not None and not here.has_cuda,
+        memory_bytes=memory_bytes * (1 - (keep_free_frac or 0.0)) if memory_bytes else None,
+        workers=float(reference.get(WORKERS) or 0),
+        threads=float(threads) if threads else None,
+    )
+
+
+def inform(
+    sampler: optuna.samplers.BaseSampler,
+    session: Session,
+    *,
+    is_open: Callable[[Knobs], bool],
+    may_win: Callable[[Knobs], bool],
+) -> None:
+    """Tells a sampler that can use it which configurations there are, which may still be tried, and what they cost.
+
+    Args:
+        sampler: any; only RatesSampler listens.
+        session: the study.
+        is_open: whether a full configuration is new and fits the budget.
+        may_win: whether nothing was found against one since it was measured.
+    """
+    if not isinstance(sampler, RatesSampler):
+        return
+    space, search = session.resolved, session.plan.config.search
+
+    def full(params: Knobs) -> Knobs:
+        return space.active({**space.reference, **params})
+
+    experts = space.experts(session.circumstances) if session.circumstances else {}
+    sampler.rules = Rules(
+        active=lambda params: {key: value for key, value in full(dict(params)).items() if key in params},
+        is_open=lambda params: is_open(full(dict(params))),
+        may_win=lambda params: may_win(full(dict(params))),
+        expected_s=lambda params: session.costs.expected_s(knobs := full(dict(params)), space.changed(knobs)),
+        costly={key: space.reference[key] for _, key, _ in space.costly()},
+        favoured={key: value for key, value in experts.items() if key not in OWN_FORECAST},
+    )
+    sampler.parts = Parts(
+        decomposition=search.decomposition, memory=search.memory_model, cost=search.cost_aware, stop=search.stop
+    )

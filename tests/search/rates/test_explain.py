@@ -1,0 +1,28 @@
+import pytest
+
+from autotune.search.rates.explain import changes, gain
+
+BEST = {"loader.batch_size": 32, "loader.num_workers": 8, "precision.amp": "off", "loader.pin_memory": False}
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"loader.num_workers": 12}, "workers 8 -> 12"),
+        ({"precision.amp": "bf16", "loader.batch_size": 64}, "batch 32 -> 64, fp32 -> bf16"),
+        ({"loader.pin_memory": True}, "pin_memory"),
+        ({"loader.prefetch_factor": 4}, "prefetch 4"),
+        ({}, "the same"),
+    ],
+)
+def test_changes_are_said_as_a_person_would(changed, text):
+    assert changes(BEST, {**BEST, **changed}) == text
+
+
+def test_many_changes_are_counted_not_listed():
+    assert changes({}, {f"env.A{n}": n for n in range(6)}) == "A0=0, A1=1, A2=2, A3=3 and 2 more"
+
+
+@pytest.mark.parametrize(("fraction", "text"), [(0.141, "+14 % expected"), (-0.03, "-3 % expected"), (0.0, "+0 % expected")])
+def test_gain_has_its_sign(fraction, text):
+    assert gain(fraction) == text

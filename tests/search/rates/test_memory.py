@@ -1,0 +1,64 @@
+import itertools
+import math
+
+import pytest
+
+from autotune.search.rates.memory import MemoryModel, Peak
+
+CAPACITY = 10_000.0
+
+
+def bytes_of(batch, amp="off", compiled="off"):
+    return 1000 + batch * (30 if amp == "off" else 18) * (1.1 if compiled != "off" else 1.0)
+
+
+def peak(batch, amp="off", compiled="off", is_out=None):
+    params = {"loader.batch_size": batch, "precision.amp": amp, "compile.mode": compiled}
+    is_out = bytes_of(batch, amp, compiled) > CAPACITY if is_out is None else is_out
+    return Peak(params=params, peak_bytes=None if is_out else bytes_of(batch, amp, compiled), is_out=is_out)
+
+
+def test_two_batches_of_a_class_tell_the_line():
+    model = MemoryModel([peak(32), peak(128)], capacity_bytes=CAPACITY)
+    for batch in (16, 64, 256, 300):
+        share, spread = model.fraction(peak(batch).params)
+        assert share == pytest.approx(bytes_of(batch) / CAPACITY, abs=0.05)
+        assert spread < 0.1
+    assert model.fits(peak(256).params)
+    assert not model.fits(peak(512).params)
+
+
+def test_classes_differ_and_a_class_never_seen_is_unsure():
+    seen = [peak(32), peak(128), peak(32, "bf16"), peak(256, "bf16")]
+    model = MemoryModel(seen, capacity_bytes=CAPACITY)
+    assert model.fits(peak(448, "bf16").params)
+    assert not model.fits(peak(448).params)
+    assert model.fraction(peak(256, "bf16", "default").params)[1] > 3 * model.fraction(peak(256, "bf16").params)[1]
+
+
+def test_what_is_as_large_as_what_ran_out_is_never_proposed_whatever_the_line_says():
+    small = [peak(8), peak(16)]
+    out = peak(64, is_out=True)  # beside other programs on the device, say: the line gives it a third of the memory
+    model = MemoryModel([*small, out], capacity_bytes=CAPACITY)
+    assert not any(model.fits(peak(batch).params) for batch in (64, 128, 1024))
+    assert model.fits(peak(16).params)
+
+
+@pytest.mark.parametrize("capacity", [None, CAPACITY])
+def test_rule_of_what_ran_out_holds_within_its_class_only(capacity):
+    model = MemoryModel([peak(32), peak(128, is_out=True)], capacity_bytes=capacity)
+    for batch, amp in itertools.product((128, 256), ("off", "bf16")):
+        assert model.is_known_out(peak(batch, amp).params) is (amp == "off")
+    assert not model.is_known_out(peak(127).params)
+
+
+def test_trial_that_ran_out_moves_the_line_up():
+    before = MemoryModel([peak(32)], capacity_bytes=CAPACITY).fraction(peak(140).params)[0]
+    after = MemoryModel([peak(32), peak(150, is_out=True)], capacity_bytes=CAPACITY).fraction(peak(140).params)[0]
+    assert after > before
+
+
+def test_nothing_seen_nothing_said():
+    model = MemoryModel([], capacity_bytes=CAPACITY)
+    assert math.isnan(model.fraction(peak(64).params)[0])
+    assert model.fits(peak(64).params)

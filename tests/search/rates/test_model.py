@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+from optuna.distributions import CategoricalDistribution, IntDistribution
+
+from autotune.search.rates.coding import Coding
+from autotune.search.rates.model import LinearModel
+
+SPACE = {
+    "loader.batch_size": CategoricalDistribution([16, 32, 64, 128]),
+    "precision.amp": CategoricalDistribution(["off", "bf16"]),
+    "optimizer.implementation": CategoricalDistribution(["default", "foreach", "fused"]),
+}
+EFFECTS = {"bf16": 0.6, "foreach": 0.1, "fused": 0.2}
+CODING = Coding(SPACE)
+CODES = CODING.all_codes()
+
+
+def truth(codes, pair=0.0):
+    """Logarithms of rates: half of the limit at a batch of 24, effects that add up, and one pair that does not."""
+    found = []
+    for row in codes:
+        knobs = CODING.decode(row)
+        batch, amp, optimizer = knobs.values()
+        value = np.log(batch / (batch + 24)) + EFFECTS.get(amp, 0) + EFFECTS.get(optimizer, 0)
+        found.append(value + pair * (amp == "bf16" and batch == 128))
+    return np.array(found)
+
+
+def fitted(places, y):
+    return LinearModel(CODING.columns(CODES[places]), y)
+
+
+def everywhere():
+    return CODING.columns(CODES)
+
+
+def test_planted_effects_are_recovered_from_one_measurement_for_each_level():
+    places = [0, 3, 1, 2, 6, 12, 18, 16]
+    noise = np.random.default_rng(0).normal(0, 0.01, len(places))
+    model = fitted(places, truth(CODES[places]) + noise)
+    assert np.abs(model.mean(everywhere()) - truth(CODES)).max() < 0.1
+
+
+def test_pair_that_hinders_each_other_is_learned():
+    model = fitted(list(range(len(CODES))), truth(CODES, pair=-0.4))
+    assert np.abs(model.mean(everywhere()) - truth(CODES, pair=-0.4)).max() < 0.1
+
+
+def test_draws_are_sure_where_it_was_measured_and_unsure_elsewhere():
+    places = [0, 3, 6]
+    model = fitted(places, truth(CODES[places]))
+    draws = model.draws(everywhere(), num=400, rng=np.random.default_rng(1))
+    assert draws.mean(axis=1) == pytest.approx(model.mean(everywhere()), abs=0.08)
+    spread = draws.std(axis=1)
+    assert spread[places].max() < 0.04
+    assert spread[-1] > 3 * spread[places].max(), "fused, bf16 and the largest batch were never seen together"
+
+
+def test_measurement_known_to_be_rough_moves_the_model_less():
+    columns = CODING.columns(CODES[[0, 0]])
+    rough = LinearModel(columns, np.array([0.0, 1.0]), noise=np.array([1.0, 20.0]), usual=(0.3, 0.1, 0.1))
+    assert rough.mean(columns)[0] < 0.2
+
+
+def test_absent_knob_has_no_columns_and_a_range_gets_levels_of_what_was_met():
+    coding = Coding(
+        {"loader.prefetch_factor": CategoricalDistribution([2, 4]), "x": IntDistribution(1, 1000, log=True)}, [{"x": 48}]
+    )
+    absent = coding.encode([{"x": 1}])
+    assert not coding.columns(absent).effects.any()
+    assert coding.decode(coding.encode([{"x": 48}])[0]) == {"x": 48}
+    values = coding.knobs[1].values
+    assert (values[0], values[-1]) == (1, 1000)
+    assert len(values) <= 10
+
+
+def test_true_is_not_one():
+    coding = Coding({"a": CategoricalDistribution([False, True]), "b": CategoricalDistribution([0, 1])})
+    (row,) = coding.encode([{"a": True, "b": 1}])
+    assert coding.decode(row) == {"a": True, "b": 1}
+    assert coding.decode(row)["a"] is True

@@ -1,0 +1,48 @@
+import numpy as np
+import pytest
+
+from autotune.search.rates.regime import Machine, combined, device_rate
+
+GPU, TWO_CORES = Machine(num_cores=16), Machine(num_cores=2, is_cpu=True)
+
+
+def rate(device, loader, workers, machine, threads=2.0):
+    arrays = [np.array([float(value)]) for value in (device, loader)]
+    return float(combined(*arrays, workers=np.array([workers]), threads=np.array([threads]), machine=machine)[0])
+
+
+def test_without_workers_step_and_loader_take_turns():
+    assert rate(60, 120, 0, GPU) == pytest.approx(40)
+    assert rate(60, 120, 0, TWO_CORES) == pytest.approx(40)
+
+
+def test_with_cores_of_their_own_the_slower_one_decides():
+    assert rate(60, 200, 4, GPU) == pytest.approx(60, rel=0.01)
+    assert rate(200, 60, 4, GPU) == pytest.approx(60, rel=0.01)
+    assert 0.85 * 60 < rate(60, 60, 4, GPU) < 60, "both wait a little where they are as fast as each other"
+
+
+def test_on_shared_cores_work_is_conserved():
+    """As measured on two cores: D 57, one worker makes 130 alone; together 42, zero workers 40."""
+    assert rate(57, 130, 1, TWO_CORES) == pytest.approx(42, rel=0.12)
+    assert rate(57, 130, 0, TWO_CORES) == pytest.approx(40, rel=0.02)
+    assert rate(57, 260, 2, TWO_CORES) == pytest.approx(rate(57, 130, 1, TWO_CORES)), "a worker more makes no core more"
+
+
+def test_one_thread_of_two_cores_leaves_one_to_the_worker():
+    assert rate(30, 130, 1, TWO_CORES, threads=1.0) == pytest.approx(30, rel=0.02)
+
+
+def test_device_rate_behind_a_shared_rate_is_found_and_unsure_where_the_loader_decides():
+    devices, loaders, workers = np.array([57.0, 300.0]), np.array([260.0, 40.0]), np.array([2.0, 2.0])
+    threads = np.array([2.0, 2.0])
+    rates = combined(devices, loaders, workers=workers, threads=threads, machine=TWO_CORES)
+    found, factor = device_rate(rates, loaders, workers=workers, threads=threads, machine=TWO_CORES)
+    assert found[0] == pytest.approx(57, rel=0.02)
+    assert 1 <= factor[0] < 2
+    assert factor[1] > 5
+
+
+def test_machine_survives_the_journal():
+    assert Machine.from_json({**vars(TWO_CORES), "of a later version": 1}) == TWO_CORES
+    assert Machine.from_json({}).num_cores is None

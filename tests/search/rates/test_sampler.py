@@ -1,0 +1,261 @@
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState, create_trial
+
+from autotune.search import make_sampler
+from autotune.search.rates import MACHINE, MEASURED, Machine, Parts, Rules
+
+BATCH, WORKERS, AMP, PREFETCH = "loader.batch_size", "loader.num_workers", "precision.amp", "loader.prefetch_factor"
+SPACE = {
+    BATCH: CategoricalDistribution([16, 32, 64, 128]),
+    WORKERS: CategoricalDistribution([0, 1, 2, 4, 8]),
+    AMP: CategoricalDistribution(["off", "bf16"]),
+    "env.SURPRISE": CategoricalDistribution(["a", "b"]),
+    PREFETCH: CategoricalDistribution([2, 4]),
+}
+GPU = Machine(num_cores=16, memory_bytes=1e9)
+
+
+def active(params):
+    return {key: value for key, value in params.items() if key != PREFETCH or params[WORKERS] > 0}
+
+
+def rates_of(params):
+    """D, L and the rate of a made-up program on a GPU."""
+    device = 400 * params[BATCH] / (params[BATCH] + 24) * (1.8 if params[AMP] == "bf16" else 1.0)
+    device *= 1.1 if params["env.SURPRISE"] == "b" else 1.0
+    workers = params[WORKERS]
+    loader = 50.0 * max(1, workers)
+    return device, loader, 1 / (1 / device + 1 / loader) if not workers else (device**-8 + loader**-8) ** (-1 / 8)
+
+
+def measured(params, **more):
+    device, loader, rate = rates_of(params)
+    return {"rate": rate, "device_rate": device, "loader_rate": loader, "peak_memory_bytes": 3e6 * params[BATCH], **more}
+
+
+def new_study(known=(), *, seed=0, machine=GPU, rules=None, parts=None, storage=None):
+    sampler = make_sampler("rates", seed=seed, distributions=SPACE)
+    sampler.rules = rules or Rules(active=active)
+    sampler.parts = parts or Parts(stop=False)
+    study = optuna.create_study(sampler=sampler, direction="maximize", storage=storage, study_name="s")
+    study.set_user_attr(MACHINE, vars(machine))
+    for params in known:
+        add(study, params)
+    return study
+
+
+def add(study, params, *, score=None, constraints=None, **more):
+    told = measured(params, **more)
+    study.add_trial(
+        create_trial(
+            value=told["rate"] if score is None else score,
+            params=params,
+            distributions={key: SPACE[key] for key in params},
+            user_attrs={MEASURED: told},
+            constraints=constraints,
+        )
+    )
+
+
+def asked(study):
+    """Asks for a trial as the study loop does: knobs that mean nothing are not asked for."""
+    trial = study.ask()
+    params = {}
+    for key, distribution in SPACE.items():
+        if key != PREFETCH or params[WORKERS] > 0:
+            params[key] = trial._suggest(key, distribution)
+    return trial, params
+
+
+def tell(study, trial, params):
+    trial.set_user_attr(MEASURED, measured(params))
+    study.tell(trial, rates_of(params)[2])
+
+
+START = {BATCH: 32, WORKERS: 0, AMP: "off", "env.SURPRISE": "a"}
+
+
+def with_(**changed):
+    names = {"batch": BATCH, "workers": WORKERS, "amp": AMP}
+    params = {**START, **{names[name]: value for name, value in changed.items()}}
+    return {**params, PREFETCH: 2} if params[WORKERS] else params
+
+
+SOME = [with_(), with_(amp="bf16"), with_(batch=64, amp="bf16"), with_(workers=4, amp="bf16")]
+
+
+def proposal(study):
+    trial, params = asked(study)
+    return params, study.sampler.proposed(trial.number)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_optimum_is_found_in_few_trials(seed):
+    study = new_study([with_()], seed=seed)
+    for _ in range(12):
+        trial, params = asked(study)
+        tell(study, trial, params)
+    best = max(rates_of(one)[2] for one in all_configurations())
+    assert study.best_value > 0.97 * best
+
+
+def all_configurations():
+    import itertools
+
+    for values in itertools.product(*(SPACE[key].choices for key in SPACE)):
+        yield active(dict(zip(SPACE, values, strict=True)))
+
+
+def test_loader_bound_program_is_given_workers_and_the_line_says_so():
+    study = new_study(SOME)
+    params, found = proposal(study)
+    assert params[WORKERS] == 8
+    assert found.why.startswith("loader-bound: workers 4 -> 8, +")
+    assert found.why.endswith(" % expected")
+
+
+def test_device_bound_program_is_changed_on_the_device_side():
+    fast = [with_(workers=8), with_(workers=8, batch=64), with_(workers=4), with_(workers=2)]
+    slow_device = [{**measured(one), "device_rate": 90.0, "loader_rate": 5000.0 * one[WORKERS], "rate": 90.0} for one in fast]
+    study = new_study()
+    for params, told in zip(fast, slow_device, strict=True):
+        add(study, params, **told)
+    _, found = proposal(study)
+    assert found.why.startswith("device-bound: ")
+    assert "workers" not in found.why
+
+
+def test_no_configuration_is_proposed_twice_until_all_are_known():
+    study = new_study([with_()])
+    seen = set()
+    for _ in range(143):
+        trial, params = asked(study)
+        key = tuple(sorted(params.items()))
+        assert key not in seen
+        seen.add(key)
+        tell(study, trial, params)
+    assert len(seen) == len({tuple(sorted(one.items())) for one in all_configurations()}) - 1
+    asked(study)
+    assert study.sampler.is_exhausted
+
+
+def test_conditional_knob_is_left_out_where_it_means_nothing():
+    study = new_study(SOME)
+    for _ in range(20):
+        trial, params = asked(study)
+        assert set(trial.params) == set(params)
+        assert (PREFETCH in study.sampler.proposed(trial.number).params) == (params[WORKERS] > 0)
+        tell(study, trial, params)
+
+
+def test_unknown_knob_is_learned_too():
+    study = new_study(SOME)
+    for _ in range(20):
+        trial, params = asked(study)
+        tell(study, trial, params)
+    assert study.best_params["env.SURPRISE"] == "b"
+
+
+def test_journal_alone_suffices_to_go_on():
+    storage = optuna.storages.InMemoryStorage()
+    first = new_study(SOME, storage=storage)
+    again = optuna.load_study(study_name="s", storage=storage, sampler=make_sampler("rates", seed=0, distributions=SPACE))
+    again.sampler.rules = Rules(active=active)
+    assert again.sampler.proposed(0) is None
+    params, found = proposal(again)
+    fresh, expected = proposal(new_study(SOME))
+    assert (params, found.why) == (fresh, expected.why)
+    assert len(first.trials) == len(SOME) + 1
+
+
+def test_trials_under_way_are_not_proposed_again_and_count_as_told():
+    study = new_study(SOME)
+    side_by_side = [asked(study)[1] for _ in range(6)]
+    keys = {tuple(sorted(params.items())) for params in side_by_side}
+    assert len(keys) == 6
+
+
+def test_configuration_that_would_not_fit_is_never_proposed():
+    study = new_study(SOME, machine=Machine(num_cores=16, memory_bytes=3e6 * 100))  # 128 takes 1.28 times what there is
+    for _ in range(25):
+        trial, params = asked(study)
+        assert params[BATCH] <= 64
+        tell(study, trial, params)
+
+
+def test_what_is_as_large_as_what_ran_out_is_never_proposed():
+    study = new_study(SOME, machine=Machine(num_cores=16))
+    add(
+        study, with_(batch=64, workers=8, amp="bf16"), score=1.0, rate=None, peak_memory_bytes=None, constraints={"memory": 0.1}
+    )
+    for _ in range(40):
+        trial, params = asked(study)
+        assert params[AMP] == "off" or params[BATCH] < 64
+        tell(study, trial, params)
+
+
+def test_without_the_memory_model_it_learns_by_running_out():
+    study = new_study(SOME, machine=Machine(num_cores=16, memory_bytes=3e6 * 100), parts=Parts(memory=False, stop=False))
+    assert any(asked(study)[1][BATCH] == 128 for _ in range(10))
+
+
+def test_value_that_never_worked_is_left_alone():
+    study = new_study([with_(), with_(batch=64)])
+    for batch in (16, 32):
+        add(study, with_(batch=batch, amp="bf16"), score=1.0, rate=None, constraints={"works": 1.0})
+    for _ in range(12):
+        trial, params = asked(study)
+        assert params[AMP] == "off"
+        tell(study, trial, params)
+
+
+def test_rules_of_the_study_are_kept():
+    study = new_study(SOME, rules=Rules(active=active, is_open=lambda params: params[WORKERS] != 8))
+    assert all(asked(study)[1][WORKERS] != 8 for _ in range(6))
+
+
+def test_costly_value_waits_until_cheap_ones_promise_less_and_then_goes_on_the_best():
+    costly = Rules(
+        active=active, expected_s=lambda params: 60.0 if params["env.SURPRISE"] == "b" else 6.0, costly={"env.SURPRISE": "a"}
+    )
+    study = new_study([with_()], rules=costly)
+    tried = []
+    for _ in range(14):
+        trial, params = asked(study)
+        tried.append(params)
+        tell(study, trial, params)
+    first = next(n for n, params in enumerate(tried) if params["env.SURPRISE"] == "b")
+    assert first >= 3
+    rest = [{key: value for key, value in params.items() if key != "env.SURPRISE"} for params in tried]
+    assert rest[first] in rest[:first], "a costly value is added to what was measured without it"
+
+
+def test_search_stops_when_nothing_more_is_promised():
+    study = new_study([with_()], parts=Parts())
+    num = 0
+    while not study.sampler.has_nothing_more:
+        trial, params = asked(study)
+        tell(study, trial, params)
+        num += 1
+    assert 8 < num < 100
+    assert study.best_value > 0.99 * max(rates_of(one)[2] for one in all_configurations())
+
+
+def test_several_objectives_are_left_to_tpe_and_that_is_said():
+    sampler = make_sampler("rates", seed=0, distributions=SPACE)
+    study = optuna.create_study(sampler=sampler, directions=["maximize", "maximize"])
+    trial = study.ask(SPACE)
+    assert study.sampler.proposed(trial.number).why == "TPE proposes: several objectives"
+    study.tell(trial, [1.0, 2.0])
+    assert study.trials[0].state is TrialState.COMPLETE
+
+
+def test_scores_that_are_not_rates_are_left_to_tpe():
+    study = new_study()
+    for number, params in enumerate(SOME):
+        add(study, params, score=1.0 + number)
+    _, found = proposal(study)
+    assert found.is_fallback
+    assert found.why == "TPE proposes: the objective is not the rate"

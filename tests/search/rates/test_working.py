@@ -1,0 +1,28 @@
+import pytest
+
+from autotune.search.rates.working import Suspects
+
+BASE = {"precision.amp": "off", "layout.channels_last": False}
+AMP, LAYOUT = {**BASE, "precision.amp": "bf16"}, {**BASE, "layout.channels_last": True}
+BOTH = {**AMP, **{"layout.channels_last": True}}
+
+
+def test_nothing_failed_everything_works():
+    assert Suspects([BASE], []).chance(BOTH) == 1.0
+
+
+def test_failure_of_two_changes_blames_both_a_little():
+    suspects = Suspects([BASE], [BOTH])
+    assert suspects.chance(BASE) == 1.0
+    assert suspects.chance(AMP) == suspects.chance(LAYOUT) == pytest.approx(2 / 3)
+    assert suspects.chance(BOTH) < suspects.chance(AMP)
+
+
+def test_what_is_left_when_the_others_are_cleared_is_the_cause():
+    suspects = Suspects([BASE, LAYOUT], [BOTH])
+    assert suspects.chance(AMP) == 0.0
+    assert suspects.chance(LAYOUT) == 1.0
+
+
+def test_failure_of_values_that_all_worked_elsewhere_blames_none():
+    assert Suspects([AMP, LAYOUT], [BOTH]).chance(AMP) == 1.0

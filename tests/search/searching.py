@@ -1,0 +1,116 @@
+"""Runs the search of a study, and nothing after it, on a made-up landscape, through the real study loop."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.config.compose import compose
+from autotune.monitors.nvml import NoDevice
+from autotune.records import Kind, Knobs, TrialRecord
+from autotune.run_dir import create
+from autotune.space import ResolvedSpace
+from autotune.study import Plan, run_study
+from autotune.study.session import Ending
+from autotune.testing.clock import VirtualClock
+from autotune.testing.fake_launcher import FakeLauncher
+from autotune.testing.listener import RecordingListener
+from tests.search.landscapes import Landscape
+from tests.study.conftest import FakeCpu
+
+GPU = {"name": "Fake GPU", "uuid": "GPU-1", "memory_bytes": 80 * 2**30}
+
+
+class SearchOnly(RecordingListener):
+    """Ends the study where its finals would begin."""
+
+    def finals_started(self, trials, reserved_s):
+        """Ends it."""
+        super().finals_started(trials, reserved_s)
+        raise Ending
+
+
+@dataclass
+class Searched:
+    """What a search has tried.
+
+    Attributes:
+        trials: the baseline and the search's trials.
+        landscape: what it searched on.
+    """
+
+    trials: list[TrialRecord]
+    landscape: Landscape
+
+    def best_rates(self) -> list[float]:
+        """Returns the true rate, after each trial, of the configuration that the measurements say is the best."""
+        best, found = None, []
+        for trial in self.trials:
+            if trial.outcome.may_win and trial.value and (best is None or trial.value > best.value):
+                best = trial
+            found.append(0.0 if best is None else self.landscape.rate_per_s(best.knobs))
+        return found
+
+    def seconds(self) -> list[float]:
+        """Returns the seconds that trials had taken after each."""
+        return list(itertools.accumulate(trial.seconds for trial in self.trials))
+
+    @property
+    def num_out_of_memory(self) -> int:
+        """How many trials ran out of memory."""
+        return sum(trial.outcome.is_memory for trial in self.trials)
+
+
+def search(landscape: Landscape, *overrides: str, seed: int = 0, listener: RecordingListener | None = None) -> Searched:
+    """Returns what a study's search tries on a landscape."""
+    machine = {
+        "hostname": "h", "cpu_model": "Fake CPU", "num_cores": landscape.num_cores, "num_cpus": landscape.num_cores,
+        "memory_bytes": 64 * 2**30, "isa": ["avx2", "amx_bf16"], "kernel": "6", "python": "3.11", "has_compiler": True,
+        "gpus": [GPU] if landscape.is_gpu else [],
+    }  # fmt: skip
+    given = [f"study.seed={seed}", "study.budget.minutes=null", *overrides]
+    composed = compose(given, command=["python", "-c", "pass"], facts=machine)
+    clock = VirtualClock()
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None, prefix="autotune-test-") as runs:
+        folder = create(Path(runs), "s")
+        plan = Plan(
+            title="a program",
+            config=composed.config,
+            yaml=composed.yaml,
+            space=composed.space,
+            command=composed.command,
+            launcher=FakeLauncher(landscape, clock, seed=seed),
+            machine=machine,
+            clock=clock,
+            poll_s=1.0,
+            device=NoDevice(),
+            cpu=FakeCpu(),
+        )
+        run_study(plan, folder, listener or SearchOnly())
+        trials = [trial for trial in folder.read_trials() if trial.kind in (Kind.baseline, Kind.search)]
+    return Searched(trials, landscape)
+
+
+def optimum(landscape: Landscape, space: ResolvedSpace, starts: int = 30) -> float:
+    """Returns the rate of the fastest configuration that fits: climbing knob by knob from many starts."""
+    import random
+
+    rng, best = random.Random(0), 0.0
+    domains = {key: list(domain.values) for key, domain in space.domains.items()}
+
+    def rate(knobs: Knobs) -> float:
+        active = space.active(knobs)
+        return 0.0 if landscape.is_out_of_memory(active) else landscape.rate_per_s(active)
+
+    for _ in range(starts):
+        knobs = {**space.reference, **{key: rng.choice(values) for key, values in domains.items()}}
+        value, is_rising = rate(knobs), True
+        while is_rising:
+            changed = max(({**knobs, key: other} for key, values in domains.items() for other in values), key=rate)
+            is_rising = rate(changed) > value * (1 + 1e-9)
+            if is_rising:
+                knobs, value = changed, rate(changed)
+        best = max(best, value)
+    return best

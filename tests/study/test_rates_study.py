@@ -1,0 +1,88 @@
+"""The sampler of rates inside a whole study, on the fake launcher."""
+
+import pytest
+
+from autotune.records import Kind
+from autotune.study import resume_study
+from autotune.study.proposals import NOTHING_PROMISED
+from autotune.testing.fake_launcher import Failure, Surface
+from tests.study.conftest import MACHINE
+
+GPU = {**MACHINE, "gpus": [{"name": "Fake GPU", "uuid": "GPU-1", "memory_bytes": 8 * 2**30, "has_energy_counter": True,
+                            "has_power_reading": True}]}  # fmt: skip
+FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3}
+
+
+def sampled(study):
+    return [trial for trial in study.trials if trial.origin == "sampler rates"]
+
+
+def test_every_proposal_says_why_in_a_line(bench):
+    study = bench(Surface(gains=FAST, loader_per_s=40.0), "study.budget.trials=8", minutes=30)
+    study.run()
+    lines = [trial.why for trial in sampled(study)]
+    assert len(lines) >= 4
+    assert all(line.endswith(" % expected") and "\n" not in line for line in lines)
+    assert any(line.startswith("loader-bound: workers 0 -> ") for line in lines), lines
+    started = [why for _, kind, _, why in study.listener.named("trial_started") if kind is Kind.search]
+    assert set(lines) <= set(started), "the live table and the log show it"
+
+
+def test_search_ends_when_nothing_more_is_promised_and_says_so(bench, tmp_path):
+    file = tmp_path / "space.yaml"
+    file.write_text("loader.batch_size: [16, 32, 64, 128]\nprecision.amp: auto\nthreads.intra: [1, 2, 4]\n")
+    surface = Surface(gains=FAST, loader_per_s=1e6, noise_frac=0.002, half_batch=2.0)
+    study = bench(surface, f"search_space={file}", minutes=120)
+    summary = study.run()
+    assert summary["reason"] == NOTHING_PROMISED
+    assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+    assert study.clock.now_s - 1000 < 0.5 * 120 * 60, "what is left of the budget is not used up"
+    going_on = bench(surface, f"search_space={file}", "search.stop=false", minutes=120)
+    assert going_on.run()["reason"] != NOTHING_PROMISED
+
+
+def test_what_would_run_out_of_memory_is_left_out(bench):
+    class Filling(Surface):
+        def peak_bytes(self, knobs):
+            return 10**8 + 6 * 10**6 * int(knobs["loader.batch_size"])
+
+    study = bench(Filling(gains=FAST, half_batch=30.0, capacity_bytes=10**9), "study.budget.trials=16", minutes=60)
+    summary = study.run()
+    assert "device_oom" not in summary["counts"]
+    assert summary["best"]["knobs"]["loader.batch_size"] == 128, "the largest of 32, 64, 128, 256 that fits"
+
+
+def test_compilation_is_tried_on_a_good_eager_configuration(bench):
+    study = bench(Surface(gains={**FAST, ("compile.mode", "default"): 1.4}), "study.budget.trials=16", minutes=60)
+    summary = study.run()
+    first = next(trial for trial in study.trials if "compile.mode" in trial.changed)
+    rest = {key: value for key, value in first.changed.items() if key != "compile.mode"}
+    assert rest in [trial.changed for trial in study.trials[: first.number]]
+    assert summary["best"]["overrides"]["compile.mode"] == "default"
+
+
+def test_objective_that_the_rate_does_not_decide_is_left_to_tpe(bench):
+    surface = Surface(gains=FAST, power_w=lambda knobs: 200.0 + 100.0 * (knobs.get("precision.amp") == "bf16"))
+    asked = ["objective=energy_per_sample", "study.budget.trials=24"]
+    study = bench(surface, *asked, machine=GPU, minutes=60)
+    study.run()
+    assert {trial.why for trial in sampled(study)} == {"TPE proposes: the objective is not the rate"}
+    assert any(trial.origin.startswith("single ") for trial in study.trials)
+
+
+def test_study_that_goes_on_knows_what_was_tried(bench):
+    study = bench(Surface(gains=FAST, failures=lambda trial, _: Failure(raises=KeyboardInterrupt) if trial == 5 else None))
+    assert study.run()["status"] == "interrupted"
+    study.surface.failures = lambda *_: None
+    study.launcher.is_closed = False
+    resume_study(study.plan, study.folder, study.listener)
+    settled = [tuple(sorted(t.changed.items())) for t in study.trials if t.kind is Kind.search and t.outcome.has_value]
+    assert len(settled) == len(set(settled)) > 5
+    assert sampled(study)
+
+
+@pytest.mark.parametrize("part", ["seeds", "decomposition", "memory_model", "cost_aware", "stop"])
+def test_each_part_can_be_left_out(bench, part):
+    summary = bench(Surface(gains=FAST), f"search.{part}=false", "study.budget.trials=12", minutes=30).run()
+    assert summary["status"] == "complete"
+    assert summary["best"]["overrides"]["precision.amp"] == "bf16"
