@@ -15,10 +15,7 @@ from autotune.errors import BadInput
 from autotune.wording import changes_phrase, number_text, seconds_text
 
 DASH = "-"
-HEAD = (
-    "strategy", "10 trials", "20", "40", "p10 of 20", "same seconds", "to 95 %", "p90", "to 98 %", "final", "no memory",
-    "claims",
-)  # fmt: skip
+HEAD = ("strategy", "10", "20", "40", "p10", "time", "to 95", "p90", "to 98", "final", "memory", "claims")
 
 
 def replay(
@@ -86,10 +83,10 @@ def replay(
 
 
 LEGEND = (
-    "Median fraction of the optimum, judged by repeats that the search was not served. same seconds: after as many seconds as "
-    "20 average trials of the table take. to 95 %: trials in the median until the best so far is and stays there. final: what "
-    "the finals hand over. no memory: share of the first 20 trials that ran out of memory. claims: share of claimed speed-ups "
-    "that a later verify agrees with."
+    "10, 20, 40: median percentage of the optimum after so many trials, judged by repeats that the search was not served; p10: "
+    "10th percentile after 20; time: after as many seconds as 20 average trials of the table take. to 95, p90, to 98: trials "
+    "until the best so far is that good and stays so. final: what the finals hand over. memory: percentage of the first 20 "
+    "trials that ran out of memory. claims: of the claimed speed-ups, those that a later verify agrees with."
 )
 
 
@@ -138,24 +135,22 @@ def _losses(losses: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _grid(strategies: dict[str, dict[str, Any]]) -> Grid:
-    made = Grid(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    made.add_column(HEAD[0], no_wrap=True)
+    made = Grid(box=None, padding=(0, 1, 0, 0), header_style="dim")
+    made.add_column(HEAD[0], overflow="fold", min_width=12)
     for head in HEAD[1:]:
         made.add_column(head, justify="right", no_wrap=True)
     for name, found in strategies.items():
         trials, reach = found["at_trials"], found["to"]
-        made.add_row(
-            name,
-            *(_percent(trials[num]["median"]) for num in ("10", "20", "40")),
-            _percent(trials["20"]["p10"]),
-            _percent(found["at_seconds_of_trials"]["20"]["median"]),
-            *(_count(reach["0.95"]["trials"][which]) for which in ("median", "p90")),
-            _count(reach["0.98"]["trials"]["median"]),
-            _percent(found["final"]["median"]),
-            _percent(found["out_of_memory_frac"]["20"]),
-            _percent(found["calibration"]["verified_frac"]),
-        )
+        shares = [trials[num]["median"] for num in ("10", "20", "40")]
+        shares += [trials["20"]["p10"], found["at_seconds_of_trials"]["20"]["median"]]
+        counts = [reach["0.95"]["trials"]["median"], reach["0.95"]["trials"]["p90"], reach["0.98"]["trials"]["median"]]
+        last = [found["final"]["median"], found["out_of_memory_frac"]["20"], found["calibration"]["verified_frac"]]
+        made.add_row(name, *map(_share, shares), *map(_count, counts), *map(_share, last))
     return made
+
+
+def _share(value: float | None) -> str:
+    return DASH if value is None else f"{100 * value:.1f}"
 
 
 def _percent(value: float | None) -> str:

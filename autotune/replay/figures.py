@@ -14,7 +14,7 @@ from autotune.records import Outcome
 from autotune.replay.bench import Result
 from autotune.replay.study import Claim, Replayed, Step
 from autotune.replay.table import Key, Measurement
-from autotune.replay.world import mean, optimum_of
+from autotune.replay.world import mean, optimum_of, sorted_key
 
 SCHEMA = 1
 AT_TRIALS = (10, 20, 40)
@@ -85,7 +85,7 @@ def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
     rng = random.Random(0)
     rates = {key: mean(group) or 0.0 for key, group in groups.items()}
     optimum, base = rates[optimum_of(groups)], rates.get(frozenset(), 0.0)
-    others = [rates[key] for key in sorted(rates, key=repr) if key]
+    others = [rates[key] for key in sorted(rates, key=sorted_key) if key]
     drawn = [max(base, *rng.sample(others, min(AT_TRIALS[0], len(others)))) / optimum for _ in range(RANDOM_DRAWS)]
     return statistics.median(drawn)
 

@@ -39,12 +39,12 @@ class World:
         self.is_searching = True
         self._random = random.Random(f"world {seed}")
         everything = table.by_configuration()
-        self._all = {key: everything[key] for key in keys}
+        self._all = {key: everything[key] for key in sorted(keys, key=sorted_key)}  # sets differ from process to process
         self._left: dict[Key, list[Measurement]] = {}
         self._may_be_served: dict[Key, list[Measurement]] = {}
         self._searched: dict[Key, set[int]] = defaultdict(set)
-        for key in sorted(self._all, key=sorted_key):
-            shuffled = self._random.sample(self._all[key], len(self._all[key]))
+        for key, repeats in self._all.items():
+            shuffled = self._random.sample(repeats, len(repeats))
             self._may_be_served[key] = shuffled[1:] if len(shuffled) >= MIN_REPEATS else shuffled
             self._left[key] = list(self._may_be_served[key])
         self._residuals = residuals(self._all.values())

@@ -48,7 +48,7 @@ def test_a_recording_stops_at_its_minutes_and_goes_on_where_it_was(recording):
     bench = recording(None, "record.repeats=3", "record.minutes=1")
     summary = bench.run()
     assert summary["status"] == "interrupted"
-    assert "record.minutes=1 are used, 8 of 12 measurements are left" in summary["reason"]
+    assert "record.minutes=1 are used, 7 of 12 measurements are left" in summary["reason"]
     before = places(bench.trials)
     begun_s = bench.clock.now_s
     summary = resume_study(bench.plan, bench.folder, bench.listener)
@@ -85,7 +85,8 @@ def test_the_table_says_what_was_measured_and_not_where(recording):
     assert table.is_whole
     assert len(table.by_configuration()) == 4
     assert [one.number for one in table.measurements] == [trial.number for trial in bench.trials]
-    assert [one.value for one in table.measurements] == pytest.approx([trial.value for trial in bench.trials], rel=1e-5)
+    rates = [trial.value or 0.0 for trial in bench.trials]
+    assert [one.value or 0.0 for one in table.measurements] == pytest.approx(rates, rel=1e-5)
     assert [one.outcome for one in table.measurements] == [trial.outcome for trial in bench.trials]
     assert [one.seconds for one in table.measurements] == pytest.approx([trial.seconds for trial in bench.trials], rel=1e-5)
     first = table.measurements[0].results[0]
