@@ -152,6 +152,8 @@ class TrialRecord:
         tier: highest tier among the changed knobs.
         started_at: seconds since the epoch.
         seconds: wall time from launch to the last process gone.
+        start: "fresh", in an interpreter of its own; "warm", as a fork of a process that had imported torch.
+        spared_s: what the warm start has spared: a fresh trial of this configuration takes so much longer.
         phases_s: seconds by phase, rank 0.
         peak_memory_bytes: largest over ranks.
         device_rate, loader_rate: D and L, per second over all ranks; None when unknown.
@@ -186,6 +188,8 @@ class TrialRecord:
     unit: str = "samples"
     started_at: float = 0.0
     seconds: float = 0.0
+    start: str = "fresh"
+    spared_s: float = 0.0
     phases_s: dict[str, float] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
     device_rate: float | None = None
@@ -212,6 +216,11 @@ class TrialRecord:
     def attempt_s(self) -> float:
         """Wall time of the attempt that counts: what such a trial costs when nothing goes wrong."""
         return self.seconds - float(self.evidence.get("earlier_attempt", {}).get("seconds", 0.0))
+
+    @property
+    def fresh_s(self) -> float:
+        """Wall time of that attempt had it been started fresh, as all trials are that measure a configuration again."""
+        return self.attempt_s + self.spared_s
 
     def as_json(self) -> dict[str, Any]:
         """Returns the record as plain JSON values."""
@@ -315,6 +324,7 @@ _TRIAL_SHAPE: Mapping[str, tuple[type, ...]] = {
     "knob_reports": (dict,), "value": (*_NUMBER, type(None)), "ci": (list, type(None)), "why": (str,), "origin": (str,),
     "why_no_ci": (str,), "reason": (str,), "unit": (str,), "regime": (str,), "started_at": _NUMBER, "seconds": _NUMBER,
     "round": (int, type(None)), "repeats": (int, type(None)), "objectives": (dict,), "scores": (dict,), "violations": (dict,),
+    "start": (str,), "spared_s": _NUMBER,
     "losses": (list,), "ranks": (dict,),
 }  # fmt: skip
 _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
@@ -407,6 +417,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "files": {"left": [{"name", "bytes", "trial"}], "restored": [{"path", "trials"}]},
 #  "placeholders", "detected": as in StudyRecord,
 #  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci",
-#              "seconds", "phases_s", "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "regime", "round",
-#              "repeats", "score", "objectives": {name: value}, "violations": {key: share}}]}
+#              "seconds", "start": "fresh|warm", "spared_s", "phases_s", "peak_memory_bytes", "device_rate", "loader_rate",
+#              "data_wait_frac", "regime", "round", "repeats", "score",
+#              "objectives": {name: value}, "violations": {key: share}}]}
 Summary = dict[str, Any]

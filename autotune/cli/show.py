@@ -78,6 +78,8 @@ def print_study(folder: StudyFolder, *, as_json: bool) -> int:
     out.print(trials.rows(summary.get("trials") or [], width=out.width, summary=summary))
     out.print()
     out.print(trials.legend(summary))
+    if warm := trials.starts(summary.get("trials") or []):
+        out.print(warm)
     out.print()
     if several := ranks.block(summary):
         out.print(several)

@@ -91,6 +91,16 @@ def legend(about: Summary) -> Text:
     return Text(words, style="quiet")
 
 
+def starts(trials: Sequence[dict[str, Any]]) -> Text | None:
+    """Returns the line that says which trials were not started as the user's own run is; None where all were."""
+    spared_s = [float(trial.get("spared_s") or 0.0) for trial in trials if trial.get("start") == "warm"]
+    if not spared_s:
+        return None
+    num, all_s = len(spared_s), sum(spared_s)
+    words = f"started warm, torch imported once for all: {num} of the search's trials, {all_s:.0f} s spared (launch.warm)"
+    return Text(words, style="quiet")
+
+
 def rows(trials: Sequence[dict[str, Any]], *, width: int, summary: dict[str, Any]) -> Group:
     """Returns the whole table of a study, header and one `row` a trial."""
     best, baseline = (summary.get("best") or {}).get("trial"), score_of(summary, summary.get("baseline") or {})

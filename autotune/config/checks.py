@@ -22,6 +22,7 @@ from autotune.config.schema import (
     OPTIMIZERS,
     SAMPLERS,
     SOURCES,
+    WARM,
     MeasureOptions,
     StudyConfig,
 )
@@ -149,6 +150,7 @@ def _names(config: StudyConfig) -> list[str]:
         ("search.sampler", config.search.sampler, SAMPLERS, "sampler"),
         ("launcher", config.launcher, LAUNCHERS, "launcher"),
         ("device.kind", config.device.kind, DEVICES, "device"),
+        ("launch.warm", config.launch.warm, WARM, "way to start"),
         ("model.source", config.model.source, SOURCES, "source of models"),
         ("data.name", config.data.name, DATA, "data"),
     ]

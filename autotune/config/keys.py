@@ -41,7 +41,9 @@ GROUPS = {key.rpartition(".")[0] for key in LEAVES} - {""}
 
 
 # Keys that say where, how long and what to search: two studies that differ in them alone measure the same thing.
-_SURROUNDINGS = ("env", "provenance", "runs_dir", "launcher", "search_space", "tiers", "program.python", "study.name")
+_SURROUNDINGS = (
+    "env", "provenance", "runs_dir", "launcher", "launch.warm", "search_space", "tiers", "program.python", "study.name",
+)  # fmt: skip
 _SURROUNDING_GROUPS = ("study.budget.", "search.", "tracker.", "record.")
 
 

@@ -24,7 +24,8 @@ from autotune.space import Domain
 TOP_LEVEL = {key.split(".")[0] for key in LEAVES}
 CONFIG_GROUPS = ("model", "data")
 RECIPE_KEYS = ("model", "data", "train", "launch")
-GLOBAL_BATCH = "train.global_batch"  # holds for commands, too
+GLOBAL_BATCH = "train.global_batch"
+COMMAND_KEYS = (GLOBAL_BATCH, "launch.warm")  # of these groups, but hold for commands, too
 # GROUP=NAME or +GROUP=NAME as files are called: wider than Hydra's grammar, which has no dots and no leading digits in a group.
 FILE_CHOICE = re.compile(r"(\+?)(\w[\w.-]*(?:/\w[\w.-]*)*)=(\w[\w.-]*)")
 
@@ -147,7 +148,7 @@ def _refuse_by_key(text: str, override: Override) -> None:
 
 
 def _refuse_recipe_key(key: str, text: str) -> None:
-    if key.split(".")[0] in RECIPE_KEYS and key != GLOBAL_BATCH:
+    if key.split(".")[0] in RECIPE_KEYS and key not in COMMAND_KEYS:
         own = " A command starts its own: -- torchrun --nproc_per_node=N SCRIPT." if key == "launch.nproc" else ""
         what = f"{key}: belongs to a built-in recipe, got {shown(text)}."
         raise BadInput(f"{what} Leave it out, or leave out '-- COMMAND'.{own}")

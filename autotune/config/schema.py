@@ -13,6 +13,7 @@ from autotune.records import THROUGHPUT, Tier
 SAMPLERS = ("rates", "tpe", "gp", "random", "grid")
 LAUNCHERS = ("local",)
 DEVICES = ("auto", "cuda", "cpu")
+WARM = ("auto", "off")
 SOURCES = ("torchvision", "timm", "transformers", "builtin")
 DATA = ("photos", "fake_cifar", "folder", "text", "tabular", "synthetic")
 OPTIMIZERS = ("sgd", "adamw")
@@ -219,14 +220,18 @@ class DeviceOptions:
 
 @dataclass(kw_only=True, slots=True)
 class LaunchOptions:
-    """How a recipe's processes are started.
+    """How a trial's processes are started.
 
     Attributes:
-        nproc: processes of one trial, started by torchrun on this machine; each has its share of the data, the batch size and
-            the loader workers for itself, and a GPU of its own (`device.index` and those after it) or its share of the cores.
+        nproc: processes of one trial of a recipe, started by torchrun on this machine; each has its share of the data, the
+            batch size and the loader workers for itself, and a GPU of its own (`device.index` and those after it) or its share
+            of the cores.
+        warm: auto starts search trials, where their knobs allow, as forks of a process that has imported torch once, which
+            spares them seconds; off starts every trial in a fresh interpreter. Of a command, too.
     """
 
     nproc: int = 1
+    warm: str = "auto"
 
 
 @dataclass(kw_only=True, slots=True)

@@ -35,7 +35,7 @@ IN_CODE = {
     ("loader.non_blocking", False): "batch.to(device)",
     ("loader.device_prefetch", True): "copy the next batch on a stream of its own, or `autotune apply`",
     ("loader.device_prefetch", False): "copy each batch when it is used",
-    ("loader.uint8_transfer", True): "end the transforms before ToTensor and Normalize, do both after .to(device), or `autotune apply`",
+    ("loader.uint8_transfer", True): "do ToTensor's division and Normalize after images.to(device), or `autotune apply`",
     ("loader.uint8_transfer", False): "convert and normalise in the data set's transforms",
     ("memory.allocator", "default"): "leave PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF unset",
     ("memory.malloc", "glibc"): "preload no other allocator (LD_PRELOAD)",

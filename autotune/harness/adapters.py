@@ -77,7 +77,7 @@ def is_checkpointing(module: Any) -> bool:
     return getattr(module, "gradient_checkpointing", False) is True
 
 
-# Tensors of torchvision's own classes hold nothing but their values; its transforms look at the class and give it back by `wrap`.
+# Tensors of these classes hold nothing but their values; torchvision's transforms look at the class and give it back by `wrap`.
 IMAGE_CLASSES: Tuple[str, ...] = ("torchvision.tv_tensors._image.Image", "torchvision.tv_tensors._video.Video")
 
 
@@ -91,7 +91,8 @@ def stand_in(kind: Any, delayed: Any) -> Optional[Any]:
     if f"{kind.__module__}.{kind.__qualname__}" not in IMAGE_CLASSES or not hasattr(kind, "wrap"):
         return None  # one that older versions would make by the class of what stands for it
 
+    @classmethod  # type: ignore[misc]
     def wrap(cls: Any, tensor: Any, like: Any, **_: Any) -> Any:
         return tensor.as_subclass(kind)
 
-    return type(f"{delayed.__name__}{kind.__name__}", (delayed, kind), {"wrap": classmethod(wrap)})
+    return type(f"{delayed.__name__}{kind.__name__}", (delayed, kind), {"wrap": wrap})

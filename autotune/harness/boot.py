@@ -9,13 +9,28 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List
 
 from . import adapters, protocol
 from .imports import Awaited
 
 session: Any = None  # this process's, once torch is there
 is_called = False  # the program itself has asked for it, by `autotune.apply`
+# How this process came to torch: {"is_first": of the trial's processes, "changed": names of the environment variables that the
+# program itself changed before}. {} in a warm start, where torch was there before.
+startup: Dict[str, Any] = {}
+_environment: Dict[str, str] = {}  # as it was when this process woke
+
+
+def note_start() -> None:
+    """Takes down what a start from a process that has imported torch would have to have in common with this one."""
+    startup["is_first"] = False  # until it has signed in
+    _environment.update(os.environ)
+
+
+def _note_changes() -> None:
+    names = [name for name in {**_environment, **os.environ} if os.environ.get(name) != _environment.get(name)]
+    startup["changed"] = sorted(name for name in names if not name.startswith("AUTOTUNE_"))
 
 
 def sign_in(spec_path: str) -> None:
@@ -27,6 +42,7 @@ def sign_in(spec_path: str) -> None:
         path = os.path.join(os.path.dirname(spec_path), protocol.PROGRESS_FILE)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+        startup["is_first"] = True
     except (OSError, ValueError, TypeError):
         return  # not the first process of the trial, or no spec to be read: the session will say so
 
@@ -45,12 +61,14 @@ def answer_stack_requests() -> None:
 def wait_for_torch(spec_path: str) -> None:
     """Installs the import hook, or starts at once when torch is already imported."""
     if "torch" in sys.modules:
+        startup.clear()
         session = _begin(spec_path)
         if session is not None:
             _guarded(session.torch_is_there)
         return
 
     def around(execute: Callable[[], None], _: Any) -> None:
+        _note_changes()
         session = _begin(spec_path)
         execute()
         if session is not None:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from . import adapters
-from .transfer import as_to
+from .transfer import as_to, where_to
 
 MIN_VALUES = 256  # of a tensor: the arithmetic of fewer costs less than its note
 Operand = Union[float, Tuple[float, ...]]  # of all values, or of each channel
@@ -89,9 +89,7 @@ class Delayed(Tensor):
     def of(content: Content, kind: Any = None) -> Any:
         """Returns what stands for the floats, of a class of its own where they are of one."""
         data, cls = content.data, Delayed if kind is None else _stand_in(kind)
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, data.shape, strides=data.stride(), dtype=torch.float32, device=data.device
-        )
+        made = Tensor._make_wrapper_subclass(cls, data.shape, strides=data.stride(), dtype=torch.float32, device=data.device)
         made.content = content
         return made
 
@@ -117,7 +115,7 @@ class Delayed(Tensor):
         return func(*tree_map(plain, args), **tree_map(plain, kwargs))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Called for what goes past the Python interface, with the floats."""
         return func(*tree_map(_floats, args), **tree_map(_floats, kwargs or {}))
 
@@ -205,12 +203,10 @@ def _stand_in(kind: Any) -> Any:
 
 
 def _moved(image: Delayed, args: Any, kwargs: Dict[str, Any]) -> Any:
-    if image.kind is not None or "copy" in kwargs or len(args) > 3:
+    device, dtype, non_blocking, layout = where_to(args, kwargs)
+    if image.kind is not None or device is None or device.type == "cpu":
         return None
-    device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
-    if device is None or device.type == "cpu":
-        return None
-    wanted = {} if layout is None else {"memory_format": layout}
+    wanted: Dict[str, Any] = {} if layout is None else {"memory_format": layout}
     floats = computed(image.content.data.to(device, non_blocking=non_blocking, **wanted), image.content.steps)
     state.num_on_device += 1
     return floats if dtype is None else floats.to(dtype)
@@ -231,7 +227,7 @@ def _is_alike(images: Any) -> bool:
     return all(content.floats is None and content.steps == contents[0].steps for content in contents)
 
 
-def _stack(images: Sequence[Delayed], stack: Callable[[Any], Tensor]) -> Tensor:
+def _stack(images: Any, stack: Callable[[Any], Any]) -> Any:
     content = Content(stack([each.content.data for each in images]), images[0].content.steps)
     return Delayed.of(content) if state.is_worker else _arrived(content)
 
@@ -240,10 +236,10 @@ def _arrived(content: Content, kind: Any = None) -> Any:
     """Returns what the program gets: the floats, unless there is a device that they may be computed on."""
     state.num_batches += 1
     made = Delayed.of(content, kind)
-    return made if torch.cuda.is_initialized() else plain(made)
+    return made if torch.cuda.is_initialized() else plain(made)  # type: ignore[no-untyped-call]
 
 
-def _collate(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Tensor:
+def _collate(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
     if state.is_on and _is_alike(batch):
         return _stack(batch, collate_tensor_fn)  # a worker's go to shared memory at once
     return collate_tensor_fn([plain(each) for each in batch])
@@ -278,9 +274,8 @@ def watch_conversions() -> None:
 
     @functools.wraps(to)
     def delaying_to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if state.is_on and _is_bytes(self) and len(args) + len(kwargs) == 1:
-            if (args[0] if args else kwargs.get("dtype")) is torch.float32:
-                return Delayed.of(Content(self.clone(), ()))  # the program may write to its own
+        if state.is_on and _is_bytes(self) and _is_conversion(args, kwargs):
+            return Delayed.of(Content(self.clone(), ()))  # the program may write to its own
         return to(self, *args, **kwargs)
 
     @functools.wraps(to_float)
@@ -290,6 +285,10 @@ def watch_conversions() -> None:
         return to_float(self, *args, **kwargs)
 
     Tensor.to, Tensor.float = delaying_to, delaying_float  # type: ignore[method-assign]
+
+
+def _is_conversion(args: Any, kwargs: Dict[str, Any]) -> bool:
+    return len(args) + len(kwargs) == 1 and (args[0] if args else kwargs.get("dtype")) is torch.float32
 
 
 def _is_bytes(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Dict, Optional
 
 from . import batches
@@ -11,16 +12,17 @@ KEY = "loader.uint8_transfer"
 MARK = "_autotune_is_of_bytes"
 NUM_LEVELS = 256  # values of a byte
 MAX_CHANNELS = 16  # of an image; more are something else
-MAX_VALUES = 2**18  # looked at in one sample of the first batch: milliseconds
+MAX_TENSORS, MAX_VALUES = 8, 2**18  # of the first batch, and of a sample in it: looked at in milliseconds
+MIN_SHARE = 0.5  # of the batches: with fewer it is as if the knob were off
 NO_IMAGES = (
     "the training batches hold no images of eight bits a value: no float32 tensor of three dimensions or more with at most "
     f"{NUM_LEVELS} different values in a channel"
 )
 NOT_DELAYED = (
-    "no batch left the loader as uint8: its data set does not convert images to float32 by torch, or something is done with "
-    "them after the conversion and the normalisation"
+    "{} of {} batches left the loader as uint8: its data set does not convert images to float32 by torch, or something else is "
+    "done with them after the conversion and the normalisation"
 )
-ON_THE_HOST = "the program works on the batches before it moves them to the device: they were converted on the host"
+ON_THE_HOST = "{} of {} batches were converted on the device: the program works on the others before it moves them there"
 
 
 class EightBits:
@@ -60,18 +62,26 @@ class EightBits:
 
         _SingleProcessDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
 
-    def verify(self, knobs: Dict[str, Any], device: str) -> Dict[str, KnobReport]:
-        """Returns the knob's report: whether bytes arrived, and were made floats on the device where there is one."""
+    def verify(self, knobs: Dict[str, Any], device: str, num_batches: float) -> Dict[str, KnobReport]:
+        """Returns the knob's report: whether bytes arrived, and were made floats on the device where there is one.
+
+        Args:
+            knobs: the trial's knobs.
+            device: that the program trains on.
+            num_batches: that it has trained on.
+        """
         if KEY not in knobs:
             return {}
         if not self.is_asked:
             return {KEY: KnobReport(APPLIED, "", False)}
         from .delayed import state
 
-        if not state.num_batches and not state.num_on_device:
-            return {KEY: KnobReport(NOT_APPLICABLE, NOT_DELAYED, False)}
-        if device != "cpu" and not state.num_on_device:
-            return {KEY: KnobReport(NOT_APPLICABLE, ON_THE_HOST, False)}
+        # Counted as they come: a few more than are trained on, and each image of a batch that is a list of them.
+        come, moved = max(state.num_batches, state.num_on_device), state.num_on_device
+        if come <= MIN_SHARE * num_batches:
+            return {KEY: KnobReport(NOT_APPLICABLE, NOT_DELAYED.format(come or "none", f"{num_batches:.0f}"), False)}
+        if device != "cpu" and moved <= MIN_SHARE * num_batches:
+            return {KEY: KnobReport(NOT_APPLICABLE, ON_THE_HOST.format(moved or "none", f"{num_batches:.0f}"), False)}
         return {KEY: KnobReport(APPLIED, "", True)}
 
 
@@ -81,7 +91,7 @@ def are_bytes(batch: Any) -> bool:
     Args:
         batch: as the loader yields it.
     """
-    return any(_is_image_of_bytes(tensor) for tensor in batches._tensors(batch))
+    return any(_is_image_of_bytes(tensor) for tensor in islice(batches._tensors(batch), MAX_TENSORS))
 
 
 def _is_image_of_bytes(tensor: Any) -> bool:

@@ -38,7 +38,7 @@ class Loader:
         self.sizes = batches.Sizes()
         self.usual_batch: Optional[float] = None  # leading dimension of a whole batch, where that is its samples
         self.is_target = False
-        self.is_of_bytes: Optional[bool] = None  # whether its first batch held images of eight bits a value; None: not looked at
+        self.is_of_bytes: Optional[bool] = None  # whether its first batch held images of eight bits a value, once looked at
         # since the last step
         self.samples = 0.0
         self.wait_s = 0.0
@@ -150,7 +150,7 @@ def _construction() -> Tuple[List[str], str, Optional[int]]:
         if not is_skipped(frame.f_code.co_filename):
             nearest = nearest or frame
             found.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
-            main_line = frame.f_lineno
+            if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+                main_line = frame.f_lineno
         frame = frame.f_back
     return found or ["?"], sites.code_of(nearest, is_skipped), main_line

@@ -59,10 +59,19 @@ class Meter:
         rules: thresholds.
         width: whole multiples of this many steps make a block: max(1, loader workers).
         race_below_per_s: the window ends early once the rate is certainly below this; None never.
+        promote_above_per_s: the window goes on until it is narrower where the rate may reach this; None never.
     """
 
-    def __init__(self, rules: MeasureRules, width: int = 1, *, race_below_per_s: Optional[float] = None) -> None:
+    def __init__(
+        self,
+        rules: MeasureRules,
+        width: int = 1,
+        *,
+        race_below_per_s: Optional[float] = None,
+        promote_above_per_s: Optional[float] = None,
+    ) -> None:
         self.rules = rules
+        self._promote_above_per_s = promote_above_per_s
         self._race_below_per_s = race_below_per_s
         self.is_raced = False
         self.width = max(1, width)
@@ -201,7 +210,7 @@ class Meter:
     def _stop_slow(self) -> None:
         rules = self.rules
         full = self._window_steps % self.width == 0
-        if self._window_steps >= rules.slow_min_steps and full and _within(self._spread_frac, rules.half_width_frac):
+        if self._window_steps >= rules.slow_min_steps and full and _within(self._spread_frac, self._wanted_frac):
             self._end("interval narrow enough")
         elif self._window_s >= rules.slow_max_s and self._window_steps >= min(rules.slow_min_steps, 3):
             self._end(f"time cap for slow steps of {rules.slow_max_s:g} s")
@@ -213,12 +222,21 @@ class Meter:
         width = self._spread_frac
         if width is None:
             return
-        if width <= rules.half_width_frac and not self._is_dependent():
+        if width <= self._wanted_frac and not self._is_dependent():
             self._end("interval narrow enough")
         elif len(self._window) >= 2 * max(self._checked_at, rules.min_blocks):
             if width > 0.9 * self._checked_width:
                 self._end("interval no longer shrinks")
             self._checked_at, self._checked_width = len(self._window), width
+
+    @property
+    def _wanted_frac(self) -> float:
+        """How narrow the interval is to be: narrower where the rate may be the best so far, for a while."""
+        rules, above_per_s, width = self.rules, self._promote_above_per_s, self._spread_frac
+        if above_per_s is None or width is None or self._window_s >= rules.promoted_max_s:
+            return rules.half_width_frac
+        is_contender = self._window.samples / self._window.seconds * (1 + width) >= above_per_s
+        return min(rules.half_width_frac, rules.promoted_half_width_frac) if is_contender else rules.half_width_frac
 
     def _is_outraced(self) -> bool:
         """Whether the rate is certainly too low to be of interest, by the upper end of its 99 % interval.

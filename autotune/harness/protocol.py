@@ -91,6 +91,10 @@ class MeasureRules:
     min_s: float = 2.0
     max_s: float = 30.0
     half_width_frac: float = 0.03  # stop when the blocks' spread makes a 95 % half-width this narrow, relative to the mean
+    # A trial that may be the best so far is measured more narrowly before it is believed: three times as narrow is nine times
+    # as many blocks, so there is a bound of its own, beyond which the finals have to tell.
+    promoted_half_width_frac: float = 0.01
+    promoted_max_s: float = 8.0
     race_min_s: float = 1.0  # of a window before racing may end it: shorter, and nobody could say whether it was disturbed
 
 
@@ -115,6 +119,8 @@ class Spec:
         max_steps: in mode "parity", optimizer steps.
         max_s: in mode "parity", seconds since the first step after which fewer steps do, though not under 8; None for no bound.
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None never.
+        promote_above_per_s: where the rate of all ranks may reach this, the best so far, the window goes on until it is as
+            narrow as `MeasureRules.promoted_half_width_frac` asks; None never.
         tokens_per_sample: tokens of each sample, which are counted instead of samples; None where nobody told.
         origin: in mode "apply", the file that the knobs come from, as the user named it.
         made_on: in mode "apply", what that file was made on: {"torch", "device_name"}; None on the CPU, unknown is absent.
@@ -135,6 +141,7 @@ class Spec:
     max_steps: Optional[int] = None
     max_s: Optional[float] = None
     race_below_per_s: Optional[float] = None
+    promote_above_per_s: Optional[float] = None
     rules: MeasureRules = dataclasses.field(default_factory=MeasureRules)
     tokens_per_sample: Optional[int] = None
     origin: str = ""
@@ -225,7 +232,7 @@ class RankResult:
             not ask which worker it is in: its workers are left as they are.
         detected: what `inspect` prints: {"loader", "modules", "optimizers", "precision", "compile", "world_size", ...}.
         facts: interpreter, torch, device and instruction set as the program's process sees them.
-        compiled: {"graphs", "recompile_limit_hit", "seconds"}.
+        compiled: {"graphs", "cached" (of them found in the study's compile cache), "recompile_limit_hit", "seconds"}.
         communication: {"exposed_s" (of a step), "num_steps" (looked at), "gradient_bytes", "bandwidth_bytes_per_s" (None
             unknown)}, see ranks.py; {} where nobody knows.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any, Dict, Optional, Set
 
 from . import eight_bits, process, protocol, transfer
@@ -85,7 +86,7 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
         **apply_memory.verify(spec.knobs, session.device),
         **apply_loader.verify(spec.knobs, session.loaders.reports, training, is_known=spec.target is not None),
         **session.loaders.transfer.verify(spec.knobs, session.device),
-        **(session.loaders.bits.verify(spec.knobs, session.device) if training is not None else {}),
+        **(session.loaders.bits.verify(spec.knobs, session.device, training.total_batches) if training is not None else {}),
         **apply_module.verify(
             spec.knobs,
             session.modules.reports,
@@ -242,10 +243,18 @@ def _attention(session: Any) -> Optional[Set[str]]:
     return session.losses.attention if session.losses is not None else None
 
 
+def _num_cached() -> int:
+    """Returns how many graphs were found compiled in the study's cache: by AOTAutograd, or below it by Inductor."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    names = (("aot_autograd", "autograd_cache_hit"), ("inductor", "fxgraph_cache_hit"))
+    return max(int(counters[group][name]) if group in counters else 0 for group, name in names)
+
+
 def _compiled(session: Any) -> Dict[str, Any]:
     graphs = session.modules.num_graphs()
     return {
         "graphs": graphs,
+        "cached": _num_cached() if graphs else 0,
         "recompile_limit_hit": bool(apply_module._recompile_limit_reason()),
         "seconds": session.phases.seconds.get("compile", 0.0) if graphs else 0.0,
     }

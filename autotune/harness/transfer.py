@@ -191,7 +191,7 @@ class Transfer:
         import torch
 
         tensor: Any = leaf.tensor()
-        device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, non_blocking, layout = where_to(args, kwargs)
         if device is None or device.type == "cpu":
             return to(tensor, *args, **kwargs)
         if device.type == "cuda" and device.index is None:
@@ -224,6 +224,17 @@ class Transfer:
             else:
                 reports[key] = KnobReport(APPLIED, "", knobs[key])
         return reports
+
+
+def where_to(args: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any, bool, Any]:
+    """Returns (device, dtype, non_blocking, memory format) of a call of `Tensor.to`; no device where it asks for more."""
+    import torch
+
+    try:
+        device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
+    except (RuntimeError, TypeError):  # copy=True, which this refuses; or a mistake, which `Tensor.to` tells the program
+        return None, None, False, None
+    return device, dtype, non_blocking, layout
 
 
 def as_to(device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tuple[Any, Dict[str, Any]]:

@@ -37,9 +37,12 @@ class Window:
     def first_step(self) -> None:
         """Called at the first step: it is known now what the meter must know."""
         session, spec = self._session, self._session.spec
-        limit = spec.race_below_per_s
-        share = None if limit is None else limit / session.world_size  # ranks keep step: each has an equal part of the rate
-        self.meter = Meter(spec.rules, max(1, session.loaders.num_workers()), race_below_per_s=share)
+        # Ranks keep step: each has an equal part of the rate.
+        race, promote = (
+            None if limit is None else limit / session.world_size for limit in (spec.race_below_per_s, spec.promote_above_per_s)
+        )
+        width = max(1, session.loaders.num_workers())
+        self.meter = Meter(spec.rules, width, race_below_per_s=race, promote_above_per_s=promote)
         self._enter_warmup()
 
     def _enter_warmup(self) -> None:

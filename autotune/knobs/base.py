@@ -100,6 +100,7 @@ class Knob:
         is_active: whether it means anything beside the other knobs' values (prefetch_factor needs workers).
         environment: environment variables a value stands for; set by the launcher, before the interpreter starts.
         variables: names of all that any value may stand for: env.NAME cannot set the same one beside it.
+        is_before_torch: set or read before torch is imported in some other way than by such a variable.
         is_unknown: nobody can say whether it changes what is computed: losses are compared before a value of it may win.
         is_costly: each value costs a compilation; tried only on the best of the others.
         summary, helps, hurts, start_cost: documentation, printed by `autotune knobs NAME`.
@@ -117,9 +118,18 @@ class Knob:
     is_active: Callable[[Knobs], bool] = lambda _: True
     environment: Callable[[Any], dict[str, str]] = lambda _: {}
     variables: tuple[str, ...] = ()
+    is_before_torch: bool = False
     is_unknown: bool = False
     is_costly: bool = False
     summary: str
     helps: str
     hurts: str
     start_cost: str = "none"
+
+    def needs_fresh_start(self, value: KnobValue) -> bool:
+        """Returns whether a trial with this value needs an interpreter of its own from the first line on.
+
+        What libraries read as they are loaded (thread counts of OpenMP and MKL, an allocator that is preloaded, NCCL's and any
+        other variable) must be there before torch is; all other knobs are turned in the process once torch has been imported.
+        """
+        return self.is_before_torch or bool(self.environment(value))

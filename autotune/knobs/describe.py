@@ -13,6 +13,10 @@ TIER_MEANS = {
     "numerics": "same optimisation, other rounding",
     "training": "changes the optimisation",
 }
+# What a trial with it needs of its start; see `launch.warm`.
+FRESH = "Read before torch is imported: a trial with it starts in a fresh interpreter."
+WARM = "Set once torch has been imported: a trial with it may start warm."
+_SOME: dict[type, bool | int | float | str] = {bool: True, int: 1, float: 0.5, str: "x"}
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ def describe(key: str, circumstances: Circumstances | None = None) -> str:
         f"**When it helps.** {found.helps}",
         f"**When it hurts.** {found.hurts}",
         f"**Start-up cost.** {_sentence(found.start_cost)}",
+        f"**Start.** {_start(found)}",
         f"**Tier.** {found.tier}: {TIER_MEANS[found.tier]}.",
         f"**Values.** {_values(found)}; a program that says nothing has {_default(found)}.",
     ]
@@ -64,6 +69,11 @@ def _here(found: Knob, circumstances: Circumstances) -> str:
         return f"Not turned: {reason}."
     tried = found.domain(circumstances)
     return f"Tried: {', '.join(map(_word, tried))}." if tried else "Nothing is tried until you list values."
+
+
+def _start(found: Knob) -> str:
+    is_fresh = found.needs_fresh_start(found.choices[-1] if found.choices else _SOME[found.type])
+    return FRESH if is_fresh else WARM
 
 
 def _values(found: Knob) -> str:

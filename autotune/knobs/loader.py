@@ -238,6 +238,7 @@ OWN_CORES = Knob(
     domain=lambda _: [False, True],
     blocked=without_second_core,
     is_active=has_workers,
+    is_before_torch=True,  # torch counts the cores as it is loaded
     summary=(
         "Binds the loader's workers and the training process to cores of their own: one for each worker, but never more than "
         "half of what threads.affinity leaves. It means something only with loader.num_workers > 0."
@@ -301,20 +302,20 @@ UINT8_TRANSFER = Knob(
     default=False,
     domain=lambda _: [False, True],
     summary=(
-        "Keeps images as they were decoded, one byte a value, until they are on the device: what the training loader's data set "
-        "does last, the conversion to float32 (ToTensor, ConvertImageDtype, ToDtype, .float()) and the arithmetic per channel "
-        "after it (Normalize), is noted, and done where the program moves the batch, in the same order. The program, its "
-        "transforms and the other loaders stay as they are, and the model sees the same float32 tensors."
+        "Keeps images as they were decoded, one byte a value, until they are on the device: what the training loader's data "
+        "set does last, the conversion to float32 (ToTensor, ConvertImageDtype, ToDtype, .float()) and the arithmetic per "
+        "channel after it (Normalize), is noted, and done where the program moves the batch, in the same order. The program, "
+        "its transforms and the other loaders stay as they are, and the model sees the same float32 tensors."
     ),
     helps=(
-        "A quarter of the bytes goes from the workers to the training process, through page-locked memory and over the bus to a "
-        "GPU, and the workers no longer convert and normalise: the data set's part that remains gets the cores."
+        "A quarter of the bytes goes from the workers to the training process, through page-locked memory and over the bus to "
+        "a GPU, and the workers no longer convert and normalise: what remains of the data set's work gets the cores."
     ),
     hurts=(
-        "The device does the arithmetic instead, a few passes over the batch; on a CPU the training process does it, between the "
-        "steps. Whatever else is done with the floats before the batch is moved (RandomErasing after Normalize, MixUp in the "
-        "collate function) needs them there: they are converted as before, and where that is so for every batch the knob is not "
-        "applicable. Images that NumPy makes floats of are not seen. Not measured on a GPU yet."
+        "The device does the arithmetic instead, a few passes over the batch; on a CPU the training process does it, between "
+        "the steps. Whatever else is done with the floats before the batch is moved (RandomErasing after Normalize, MixUp in "
+        "the collate function) needs them there: they are converted as before, and where that is so for every batch the knob "
+        "is not applicable. Images that NumPy makes floats of are not seen. Not measured on a GPU yet."
     ),
 )
 

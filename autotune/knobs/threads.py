@@ -108,6 +108,7 @@ AFFINITY = Knob(
     default="none",
     choices=("none", "compact", "numa"),
     domain=affinities,
+    is_before_torch=True,  # torch counts the cores as it is loaded
     blocked=without_choice,
     summary=(
         "Binds the training process and its loader's workers to cores: compact gives each rank of a host a block of "

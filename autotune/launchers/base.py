@@ -15,6 +15,7 @@ from autotune.failures import Facts
 from autotune.harness import protocol
 
 Cause = Literal["result", "exit", "deadline", "stopped", "lost"]
+Start = Literal["fresh", "warm"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,8 @@ class Launch:
         folder: the trial's folder, `runs/<study>/trials/0007`; made by the launcher when missing.
         spec: what the harness is asked for; written by the launcher. `spec.folder` must be `folder`, absolute.
         deadlines: when to give up.
+        warm: modules that may be there before the program's first line, torch and perhaps torchvision: the launcher may then
+            fork a process that has imported them instead of starting a fresh interpreter. () for a fresh start.
     """
 
     argv: list[str]
@@ -53,6 +56,7 @@ class Launch:
     spec: protocol.Spec
     env: dict[str, str] = field(default_factory=dict)
     deadlines: Deadlines = field(default_factory=Deadlines)
+    warm: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -70,10 +74,13 @@ class Ended:
         results: this trial's rank results, by rank; those of another trial or attempt are problems instead.
         problems: what could not be read, did not belong here or would not end, one sentence each.
         seconds: from launch to the last process gone.
+        start: how it started: "fresh", or "warm" as a fork of a process that had imported torch. Never warm unasked.
+        spared_s: what the warm start has spared: a fresh one takes so much longer to the program's first line.
         evidence: {"log_tail", "stdout_tail" (last 8 KiB each, secrets masked), "oom_kills" (rise of the cgroup's counter;
             None where it cannot be read), "is_harness_seen", "num_steps", "files_left" (new names in cwd -> bytes),
-            "files_restored" (the user's checkpoints that were written over and put back)} and, by cause, "deadline" with
-            "hang" (see hangs.Hang.as_json), "stop_reason". Plain JSON values.
+            "files_restored" (the user's checkpoints that were written over and put back), "ready_s" (from launch to torch
+            imported; None where it was not), "why_fresh" (only where a warm start was asked for and there was none)} and, by
+            cause, "deadline" with "hang" (see hangs.Hang.as_json), "stop_reason". Plain JSON values.
     """
 
     exit_code: int | None
@@ -84,6 +91,8 @@ class Ended:
     problems: list[str]
     seconds: float
     evidence: dict[str, Any]
+    start: Start = "fresh"
+    spared_s: float = 0.0
 
     def facts(self, spec: protocol.Spec, *, device_used_frac: float | None = None) -> Facts:
         """Returns what `failures.classify` decides from.

@@ -12,7 +12,7 @@ from autotune.launchers.injection import first_on
 
 PACKAGE = Path(autotune.__file__).resolve().parent
 
-SUPERVISOR = "supervisor"  # in the place of a trial's number in the mark
+SUPERVISOR, SERVER = "supervisor", "server"  # in the place of a trial's number in the mark
 
 # Set by the user for a real run of theirs, and wrong in a trial: they name records that trials must not write to.
 UNWANTED = (
@@ -33,9 +33,9 @@ def mark_of(study: Path, whose: int | str) -> str:
 
 
 def is_mark_of(study: Path, mark: str) -> bool:
-    """Whether a process that carries `mark` was started for this study: by a trial of it, or to be its supervisor."""
+    """Whether a process that carries `mark` was started for this study: by a trial of it, to be its supervisor or server."""
     prefix = mark_of(study, "")
-    return mark.startswith(prefix) and (mark[len(prefix) :].isdigit() or mark[len(prefix) :] == SUPERVISOR)
+    return mark.startswith(prefix) and (mark[len(prefix) :].isdigit() or mark[len(prefix) :] in (SUPERVISOR, SERVER))
 
 
 def study_of(folder: Path) -> Path:
@@ -53,6 +53,16 @@ def trial_environment(launch: Launch) -> dict[str, str]:
     environment["PYTHONPATH"] = first_on(environment.get("PYTHONPATH", ""))
     environment[protocol.SPEC_VARIABLE] = str(launch.folder.resolve() / protocol.SPEC_FILE)
     environment[protocol.MARK_VARIABLE] = mark_of(study_of(launch.folder), launch.spec.trial)
+    return environment
+
+
+def server_environment(launch: Launch) -> dict[str, str]:
+    """Returns the environment of a warm server: a trial's, without what is each trial's own. The harness sleeps in it."""
+    environment = trial_environment(launch)
+    for name in (*_quiet(launch.folder), protocol.SPEC_VARIABLE):
+        if name not in launch.env:
+            environment.pop(name, None)
+    environment[protocol.MARK_VARIABLE] = mark_of(study_of(launch.folder), SERVER)
     return environment
 
 

@@ -19,12 +19,13 @@ from autotune.errors import AutotuneError, BadInput
 from autotune.harness import protocol
 from autotune.launchers import deadlines, hangs, process_tree, shared_memory
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
-from autotune.launchers.environment import is_mark_of, study_of, trial_environment
+from autotune.launchers.environment import SERVER, is_mark_of, mark_of, study_of, trial_environment
 from autotune.launchers.injection import AGAIN_S, LATE_S, why_shut_out, with_harness
 from autotune.launchers.progress_file import ProgressFile
 from autotune.launchers.rank_results import RankResults
-from autotune.launchers.supervision import SupervisorLost, SupervisorProcess
+from autotune.launchers.supervision import NotForked, SupervisorLost, SupervisorProcess
 from autotune.launchers.user_files import UserFiles
+from autotune.launchers.warm import WarmServer
 from autotune.masking import Secrets
 from autotune.monitors import host, logs
 
@@ -61,6 +62,7 @@ class LocalLauncher(Launcher):
     def __init__(self, graces: Graces | None = None) -> None:
         self._graces = graces or Graces()
         self._supervisor: SupervisorProcess | None = None
+        self._server = WarmServer()
         self._files_left: set[str] = set()
 
     def start(self, launch: Launch) -> Running:
@@ -95,7 +97,10 @@ class LocalLauncher(Launcher):
         for _ in range(2):  # the supervisor may have been killed since the last trial
             supervisor = self._supervisor_of(study)
             with contextlib.suppress(SupervisorLost):
-                return LocalRunning(launch, self._graces, supervisor, files_left=self._files_left)
+                server = self._server if launch.warm else None
+                if server is not None:
+                    server.prepare(launch, supervisor)
+                return LocalRunning(launch, self._graces, supervisor, files_left=self._files_left, server=server)
             self.sweep(study)
         raise AutotuneError(f"the process that watches over the trials cannot be kept running: it was {supervisor.end}")
 
@@ -117,9 +122,18 @@ class LocalRunning(Running):
         graces: how long to wait for what usually happens by itself.
         supervisor: whose child the trial is to be.
         files_left: names that earlier trials left in the working directory; this one's are added.
+        server: forks the trial where it can, prepared for it; None for a fresh start.
     """
 
-    def __init__(self, launch: Launch, graces: Graces, supervisor: SupervisorProcess, *, files_left: set[str]) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        graces: Graces,
+        supervisor: SupervisorProcess,
+        *,
+        files_left: set[str],
+        server: WarmServer | None = None,
+    ) -> None:
         self._launch, self._graces, self._supervisor = launch, graces, supervisor
         self._folder = launch.folder.resolve()
         self._environment = trial_environment(launch)
@@ -132,20 +146,35 @@ class LocalRunning(Running):
         self._own_exit: int | None = None  # as subprocess.returncode; stays None when our signals came first
         self._first_result_s: float | None = None
         self._exited_s: float | None = None
-        self._is_gone = self._is_signalled = False
+        self._is_gone = self._is_signalled = self._is_warm = False
         self._cause: Cause | None = None
         self._cause_s = self._leave_s = 0.0
         self._why: dict[str, object] = {}
         self._problems: list[str] = []
         self._ended: Ended | None = None
+        self._server = server
         self._started_s = time.monotonic()
         self._next_search_s = self._started_s + LATE_S
         try:
-            argv = with_harness(launch.argv)
-            supervisor.start(self._mark, argv=argv, cwd=launch.cwd, env=self._environment, folder=self._folder)
+            self._start()
         except BaseException:
             self._files.restore()
             raise
+
+    def _start(self) -> None:
+        launch, server = self._launch, self._server
+        what: dict[str, Any] = {"cwd": launch.cwd, "env": self._environment, "folder": self._folder}
+        if server is not None and server.mark:
+            try:
+                self._supervisor.start(self._mark, argv=launch.argv, server=server.mark, **what)
+            except NotForked as error:
+                server.give_up(f"the warm server did not fork: {error}")
+            else:
+                self._is_warm = True
+                return
+        if server is not None:
+            self._why["why_fresh"] = server.why_not
+        self._supervisor.start(self._mark, argv=with_harness(launch.argv), **what)
 
     def poll(self) -> Ended | None:
         """See `Running.poll`."""
@@ -214,7 +243,7 @@ class LocalRunning(Running):
             self._why["deadline"] = limit
             self._why["hang"] = hangs.look(self._members(), self._folder / protocol.STDERR_FILE).as_json()
             self._conclude("deadline")
-        elif self._progress.newest is None and now_s > self._next_search_s:
+        elif self._progress.newest is None and now_s > self._next_search_s and not self._is_warm:
             self._next_search_s = now_s + AGAIN_S
             if why := why_shut_out(self._members()):
                 self._why["shut_out"] = why
@@ -230,12 +259,20 @@ class LocalRunning(Running):
             return
         if self._cause is None:
             self._lose(self._supervisor.end)
-        self._problems += [f"could not be ended: {process}" for process in _end_and_clean(self._members, graces, self._seen)]
+        self._problems += [f"could not be ended: {process}" for process in _end_and_clean(self._orphans, graces, self._seen)]
         self._is_gone = self._is_signalled = True
 
     def _members(self) -> list[psutil.Process]:
         """Returns the trial's living processes without the supervisor's help."""
         return process_tree.members(lambda mark: mark == self._mark, process_tree.still_there(self._seen))
+
+    def _orphans(self) -> list[psutil.Process]:
+        """Returns the living processes that have no supervisor any more.
+
+        What was forked carries the mark of the server that forked it, the server its own; both belong to nobody else now.
+        """
+        marks = {self._mark, mark_of(study_of(self._folder), SERVER)} if self._is_warm else {self._mark}
+        return process_tree.members(lambda mark: mark in marks, process_tree.still_there(self._seen))
 
     def _lose(self, how: str) -> None:
         self._cause = "lost"
@@ -260,6 +297,8 @@ class LocalRunning(Running):
         if not self._is_signalled:  # what a process writes after our SIGTERM tells of the SIGTERM, not of the trial
             self._results.collect()
         own = self._own_exit
+        evidence = self._evidence()
+        spared_s = self._server.start_s - float(evidence["ready_s"] or 0.0) if self._is_warm and self._server else 0.0
         return Ended(
             exit_code=own if own is not None and own >= 0 else None,
             signal=signal_name(-own) if own is not None and own < 0 else None,
@@ -268,15 +307,18 @@ class LocalRunning(Running):
             results=[self._results.by_rank[rank] for rank in sorted(self._results.by_rank)],
             problems=self._results.problems + self._problems,
             seconds=time.monotonic() - self._started_s,
-            evidence=self._evidence(),
+            evidence=evidence,
+            start="warm" if self._is_warm else "fresh",
+            spared_s=max(0.0, spared_s),
         )
 
-    def _evidence(self) -> dict[str, object]:
+    def _evidence(self) -> dict[str, Any]:
         secrets = Secrets.known(self._environment)
         oom_kills = host.oom_kills()
         is_counted = oom_kills is not None and self._oom_kills_before is not None
-        newest = self._progress.newest
+        newest, ready_s = self._progress.newest, self._progress.entered_s.get("init")
         return {
+            "ready_s": None if ready_s is None else ready_s - self._started_s,
             "log_tail": secrets.text(logs.tail(self._folder / protocol.STDERR_FILE)),
             "stdout_tail": secrets.text(logs.tail(self._folder / protocol.STDOUT_FILE)),
             "oom_kills": (oom_kills or 0) - (self._oom_kills_before or 0) if is_counted else None,

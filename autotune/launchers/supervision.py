@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import signal
 import socket
@@ -26,6 +27,10 @@ Message = dict[str, Any]
 
 class SupervisorLost(Exception):
     """The supervisor process has ended, or no longer answers, and somebody waits for it."""
+
+
+class NotForked(Exception):
+    """A warm server could not start a trial; says why. A fresh start may do."""
 
 
 class SupervisorProcess:
@@ -71,16 +76,66 @@ class SupervisorProcess:
         """How it ended, in words; None while it is there. To be asked after `messages`."""
         return self._end
 
-    def start(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], folder: Path) -> None:
+    def start(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], folder: Path, server: str = "") -> None:
         """Starts a trial.
+
+        Args:
+            mark: the trial's.
+            argv: what it runs.
+            cwd: working directory.
+            env: the whole environment.
+            folder: of its output.
+            server: mark of the warm server that is to fork it; "" for a fresh start.
 
         Raises:
             OSError: no such process can be started.
+            NotForked: the warm server does not fork.
             SupervisorLost: it ended, or does not answer.
         """
-        self._inbox[mark] = []
         logs = {"stdout": str(folder / protocol.STDOUT_FILE), "stderr": str(folder / protocol.STDERR_FILE)}
-        self._send({"do": "start", "trial": mark, "argv": argv, "cwd": cwd, "env": env, **logs})
+        try:
+            self._ask({"do": "start", "trial": mark, "argv": argv, "cwd": cwd, "env": env, **logs, "server": server})
+        except OSError as error:
+            if server:
+                raise NotForked(str(error)) from error
+            raise
+
+    def serve(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], patience_s: float) -> str:
+        """Starts a warm server and waits until it is ready; returns why it is not, "" when it is.
+
+        Args:
+            mark: the server's.
+            argv: what it runs; two words are added (see harness/warm_server.py).
+            cwd: working directory.
+            env: the whole environment.
+            patience_s: how long it may take.
+
+        Raises:
+            OSError: no such process can be started.
+            SupervisorLost: the supervisor ended, or does not answer.
+        """
+        null = os.devnull
+        self._ask({"do": "serve", "trial": mark, "argv": argv, "cwd": cwd, "env": env, "stdout": null, "stderr": null})
+        give_up_s = time.monotonic() + patience_s
+        why = f"it was not ready after {patience_s:g} s"
+        while (left_s := give_up_s - time.monotonic()) > 0 and self._end is None:
+            said = {message["is"]: message for message in self.messages(mark)}
+            if "ready" in said:
+                why = said["ready"]["why"]
+                break
+            if "exited" in said:
+                why = f"it ended with status {said['exited']['status']}"
+                break
+            self.wait(left_s)
+        if why:
+            self.end_trial(mark, after_s=0.0)
+        return why
+
+    def _ask(self, message: Message) -> None:
+        """Has a process started, and waits for the answer."""
+        mark = message["trial"]
+        self._inbox[mark] = []
+        self._send(message)
         give_up_s = time.monotonic() + ANSWER_S
         while not (answers := self.messages(mark)):
             if self._end is not None or time.monotonic() > give_up_s:

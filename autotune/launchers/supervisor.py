@@ -9,9 +9,13 @@ FD is its end of a socket pair, on which both sides write one JSON object a line
 hold secrets.
 
     tuner       {"do": "start", "trial", "argv", "cwd", "env", "stdout", "stderr"}    "trial" is the trial's mark
+                {"do": "serve", ...}                        the same for a warm server (harness/warm_server.py), which is kept
+                                                            and ended like a trial
+                {"do": "start", ..., "server"}              the same for a trial that the server of that mark is to fork
                 {"do": "end", "trial", "after_s"}           SIGTERM after that long, SIGKILL after a grace
     supervisor  {"is": "started", "trial"}
                 {"is": "refused", "trial", "why"}           no such process can be started
+                {"is": "ready", "trial", "why"}             a warm server can be asked; cannot where "why" is not ""
                 {"is": "seen", "trial", "processes"}        the trial's that are new: [id, created (s since the epoch)] each
                 {"is": "exited", "trial", "status", "is_own"}  the first process has: status as subprocess.Popen.returncode,
                                                             is_own = before any signal of ours
@@ -20,6 +24,7 @@ hold secrets.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -31,7 +36,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from autotune.launchers import process_tree, shared_memory
 from autotune.launchers.descendants import Descendants
@@ -41,6 +46,7 @@ PR_SET_CHILD_SUBREAPER = 36
 LOOK_S = 1.0  # between two looks at the process list while a trial runs: a process that lives shorter may go unseen
 END_LOOK_S = 0.05  # while one is being ended
 READ_BYTES = 1 << 16
+FORK_S = 5.0  # a warm server forks within a hundredth of a second
 
 
 @dataclass(kw_only=True)
@@ -48,15 +54,19 @@ class Trial:
     """A trial under way.
 
     Attributes:
-        process: the first process.
+        pid: of the first process.
         ending: the steps of its end.
+        process: the first process, where it was started from here.
+        link: our end of the socket to a warm server; None for all others.
         has_exited: whether the first process has ended.
         end_at_s: when to begin to end it, monotonic clock; None while nobody wants it.
         num_reported: how many of its processes the tuner knows of.
     """
 
-    process: subprocess.Popen[bytes]
+    pid: int
     ending: process_tree.Ending
+    process: subprocess.Popen[bytes] | None = None
+    link: socket.socket | None = None
     has_exited: bool = False
     end_at_s: float | None = None
     num_reported: int = 0
@@ -78,6 +88,7 @@ class Supervisor:
         self._descendants = Descendants()
         self._incoming, self._outgoing = b"", b""
         self._is_leaving = False
+        self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
         """Serves until the tuner is gone and no trial is left."""
@@ -88,13 +99,15 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):  # not SIG_IGN, which the trials would inherit
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
-        with selectors.DefaultSelector() as selector:
+        with self._selector as selector:
             selector.register(wake, selectors.EVENT_READ)
             selector.register(self._tuner, selectors.EVENT_READ)
             while self._trials or not self._is_leaving:
                 for key, _ in selector.select(self._pause_s()):
                     if key.fileobj is wake:
                         wake.recv(READ_BYTES)
+                    elif key.data is not None:
+                        self._hear_server(key.data)
                     elif not self._hear():
                         selector.unregister(self._tuner)
                         self._leave()
@@ -143,7 +156,7 @@ class Supervisor:
 
     def _obey(self, message: dict[str, Any]) -> None:
         trial = self._trials.get(message["trial"])
-        if message["do"] == "start":
+        if message["do"] in ("start", "serve"):
             self._start(message)
         elif trial is not None:
             at_s = time.monotonic() + message["after_s"]
@@ -151,30 +164,86 @@ class Supervisor:
 
     def _start(self, message: dict[str, Any]) -> None:
         mark = message["trial"]
-        argv = [sys.executable, "-I", "-S", str(DOORWAY), str(os.getpid()), *message["argv"]]
         try:
             if mark in self._trials:
                 raise ValueError("this trial runs already")
             with open(message["stdout"], "ab") as stdout, open(message["stderr"], "ab") as stderr:
-                process = subprocess.Popen(
-                    argv,
-                    cwd=message["cwd"],
-                    env=message["env"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
-                    start_new_session=True,
-                )
+                if message.get("server"):
+                    self._fork(message, stdout, stderr)
+                else:
+                    self._spawn(message, stdout, stderr)
         except (OSError, ValueError) as error:
             self._say("refused", mark, why=str(error))
             return
-        self._trials[mark] = Trial(
-            process=process, ending=process_tree.Ending(terminate_s=self._terminate_s, kill_s=self._kill_s)
-        )
-        self._descendants.add(mark, process.pid)
         self._say("started", mark)
         if self._is_leaving:
             self._leave()
+
+    def _keep(self, mark: str, trial: Trial) -> None:
+        self._trials[mark] = trial
+        self._descendants.add(mark, trial.pid)
+
+    def _ending(self) -> process_tree.Ending:
+        return process_tree.Ending(terminate_s=self._terminate_s, kill_s=self._kill_s)
+
+    def _spawn(self, message: dict[str, Any], stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        """Starts a process; one that is to serve gets a socket."""
+        argv = [sys.executable, "-I", "-S", str(DOORWAY), str(os.getpid()), *message["argv"]]
+        link, theirs = socket.socketpair() if message["do"] == "serve" else (None, None)
+        with theirs or contextlib.nullcontext():
+            process = subprocess.Popen(
+                [*argv, str(theirs.fileno()), str(os.getpid())] if theirs else argv,
+                cwd=message["cwd"],
+                env=message["env"],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=[theirs.fileno()] if theirs else [],
+                start_new_session=True,
+            )
+        self._keep(message["trial"], Trial(pid=process.pid, ending=self._ending(), process=process, link=link))
+        if link:
+            self._selector.register(link, selectors.EVENT_READ, message["trial"])
+
+    def _fork(self, message: dict[str, Any], stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        """Has a warm server fork a trial, which becomes a child of this process."""
+        server = self._trials.get(message["server"])
+        if server is None or server.link is None or server.has_exited:
+            raise ChildProcessError("the warm server has ended")
+        ours, theirs = socket.socketpair()
+        ours.settimeout(FORK_S)
+        with ours, open(os.devnull, "rb") as stdin:
+            with theirs:
+                socket.send_fds(server.link, [b"+"], [file.fileno() for file in (stdin, stdout, stderr, theirs)])
+            said = ours.recv(READ_BYTES)  # one short line
+            if not said.endswith(b"\n"):
+                raise ChildProcessError("the warm server did not fork")
+            self._keep(message["trial"], Trial(pid=int(said), ending=self._ending()))
+            request = {name: message[name] for name in ("argv", "cwd", "env")}
+            with contextlib.suppress(OSError):  # it has gone already: its end is noticed as any other
+                ours.sendall(json.dumps(request).encode() + b"\n")
+
+    def _hear_server(self, mark: str) -> None:
+        """Takes in what a warm server says: once, whether it can be asked; later, by closing its socket, that it has ended."""
+        link = self._trials[mark].link if mark in self._trials else None
+        if link is None:
+            return
+        try:
+            said = link.recv(READ_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if said:
+            self._say("ready", mark, why=json.loads(said).get("failed", ""))
+        else:
+            self._let_go(self._trials[mark])
+
+    def _let_go(self, trial: Trial) -> None:
+        if trial.link is not None:
+            self._selector.unregister(trial.link)
+            trial.link.close()
+            trial.link = None
 
     # Processes
 
@@ -188,10 +257,12 @@ class Supervisor:
             if not pid:
                 return True
             for mark, trial in self._trials.items():
-                if trial.process.pid == pid and not trial.has_exited:
-                    trial.process.returncode = os.waitstatus_to_exitcode(status)
+                if trial.pid == pid and not trial.has_exited:
+                    code = os.waitstatus_to_exitcode(status)
+                    if trial.process is not None:
+                        trial.process.returncode = code
                     trial.has_exited = True
-                    self._say("exited", mark, status=trial.process.returncode, is_own=not trial.ending.is_signalled)
+                    self._say("exited", mark, status=code, is_own=not trial.ending.is_signalled)
 
     def _step(self) -> None:
         """Looks at the trials' processes, and does what is due."""
@@ -220,6 +291,7 @@ class Supervisor:
     def _finish(self, mark: str, left: list[str]) -> None:
         shared_memory.remove(self._descendants.seen(mark))
         self._descendants.drop(mark)
+        self._let_go(self._trials[mark])
         self._say("gone", mark, left=left, is_signalled=self._trials.pop(mark).ending.is_signalled)
 
 

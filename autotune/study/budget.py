@@ -156,12 +156,17 @@ class Costs:
         return self._plain_s(knobs) + sum(self.compile_s(key, changed[key]) for key in self._costly_keys if key in changed)
 
     def again_s(self, knobs: Knobs, changed: Knobs) -> float:
-        """Returns the seconds a configuration will take at least when it is measured again, compiled from the cache.
+        """Returns the seconds a configuration will take at least when it is measured again, fresh and compiled from the cache.
 
         Of the window as much as a final needs: one that began anew, or went on for want of an interval, need not be repeated.
         """
         compile_s = self.expected_s(knobs, changed) - self._plain_s(knobs)
-        return self._plain_s(knobs, _confirming_s) + CACHED_FRAC * compile_s
+        return self._plain_s(knobs, _confirming_s) + CACHED_FRAC * compile_s + self.spared_s
+
+    @property
+    def spared_s(self) -> float:
+        """What a search trial may spare by a warm start, and a fresh one takes; 0 while none was seen."""
+        return max((record.spared_s for record in self._plain[-5:]), default=0.0)
 
     def compile_s(self, key: str, value: object) -> float:
         """Returns the start cost of a costly value: as seen, else the dearest seen of any, else a guess."""

@@ -224,7 +224,7 @@ class Finals:
         What was compiled in the search comes from the study's compile cache now.
         """
         again = [record.attempt_s for record in self._session.records if record.repeats == first.number]
-        return max(again) if again else min(first.attempt_s, self._session.costs.again_s(first.knobs, first.changed))
+        return max(again) if again else min(first.fresh_s, self._session.costs.again_s(first.knobs, first.changed))
 
     def _left_s_or_none(self) -> float | None:
         return None if self._session.budget.total_s is None else max(0.0, self._session.budget.left_s)

@@ -54,7 +54,7 @@ def confirm_front(session: Session, reported: set[int]) -> None:
         for point in points:
             if len([r for r in session.records if r.why == FRONT and r.repeats == point.number]) > index:
                 continue  # an earlier run of the study has this round
-            if min(point.seconds, session.costs.again_s(point.knobs, point.changed)) > session.budget.left_s:
+            if min(point.seconds + point.spared_s, session.costs.again_s(point.knobs, point.changed)) > session.budget.left_s:
                 return
             session.measure_again(point, round_number=index + 1, rules=session.plan.config.measure.finals, why=FRONT)
 

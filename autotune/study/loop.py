@@ -214,6 +214,7 @@ class _Study:
         session.circumstances = circumstances(self._plan.machine, first, is_recipe=self._plan.command.is_recipe)
         session.target = first.target
         session.runner.program = dict(first.facts)
+        session.runner.warm.learn(first)
         session.runner.baseline_losses = record.losses
         session.space = _resolved(self._plan, first)
         session.costs = Costs(frozenset(key for _, key, _ in session.space.costly()))

@@ -103,9 +103,9 @@ def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, 
     gaps = np.diff(np.asarray(first.steps.get("end_s", []), dtype=float))[max(0, int(first.steps.get("warmup", 0)) - 1) :]
     if len(gaps):
         found["step_p50_s"], found["step_p95_s"] = (float(np.percentile(gaps, share)) for share in (50, 95))
-    for name in ("graphs", "seconds"):
+    for name, shown in (("graphs", "compiled_graphs"), ("cached", "compiled_cached"), ("seconds", "compile_s")):
         if isinstance(first.compiled.get(name), int | float):
-            found[f"compiled_{name}" if name == "graphs" else "compile_s"] = float(first.compiled[name])
+            found[shown] = float(first.compiled[name])
     found |= _of_ranks(ranks.joined(results))
     if first.window:
         found["window_s"], found["window_steps"] = first.window.seconds, float(first.window.steps)

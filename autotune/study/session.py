@@ -132,6 +132,7 @@ class Session:
             origin=origin,
             rules=self.plan.config.measure.screening,
             race_below_per_s=self._race_below_per_s(self.resolved.tier(changed)),
+            promote_above_per_s=self._promote_above_per_s(),
             target=self.target,
             max_s=max_s,
             retry_max_s=self.budget.search_left_s / 4,
@@ -150,6 +151,12 @@ class Session:
         proven_per_s = max((rival.ci[0] for rival in rivals if rival.ci), default=None)
         is_fit = self.plan.config.measure.racing and self.runner.goal.follows_rate
         return RACED_FRAC * proven_per_s if is_fit and proven_per_s is not None else None
+
+    def _promote_above_per_s(self) -> float | None:
+        """Returns the rate from which on a search trial is measured more narrowly: what is proven of the best so far."""
+        if not self.runner.goal.follows_rate:
+            return None
+        return max((r.ci[0] for r in self.searched if r.outcome.may_win and r.ci), default=None)
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
         """Runs a final: the configuration of an earlier trial once more, in a fresh process."""
@@ -176,7 +183,7 @@ class Session:
         """Runs a trial of the attribution: a part of what a winner changes, or all of it, in a fresh process."""
         changed = self.resolved.changed(knobs)
         first = self.first_of(changed)
-        expected_s = self.costs.expected_s(knobs, changed)
+        expected_s = self.costs.expected_s(knobs, changed) + self.costs.spared_s
         request = Request(
             number=self.folder.next_number(),
             kind=Kind.attribution,

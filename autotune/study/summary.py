@@ -25,6 +25,7 @@ from autotune.study.verify import verification
 GLOBAL_BATCH = "train.global_batch"
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci", "seconds", "phases_s",
+    "start", "spared_s",
     "peak_memory_bytes", "device_rate", "loader_rate", "data_wait_frac", "regime", "round", "repeats",
     "score", "objectives", "violations", "ranks",
 )  # fmt: skip

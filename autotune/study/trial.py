@@ -24,6 +24,7 @@ from autotune.study.objective import Goal
 from autotune.study.plan import Listener, Plan
 from autotune.study.quarantine import sticky_fault
 from autotune.study.settings import compile_cache, deadlines, memory_cap_bytes, memory_seen_bytes, process_environment
+from autotune.study.warm import WarmStarts
 from autotune.study.watch import MachineWatch, configured_device
 
 # Where chance may be the cause a trial gets a second attempt: the same again, once. Never after want of memory.
@@ -44,6 +45,7 @@ class Request:
         rules: when to stop measuring.
         target: loaders to change, from the baseline; None in the baseline itself.
         race_below_per_s: the window ends early once the rate is certainly below this; None never.
+        promote_above_per_s: the window becomes narrower where the rate may reach this; None never.
         max_s: wall time it may take; None for no bound but the phases' own.
         retry_max_s: a second attempt is made only when the first took no longer than this; None for no bound.
         cold_compile_s: what compiling such a configuration took in the study when nothing was cached.
@@ -62,6 +64,7 @@ class Request:
     round: int | None = None
     target: list[dict[str, Any]] | None = None
     race_below_per_s: float | None = None
+    promote_above_per_s: float | None = None
     max_s: float | None = None
     retry_max_s: float | None = None
     cold_compile_s: float = 0.0
@@ -94,6 +97,7 @@ class TrialRunner:
         program: what the baseline told of its interpreter, torch and device; {} until it has run.
         goal: what the study is after; the baseline completes it.
         baseline_losses: the losses of the baseline's first steps; [] until it has run.
+        warm: which trials may start warm; the baseline completes it.
 
     Args:
         plan: what the study was given.
@@ -106,10 +110,12 @@ class TrialRunner:
         self.program: dict[str, Any] = {}
         self.goal = Goal.of(plan.config)
         self.baseline_losses: list[float | None] = []
+        self.warm = WarmStarts(plan.config.launch.warm)
         self._plan, self._folder, self._listener = plan, folder, listener
         self._watch = MachineWatch(plan.device or configured_device(plan.config), plan.clock, plan.cpu)
         self._level = health.Level(earlier)
         self._disturbed_by: list[health.Disturbance] = []  # the last trial, until it is over
+        self._told_why_fresh: set[str] = set()
 
     def run(self, request: Request) -> Finished:
         """Returns the finished trial, its record written to disk. A second attempt is made where chance may be the cause.
@@ -123,8 +129,11 @@ class TrialRunner:
         self._listener.trial_started(request.number, request.kind, request.changed, request.why)
         finished = self._attempt(request)
         record = finished.record
-        if (record.outcome in CHANCE or sticky_fault(record)) and self._may_be_repeated(request, record):
+        is_doubtful = self.warm.is_doubtful(record)
+        if (is_doubtful or record.outcome in CHANCE or sticky_fault(record)) and self._may_be_repeated(request, record):
             finished = self._attempt(request, earlier=record)
+            if is_doubtful and (notice := self.warm.judge(record, finished.record)):
+                self._listener.notice(self._plan.secrets.text(notice))
         self._check_program(finished)
         if finished.record.outcome is Outcome.disturbed and self._level.is_stuck(request.kind):
             self._disturbed_by = []
@@ -140,7 +149,7 @@ class TrialRunner:
         self._watch.close()
 
     def _attempt(self, request: Request, earlier: TrialRecord | None = None) -> Finished:
-        launch = self._launch(request)
+        launch = self._launch(request, is_second=earlier is not None)
         try:
             self._await_quiet()
         except KeyboardInterrupt:
@@ -161,6 +170,7 @@ class TrialRunner:
             running.stop("autotune failed")
             raise
         record = _record(request, launch.spec, ended, self._watch)
+        self._tell_why_fresh(record)
         if not request.first_steps:  # nothing is measured there
             self._judge(record, ended.results)
         record.started_at = earlier.started_at if earlier else started_at
@@ -177,6 +187,13 @@ class TrialRunner:
         if is_stopped:
             raise StoppedNow(self._keep(finished))
         return finished
+
+    def _tell_why_fresh(self, record: TrialRecord) -> None:
+        """Says once why a trial that may start warm did not."""
+        why = str(record.evidence.get("why_fresh") or "")
+        if why and why not in self._told_why_fresh:
+            self._told_why_fresh.add(why)
+            self._listener.notice(self._plan.secrets.text(f"Trial {record.number} starts in a fresh interpreter: {why}."))
 
     def _wait(self, running: Running) -> Ended:
         while (ended := running.poll()) is None:
@@ -256,7 +273,7 @@ class TrialRunner:
                 "cannot be compared with those. Start a new study with `autotune run`, or bring back what changed and resume."
             )
 
-    def _launch(self, request: Request) -> Launch:
+    def _launch(self, request: Request, *, is_second: bool) -> Launch:
         plan, command = self._plan, self._plan.command
         folder = self._folder.trial_path(request.number)
         everything: Knobs = {**command.placeholders, **request.knobs}
@@ -277,6 +294,7 @@ class TrialRunner:
             rules=request.rules,
             tokens_per_sample=tokens_per_sample(plan.config),
             race_below_per_s=request.race_below_per_s,
+            promote_above_per_s=request.promote_above_per_s,
             **request.first_steps,
         )
         env = {**process_environment(plan.config, plan.machine), **compile_cache(self._folder.path), **plan.config.env}
@@ -291,6 +309,7 @@ class TrialRunner:
             folder=folder,
             spec=spec,
             deadlines=deadlines(plan.config.measure, max_s=request.max_s),
+            warm=() if is_second else self.warm.modules(request.kind, changed=request.changed, pinned=pinned),
         )
 
 
@@ -325,6 +344,8 @@ def _record(request: Request, spec: Spec, ended: Ended, watch: MachineWatch) -> 
         round=request.round,
         origin=request.origin,
         seconds=ended.seconds,
+        start=ended.start,
+        spared_s=ended.spared_s,
         evidence=_evidence(ended, root(facts)),
         metrics=metrics(ended.results, watch.metrics()),
         **numbers(ended.results),

@@ -44,6 +44,7 @@ class Surface:
         max_batch: a larger one runs out of memory.
         capacity_bytes: memory of the device; what takes more runs out, too.
         start_s: from launch to the window.
+        spared_s: what a warm start takes off that; `facts` must tell that the program allows it.
         window_s: length of the window at most.
         compile_s: what compiling adds, the first time; half of it from the study's cache.
         extra_start_s: (knob key, value) -> what it adds to the start.
@@ -65,6 +66,7 @@ class Surface:
     max_batch: int = 10_000
     capacity_bytes: int = 10**9
     start_s: float = 4.0
+    spared_s: float = 0.0
     window_s: float = 8.0
     compile_s: float = 50.0
     extra_start_s: dict[tuple[str, Any], float] = field(default_factory=dict)
@@ -124,6 +126,7 @@ class Failure:
         cause: as in `Ended`.
         log_tail: what it left in its log.
         knob_reports: reports to give instead of "applied".
+        num_steps: that it made before.
         is_unsteady: it gives a number, without a steady state.
         raises: raised from `poll`, once, half way through: KeyboardInterrupt.
     """
@@ -133,6 +136,7 @@ class Failure:
     cause: Cause = "result"
     log_tail: str = ""
     knob_reports: dict[str, KnobReport] = field(default_factory=dict)
+    num_steps: int = 3
     is_unsteady: bool = False
     raises: type[BaseException] | None = None
 
@@ -210,7 +214,8 @@ class _FakeRunning(Running):
             self._failure = OUT_OF_MEMORY
         is_compiled = self._knobs.get("compile.mode", "off") != "off"
         self._compile_s = launcher.compiles_for_s(self._knobs) if is_compiled else 0.0
-        self._start_s = surface.start_of_s(self._knobs)
+        self._spared_s = surface.spared_s if launch.warm else 0.0
+        self._start_s = surface.start_of_s(self._knobs) - self._spared_s
         is_measured, limit_per_s = launch.spec.mode == "measure", launch.spec.race_below_per_s
         self._is_raced = is_measured and limit_per_s is not None and self._rate() < limit_per_s
         longest_s = launch.spec.rules.max_s if is_measured else launch.spec.max_s or 1.0
@@ -258,7 +263,7 @@ class _FakeRunning(Running):
         evidence = {
             "log_tail": failure.log_tail if failure else "",
             "is_harness_seen": True,
-            "num_steps": 3,
+            "num_steps": failure.num_steps if failure else 3,
             "stop_reason": self._stop_reason,
             "deadline": f"no result within {self._launch.deadlines.total_s:.0f} s" if cause == "deadline" else "",
         }
@@ -271,6 +276,8 @@ class _FakeRunning(Running):
             problems=[],
             seconds=seconds,
             evidence=evidence,
+            start="warm" if self._launch.warm else "fresh",
+            spared_s=self._spared_s,
         )
 
     def _result(self) -> RankResult:

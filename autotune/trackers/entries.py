@@ -117,6 +117,7 @@ def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str) -> dict[str, s
         "outcome": trial.outcome.value,
         "reason": trial.reason,
         "tier": trial.tier.value,
+        "start": trial.start,
         "why": trial.why,
         "changed": changes_phrase(trial.changed),
         "violations": "; ".join(f"{key} by {beyond:.1%}" for key, beyond in trial.violations.items()),

@@ -25,3 +25,18 @@ def test_a_knob_takes_effect_and_the_baseline_says_what_the_program_does_itself(
     changed = bench.measure({"optimizer.implementation": "fused"}, SHORT)
     assert changed.outcome in {Outcome.ok, Outcome.unsteady}
     assert changed.not_applied == {}
+
+
+@pytest.mark.thorough
+def test_what_one_trial_has_compiled_another_finds_in_the_study_s_cache_however_it_starts(tmp_path: Path) -> None:
+    command = [sys.executable, str(STEP_PROGRAM), "--device", "cpu", "--blocks", "1000000"]
+    launcher = LocalLauncher()
+    bench = Bench(compose([], command=command).command, launcher, tmp_path / "study" / "trials")
+    try:
+        assert bench.measure({}, SHORT).rate_per_s is not None
+        found = [bench.measure({"compile.mode": "default"}, SHORT, warm=warm) for warm in (("torch",), ("torch",), ())]
+    finally:
+        launcher.close()
+    assert [trial.start for trial in found] == ["warm", "warm", "fresh"]
+    assert [trial.result.compiled["graphs"] for trial in found if trial.result] == [1, 1, 1]
+    assert [trial.result.compiled["cached"] > 0 for trial in found if trial.result] == [False, True, True]

@@ -1,4 +1,4 @@
-"""Single trials of one program for the benchmarks: through the real launcher and harness, each in fresh processes."""
+"""Single trials of one program for the benchmarks: through the real launcher and harness, each in processes of its own."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class Measured:
         outcome, reason: how it ended.
         seconds: from launch to the last process gone.
         result: rank 0's result, None without one.
+        start: "fresh" or "warm".
+        ready_s: from launch to torch imported; None where it was not.
     """
 
     rate_per_s: float | None
@@ -33,6 +35,8 @@ class Measured:
     reason: str
     seconds: float
     result: protocol.RankResult | None = field(default=None, repr=False)
+    start: str = "fresh"
+    ready_s: float | None = None
 
     @property
     def not_applied(self) -> dict[str, str]:
@@ -53,8 +57,14 @@ class Bench:
         self.last_folder = folder
         self._num_trials = 0
 
-    def measure(self, knobs: Knobs, rules: protocol.MeasureRules) -> Measured:
-        """Returns what the program does with these knobs, everything else as it is."""
+    def measure(self, knobs: Knobs, rules: protocol.MeasureRules, *, warm: tuple[str, ...] = ()) -> Measured:
+        """Returns what the program does with these knobs, everything else as it is.
+
+        Args:
+            knobs: to be changed.
+            rules: when to stop.
+            warm: as in `Launch`.
+        """
         number, self._num_trials = self._num_trials, self._num_trials + 1
         spec = self._spec(number, knobs, rules)
         self.last_folder = Path(spec.folder)
@@ -66,6 +76,7 @@ class Bench:
             folder=self.last_folder,
             spec=spec,
             deadlines=Deadlines(),
+            warm=warm,
         )
         ended = self._wait(launch)
         outcome, reason = classify(ended.facts(spec))
@@ -74,7 +85,15 @@ class Bench:
             self.target, self.observed = result.target, result.observed
         rates = [r.throughput_per_s for r in ended.results]
         total = sum(rate for rate in rates if rate is not None) if outcome.has_value and None not in rates else None
-        return Measured(rate_per_s=total, outcome=outcome, reason=reason, seconds=ended.seconds, result=result)
+        return Measured(
+            rate_per_s=total,
+            outcome=outcome,
+            reason=reason,
+            seconds=ended.seconds,
+            result=result,
+            start=ended.start,
+            ready_s=ended.evidence.get("ready_s"),
+        )
 
     def _spec(self, number: int, knobs: Knobs, rules: protocol.MeasureRules) -> protocol.Spec:
         passed = {key: knobs.get(key, own) for key, own in self.command.placeholders.items()}

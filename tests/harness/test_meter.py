@@ -293,3 +293,29 @@ def test_what_would_win_is_hardly_ever_raced_away() -> None:
             meter.feed(0.01 * (1 + drift) * source.lognormvariate(0.0, 0.1), 8)
         lost += meter.is_raced
     assert lost == 0
+
+
+def promoted(above_per_s: float | None, *, spread_frac: float = 0.08, **rules: float) -> Meter:
+    meter, source = Meter(MeasureRules(**rules), promote_above_per_s=above_per_s), random.Random(1)
+    while meter.phase != DONE:
+        meter.feed(0.05 * (1 + source.gauss(0, spread_frac)), 8)  # 160 per second
+    return meter
+
+
+def half_width(meter: Meter) -> float:
+    width = spread_frac(meter._window.rates_per_s)
+    assert width is not None
+    return width
+
+
+def test_what_may_be_the_best_is_measured_more_narrowly() -> None:
+    plain, far, near = (promoted(above_per_s, promoted_max_s=60.0) for above_per_s in (None, 200.0, 161.0))
+    assert [meter.window().seconds for meter in (plain, far)] == [plain.window().seconds] * 2  # type: ignore[union-attr]
+    assert 0.01 < half_width(plain) <= 0.03
+    assert half_width(near) <= 0.01
+
+
+def test_narrower_measuring_has_a_bound_of_its_own() -> None:
+    window = promoted(161.0, spread_frac=0.2, promoted_max_s=4.0, half_width_frac=0.2).window()
+    assert window is not None
+    assert 4.0 <= window.seconds <= 4.5

@@ -75,6 +75,15 @@ def test_a_loader_s_tensors_are_copied_as_asked_and_no_others(transfer: Any, ask
     assert found.verify({NON_BLOCKING: value}, "cuda")[NON_BLOCKING].status == APPLIED
 
 
+def test_a_copy_that_the_program_asks_for_is_its_own_affair(transfer: Any, asked: list[Any]) -> None:
+    transfer(non_blocking=True)
+    for x, _ in loader():
+        assert x.to(device=torch.device(DEVICE), copy=True).device.type == DEVICE
+        with pytest.raises(TypeError):
+            x.to(nowhere=True)
+    assert asked == [None] * 6
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_the_program_moves_is_copied_one_batch_ahead(transfer: Any, workers: int) -> None:
     found, streams = transfer(ahead=True)

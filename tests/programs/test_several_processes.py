@@ -23,7 +23,7 @@ def study(folder: Path, *words: str) -> dict[str, Any]:
     (folder / "space.yaml").write_text('{"parallel.gradient_as_bucket_view": [false, true]}')
     environment = {**own_environment(), "XDG_CACHE_HOME": str(folder / "cache")}
     environment.pop("OMP_NUM_THREADS", None)
-    for command in (["run", *QUICK, "search_space=space.yaml", "study.budget.minutes=null", *words], ["show", "--json"]):
+    for command in (["run", *QUICK, "search_space=space.yaml", "study.budget.minutes=2.5", *words], ["show", "--json"]):
         done = subprocess.run(
             [sys.executable, "-m", "autotune", *command],
             cwd=folder,

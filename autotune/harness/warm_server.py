@@ -1,0 +1,273 @@
+"""A warm server: a process of the program's interpreter that has imported torch, and forks the trials that may start warm.
+
+Run by path, below the supervisor: `python warm_server.py MODULE ... FD PARENT`, in the environment and the folder that the
+trials have. It imports the modules, torch and perhaps torchvision, and nothing else: no code of the user's, no tensor (one
+operation on several threads, and those of every child hang), nothing of CUDA. FD is its end of a socket pair; PARENT is the
+supervisor's process id.
+
+    server      {"ready": true} or {"failed": why}, one line of JSON
+    supervisor  a byte that carries four descriptors for each trial: its standard input, output and error, and the trial's
+                own end of another socket pair
+
+The trial, forked twice so that it is the supervisor's child like any other, writes its process id on that socket and reads
+one line of JSON: {"argv", "cwd", "env"}. From there on it is what `python SCRIPT ...` or `python -m MODULE ...` would be.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import importlib
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+import types
+import warnings
+from typing import Any, Dict, List, Optional
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+HARNESS = "_autotune_harness"
+SPEC_VARIABLE, MARK_VARIABLE = "AUTOTUNE_SPEC", "AUTOTUNE_MARK"
+CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # whoever asks whether there is CUDA must not initialise it
+NUM_DESCRIPTORS = 4
+PR_SET_PDEATHSIG = 1
+CHECK_S = 20.0  # a child's first computation takes milliseconds
+LARGE = 1 << 20  # elements: torch shares the work on so many among its threads
+IS_PATH_SAFE = bool(getattr(sys.flags, "safe_path", False))  # no folder of the script's on sys.path
+
+
+def main() -> None:
+    """Serves until the supervisor has gone; in a forked trial, runs the program instead."""
+    *modules, descriptor, parent = sys.argv[1:]
+    if not IS_PATH_SAFE:
+        del sys.path[0]  # this folder
+    control = socket.socket(fileno=int(descriptor))
+    control.set_inheritable(False)
+    try:
+        load(modules)
+        check()
+    except BaseException as error:  # whatever a library does as it is imported
+        answer(control, {"failed": f"{type(error).__name__}: {error}"})
+        return
+    answer(control, {"ready": True})
+    trial = serve(control, int(parent))
+    if trial is not None:
+        run(trial["argv"])
+
+
+def load(modules: List[str]) -> None:
+    """Imports what the trials will find imported.
+
+    Raises:
+        RuntimeError: CUDA was initialised on the way: no child of this process could use it.
+    """
+    own = CUDA_CHECK not in os.environ
+    if own:
+        os.environ[CUDA_CHECK] = "1"
+    for name in modules:
+        importlib.import_module(name)
+    if own:
+        del os.environ[CUDA_CHECK]
+    if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
+        raise RuntimeError("importing it initialised CUDA")
+
+
+def check() -> None:
+    """Lets a child compute with all threads: whatever was imported may have started some that no child has.
+
+    Raises:
+        RuntimeError: it did not come to an end.
+    """
+    child = fork()
+    if child == 0:
+        try:
+            if "torch" in sys.modules:
+                sys.modules["torch"].ones(LARGE).sum()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    until_s = time.monotonic() + CHECK_S
+    while time.monotonic() < until_s:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            if status:
+                raise RuntimeError(f"a forked process cannot compute, status {status}")
+            return
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise RuntimeError("a forked process hangs as it computes: a library has used its threads while it was imported")
+
+
+def serve(control: socket.socket, parent: int) -> Optional[Dict[str, Any]]:
+    """Forks a trial for each request; returns in each of them what it is to run, and None here when nobody asks any more."""
+    while True:
+        try:
+            byte, descriptors, _, _ = socket.recv_fds(control, 1, NUM_DESCRIPTORS)
+        except OSError:
+            return None
+        if not byte:
+            return None
+        try:
+            between = fork()
+        except OSError:  # no process to be had: the supervisor sees the socket close
+            between = -1
+        if between == 0:
+            own = os.getpid()
+            if fork():
+                os._exit(0)
+            control.close()
+            return become_trial(descriptors, own, parent)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if between > 0:
+            os.waitpid(between, 0)
+
+
+def fork() -> int:
+    """Forks: OpenBLAS, which NumPy brings along, has threads, and Python would warn; it ends them before a fork."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def become_trial(descriptors: List[int], between: int, parent: int) -> Dict[str, Any]:
+    """Makes this forked process what a fresh one is before the first line of its program; returns the request."""
+    os.setsid()
+    while os.getppid() == between:
+        time.sleep(0.0001)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # as doorway.py does for the others
+    if os.getppid() != parent:
+        os._exit(1)
+    *standard, link = descriptors
+    with socket.socket(fileno=link) as supervisor:
+        supervisor.sendall(b"%d\n" % os.getpid())
+        with supervisor.makefile("rb") as file:
+            line = file.readline()
+    if not line.endswith(b"\n"):
+        os._exit(1)
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    request: Dict[str, Any] = json.loads(line)
+    # What start-up has set here it sets in a fresh process, too: LC_CTYPE in a plain C locale, a sitecustomize's own.
+    set_here = {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
+    os.environ.clear()
+    os.environ.update({**request["env"], **set_here})
+    os.chdir(request["cwd"])
+    draw_anew()
+    wake()
+    return request
+
+
+def draw_anew() -> None:
+    """Draws what a fresh process draws at random as it imports; `random` does so by itself."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+
+
+def wake() -> None:
+    """Does what inject/sitecustomize.py does in a fresh process."""
+    try:
+        spec = importlib.util.spec_from_file_location(
+            HARNESS, os.path.join(HERE, "__init__.py"), submodule_search_locations=[HERE]
+        )
+        if spec is None or spec.loader is None:
+            raise ImportError(f"nothing to load in {HERE}")
+        module = sys.modules[HARNESS] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.wake(os.environ[SPEC_VARIABLE])
+    except Exception as error:  # the program must run all the same; the tuner sees that no harness answered
+        sys.stderr.write(f"autotune: the harness could not start: {type(error).__name__}: {error}\n")
+
+
+def run(argv: List[str]) -> None:
+    """Runs the program as the interpreter would, to the same end; nothing of this file shows in its tracebacks.
+
+    Args:
+        argv: interpreter, then a script or "-m" and a module, then the program's own words.
+    """
+    sys.orig_argv = argv
+    made = sys.modules["__main__"] = types.ModuleType("__main__")
+    names: Dict[str, Any] = {"__builtins__": builtins}
+    if sys.version_info < (3, 14):
+        names["__annotations__"] = {}
+    made.__dict__.update(names)
+    try:
+        if argv[1] == "-m":
+            run_module(argv[2], argv[3:])
+        else:
+            run_script(argv[1:], made)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        tell(error)
+        sys.exit(1)
+
+
+def run_module(name: str, words: List[str]) -> None:
+    """Runs `python -m NAME WORDS`, by the function that the interpreter itself calls."""
+    if not IS_PATH_SAFE:
+        sys.path.insert(0, os.getcwd())
+    sys.argv = ["-m", *words]
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+
+
+def run_script(words: List[str], made: types.ModuleType) -> None:
+    """Runs `python WORDS`.
+
+    Args:
+        words: the script and its arguments.
+        made: the module it becomes.
+    """
+    script = words[0]
+    path = script if os.path.isabs(script) else os.path.join(os.getcwd(), script)
+    if not IS_PATH_SAFE:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    sys.argv = words
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    made.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
+    with io.open_code(path) as file:
+        source = file.read()
+    exec(compile(source, path, "exec", dont_inherit=True), made.__dict__)
+
+
+def tell(error: BaseException) -> None:
+    """Reports an exception that ends the program, as the interpreter does."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    try:
+        sys.excepthook(type(error), error, trace)
+    except Exception as broken:  # the program's own hook is
+        broken.__context__ = None
+        if broken.__traceback__ is not None:
+            broken.__traceback__ = broken.__traceback__.tb_next
+        sys.stderr.write("Error in sys.excepthook:\n")
+        sys.__excepthook__(type(broken), broken, broken.__traceback__)
+        sys.stderr.write("\nOriginal exception was:\n")
+        sys.__excepthook__(type(error), error, trace)
+
+
+def answer(control: socket.socket, message: Dict[str, Any]) -> None:
+    """Writes one line to the supervisor."""
+    control.sendall(json.dumps(message).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

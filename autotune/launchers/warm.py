@@ -1,0 +1,132 @@
+"""Warm starts: which commands can be started so, and the server that forks them, as the launcher sees it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.harness import protocol
+from autotune.launchers.base import Launch
+from autotune.launchers.environment import SERVER, mark_of, server_environment, study_of
+from autotune.launchers.injection import with_harness
+from autotune.launchers.supervision import SupervisorProcess
+
+SERVER_SCRIPT = Path(protocol.__file__).resolve().parent / "warm_server.py"
+PYTHON = re.compile(r"python[\d.]*")
+READY_S = 120.0  # torch from a slow network disk takes a minute
+MAX_SERVERS = 3  # a study's: one that ends again and again will not do better the next time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """What a server and the trials it forks must have in common.
+
+    Attributes:
+        interpreter: as the command names it.
+        modules: imported by the server.
+        cwd: working directory.
+        environment: variables, without what is each trial's own.
+    """
+
+    interpreter: str
+    modules: tuple[str, ...]
+    cwd: str
+    environment: Mapping[str, str]
+
+
+class WarmServer:
+    """The warm server of a study; started when it is first needed, and again when it has ended.
+
+    Attributes:
+        mark: of the server that is to fork the trial it was prepared for; "" where there is none.
+        why_not: why there is none.
+        start_s: what a fresh interpreter takes to import the modules, as seen when the server was started.
+    """
+
+    def __init__(self) -> None:
+        self.mark = self.why_not = ""
+        self.start_s = 0.0
+        self._key: Key | None = None
+        self._supervisor: SupervisorProcess | None = None
+        self._num_started = 0
+        self._unusable = ""
+
+    def prepare(self, launch: Launch, supervisor: SupervisorProcess) -> None:
+        """Sees to it that there is a server to fork a trial; `mark` and `why_not` tell.
+
+        Waits for one that has to be started first, as long as a fresh start of the trial would have taken.
+
+        Raises:
+            SupervisorLost: the supervisor ended meanwhile.
+        """
+        self.mark, self.why_not = "", self._unusable or why_not(launch.argv, launch.cwd)
+        if self.why_not:
+            return
+        key = Key(interpreter=launch.argv[0], modules=launch.warm, cwd=launch.cwd, environment=server_environment(launch))
+        mark = mark_of(study_of(launch.folder), SERVER)
+        if self._key is None or not self._is_there(mark, supervisor):
+            self._start(key, mark, supervisor)
+        elif key != self._key:
+            self.why_not = f"{_difference(key, self._key)} is not as the server has it"
+        self.mark = "" if self.why_not else mark
+
+    def give_up(self, why: str) -> None:
+        """Ends a server that did not fork; the next trial starts another."""
+        if self._supervisor is not None:
+            self._supervisor.end_trial(self.mark, after_s=0.0)
+        self.mark, self.why_not, self._key = "", why, None
+
+    def _is_there(self, mark: str, supervisor: SupervisorProcess) -> bool:
+        if self._supervisor is not supervisor or supervisor.end is not None:
+            return False
+        return not any(message["is"] in ("exited", "gone") for message in supervisor.messages(mark))
+
+    def _start(self, key: Key, mark: str, supervisor: SupervisorProcess) -> None:
+        if self._num_started >= MAX_SERVERS:
+            self.why_not = self._unusable = f"the warm server has ended {MAX_SERVERS} times"
+            return
+        self._num_started += 1
+        self._supervisor, began_s = supervisor, time.monotonic()
+        argv = [key.interpreter, str(SERVER_SCRIPT), *key.modules]
+        try:
+            why = supervisor.serve(mark, argv=argv, cwd=key.cwd, env=dict(key.environment), patience_s=READY_S)
+        except OSError as error:
+            why = str(error)
+        self.start_s = time.monotonic() - began_s
+        self._key = None if why else key
+        self.why_not = self._unusable = f"the warm server cannot be used: {why}" if why else ""
+
+
+def why_not(argv: Sequence[str], cwd: str) -> str:
+    """Returns why a command cannot be started warm; "" when it is `python SCRIPT ...` or `python -m MODULE ...`.
+
+    Args:
+        argv: the command.
+        cwd: its working directory.
+    """
+    if sys.platform != "linux":
+        return "only on Linux"
+    if not PYTHON.fullmatch(os.path.basename(argv[0])) or with_harness(argv) != list(argv):
+        return "the command does not begin with an interpreter of Python"
+    first = argv[1] if len(argv) > 1 else ""
+    if first == "-m" and len(argv) > 2:
+        return ""
+    if not first or first.startswith("-"):
+        return f"the interpreter is given {first}" if first else "the command has no script"
+    path = os.path.join(cwd, first)
+    if not os.path.isfile(path) or first.endswith(".pyc") or zipfile.is_zipfile(path):
+        return f"{first} is not a plain script"
+    return ""
+
+
+def _difference(one: Key, other: Key) -> str:
+    if one.environment == other.environment:
+        return "the command" if one.interpreter != other.interpreter else "what is imported"
+    names = [name for name, value in one.environment.items() if other.environment.get(name) != value]
+    return ", ".join(sorted(names)[:3]) or "the environment"

@@ -1,0 +1,83 @@
+"""Which trials may start warm: as forks of a process that has imported torch, instead of in an interpreter of their own.
+
+Search trials only. The baseline finds out whether the program allows it, and whatever is reported in the end (finals,
+attribution, losses that are compared) is measured as the user's own run starts.
+"""
+
+from __future__ import annotations
+
+from autotune.harness.protocol import RankResult
+from autotune.knobs.catalogue import knob
+from autotune.records import Kind, Knobs, Outcome, TrialRecord
+
+AUTO, FRESH, WARM = "auto", "fresh", "warm"
+# How trials end that a fresh start may spare; before their first step, when nothing of the configuration was seen at work.
+DOUBTFUL = frozenset({Outcome.crash, Outcome.error, Outcome.timeout})
+MAX_IN_VAIN = 2  # doubtful trials that failed when started fresh, too: from then on they are believed
+MODULES = ("torch", "torchvision")  # what the server imports: the second where the program has it
+
+
+class WarmStarts:
+    """Decides for each trial of a study, and learns from those that failed.
+
+    Attributes:
+        why_never: why no trial may start warm; "" when some may.
+
+    Args:
+        wanted: `launch.warm`.
+    """
+
+    def __init__(self, wanted: str) -> None:
+        self.why_never = "the baseline has not told whether the program allows it" if wanted == AUTO else "launch.warm=off"
+        self._is_wanted = wanted == AUTO
+        self._modules: tuple[str, ...] = ()
+        self._num_in_vain = 0
+
+    def learn(self, first: RankResult) -> None:
+        """Takes in what the baseline found of the program."""
+        if not self._is_wanted:
+            return
+        found = first.facts.get("startup") or {}
+        self._modules = tuple(name for name in MODULES if first.facts.get(name))
+        if first.world_size > 1:
+            self.why_never = "several processes train"
+        elif not found.get("is_first"):
+            self.why_never = "the program is not trained by the process that the command starts"
+        elif changed := found.get("changed"):
+            self.why_never = f"the program sets {', '.join(changed[:3])} before it imports torch"
+        else:
+            self.why_never = ""
+
+    def modules(self, kind: Kind, *, changed: Knobs, pinned: Knobs) -> tuple[str, ...]:
+        """Returns what a trial may find imported; () for a fresh start.
+
+        Args:
+            kind: of the trial.
+            changed: its knobs that differ from the baseline.
+            pinned: those that all trials have; their environment variables are the server's, too.
+        """
+        is_fresh = any(knob(key).needs_fresh_start(value) for key, value in changed.items())
+        is_fresh = is_fresh or any(knob(key).is_before_torch for key in pinned)
+        return () if self.why_never or kind is not Kind.search or is_fresh else self._modules
+
+    def is_doubtful(self, record: TrialRecord) -> bool:
+        """Whether a trial may have failed because it was started warm."""
+        is_before_steps = record.start == WARM and not record.evidence.get("num_steps")
+        return is_before_steps and record.outcome in DOUBTFUL and self._num_in_vain < MAX_IN_VAIN
+
+    def judge(self, doubtful: TrialRecord, again: TrialRecord) -> str:
+        """Takes in how a doubtful trial went when it was started fresh; returns what to tell the user, "" for nothing.
+
+        Args:
+            doubtful: as it was started warm.
+            again: the same started fresh.
+        """
+        if not again.outcome.has_value:
+            self._num_in_vain += 1
+            return ""
+        self.why_never = f"trial {again.number} failed when it was started warm and did not when started fresh"
+        reason = f" ({doubtful.reason})" if doubtful.reason else ""
+        return (
+            f"Trial {again.number} failed as a fork of a process with torch imported{reason} and not in an interpreter of its "
+            "own: all trials start like that from now on. launch.warm=off does so from the beginning."
+        )

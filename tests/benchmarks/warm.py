@@ -1,0 +1,121 @@
+"""Does a warm start measure what a fresh one does, and what does it spare?
+
+    python -m tests.benchmarks.warm [--pairs 6] [--only resnet18 launch-bound]
+
+Two programs, a recipe (resnet18 on photos of 96 pixels) and one of a millisecond a step, whose speed is that of its launches.
+Each in pairs of a fresh start and a warm one, ABBA: the rates' ratio with its interval beside the machine's own spread (of the
+fresh starts), the seconds from launch to torch imported, and what a trial takes outside warm-up and window, by phase.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.config.compose import compose
+from autotune.harness.protocol import MeasureRules
+from autotune.launchers.local import LocalLauncher
+from autotune.stats import margin_frac, paired_ratio
+from tests.benchmarks.reporting import interval, machine_lines, table
+from tests.benchmarks.trials import Bench, Measured
+
+STEP_PROGRAM = Path(__file__).with_name("step_program.py")
+RECIPE = ("model=resnet18", "model.image_size=96", "loader.num_workers=0")
+ENDLESS = "1000000"  # blocks: the harness ends it
+RULES = MeasureRules(half_width_frac=0.01, slow_max_s=8.0)
+MEASURING = ("warmup", "steady")
+GOAL_START_FRAC, GOAL_OUTSIDE_S = 0.1, 1.5  # of a fresh start; of a warm trial outside warm-up and window
+
+
+def outside_s(trial: Measured) -> float:
+    """Returns the seconds of a trial outside warm-up and window."""
+    phases_s = trial.result.phases_s if trial.result else {}
+    return trial.seconds - sum(phases_s.get(phase, 0.0) for phase in MEASURING)
+
+
+def pairs(name: str, folder: Path, num_pairs: int) -> tuple[list[Measured], list[Measured]]:
+    """Returns the fresh trials and the warm ones of a program, pair by pair."""
+    if name == "resnet18":
+        command, modules = compose(list(RECIPE)).command, ("torch", "torchvision")
+    else:
+        command = compose([], command=[sys.executable, str(STEP_PROGRAM), "--blocks", ENDLESS]).command
+        modules = ("torch",)
+    launcher = LocalLauncher()
+    bench = Bench(command, launcher, folder)
+    fresh: list[Measured] = []
+    warm: list[Measured] = []
+    try:
+        bench.measure({}, MeasureRules())  # the first of all: caches of the file system, and which loader trains
+        bench.measure({}, MeasureRules(), warm=modules)  # starts the server
+        for index in range(num_pairs):
+            for is_warm in (False, True) if index % 2 == 0 else (True, False):
+                trial = bench.measure({}, RULES, warm=modules if is_warm else ())
+                if trial.rate_per_s is None or trial.start != ("warm" if is_warm else "fresh"):
+                    raise SystemExit(f"{name}: a {trial.start} trial ended as {trial.outcome}: {trial.reason}")
+                (warm if is_warm else fresh).append(trial)
+                print(f"  {name} {trial.start} {trial.rate_per_s:.2f}/s, ready after {trial.ready_s:.3f} s", flush=True)
+    finally:
+        launcher.close()
+    return fresh, warm
+
+
+def rows(name: str, fresh: Sequence[Measured], warm: Sequence[Measured]) -> list[tuple[str, ...]]:
+    """Returns the lines of the table for one program."""
+    rates, others = ([float(trial.rate_per_s or 0.0) for trial in trials] for trials in (warm, fresh))
+    ratio = paired_ratio(rates, others)
+    margin = margin_frac(others)
+    start_s = [statistics.median(float(trial.ready_s or 0.0) for trial in trials) for trials in (fresh, warm)]
+    rest_s = [statistics.median(outside_s(trial) for trial in trials) for trials in (fresh, warm)]
+    is_same = ratio.ci is not None and ratio.ci[0] > 1 - margin and ratio.ci[1] < 1 + margin
+    rate_goal = f"within {margin:.1%}: {'yes' if is_same else 'no'}"
+    start_goal = f"<= {GOAL_START_FRAC:.2f}: {'yes' if start_s[1] <= GOAL_START_FRAC * start_s[0] else 'no'}"
+    rest_goal = f"<= {GOAL_OUTSIDE_S} s: {'yes' if rest_s[1] <= GOAL_OUTSIDE_S else 'no'}"
+    rate = statistics.median(others), statistics.median(rates)
+    return [
+        (name, "rate per second", f"{rate[0]:.2f}", f"{rate[1]:.2f}", f"{ratio.ratio:.4f} {interval(ratio.ci, 4)}", rate_goal),
+        (name, "launch to torch, s", f"{start_s[0]:.3f}", f"{start_s[1]:.3f}", f"{start_s[1] / start_s[0]:.3f}", start_goal),
+        (name, "beside warm-up, window, s", f"{rest_s[0]:.2f}", f"{rest_s[1]:.2f}", f"{rest_s[1] / rest_s[0]:.2f}", rest_goal),
+    ]
+
+
+def phase_rows(name: str, fresh: Sequence[Measured], warm: Sequence[Measured]) -> list[tuple[str, ...]]:
+    """Returns the medians of each phase, and what is left of the trial's time."""
+    found = []
+    for phase in ("import", "init", "first_batch", "compile", "exit"):
+        both = [
+            statistics.median(trial.result.phases_s.get(phase, 0.0) if trial.result else 0.0 for trial in trials)
+            for trials in (fresh, warm)
+        ]
+        found.append((name, phase, *(f"{seconds:.3f}" for seconds in both)))
+    rest = [
+        statistics.median(trial.seconds - sum((trial.result.phases_s if trial.result else {}).values()) for trial in trials)
+        for trials in (fresh, warm)
+    ]
+    return [*found, (name, "before and after", *(f"{seconds:.3f}" for seconds in rest))]
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--only", nargs="*", default=["resnet18", "launch-bound"])
+    chosen = parser.parse_args()
+    print("\n".join(machine_lines()), flush=True)
+    results, phases = [], []
+    for name in chosen.only:
+        with tempfile.TemporaryDirectory() as folder:
+            fresh, warm = pairs(name, Path(folder) / "study" / "trials", chosen.pairs)
+        results += rows(name, fresh, warm)
+        phases += phase_rows(name, fresh, warm)
+    print(f"\n{chosen.pairs} pairs, medians; ratio: warm over fresh\n")
+    print(table(("program", "what", "fresh", "warm", "ratio", "goal"), results))
+    print("\nseconds by phase\n")
+    print(table(("program", "phase", "fresh", "warm"), phases))
+
+
+if __name__ == "__main__":
+    main()

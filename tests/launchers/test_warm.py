@@ -1,0 +1,337 @@
+"""Warm starts: the launcher's contract once more, and that a program cannot tell how it was started."""
+
+import itertools
+import json
+import sys
+import time
+
+import psutil
+import pytest
+
+from autotune.launchers import warm
+from autotune.launchers.local import LocalLauncher
+from autotune.testing.launcher_contract import LauncherContract, a_launch, is_alive, marked_processes, wait, wait_for
+from autotune.testing.stub_programs import program
+from tests.launchers.test_local import SHORT
+
+INLINE = ["-S", "-c"]  # how the stub programs are started
+NO_TORCH = ("json",)  # a server that imports nothing heavy
+SCRIPTS = itertools.count()
+SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/pid'); time.sleep(600)"
+
+
+class WarmLauncher(LocalLauncher):
+    """Starts all it can from a warm server; programs that are given as code become scripts first."""
+
+    def __init__(self, scripts):
+        super().__init__(SHORT)
+        self.scripts = scripts
+
+    def start(self, launch):
+        if launch.argv[1:3] == INLINE:
+            script = self.scripts / f"program{next(SCRIPTS)}.py"
+            script.write_text(launch.argv[3])
+            launch.argv = [launch.argv[0], str(script), *launch.argv[4:]]
+        launch.warm = NO_TORCH
+        return super().start(launch)
+
+
+@pytest.fixture
+def launcher(tmp_path_factory):
+    made = WarmLauncher(tmp_path_factory.mktemp("scripts"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def study(tmp_path):
+    return tmp_path / "runs" / "study"
+
+
+@pytest.fixture
+def folder(study):
+    (study / "trials").mkdir(parents=True)
+    return study / "trials" / "0007"
+
+
+@pytest.mark.thorough
+class TestWarmLauncher(LauncherContract):
+    @pytest.fixture
+    def launcher(self, tmp_path_factory):
+        return WarmLauncher(tmp_path_factory.mktemp("scripts"))
+
+
+def server_of(study):
+    found = [process for process in marked_processes(study) if str(warm.SERVER_SCRIPT) in process.cmdline()]
+    return min(found, key=lambda process: process.create_time())
+
+
+def started(launcher, folder, body=SLEEP):
+    """Starts a trial and returns it with the id it wrote down."""
+    running = launcher.start(a_launch(folder, program(body)))
+    return running, int(wait_for(folder / "pid"))
+
+
+def gone(*pids):
+    give_up_s = time.monotonic() + 10.0
+    while any(is_alive(pid) for pid in pids) and time.monotonic() < give_up_s:
+        time.sleep(0.02)
+    return not any(is_alive(pid) for pid in pids)
+
+
+# What a program sees
+
+DUMP = """
+import json, os, random, resource, signal, sys, threading
+TORCH = globals().get("WITH_TORCH")
+if TORCH:
+    import torch
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+seen = {
+    "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "executable": sys.executable, "flags": str(sys.flags),
+    "main": sorted(globals()), "file": globals().get("__file__"), "spec": getattr(__spec__, "name", None),
+    "loader": str(type(__loader__)),
+    "package": __package__, "is_main": vars(sys.modules["__main__"]) is globals(), "builtins": str(type(__builtins__)),
+    "environ": {name: value for name, value in os.environ.items() if not name.startswith("AUTOTUNE")},
+    "handlers": {int(n): str(getattr(signal.getsignal(n), "__name__", signal.getsignal(n))) for n in signal.valid_signals()},
+    "kernel": {name: status[name] for name in ("SigBlk", "SigIgn", "SigCgt", "Cpus_allowed_list")},
+    "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")},
+    "files": {name: os.readlink("/proc/self/fd/" + name) for name in sorted(os.listdir("/proc/self/fd"))
+              if os.path.exists("/proc/self/fd/" + name)},
+    "session": [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()], "parent": os.getppid(), "nice": os.nice(0),
+    "umask": os.umask(0o22), "cwd": os.getcwd(), "thread": threading.current_thread() is threading.main_thread(),
+    "streams": [(s.name, s.encoding, s.errors, s.line_buffering) for s in (sys.stdin, sys.stdout, sys.stderr)],
+    "empty": sys.stdin.read(), "meta_path": [str(type(finder)) for finder in sys.meta_path],
+}
+drawn = [random.random()]
+if TORCH:
+    import numpy
+    drawn.append(numpy.random.random())
+    drawn += [torch.initial_seed(), float(torch.rand(1))]
+    seen["torch"] = [torch.get_num_threads(), torch.get_num_interop_threads(), torch.cuda.is_initialized(),
+                     float(torch.ones(1 << 20).sum())]
+    loader = torch.utils.data.DataLoader(list(range(8)), batch_size=4, num_workers=1)
+    seen["loaded"] = [batch.tolist() for batch in loader]
+modules = sorted(sys.modules)
+document = {"seen": seen, "drawn": drawn, "modules": modules}
+with open(os.path.join(os.path.dirname(os.environ["AUTOTUNE_SPEC"]), "seen.json"), "w") as file:
+    json.dump(document, file)
+"""
+
+
+def dump(launcher, study, number, *, modules, argv, env):
+    folder = study / "trials" / f"{number:04d}"
+    launch = a_launch(folder, [sys.executable, *argv], env=env)
+    launch.cwd, launch.warm, launch.spec.trial = str(study.parent), modules, number
+    ended = wait(LocalLauncher.start(launcher, launch))
+    assert ended.exit_code == 0, ended.evidence["log_tail"]
+    assert ended.start == ("warm" if modules else "fresh")
+    return json.loads((folder / "seen.json").read_text().replace(str(folder.resolve()), "TRIAL"))
+
+
+def differences(one, other):
+    if isinstance(one, dict) and isinstance(other, dict):
+        pairs = {name: differences(one.get(name), other.get(name)) for name in {**one, **other}}
+        return {name: found for name, found in pairs.items() if found}
+    return {} if one == other else (one, other)
+
+
+def compared(launcher, study, argv, *, modules, env):
+    (study / "trials").mkdir(parents=True)
+    source = DUMP if modules == NO_TORCH else f"WITH_TORCH = 1\n{DUMP}"
+    (study.parent / "dump.py").write_text(source)
+    package = study.parent / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(source)
+    fresh = dump(launcher, study, 0, modules=(), argv=argv, env=env)
+    found = [dump(launcher, study, number, modules=modules, argv=argv, env=env) for number in (1, 2)]
+    for one in found:
+        assert differences(fresh["seen"], one["seen"]) == {}
+    for draws in zip(fresh["drawn"], *(one["drawn"] for one in found), strict=True):
+        assert len(set(draws)) == len(draws)
+    return fresh, found
+
+
+@pytest.mark.parametrize(
+    "argv", [["dump.py", "--lr", "1", ""], ["./dump.py"], ["-m", "pkg", "a"], ["-m", "pkg.__main__"], ["-m", "dump"]]
+)
+def test_program_sees_what_it_sees_in_a_fresh_start(launcher, study, argv):
+    env = {"PYTHONPATH": "relative", "PYTHONUNBUFFERED": "1", "LC_ALL": "", "LANG": "C", "SOME": "thing"}
+    compared(launcher, study, argv, modules=NO_TORCH, env=env)
+
+
+def test_torch_is_as_after_a_fresh_import(launcher, study):
+    fresh, found = compared(launcher, study, ["dump.py"], modules=("torch",), env={})
+    extra = {name for one in found for name in one["modules"]} - set(fresh["modules"])
+    assert extra <= {"runpy", "_autotune_harness.warm_server"}
+    assert set(fresh["modules"]) <= set(found[0]["modules"])
+
+
+FAILING = """
+def f():
+    raise ValueError("bad shape")
+f()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "argv"),
+    [
+        (FAILING, ["bad.py"]),
+        (FAILING, ["-m", "bad"]),
+        ("import sys; sys.exit('no data')", ["bad.py"]),
+        ("import sys; sys.exit(3)", ["bad.py"]),
+        ("def f(:\n", ["bad.py"]),
+        (
+            "import sys, atexit; atexit.register(print, 'bye'); sys.excepthook = lambda *a: print('hook', a[1]); 1 / 0",
+            ["bad.py"],
+        ),
+        ("import sys; sys.excepthook = lambda *a: 1 / 0; raise KeyError(1)", ["bad.py"]),
+        ("raise KeyboardInterrupt", ["bad.py"]),
+        ("import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()", ["bad.py"]),
+        ("", ["-m", "nowhere"]),
+    ],
+)
+def test_program_ends_as_in_a_fresh_start(launcher, study, source, argv):
+    (study / "trials").mkdir(parents=True)
+    (study.parent / "bad.py").write_text(source)
+    seen = []
+    for number, modules in enumerate(((), NO_TORCH)):
+        launch = a_launch(study / "trials" / f"{number:04d}", [sys.executable, *argv])
+        launch.cwd, launch.warm = str(study.parent), modules
+        ended = wait(LocalLauncher.start(launcher, launch))
+        assert ended.start == ("warm" if modules else "fresh")
+        lines = [line for line in ended.evidence["log_tail"].splitlines() if "warm_server" not in line]
+        seen.append((ended.cause, ended.exit_code, ended.signal, ended.evidence["stdout_tail"], lines))
+    if argv[0] == "-m" or "KeyboardInterrupt" in source:  # frames of the way there
+        seen = [(*one[:4], one[4][-1]) for one in seen]
+    assert seen[0] == seen[1]
+
+
+def test_children_by_spawn_find_the_main_module(launcher, folder):
+    body = """
+import multiprocessing
+def double(x): return 2 * x
+if __name__ == "__main__":
+    for how in ("spawn", "forkserver", "fork"):
+        with multiprocessing.get_context(how).Pool(1) as pool:
+            assert pool.map(double, [1, 2]) == [2, 4]
+    result()
+"""
+    script = program(body)[3].replace("spec = json.load", "if __name__ == '__main__': spec = json.load")
+    ended = wait(launcher.start(a_launch(folder, [*program("")[:3], script])))
+    assert (ended.cause, ended.start) == ("result", "warm"), ended.evidence["log_tail"]
+
+
+# Nothing is left
+
+
+def test_trials_share_one_server_that_goes_with_the_launcher(launcher, folder, study):
+    first = wait(launcher.start(a_launch(folder, program("result()"))))
+    server = server_of(study)
+    second = wait(launcher.start(a_launch(folder, program("result()"))))
+    assert [first.start, second.start] == ["warm", "warm"]
+    assert server_of(study) == server
+    launcher.close()
+    assert gone(server.pid)
+    assert marked_processes(study) == []
+
+
+def test_killed_server_costs_no_trial_and_is_replaced(launcher, folder, study):
+    running, _ = started(launcher, folder, SLEEP.replace("(600)", "(0.5); result()"))
+    server = server_of(study)
+    server.kill()
+    ended = wait(running)
+    assert (ended.cause, ended.start) == ("result", "warm")
+    again = wait(launcher.start(a_launch(folder, program("result()"))))
+    assert (again.cause, again.start) == ("result", "warm")
+    assert server_of(study) != server
+
+
+@pytest.mark.thorough
+def test_server_that_does_not_answer_means_a_fresh_start(launcher, folder, study):
+    wait(launcher.start(a_launch(folder, program("result()"))))
+    server_of(study).suspend()
+    ended = wait(launcher.start(a_launch(folder, program("result()"))))
+    assert (ended.cause, ended.start) == ("result", "fresh")
+    assert "did not fork" in ended.evidence["why_fresh"]
+
+
+def test_killed_supervisor_takes_trial_and_server_along(launcher, folder, study):
+    running, pid = started(launcher, folder)
+    server = server_of(study)
+    server.parent().kill()
+    ended = wait(running)
+    assert ended.cause == "lost"
+    assert gone(pid, server.pid)
+    assert wait(launcher.start(a_launch(folder, program("result()")))).start == "warm"
+
+
+def test_nothing_is_left_when_everybody_is_killed_but_the_trial(launcher, folder, study):
+    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif os.fork(): " + SLEEP.replace("time.sleep", "0; time.sleep")
+    _, pid = started(launcher, folder, body + "\ntime.sleep(600)")
+    server = server_of(study)
+    children = psutil.Process(pid).children()
+    assert len(children) == 1
+    supervisor = server.parent()
+    supervisor.suspend()  # it ends nothing any more
+    supervisor.kill()
+    server.kill()
+    assert is_alive(pid)
+    LocalLauncher(SHORT).sweep(study)
+    assert gone(pid, children[0].pid)
+
+
+# When there is no warm start
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["python", "train.py"], ""),
+        (["/opt/env/bin/python3.11", "train.py", "-u"], ""),
+        (["python", "-m", "pkg.train"], ""),
+        (["python", "-u", "train.py"], "the interpreter is given -u"),
+        (["python", "-c", "pass"], "the interpreter is given -c"),
+        (["python", "-m"], "the interpreter is given -m"),
+        (["python"], "the command has no script"),
+        (["python", "folder"], "folder is not a plain script"),
+        (["python", "archive.py"], "archive.py is not a plain script"),
+        (["torchrun", "train.py"], "the command does not begin with an interpreter of Python"),
+        (["env", "A=1", "python", "train.py"], "the command does not begin with an interpreter of Python"),
+    ],
+)
+def test_command_that_cannot_start_warm_says_why(tmp_path, argv, why):
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "archive.py").write_bytes(b"PK\x05\x06" + bytes(18))
+    assert warm.why_not(argv, str(tmp_path)) == why
+
+
+def test_other_environment_than_the_server_s_means_a_fresh_start(launcher, folder):
+    assert wait(launcher.start(a_launch(folder, program("result()"), env={"OMP_NUM_THREADS": "1"}))).start == "warm"
+    ended = wait(launcher.start(a_launch(folder, program("result()"), env={"OMP_NUM_THREADS": "2"})))
+    assert ended.start == "fresh"
+    assert "OMP_NUM_THREADS" in ended.evidence["why_fresh"]
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "why"),
+    [
+        ("torch_not_there", "", "ModuleNotFoundError"),
+        ("breaks", "raise RuntimeError('no such device')", "no such device"),
+        ("leaves", "import os; os._exit(3)", "status 3"),
+    ],
+)
+def test_server_that_cannot_import_means_fresh_starts(launcher, folder, tmp_path, name, source, why):
+    if source:
+        (tmp_path / f"{name}.py").write_text(source)
+    for _ in range(2):
+        launch = a_launch(folder, program("result()"), env={"PYTHONPATH": str(tmp_path)})
+        script = tmp_path / "script.py"
+        script.write_text(launch.argv[3])
+        launch.argv, launch.warm = [sys.executable, str(script)], (name,)
+        ended = wait(LocalLauncher.start(launcher, launch))
+        assert (ended.cause, ended.start) == ("result", "fresh")
+        assert why in ended.evidence["why_fresh"]

@@ -1,0 +1,139 @@
+"""Which trials start warm, and what becomes of those that fail so."""
+
+import pytest
+
+from autotune.harness.protocol import RankResult
+from autotune.knobs.catalogue import CATALOGUE, knob
+from autotune.records import Kind, Outcome, TrialRecord
+from autotune.study.objective import fixed_s
+from autotune.study.warm import WarmStarts
+from autotune.testing.fake_launcher import Failure, Surface
+from tests.study.test_study_trial import once
+
+ALLOWS = {"is_first": True, "changed": []}
+FACTS = {"torch": "2.14.1", "device": "cpu", "isa": ["avx2", "amx_bf16"], "has_compiler": True, "startup": ALLOWS}
+BOTH = ("torch", "torchvision")
+
+
+def warm_starts(*, wanted="auto", world_size=1, **facts):
+    found = RankResult(trial=0, nonce="", rank=0, world_size=world_size, pid=1, status="measured")
+    found.facts = {"torch": "2.14.1", "torchvision": "0.29.1", "startup": ALLOWS, **facts}
+    made = WarmStarts(wanted)
+    made.learn(found)
+    return made
+
+
+def modules(starts, kind=Kind.search, *, changed=None, pinned=None):
+    return starts.modules(kind, changed=changed or {}, pinned=pinned or {})
+
+
+def test_server_imports_what_the_program_has():
+    assert modules(warm_starts()) == BOTH
+    assert modules(warm_starts(torchvision=None)) == ("torch",)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.search])
+def test_what_is_reported_starts_as_the_user_s_own_run(kind):
+    assert modules(warm_starts(), kind) == ()
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        ({"wanted": "off"}, "launch.warm=off"),
+        ({"world_size": 2}, "several processes"),
+        ({"startup": {}}, "not trained by the process"),
+        ({"startup": {"is_first": False, "changed": []}}, "not trained by the process"),
+        ({"startup": {"is_first": True, "changed": ["OMP_NUM_THREADS"]}}, "sets OMP_NUM_THREADS before"),
+    ],
+)
+def test_program_that_does_not_allow_it_starts_fresh(found, why):
+    starts = warm_starts(**found)
+    assert why in starts.why_never
+    assert modules(starts) == ()
+
+
+def test_nothing_starts_warm_before_the_baseline_has_told():
+    assert modules(WarmStarts("auto")) == ()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"threads.omp": 1}, {"threads.mkl": 1}, {"threads.affinity": "numa"}, {"loader.own_cores": True}, {"env.ANY": "1"},
+     {"memory.allocator": "expandable_segments"}, {"nccl.algo": "Ring"}],
+)  # fmt: skip
+def test_what_libraries_read_as_they_are_loaded_starts_fresh(changed):
+    assert modules(warm_starts(), changed=changed) == ()
+
+
+def test_other_knobs_start_warm():
+    late = ["loader.batch_size", "loader.num_workers", "precision.amp", "compile.mode", "threads.intra", "threads.interop"]
+    assert not any(knob(key).needs_fresh_start(CATALOGUE[key].default) for key in late)
+    assert modules(warm_starts(), changed={"threads.intra": 1, "compile.mode": "default"}) == BOTH
+
+
+def test_pinned_variables_are_the_server_s_and_pinned_cores_are_not():
+    assert modules(warm_starts(), pinned={"threads.omp": 1, "env.ANY": "1"}) == BOTH
+    assert modules(warm_starts(), pinned={"threads.affinity": "numa"}) == ()
+
+
+def test_search_trials_start_warm_and_cost_less(bench):
+    study = bench(Surface(facts=FACTS, spared_s=3.0), "study.budget.trials=3")
+    summary = study.run()
+    starts = {(trial.kind, trial.start) for trial in study.trials if not {"threads.omp"} & trial.changed.keys()}
+    assert (Kind.search, "warm") in starts
+    assert starts - {(Kind.search, "warm")} == {(kind, "fresh") for kind, start in starts if start == "fresh"}
+    assert (Kind.search, "fresh") not in starts
+    warm = next(trial for trial in study.trials if trial.start == "warm")
+    assert warm.spared_s == 3.0
+    assert warm.fresh_s == warm.seconds + 3.0
+    assert fixed_s(warm) == pytest.approx(fixed_s(study.trials[0]))  # a run of the user's own is not warm
+    shown = next(trial for trial in summary["trials"] if trial["number"] == warm.number)
+    assert (shown["start"], shown["spared_s"]) == ("warm", 3.0)
+
+
+def test_off_starts_all_trials_fresh(bench):
+    study = bench(Surface(facts=FACTS), "study.budget.trials=3", "launch.warm=off")
+    study.run()
+    assert {trial.start for trial in study.trials} == {"fresh"}
+
+
+NO_STEP = Failure(signal="SIGSEGV", cause="exit", num_steps=0)
+RAISED = Failure(error={"type": "ValueError", "message": "bad shape", "traceback": "..."}, num_steps=0)
+
+
+@pytest.mark.parametrize("failure", [NO_STEP, RAISED])
+def test_trial_that_fails_warm_before_its_first_step_is_repeated_fresh(bench, failure):
+    study = bench(Surface(facts=FACTS, failures=once({1}, failure)), "study.budget.trials=3")
+    study.run()
+    attempts = [launch.warm for launch in study.launcher.launches if launch.spec.trial == 1]
+    assert attempts == [("torch",), ()]
+    assert study.trials[1].outcome is Outcome.ok
+    assert study.trials[1].start == "fresh"
+    assert any("all trials start like that from now on" in line for line in study.listener.named("notice"))
+    assert {launch.warm for launch in study.launcher.launches if launch.spec.trial > 1} == {()}
+
+
+def test_configuration_that_fails_either_way_is_its_own_fault(bench):
+    def failures(trial, knobs):
+        return RAISED if trial in (1, 2, 3) else None
+
+    study = bench(Surface(facts=FACTS, failures=failures), "study.budget.trials=5")
+    study.run()
+    attempts = [[launch.warm for launch in study.launcher.launches if launch.spec.trial == number] for number in (1, 2, 3)]
+    assert attempts == [[("torch",), ()], [("torch",), ()], [("torch",)]]  # then they are believed
+    assert any(trial.start == "warm" for trial in study.trials[4:])
+
+
+def test_failure_after_steps_is_not_blamed_on_the_start():
+    starts = warm_starts()
+    record = TrialRecord(number=1, kind=Kind.search, knobs={}, changed={}, outcome=Outcome.error, start="warm")
+    assert starts.is_doubtful(record)
+    record.evidence["num_steps"] = 4
+    assert not starts.is_doubtful(record)
+
+
+def test_records_of_earlier_versions_started_fresh():
+    document = TrialRecord(number=1, kind=Kind.search, knobs={}, changed={}, outcome=Outcome.ok).as_json()
+    del document["start"], document["spared_s"]
+    assert TrialRecord.from_json(document).start == "fresh"
