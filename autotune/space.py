@@ -225,6 +225,13 @@ class ResolvedSpace:
         snapped = {key: self.domains[key].nearest(value) for key, value in wanted.items() if value is not None}
         return {key: value for key, value in snapped.items() if value is not None}
 
+    def with_smaller_batch(self, knobs: Knobs) -> Knobs | None:
+        """Returns a configuration with the next batch size below the baseline's; None when there is none."""
+        own = self.reference.get(BATCH_SIZE.key)
+        values = self.domains[BATCH_SIZE.key].values if BATCH_SIZE.key in self.domains else ()
+        smaller = [value for value in values if isinstance(value, int) and isinstance(own, int) and value < own]
+        return self.active({**knobs, BATCH_SIZE.key: max(smaller)}) if smaller else None
+
     def _value(self, key: str, value: KnobValue) -> Knobs:
         """Returns {key: value} when the space allows that, {} otherwise."""
         return {key: value} if key in self.domains and self.domains[key].contains(value) else {}

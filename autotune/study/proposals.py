@@ -196,8 +196,13 @@ class Search:
         seeds = self._space.seeds(self._session.circumstances)
         for why, seed in seeds[:NUM_LED_SEEDS] if self._is_led else seeds:
             knobs = self._space.active({**seed, **self._hold})
-            if not self._is_disproved(knobs) and self._may_fit(knobs):
+            if self._is_disproved(knobs):
+                continue
+            if self._may_fit(knobs):
                 yield Proposal(knobs=knobs, why=why, origin=EXPERT)
+            elif smaller := self._space.with_smaller_batch(knobs):
+                why = "expert's choice at a smaller batch: what memory a sample takes"
+                yield Proposal(knobs=smaller, why=why, origin=EXPERT)
 
     def _may_fit(self, knobs: Knobs) -> bool:
         """Whether the sampler, where it can tell, does not expect a configuration to run out of memory."""

@@ -116,7 +116,7 @@ def test_a_change_that_all_failed_configurations_have_in_common_may_be_the_cause
 
     study = bench(Surface(gains={("layout.channels_last", True): 1.5}, failures=failures), minutes=10)
     summary = study.run()
-    assert summary["counts"]["error"] >= 4
+    assert 2 <= summary["counts"]["error"] <= 4, "what is left when the others have worked is the cause"
     assert summary["best"]["overrides"]["layout.channels_last"] is True
 
 

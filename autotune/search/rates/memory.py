@@ -14,6 +14,7 @@ from autotune.search.rates.coding import BATCH, Array
 CLASS_KNOBS = ("precision.amp", "compile.mode", "memory.activation_checkpointing")  # what changes the bytes of a sample
 FITS_FRAC = 0.97  # of the memory there is: above it a trial counts as not fitting
 NOISE_FRAC = 0.02  # of the memory: allocators round, and peaks are sampled on a CPU
+FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # share of a trial's memory that does not grow with the batch, before two batches tell
 CLASS_SPREAD = 0.4  # of the bytes of a sample and of the rest, from one way of computing to another
 BEYOND_FRAC = 1.1  # of the memory: what ran out took at least about so much
 
@@ -93,10 +94,11 @@ class MemoryModel:
         level = float(np.max(shares))
         self._own_variance = (CLASS_SPREAD * level) ** 2
         own = np.full(len(self._values), self._own_variance)
-        prior = np.concatenate([[level**2, (2 * level) ** 2], own / 4, own])
-        precision = np.diag(1 / prior) + rows.T @ rows / NOISE_FRAC**2
+        expected = np.concatenate([[FIXED_FRAC * level, (1 - FIXED_FRAC) * level], 0 * own, 0 * own])
+        variances = np.concatenate([[(FIXED_SPREAD * level) ** 2] * 2, own / 4, own])
+        precision = np.diag(1 / variances) + rows.T @ rows / NOISE_FRAC**2
         self._covariance = np.linalg.inv(precision)
-        self._weights = self._covariance @ rows.T @ shares / NOISE_FRAC**2
+        self._weights = expected + self._covariance @ rows.T @ (shares - rows @ expected) / NOISE_FRAC**2
 
 
 def _is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -20,7 +20,7 @@ NUM_DRAWS = 64  # functions drawn from what is known: their mean gain is good to
 NUM_RANKED = 200  # candidates that are asked whether they are open, and what they cost
 NUM_BEST_TO_COMPILE = 3  # of the configurations without a costly value, those that one may be added to
 NUM_GREEDY = 20  # candidates expected to be the best that are asked the same
-COST_POWER = 1.0  # of the seconds that a gain is divided by
+COST_POWER = 0.5  # of the seconds that a gain is divided by: to the full, compilations come so late that the budget is over
 RELIEF = 0.1  # gain with a side that costs nothing, from which on that side is worth a change
 BELONGS = 0.3  # of what a knob may matter to a side: from there on it is a knob of that side
 
@@ -93,7 +93,8 @@ class Step:
             chosen = max(places, key=lambda place: (max(gains[place, draw], 0.0) / cost[place], gains[place, draw]))
             lead = "may be better"
         else:
-            chosen = max(places, key=lambda place: (max(means[place], 0.0) / cost[place], means[place]))
+            worth = means if max(means[places]) > 0 else hopes
+            chosen = max(places, key=lambda place: worth[place] / cost[place])
             lead = "most promising"
         why = f"{lead}: {explain.changes(best[0], candidates[chosen])}, {explain.gain(float(means[chosen]))}"
         return Proposed(params=candidates[chosen], why=why, promise=float(max(hopes[places])))
