@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotune.cli.run import Asked, carry_out, plan_of
 from autotune.errors import BadInput, Interrupted
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 PREFIX = "record-"  # of the names of recordings
 TABLE = "table.jsonl.gz"  # in the recording's folder
-WITHOUT_RACING = "measure.racing=false"  # a trial that is stopped early has no place in a table
+# Of every recording: a trial that is stopped early has no place in a table, and each starts as the user's own run does.
+FIXED = {"measure.racing": "false", "launch.warm": "off"}
 
 
 def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
@@ -38,7 +39,7 @@ def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
     _check(asked, output)
     facts = host_facts()
     composed = compose(
-        [*asked.overrides, WITHOUT_RACING],
+        [*asked.overrides, *(f"{key}={value}" for key, value in FIXED.items())],
         command=asked.command,
         config_dirs=asked.config_dirs,
         runs_dir=asked.runs_dir,
@@ -73,7 +74,9 @@ def _carry_out(
 def _plan(composed: Composed, facts: dict[str, object]) -> Plan:
     from autotune.config.schema import Budget
 
-    composed.config.study.budget = Budget(minutes=None, trials=None)
+    config = composed.config
+    config.study.budget = Budget(minutes=None, trials=None)
+    config.measure.racing, config.launch.warm = False, "off"  # also of a recording that a version without these began
     return replace(plan_of(composed, facts), is_recording=True)
 
 
@@ -112,13 +115,17 @@ def _is_same(about: StudyRecord, composed: Composed) -> bool:
 
     asked = {key: domain.as_json() if domain else {"auto": True} for key, domain in composed.space.domains.items()}
     secrets = composed.secrets
-    return (about.asked, about.pinned, about.command, about.settings, about.recording["configurations"]) == (
+    return (about.asked, about.pinned, about.command, _chosen(about.settings), about.recording["configurations"]) == (
         asked,
         composed.space.pinned,
         secrets.words(composed.command.parts),
-        secrets.document(settings(composed.config)),
+        _chosen(secrets.document(settings(composed.config))),
         composed.config.record.configurations,
     )
+
+
+def _chosen(settings: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in FIXED}
 
 
 def _check(asked: Asked, output: Path | None) -> None:
@@ -130,7 +137,7 @@ def _check(asked: Asked, output: Path | None) -> None:
         for key in keys
         if key.startswith("study.budget.")
     ]
-    problems += [f"{key}: recordings are measured to the end, got it. Leave it out." for key in keys if key == "measure.racing"]
+    problems += [f"{key}: {FIXED[key]} in every recording, got it. Leave it out." for key in keys if key in FIXED]
     if output is not None and not output.name.endswith(SUFFIX):
         problems.append(f"--output: a table is a file NAME{SUFFIX}, got {str(output)!r}. Give such a name.")
     if problems:

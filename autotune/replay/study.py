@@ -28,7 +28,12 @@ from autotune.study import Listener, Plan, run_study
 from autotune.study.verify import compare
 
 VERIFY_ROUNDS = 4  # as `autotune verify` measures
-NOT_REPLAYED = ("measure.racing", "train.")  # settings of a recording that its replay does without: it races as a study does
+FRESH = "off"
+NOT_REPLAYED = (
+    "measure.racing",
+    "launch.",
+    "train.",
+)  # settings of a recording that its replay does without: it races as a study does
 
 
 @dataclass(kw_only=True)
@@ -121,6 +126,7 @@ def config_of(table: Table, strategy: Strategy) -> StudyConfig:
         OmegaConf.update(raw, key, value, merge=True)
     config = typed(raw)
     config.objective = THROUGHPUT
+    config.launch.warm = FRESH  # as it was recorded
     config.train.global_batch = table.settings.get("train.global_batch")
     return config
 

@@ -24,6 +24,7 @@ from autotune.search.rates import MACHINE, MEASURED, Machine
 from autotune.search.samplers import Distributions
 
 NUMBER_ATTRIBUTE = "trial"  # user attribute: number of the trial in the study folder
+MEMORY, WORKS = "memory", "works"  # constraints that say why a configuration gives no rate
 MIN_MEMORY_VIOLATION = 0.01
 UNKNOWN_MEMORY_VIOLATION = 0.1  # a process killed for memory leaves no peak behind
 
@@ -59,8 +60,8 @@ def told(record: TrialRecord, *, worst: Sequence[float], memory_capacity_bytes: 
         return Told(state=TrialState.FAIL)
     if record.outcome.is_memory:
         violation = _memory_violation(record.peak_memory_bytes, memory_capacity_bytes)
-        return Told(state=TrialState.COMPLETE, values=list(worst), constraints={"memory": violation})
-    return Told(state=TrialState.COMPLETE, values=list(worst), constraints={"works": 1.0})  # as FAIL it would be proposed again
+        return Told(state=TrialState.COMPLETE, values=list(worst), constraints={MEMORY: violation})
+    return Told(state=TrialState.COMPLETE, values=list(worst), constraints={WORKS: 1.0})  # as FAIL it would be proposed again
 
 
 def scores_of(record: TrialRecord) -> list[float | None]:
@@ -129,9 +130,18 @@ def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **
     answer = told(record, **limits)
     trial.set_user_attr(NUMBER_ATTRIBUTE, record.number)
     trial.set_user_attr(MEASURED, measured(record))
-    for name, violation in answer.constraints.items():
+    for name, violation in _even(answer).items():
         trial.set_constraint(name, violation)
     study.tell(trial, answer.values, state=answer.state)
+
+
+def _even(answer: Told) -> dict[str, float]:
+    """Returns the same constraints for every trial, 0 for one that is kept: Optuna's GP refuses trials that differ in them."""
+    if answer.values is None:
+        return {}
+    limits = [violation for name, violation in answer.constraints.items() if name not in (MEMORY, WORKS)]
+    kept = {name: answer.constraints.get(name, 0.0) for name in (MEMORY, WORKS)}
+    return {**kept, "limits": max(limits, default=0.0)}
 
 
 def add_known(study: optuna.Study, record: TrialRecord, distributions: Distributions, **limits: Any) -> None:
@@ -152,7 +162,7 @@ def add_known(study: optuna.Study, record: TrialRecord, distributions: Distribut
             params=params,
             distributions={key: distributions[key] for key in params},
             user_attrs={NUMBER_ATTRIBUTE: record.number, MEASURED: measured(record)},
-            constraints=answer.constraints,
+            constraints=_even(answer),
         )
     )
 

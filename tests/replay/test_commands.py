@@ -126,7 +126,7 @@ def test_any_number_of_processes_gives_the_same(tables, capsys):
         (["record", "study.budget.minutes=3", "--", sys.executable, "x.py"], "Give record.minutes=M"),
         (["record", "-o", "table.json", "--", sys.executable, "x.py"], "a table is a file NAME.jsonl.gz"),
         (["record", "record.repeats=0", "model=mlp"], "record.repeats: too small, got 0"),
-        (["record", "measure.racing=true", "model=mlp"], "measured to the end"),
+        (["record", "measure.racing=true", "model=mlp"], "measure.racing: false in every recording"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(words, problem, capsys, tmp_path, monkeypatch):

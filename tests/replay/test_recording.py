@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from autotune.cli.record import WITHOUT_RACING
+from autotune.cli.record import FIXED
 from autotune.records import Outcome
 from autotune.replay.export import plain, table_of
 from autotune.replay.table import key_of
@@ -15,13 +15,15 @@ from autotune.study.design import configurations
 from autotune.testing.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 from tests.study.conftest import Bench
 
-SPACE = ("search_space=none", "loader.num_workers=choice(0,2)", "precision.amp=choice(off,bf16)", WITHOUT_RACING)
+SPACE = ("search_space=none", "loader.num_workers=choice(0,2)", "precision.amp=choice(off,bf16)")
+
+FIXED_WORDS = tuple(f"{key}={value}" for key, value in FIXED.items())
 
 
 @pytest.fixture
 def recording(tmp_path):
     def make(surface=None, *overrides, **plan):
-        made = Bench(tmp_path / "runs", surface, *SPACE, *overrides, is_recording=True, **plan)
+        made = Bench(tmp_path / "runs", surface, *SPACE, *FIXED_WORDS, *overrides, is_recording=True, **plan)
         made.plan.config.study.budget.minutes = None
         return made
 
