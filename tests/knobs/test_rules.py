@@ -48,6 +48,11 @@ def test_knobs_of_cuda_are_blocked_on_the_cpu_with_the_reason(key: str) -> None:
     assert knob(key).blocked(HOPPER) is None
 
 
+def test_bytes_are_tried_only_where_they_are_copied_to_a_device() -> None:
+    assert knob("loader.uint8_transfer").domain(CPU) == [False]
+    assert knob("loader.uint8_transfer").domain(HOPPER) == [False, True]
+
+
 def test_tf32_and_bf16_need_ampere() -> None:
     assert "needs 8.0" in str(knob("precision.matmul").blocked(VOLTA))
     assert knob("precision.amp").domain(VOLTA) == ["off", "fp16"]
