@@ -78,7 +78,14 @@ def rows(name: str, fresh: Sequence[Measured], warm: Sequence[Measured]) -> list
     return [
         (name, "rate per second", f"{rate[0]:.2f}", f"{rate[1]:.2f}", f"{ratio.ratio:.4f} {interval(ratio.ci, 4)}", rate_goal),
         (name, "launch to torch, s", f"{start_s[0]:.3f}", f"{start_s[1]:.3f}", f"{start_s[1] / start_s[0]:.3f}", start_goal),
-        (name, "outside warm-up and window, s", f"{rest_s[0]:.2f}", f"{rest_s[1]:.2f}", f"{rest_s[1] / rest_s[0]:.2f}", rest_goal),
+        (
+            name,
+            "outside warm-up and window, s",
+            f"{rest_s[0]:.2f}",
+            f"{rest_s[1]:.2f}",
+            f"{rest_s[1] / rest_s[0]:.2f}",
+            rest_goal,
+        ),
     ]
 
 
