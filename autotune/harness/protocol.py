@@ -91,8 +91,8 @@ class MeasureRules:
     min_s: float = 2.0
     max_s: float = 30.0
     half_width_frac: float = 0.03  # stop when the blocks' spread makes a 95 % half-width this narrow, relative to the mean
-    # A trial that may be the best so far is measured more narrowly before it is believed: three times as narrow is nine times as
-    # many blocks, so there is a bound of its own, beyond which the finals have to tell.
+    # A trial that may be the best so far is measured more narrowly before it is believed: three times as narrow is nine times
+    # as many blocks, so there is a bound of its own, beyond which the finals have to tell.
     promoted_half_width_frac: float = 0.01
     promoted_max_s: float = 8.0
     race_min_s: float = 1.0  # of a window before racing may end it: shorter, and nobody could say whether it was disturbed
@@ -119,8 +119,8 @@ class Spec:
         max_steps: in mode "parity", optimizer steps.
         max_s: in mode "parity", seconds since the first step after which fewer steps do, though not under 8; None for no bound.
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None never.
-        promote_above_per_s: where the rate of all ranks may reach this, the best so far, the window goes on until it is as narrow
-            as `MeasureRules.promoted_half_width_frac` asks; None never.
+        promote_above_per_s: where the rate of all ranks may reach this, the best so far, the window goes on until it is as
+            narrow as `MeasureRules.promoted_half_width_frac` asks; None never.
         tokens_per_sample: tokens of each sample, which are counted instead of samples; None where nobody told.
         origin: in mode "apply", the file that the knobs come from, as the user named it.
         made_on: in mode "apply", what that file was made on: {"torch", "device_name"}; None on the CPU, unknown is absent.
