@@ -213,6 +213,7 @@ def run(argv: List[str]) -> None:
         raise
     except BaseException as error:
         tell(error)
+        forget_file(made)
         sys.exit(1)
 
 
@@ -241,6 +242,13 @@ def run_script(words: List[str], made: types.ModuleType) -> None:
     with io.open_code(path) as file:
         source = file.read()
     exec(compile(source, path, "exec", dont_inherit=True), made.__dict__)
+    forget_file(made)
+
+
+def forget_file(made: types.ModuleType) -> None:
+    """Takes away what the interpreter takes away from a script that has come to its end, before what runs at exit."""
+    for name in ("__file__", "__cached__"):
+        made.__dict__.pop(name, None)
 
 
 def tell(error: BaseException) -> None:

@@ -159,7 +159,13 @@ class TrialRunner:
         if held := self._watch.before():
             self._listener.notice(self._plan.secrets.text(held))
         started_at = self._plan.clock.time()
-        running, is_stopped = self._plan.launcher.start(launch), False
+        try:
+            running, is_stopped = self._plan.launcher.start(launch), False
+        except KeyboardInterrupt:  # a warm server may take seconds to start
+            unstarted = _unstarted(self._plan.clock.time() - started_at)
+            record = _record(request, launch.spec, unstarted, self._watch)
+            record.started_at = started_at
+            raise StoppedNow(self._keep(Finished(record=record))) from None
         try:
             ended = self._wait(running)
         except KeyboardInterrupt:
@@ -353,6 +359,20 @@ def _record(request: Request, spec: Spec, ended: Ended, watch: MachineWatch) -> 
     if not outcome.has_value or record.value is None:
         record.value, record.ci, record.why_no_ci = None, None, ""
     return record
+
+
+def _unstarted(seconds: float) -> Ended:
+    """Returns what became of a trial that was called off before its first process."""
+    return Ended(
+        exit_code=None,
+        signal=None,
+        cause="stopped",
+        phase="spawn",
+        results=[],
+        problems=[],
+        seconds=seconds,
+        evidence={"stop_reason": "interrupted by the user"},
+    )
 
 
 def _evidence(ended: Ended, first: RankResult | None) -> dict[str, Any]:
