@@ -59,7 +59,7 @@ def trial_environment(launch: Launch) -> dict[str, str]:
 def server_environment(launch: Launch) -> dict[str, str]:
     """Returns the environment of a warm server: a trial's, without what is each trial's own. The harness sleeps in it."""
     environment = trial_environment(launch)
-    for name in (*_quiet(launch.folder), protocol.SPEC_VARIABLE):
+    for name in (*_quiet(launch.folder.resolve()), protocol.SPEC_VARIABLE):
         if name not in launch.env:
             environment.pop(name, None)
     environment[protocol.MARK_VARIABLE] = mark_of(study_of(launch.folder), SERVER)

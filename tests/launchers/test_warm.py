@@ -110,8 +110,18 @@ if TORCH:
     drawn += [torch.initial_seed(), float(torch.rand(1))]
     seen["torch"] = [torch.get_num_threads(), torch.get_num_interop_threads(), torch.cuda.is_initialized(),
                      float(torch.ones(1 << 20).sum())]
-    loader = torch.utils.data.DataLoader(list(range(8)), batch_size=4, num_workers=1)
-    seen["loaded"] = [batch.tolist() for batch in loader]
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen["losses"] = []
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        seen["losses"].append(float(loss))
 modules = sorted(sys.modules)
 document = {"seen": seen, "drawn": drawn, "modules": modules}
 with open(os.path.join(os.path.dirname(os.environ["AUTOTUNE_SPEC"]), "seen.json"), "w") as file:
@@ -124,9 +134,15 @@ def dump(launcher, study, number, *, modules, argv, env):
     launch = a_launch(folder, [sys.executable, *argv], env=env)
     launch.cwd, launch.warm, launch.spec.trial = str(study.parent), modules, number
     ended = wait(LocalLauncher.start(launcher, launch))
-    assert ended.exit_code == 0, ended.evidence["log_tail"]
+    assert ended.exit_code in (0, None), ended.evidence["log_tail"]  # with a result it is not waited for
     assert ended.start == ("warm" if modules else "fresh")
-    return json.loads((folder / "seen.json").read_text().replace(str(folder.resolve()), "TRIAL"))
+    found = json.loads((folder / "seen.json").read_text().replace(str(folder.resolve()), "TRIAL"))
+    for result in ended.results:  # of the steps it made
+        told = ("observed", "applicability", "target", "detected", "unit", "unit_source", "world_size", "status")
+        found["seen"]["result"] = {name: getattr(result, name) for name in told}
+        facts = {name: value for name, value in result.facts.items() if name != "startup"}
+        found["seen"]["facts"], found["startup"] = facts, result.facts["startup"]
+    return found
 
 
 def differences(one, other):
@@ -163,6 +179,8 @@ def test_program_sees_what_it_sees_in_a_fresh_start(launcher, study, argv):
 
 def test_torch_is_as_after_a_fresh_import(launcher, study):
     fresh, found = compared(launcher, study, ["dump.py"], modules=("torch",), env={})
+    assert (fresh["startup"], found[0]["startup"]) == ({"is_first": True, "changed": []}, {})
+    assert fresh["seen"]["result"]["status"] == "ended"
     extra = {name for one in found for name in one["modules"]} - set(fresh["modules"])
     assert extra <= {"runpy", "_autotune_harness.warm_server"}
     assert set(fresh["modules"]) <= set(found[0]["modules"])
@@ -222,6 +240,13 @@ if __name__ == "__main__":
     script = program(body)[3].replace("spec = json.load", "if __name__ == '__main__': spec = json.load")
     ended = wait(launcher.start(a_launch(folder, [*program("")[:3], script])))
     assert (ended.cause, ended.start) == ("result", "warm"), ended.evidence["log_tail"]
+
+
+def test_study_s_folder_may_be_given_relative_to_the_tuner_s(launcher, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    launch = a_launch(folder.relative_to(tmp_path), program("result()"))
+    launch.cwd, launch.spec.folder = str(tmp_path), str(folder)
+    assert wait(launcher.start(launch)).start == "warm"
 
 
 # Nothing is left

@@ -30,11 +30,13 @@ STOP_AFTER = 5  # ... and so many in a row end the search
 class RatesSampler(optuna.samplers.BaseSampler):
     """Proposes by what device rate, loader capacity and memory will be; see `Forecast` and `MemoryModel`.
 
-    In turn: the change of one knob on the side that binds, a configuration drawn by its chance to be the best (Thompson), the
-    change of one knob again, and the one expected to be the best. Gains count per second that a trial costs. Everything is read
+    In turn: the change of one knob on a side that binds, a configuration drawn by its chance to be the best (Thompson), the
+    change of one knob again, and the one expected to be the best; a gain counts by what finding out costs. Everything is read
     from the journal: trials that others added, that ran before or that run beside count as those it proposed itself.
 
-    Where that cannot help (several objectives, no rates, another objective than the rate) TPE proposes, and that is said.
+    Where that cannot help (several objectives, no rates, another objective than the rate) the fallback proposes, and that is
+    said. Where D and L do not explain the rates it goes on with the rates by themselves: on landscapes made to break D and L
+    that finds as much as TPE does.
 
     Attributes:
         rules: what the study knows of configurations.

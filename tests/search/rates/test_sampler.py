@@ -127,16 +127,16 @@ def test_device_bound_program_is_changed_on_the_device_side():
     assert "workers" not in found.why
 
 
-def test_no_configuration_is_proposed_twice_until_all_are_known():
-    study = new_study([with_()])
-    seen = set()
-    for _ in range(143):
+def test_no_configuration_is_proposed_twice_and_it_says_when_none_is_left():
+    few = [one for one in all_configurations() if one[WORKERS] < 2 and one[BATCH] < 64]
+    study = new_study([with_()], rules=Rules(active=active, is_open=lambda params: params in few))
+    seen = [with_()]
+    for _ in range(len(few) - 1):
         trial, params = asked(study)
-        key = tuple(sorted(params.items()))
-        assert key not in seen
-        seen.add(key)
+        assert params not in seen
+        seen.append(params)
         tell(study, trial, params)
-    assert len(seen) == len({tuple(sorted(one.items())) for one in all_configurations()}) - 1
+    assert all(one in seen for one in few)
     asked(study)
     assert study.sampler.is_exhausted
 
