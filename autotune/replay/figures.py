@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import random
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,13 +14,12 @@ from autotune.records import Outcome
 from autotune.replay.bench import Result
 from autotune.replay.study import Claim, Replayed, Step
 from autotune.replay.table import Key, Measurement
-from autotune.replay.world import mean, optimum_of, sorted_key
+from autotune.replay.world import mean, optimum_of
 
 SCHEMA = 1
 AT_TRIALS = (10, 20, 40)
 TARGETS = (0.95, 0.98)  # fractions of the optimum that a search is timed to
 WORTH_FRAC = 0.85  # a table on which ten random trials reach more of the optimum, in the median, tells searches not apart
-RANDOM_DRAWS = 2000  # ten random configurations each
 NEAR_CAP_FRAC = 0.8  # of the memory: what a memory table's optimum must fill, or avoiding want of memory costs nothing
 LOSS_FRAC = 0.005  # of the optimum: what one search must be ahead of another for that to count
 CURVE_POINTS = 60  # of the curves by seconds
@@ -80,14 +79,15 @@ def _table(result: Result) -> dict[str, Any]:
 def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
     """Returns what the best of the baseline and ten random configurations is worth, as a fraction of the optimum.
 
-    The median of many draws, by means over all repeats, so without noise.
+    The median over all draws without replacement, by means over all repeats, so without noise: the best of n out of N is at
+    most the k-th smallest in C(k, n) of C(N, n) draws.
     """
-    rng = random.Random(0)
     rates = {key: mean(group) or 0.0 for key, group in groups.items()}
-    optimum, base = rates[optimum_of(groups)], rates.get(frozenset(), 0.0)
-    others = [rates[key] for key in sorted(rates, key=sorted_key) if key]
-    drawn = [max(base, *rng.sample(others, min(AT_TRIALS[0], len(others)))) / optimum for _ in range(RANDOM_DRAWS)]
-    return statistics.median(drawn)
+    others = sorted(rate for key, rate in rates.items() if key)
+    num = min(AT_TRIALS[0], len(others))
+    half = math.comb(len(others), num) / 2
+    median = next((rate for k, rate in enumerate(others, 1) if math.comb(k, num) >= half), 0.0)
+    return max(median, rates.get(frozenset(), 0.0)) / rates[optimum_of(groups)]
 
 
 def _memory(groups: dict[Key, list[Measurement]], optimum: Key, memory_bytes: int | None) -> dict[str, Any]:
