@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,9 +19,9 @@ from autotune.search.rates.rules import Params, Parts, Rules
 from autotune.search.rates.working import Suspects
 
 NUM_DRAWS = 64  # functions drawn from what is known: their mean gain is good to a tenth of its own spread
-NUM_RANKED = 200  # candidates that are asked whether they are open, and what they cost
+NUM_RANKED = 200  # open candidates of which most is hoped, to choose among by what they cost
 NUM_BEST_TO_COMPILE = 3  # of the configurations without a costly value, those that one may be added to
-NUM_GREEDY = 20  # candidates expected to be the best that are asked the same
+NUM_GREEDY = 20  # open candidates that are expected to be the best, beside them
 COST_POWER = 0.5  # of the seconds that a gain is divided by: to the full, compilations come so late that the budget is over
 RELIEF = 0.1  # gain with a side that costs nothing, from which on that side is worth a change
 BELONGS = 0.3  # of what a knob may matter to a side: from there on it is a knob of that side
@@ -79,8 +81,10 @@ class Step:
         gains = (np.exp(expected.draws[1:] - expected.draws[0]) - 1) * works[:, None]
         means = (np.exp(expected.mean[1:] - expected.mean[0]) - 1) * works
         hopes = np.maximum(gains, 0.0).mean(axis=1)
-        ranked = dict.fromkeys([*np.argsort(-hopes)[:NUM_RANKED].tolist(), *np.argsort(-means)[:NUM_GREEDY].tolist()])
-        places = [place for place in ranked if self._rules.is_open(candidates[place])]
+        is_open = functools.cache(lambda place: self._rules.is_open(candidates[place]))
+        hoped = itertools.islice(filter(is_open, np.argsort(-hopes).tolist()), NUM_RANKED)
+        likely = itertools.islice(filter(is_open, np.argsort(-means).tolist()), NUM_GREEDY)
+        places = list(dict.fromkeys([*hoped, *likely]))
         if not places:
             return None
         cost = {place: self._rules.expected_s(candidates[place]) ** COST_POWER if self._parts.cost else 1.0 for place in places}

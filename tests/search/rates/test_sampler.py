@@ -129,6 +129,7 @@ def test_device_bound_program_is_changed_on_the_device_side():
 
 def test_no_configuration_is_proposed_twice_and_it_says_when_none_is_left():
     few = [one for one in all_configurations() if one[WORKERS] < 2 and one[BATCH] < 64]
+    few = [one for n, one in enumerate(few) if one not in few[:n]]
     study = new_study([with_()], rules=Rules(active=active, is_open=lambda params: params in few))
     seen = [with_()]
     for _ in range(len(few) - 1):
