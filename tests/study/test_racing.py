@@ -15,7 +15,7 @@ def limits(study):
 
 
 def test_search_trials_race_against_the_best_so_far_and_nothing_else_does(bench):
-    study = bench(Surface(gains=SLOW), minutes=12)
+    study = bench(Surface(gains=SLOW), "search.sampler=tpe", minutes=12)
     summary = study.run()
     raced = [trial for trial in study.trials if trial.outcome is Outcome.raced]
     assert raced
@@ -30,7 +30,7 @@ def test_search_trials_race_against_the_best_so_far_and_nothing_else_does(bench)
 
 
 def test_a_raced_trial_keeps_its_value_for_the_sampler_and_may_not_win(bench):
-    study = bench(Surface(gains=SLOW), minutes=12)
+    study = bench(Surface(gains=SLOW), "search.sampler=tpe", minutes=12)
     summary = study.run()
     raced = {trial.number for trial in study.trials if trial.outcome is Outcome.raced}
     assert raced
