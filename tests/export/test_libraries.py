@@ -68,6 +68,7 @@ def read(answers):
     return _read
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ending", ["yaml", "json"])
 def test_training_arguments_take_it(read, ending):
     assert read("hugging_face")[ending] == {

@@ -78,6 +78,7 @@ def test_impatient_ctrl_c_does_not_cut_the_ending_short(study):
     assert [trial["outcome"] for trial in study.summary()["trials"]] == ["ok", "interrupted"]
 
 
+@pytest.mark.thorough
 def test_closed_terminal_interrupts_the_study_and_leaves_no_process(study):
     ours, theirs = pty.openpty()
     study.environment["TERM"] = "xterm"
@@ -122,6 +123,7 @@ def test_output_that_nobody_takes_ends_no_study(tmp_path, out):
         study.end()
 
 
+@pytest.mark.thorough
 def test_nohup_outlives_the_terminal(tmp_path):
     study = StubStudy(tmp_path, "progress('init'); progress('steady', 3); time.sleep(0.3); answer()", "study.budget.trials=1")
     try:

@@ -177,6 +177,7 @@ def test_program_sees_what_it_sees_in_a_fresh_start(launcher, study, argv):
     compared(launcher, study, argv, modules=NO_TORCH, env=env)
 
 
+@pytest.mark.thorough
 def test_torch_is_as_after_a_fresh_import(launcher, study):
     fresh, found = compared(launcher, study, ["dump.py"], modules=("torch",), env={})
     assert (fresh["startup"], found[0]["startup"]) == ({"is_first": True, "changed": []}, {})

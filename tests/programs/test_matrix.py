@@ -15,7 +15,12 @@ from tests.programs.expectations import PROGRAMS, PYTHON, SEEN_AS, Program
 from tests.programs.starting import Journal, Seen, run_trial
 
 Look = Callable[[Program], Seen]
-EVERY = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+# What costs most and shows least beside its neighbours: one imports transformers, the other is a row that is there, by a script.
+SLOW = ("hf_trainer", "bystander_from_bash")
+EVERY = pytest.mark.parametrize(
+    "program",
+    [pytest.param(each, marks=[pytest.mark.thorough] * (each.name in SLOW), id=each.name) for each in PROGRAMS],
+)
 
 
 def ranks_of(program: Program) -> list[int | None]:

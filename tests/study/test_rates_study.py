@@ -82,6 +82,7 @@ def test_study_that_goes_on_knows_what_was_tried(bench):
     assert sampled(study)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", ["seeds", "decomposition", "memory_model", "cost_aware", "stop"])
 def test_each_part_can_be_left_out(bench, part):
     summary = bench(Surface(gains=FAST), f"search.{part}=false", "study.budget.trials=12", minutes=30).run()
