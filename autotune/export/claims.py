@@ -113,8 +113,12 @@ def _measured(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
     """Returns the speedup of a configuration that was not the finals' choice: measured again, else from the search."""
     if again := entry.get("speedup"):
         return dict(again)
-    trials = {trial["number"]: trial for trial in summary["trials"]}
-    value, baseline = (score_of(summary, trials.get(number) or {}) for number in (entry["trial"], summary["baseline"]["trial"]))
+    sides = (entry, summary["baseline"])
+    paired = summary["speedup"] or {}
+    if paired.get("num_rounds") or paired.get("ci"):  # the baseline's is from the finals: held against its own search value
+        trials = {trial["number"]: trial for trial in summary["trials"]}
+        sides = tuple(trials.get(side["trial"]) or {} for side in sides)
+    value, baseline = (score_of(summary, side) for side in sides)
     return {
         "ratio": value / baseline if value and baseline else None,
         "ci": None,
