@@ -244,3 +244,18 @@ def test_deepspeed_gets_the_program_s_own_batch_or_says_that_it_needs_one(change
     assert any("weights in bf16" in note for note in exported.notes)
     summary["baseline"]["knobs"] = {}
     assert any("DeepSpeed needs it" in note for note in render(summary, "deepspeed", None).notes)
+
+
+@pytest.mark.parametrize(("trials", "verdict"), [([], "none"), ([{"number": 1, "value": 90.0, "changed": {"a": 1}}], "same")])
+def test_a_study_that_measured_nothing_beside_the_baseline_claims_no_verdict(summary, trials, verdict):
+    summary["best"] = {**summary["baseline"], "overrides": {}}
+    summary |= {"best_by_tier": {}, "trials": [{"number": 0, "value": 98.0, "changed": {}}, *trials]}
+    text = render(summary, "yaml", None).text
+    assert ("Nothing was measured beside the baseline" in text) == (verdict == "none")
+    assert loaded(text)["provenance"]["speedup"]["verdict"] == verdict
+
+
+def test_what_a_file_without_comments_is_is_no_note(summary):
+    exported = render(summary, "deepspeed", None)
+    assert exported.header[0].startswith("autotune: the best configuration")
+    assert not set(exported.header) & set(exported.notes)
