@@ -82,7 +82,7 @@ def test_arguments_of_the_program_s_own_are_told_filled_in(summary, format):
     }
     exported = render(summary, format, None)
     line = "The program takes some of it as arguments: python train.py --workers=4"
-    assert (line in exported.text) or (format == "deepspeed" and line in exported.notes)
+    assert (line in exported.text) or (format == "deepspeed" and line in exported.header)
     if format == "yaml":
         assert loaded(exported.text)["provenance"]["program"]["placeholders"] == {"loader.num_workers": 0}
 
@@ -128,7 +128,7 @@ def test_a_baseline_that_won_is_a_valid_file_that_changes_nothing(summary, forma
     summary["best"] = {"trial": 0, "value": 100.0, "ci": None, "overrides": {}, "knobs": {}}
     summary["pinned"] = {}
     exported = render(summary, format, None)
-    assert "nothing to change" in exported.text + "".join(exported.notes)
+    assert "nothing to change" in exported.text + "".join(exported.header)
     assert exported.left_out == []
 
 
