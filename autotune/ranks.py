@@ -14,6 +14,7 @@ from autotune.harness.protocol import RankResult
 # Of a step, by which one rank's own work may be longer than another's before it is called a straggler: the moderate threshold
 # of the trusted profilers for a share of the step that is lost.
 STRAGGLER_FRAC = 0.05
+MAX_STRAGGLER_WAIT_FRAC = 0.25  # of a step: a rank that waits longer in collectives is not whom the others wait for
 SAME_FRAC = 0.01  # an evaluation is longer, rounding shorter
 
 
@@ -105,10 +106,16 @@ def joined(results: Sequence[RankResult]) -> dict[str, Any]:
     return {
         "world_size": results[0].world_size,
         "skew_frac": skew_frac,
-        "stragglers": [entry["rank"] for entry in by_rank if is_skewed and entry["own_s"] > (max(own_s) + min(own_s)) / 2],
+        "stragglers": [entry["rank"] for entry in by_rank if is_skewed and _is_late(entry, own_s, step_s)],
         "communication": _communication(results, by_rank, step_s),
         "by_rank": by_rank,
     }
+
+
+def _is_late(entry: dict[str, Any], own_s: Sequence[float], step_s: float) -> bool:
+    """Returns whether others wait for a rank: its own work is longer, and it does not wait as much for them."""
+    waits_less = entry["exposed_s"] < MAX_STRAGGLER_WAIT_FRAC * step_s
+    return waits_less and entry["own_s"] > (max(own_s) + min(own_s)) / 2
 
 
 def _of_rank(result: RankResult, first: RankResult) -> dict[str, Any]:

@@ -139,6 +139,8 @@ def communication_text(ranks: dict[str, Any]) -> str:
         ranks: as `ranks.joined` returns it.
     """
     found = ranks["communication"]
+    if not found and not any(entry.get("step_s") for entry in ranks.get("by_rank") or []):
+        return "communication: not measured, the trial has no steps to tell it from"
     if not found:
         return "communication: not known, its time is read from DistributedDataParallel"
     share = f" ({found['exposed_frac']:.0%} of it)" if found["exposed_frac"] is not None else ""

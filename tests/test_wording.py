@@ -92,3 +92,10 @@ def test_our_own_commands_are_quoted_for_a_shell(runs, text):
 def test_a_line_stays_a_line():
     assert wording.one_line("a\nb\t\x1b[31mc", 80) == "a b [31mc"
     assert wording.one_line("x" * 100, 10) == "xxxxxxx..."
+
+
+def test_communication_of_a_trial_that_failed_was_not_measured():
+    failed = {"communication": None, "by_rank": [{"rank": 0, "step_s": None}, {"rank": 1, "step_s": None}]}
+    assert "not measured" in wording.communication_text(failed)
+    failed["by_rank"][0]["step_s"] = 0.1
+    assert "DistributedDataParallel" in wording.communication_text(failed)

@@ -313,6 +313,7 @@ def knobs(
 
 @app.command(rich_help_panel=_PANEL_KNOW)
 def doctor(
+    ctx: typer.Context,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="data.root=DIR", help="Folder of the training data: how fast is it read?", show_default=False),
@@ -338,7 +339,7 @@ def doctor(
     """
     from autotune.cli import doctor as implementation
 
-    return implementation.doctor(overrides or (), data=data, python=python, as_json=as_json)
+    return implementation.doctor(overrides or (), data=data, python=python, as_json=as_json, command=ctx.obj)
 
 
 app.command(cls=WithKeys, rich_help_panel=_PANEL_SEARCH)(judging.record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import shutil
 import sys
 import threading
@@ -45,7 +46,9 @@ STYLES = {Status.fine: "good", Status.absent: "quiet", Status.mend: "warn", Stat
 BROKEN = 1  # exit code
 
 
-def doctor(overrides: Sequence[str], *, data: str | None, python: str | None, as_json: bool) -> int:
+def doctor(
+    overrides: Sequence[str], *, data: str | None, python: str | None, as_json: bool, command: Sequence[str] | None = None
+) -> int:
     """Prints what was found; returns 1 when something is broken, else 0.
 
     Args:
@@ -53,15 +56,20 @@ def doctor(overrides: Sequence[str], *, data: str | None, python: str | None, as
         data: the same as an option.
         python: the interpreter whose torch is looked at; None for the one that autotune runs in.
         as_json: print one document instead.
+        command: what stands behind `--`, which must be nothing: no program is started.
 
     Raises:
         BadInput: there is no such folder or interpreter, or a key that means nothing here.
     """
+    if command is not None:
+        got = shlex.join(command)
+        instead = "Leave it out; --python PYTHON names its interpreter."
+        raise BadInput(f"COMMAND: doctor starts none, got {got!r} behind --. {instead}")
     begun_s = time.monotonic()
     folder, interpreter = _folder(overrides, data), _interpreter(python)
     with console(stderr=True).status("looking at this machine") as status:
         answers = _ask(interpreter, folder, status.update)
-    findings = _findings(answers)
+    findings = [printable(finding) for finding in _findings(answers, named=interpreter if python else "")]
     if as_json:
         print_json(_document(findings, answers, time.monotonic() - begun_s))
     else:
@@ -126,13 +134,20 @@ def _ask(python: str, folder: str | None, say: Any) -> dict[str, Answer]:
     return answers
 
 
-def _findings(answers: dict[str, Answer]) -> list[Finding]:
+def printable(finding: Finding) -> Finding:
+    """Returns a finding without characters that would steer the terminal: names of folders may hold any."""
+    texts = {name: getattr(finding, name) for name in ("found", "cost", "command")}
+    safe = {name: "".join(letter if letter.isprintable() else "?" for letter in text) for name, text in texts.items()}
+    return dataclasses.replace(finding, **safe)
+
+
+def _findings(answers: dict[str, Answer], *, named: str) -> list[Finding]:
     gpus, host, interpreter, data = (answers[name] for name in ("gpus", "host", "interpreter", "data"))
     return [
         *check_gpus(gpus.facts, gpus.problem),
         *check_connections(gpus.facts, host.facts),
         *check_host(host.facts, host.problem),
-        *check_program(interpreter.facts, interpreter.problem, gpus=gpus.facts, host=host.facts),
+        *check_program(interpreter.facts, interpreter.problem, gpus=gpus.facts, host=host.facts, named=named),
         *check_data(data.facts, data.problem, host=host.facts),
     ]
 

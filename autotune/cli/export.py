@@ -35,8 +35,10 @@ def write(folder: StudyFolder, *, format_: str, tier: str | None, output: Path |
                 f"--output: cannot be written, got {str(output)!r} ({error.strerror}). Give another file."
             ) from error
         print(f"wrote {output}", file=sys.stderr)
+    for line in exported.header:
+        print(line, file=sys.stderr)
     for line in exported.notes:
-        print(f"note: {line}", file=sys.stderr)
+        print(f"note: {line.removeprefix('Note: ')}", file=sys.stderr)
     if exported.left_out:
         print(f"not expressible in {format_}; `autotune apply` sets these, too:", file=sys.stderr)
         print("\n".join(f"  {line}" for line in exported.left_out), file=sys.stderr)

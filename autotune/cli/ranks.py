@@ -20,12 +20,12 @@ def block(summary: Summary) -> Group | None:
     if not ranks:
         return None
     made = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
-    made.add_column(f"ranks of trial {number}", no_wrap=True)
+    made.add_column(f"rank (trial {number})", no_wrap=True)
     unit = str(summary.get("unit") or "samples")
-    for name in (f"{unit}/s", "waits for input", "waits for ranks", "memory"):
+    for name in (f"{unit}/s", "input", "ranks", "memory"):
         made.add_column(name, justify="right", no_wrap=True)
     for entry in ranks["by_rank"]:
-        slow = "  (the others wait for it)" if entry["rank"] in ranks["stragglers"] else ""
+        slow = "  the others wait for it" if entry["rank"] in ranks["stragglers"] else ""
         made.add_row(
             Text.assemble(str(entry["rank"]), (slow, "warn")),
             compact_text(entry["rate_per_s"]),
@@ -33,7 +33,8 @@ def block(summary: Summary) -> Group | None:
             _share_text(_frac(entry["exposed_s"], entry["step_s"])),
             bytes_text(entry["peak_memory_bytes"]),
         )
-    return Group(made, Text(communication_text(ranks), style="quiet"))
+    legend = "input, ranks: share of a step that waits for them"
+    return Group(made, Text(legend, style="quiet"), Text(communication_text(ranks), style="quiet"))
 
 
 def _frac(part: float | None, whole: float | None) -> float | None:

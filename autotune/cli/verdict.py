@@ -143,7 +143,8 @@ def _verdict(summary: Summary) -> str:
 def _reason(summary: Summary) -> str:
     if verification := summary.get("verification"):
         return claims.explanation(verification)
-    return str((summary.get("speedup") or {}).get("reason") or "")
+    speedup = summary.get("speedup") or {}
+    return "" if speedup.get("ratio") is None else str(speedup.get("reason") or "")  # without a ratio the headline says it
 
 
 def _grid(*, indent: int = 0) -> Table:
@@ -262,7 +263,7 @@ def file_lines(summary: Summary) -> list[tuple[str, str]]:
     said = []
     if left:
         more = f" and {len(left) - MAX_FILES} more" if len(left) > MAX_FILES else ""
-        said.append(("left", f"{', '.join(left[:MAX_FILES])}{more}: written by trials, not removed"))
+        said.append(("left", f"{', '.join(left[:MAX_FILES])}{more}: new in the folder since, not removed"))
     for entry in files.get("restored") or []:
         numbers = entry["trials"]
         who = f"trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
@@ -277,7 +278,7 @@ def lines(summary: Summary, path: Path) -> list[str]:
         return [*said, *claims.lines(summary), *_last_lines(summary, path)]
     if summary.get("recording"):
         return [*said, *_last_lines(summary, path)]
-    if reason := (summary.get("speedup") or {}).get("reason"):
+    if reason := _reason(summary):
         said.append(f"reason  {reason}")
     said += [f"note  {line}" for line in objective_lines(summary)]
     said += [f"finding  {found['finding']}: {found['advice']}" for found in summary.get("diagnosis") or []]

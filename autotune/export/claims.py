@@ -40,6 +40,11 @@ class Claimed:
         return _is_best(self.summary, self.entry)
 
     @property
+    def is_compared(self) -> bool:
+        """Whether anything was measured beside the baseline."""
+        return is_compared(self.summary)
+
+    @property
     def worth(self) -> dict[str, dict[str, Any]]:
         """Knob key -> what the change is worth, as in the summary's attribution."""
         return {change["knob"]: change for change in self.summary.get("attribution") or []} if self.is_best else {}
@@ -97,8 +102,15 @@ def speedup_of(summary: Summary, entry: dict[str, Any]) -> dict[str, Any] | None
     compared: dict[str, Any] | None = summary["speedup"]
     if not entry.get("overrides"):
         said = compared or {}
+        if not is_compared(summary):
+            return {"ratio": None, "ci": None, "verdict": "none", "reason": said.get("reason") or ""}
         return {"ratio": 1.0, "ci": None, "verdict": "same", "reason": said.get("reason") or "", "kept": _kept_over(said)}
     return compared if _is_best(summary, entry) else _measured(summary, entry)
+
+
+def is_compared(summary: Summary) -> bool:
+    """Returns whether a study has measured anything beside its baseline."""
+    return any(trial.get("value") and trial.get("changed", True) for trial in summary["trials"] if trial["number"])
 
 
 def _kept_over(said: dict[str, Any]) -> str:
@@ -113,8 +125,12 @@ def _measured(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
     """Returns the speedup of a configuration that was not the finals' choice: measured again, else from the search."""
     if again := entry.get("speedup"):
         return dict(again)
-    trials = {trial["number"]: trial for trial in summary["trials"]}
-    value, baseline = (score_of(summary, trials.get(number) or {}) for number in (entry["trial"], summary["baseline"]["trial"]))
+    sides = [entry, summary["baseline"]]
+    paired = summary["speedup"] or {}
+    if paired.get("num_rounds") or paired.get("ci"):  # the baseline's is from the finals: held against its own search value
+        trials = {trial["number"]: trial for trial in summary["trials"]}
+        sides = [trials.get(side["trial"]) or {} for side in sides]
+    value, baseline = (score_of(summary, side) for side in sides)
     return {
         "ratio": value / baseline if value and baseline else None,
         "ci": None,

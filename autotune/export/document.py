@@ -28,11 +28,13 @@ class Exported:
         text: the file.
         left_out: a line for each knob that the format cannot express, with how to set it otherwise.
         notes: what the reader should know and the file cannot say; a file that has comments says it, too.
+        header: what this is and what it is worth, where the file has no comments to say it.
     """
 
     text: str
     left_out: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    header: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ def as_json(winner: Winner, document: Document) -> Exported:
     """Returns a document as JSON, which has no comments: what cannot be said in it is left to whoever writes the file."""
     apart = [f"{title} {json.dumps(settings)}" for title, settings in document.apart.items()]
     text = json.dumps(document.settings, indent=2, ensure_ascii=False) + "\n"
-    return Exported(text=text, left_out=document.left_out, notes=[*winner.headline, *document.notes, *apart])
+    return Exported(text=text, left_out=document.left_out, header=winner.headline, notes=[*document.notes, *apart])
 
 
 def _dump(settings: dict[str, Any]) -> str:

@@ -11,6 +11,8 @@ from autotune.records import THROUGHPUT, Knobs, Summary
 from autotune.wording import BETTER, gain_words, number_text, objective_of, one_line, side_texts
 
 MAX_LINE = 160
+NOTHING_BETTER = "Nothing measured was better than the program as it was run: there is nothing to change."
+NOTHING_BESIDE = "Nothing was measured beside the baseline, the program as it was run: there is nothing to change."
 
 
 def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
@@ -23,7 +25,7 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
     summary, entry, speedup = claimed.summary, claimed.entry, claimed.speedup
     lines = [f"autotune: the best configuration found for {summary['title']}"]
     if not entry["overrides"]:
-        lines.append("Nothing measured was better than the program as it was run: there is nothing to change.")
+        lines.append(NOTHING_BETTER if claimed.is_compared else NOTHING_BESIDE)
         if speedup and speedup.get("kept"):
             lines.append(f"Kept over another: {speedup['kept']}")
     elif speedup and speedup.get("ratio"):

@@ -30,11 +30,18 @@ def seal(folder: Path, secrets: Secrets) -> None:
     shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
         _rewrite(folder / name, secrets.text)
+        _rewrite(folder / first_attempt(name), secrets.text)
     for file in folder.glob("result.rank*"):
         if file.suffix == ".tmp":
             file.unlink(missing_ok=True)
         else:
             _rewrite(file, lambda text: _masked_json(text, secrets))
+
+
+def first_attempt(name: str) -> str:
+    """Returns what a log is called once a second attempt has begun: "stderr.first.log"."""
+    stem, _, suffix = name.rpartition(".")
+    return f"{stem}.first.{suffix}"
 
 
 def seal_leftovers(study: Path, secrets: Secrets, *, wait_s: float = 0.0) -> None:

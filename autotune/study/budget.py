@@ -101,17 +101,29 @@ class Budget:
         kept_s = min(sum(late_s), LATE_MAX_FRAC * share_s)
         return self.spent_s >= min(late_frac * share_s, share_s - kept_s)
 
-    def fits(self, expected_s: float, *, again_s: float) -> bool:
+    def fits(self, expected_s: float, *, again_s: float, is_first: bool = False) -> bool:
         """Returns whether a trial fits what is left of the search, and whether the finals could then afford to confirm it.
 
         Args:
             expected_s: what it will cost now.
             again_s: what it will cost in each round of the finals.
+            is_first: whether nothing was tried yet: then the whole of what is left counts, and the least there is of finals.
         """
         if self.total_s is None:
             return True
+        if is_first:
+            return _least_s(expected_s, again_s) <= self.left_s + self.overtime_s
         can_be_confirmed = CONFIRMING_ROUNDS * again_s <= self.reserved_s - self.attribution_s + self.overtime_s
         return expected_s <= self.search_left_s and can_be_confirmed
+
+    def needed_s(self, expected_s: float, *, again_s: float) -> float:
+        """Returns the budget, in whole minutes, in which a first trial of such a cost would still have fitted, from now on."""
+        return 60 * math.ceil((self.spent_s + _least_s(expected_s, again_s)) / (1 + OVERTIME_FRAC) / 60)
+
+
+def _least_s(expected_s: float, again_s: float) -> float:
+    """Returns what a trial and one pair of the finals cost."""
+    return expected_s + 2 * again_s
 
 
 def without_window_s(record: TrialRecord) -> float:

@@ -8,6 +8,7 @@ from autotune.wording import communication_text, number_text
 
 HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # thresholds of the trusted profilers
 HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = 0.15, 0.03  # theirs for collectives
+LEAST_GAIN_FRAC = 0.03  # what a free loader must give for input to be called what binds
 
 Finding = dict[str, str]
 
@@ -21,7 +22,20 @@ def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]
     """
     if not record.value:
         return []
-    return [*_of_input(record, device), *_of_ranks(record)]
+    return _led([*_of_input(record, device), *_of_ranks(record, device)])
+
+
+def _led(found: list[Finding]) -> list[Finding]:
+    """Returns the findings with what costs most first, and without what it contradicts.
+
+    What bounds several ranks is their communication where it takes more than input does: "device-bound" would be wrong, and
+    "at most +1 %" of input is no diagnosis beside it.
+    """
+    rank = {"input-bound": 0, "communication-bound": 1, "shared cores": 2, "ranks out of step": 3, "partly input-bound": 4}
+    ordered = sorted(found, key=lambda finding: rank.get(finding["finding"], 5))
+    if len(ordered) > 1:
+        ordered = [finding for finding in ordered if finding["finding"] != "device-bound"]
+    return ordered
 
 
 def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
@@ -44,12 +58,14 @@ def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
     bound, evidence = f"with an infinitely fast loader at most +{gain_frac:.0%}", _evidence(record)
     if record.data_wait_frac >= HIGH_WAIT_FRAC:
         return [_finding("input-bound", evidence, f"Speed up the input pipeline: {bound}.")]
+    if record.data_wait_frac >= MODERATE_WAIT_FRAC and gain_frac < LEAST_GAIN_FRAC:
+        return [_finding("device-bound", evidence, f"The step waits for its input, yet {bound}.")]
     if record.data_wait_frac >= MODERATE_WAIT_FRAC:
         return [_finding("partly input-bound", evidence, f"The input pipeline still costs time: {bound}.")]
     return [_finding("device-bound", evidence, f"The input pipeline keeps up: {bound}.")]
 
 
-def _of_ranks(record: TrialRecord) -> list[Finding]:
+def _of_ranks(record: TrialRecord, device: str | None) -> list[Finding]:
     """Returns what several ranks lose to each other."""
     if not record.ranks:
         return []
@@ -64,7 +80,9 @@ def _of_ranks(record: TrialRecord) -> list[Finding]:
         who = f"rank{'s' if len(slow) > 1 else ''} {', '.join(map(str, slow))}"
         evidence = f"trial {record.number}: {who} {'need' if len(slow) > 1 else 'needs'} up to "
         evidence += f"{record.ranks['skew_frac']:.0%} of a step longer than the fastest, which waits"
-        advice = "Give every rank the same work, cores and device: look at its data, at what else runs beside it, at its GPU."
+        own = " and device" if device != "cpu" else ""
+        look = ", at its GPU" if device != "cpu" else ""
+        advice = f"Give every rank the same work, cores{own}: look at its data, at what else runs beside it{look}."
         found.append(_finding("ranks out of step", evidence, advice))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from autotune.study.parity import Parity
 from autotune.study.sampling import inform, machine_of
 from autotune.study.session import ConfigurationKey, Ending, Session, configuration_key
 from autotune.study.single_changes import SingleChanges
-from autotune.wording import log_lines
+from autotune.wording import log_lines, seconds_text
 
 MAX_REPEATED_PROPOSALS = 40  # the sampler proposes what is known already this often in a row: the space is used up
 SAMPLER_GIVES_UP_AFTER = 10  # from then on random ones: a sampler may insist on its favourite
@@ -31,7 +32,8 @@ MAX_CHANCES = 2  # trials of a configuration that were disturbed, or cut off wit
 EXPERT, SINGLE, SAMPLER, LATE = "expert", "single", "sampler", "late"  # where a proposal comes from; see TrialRecord.origin
 DISPROVED_FRAC = 0.85  # of the baseline's value: noise alone does not explain less
 EXHAUSTED = "the search space is used up"
-OUT_OF_TIME = "the budget is used"
+OUT_OF_TIME = "the budget is used"  # or what is left of it is kept for the finals
+TOO_DEAR = "no configuration that is left to try fits the rest of the budget together with its finals"
 OUT_OF_TRIALS = "the trial budget is used"
 NOTHING_PROMISED = "nothing more is promised: no configuration is expected to be 1 % faster"
 
@@ -124,7 +126,22 @@ class Search:
         for proposal in self._proposals():
             self._measure(proposal)
             self._check_hope()
-        return self._reason
+        return self._why_nothing_was_tried() or self._reason
+
+    def _why_nothing_was_tried(self) -> str:
+        """Returns what budget one configuration takes, where not even one fitted; "" otherwise."""
+        session = self._session
+        total_s, baseline = session.budget.total_s, session.baseline
+        is_for_want_of_time = self._reason in (OUT_OF_TIME, TOO_DEAR)
+        if self._num_searched or total_s is None or not is_for_want_of_time:
+            return ""
+        expected_s, again_s = self._costs_of(baseline.knobs, {})
+        needed_s = session.budget.needed_s(expected_s, again_s=again_s)
+        needed_s = max(needed_s, 60 * (math.floor(total_s / 60) + 1))
+        return (
+            f"one more trial and its finals do not fit the budget of {seconds_text(total_s)}: a trial takes about "
+            f"{seconds_text(baseline.attempt_s)} here, so give study.budget.minutes={needed_s / 60:.0f} at least"
+        )
 
     # In which order -------------------------------------------------------------------------------------------------------
 
@@ -294,7 +311,7 @@ class Search:
                 num_too_dear += 1
             else:
                 return proposal
-        self._reason = OUT_OF_TIME if num_too_dear >= MAX_TOO_DEAR or self._is_too_dear else EXHAUSTED
+        self._reason = self._why_too_dear() if num_too_dear >= MAX_TOO_DEAR or self._is_too_dear else EXHAUSTED
         return None
 
     def _ask(self, *, is_random: bool) -> tuple[optuna.trial.Trial, Proposal]:
@@ -364,10 +381,18 @@ class Search:
         return True
 
     def _fits(self, knobs: Knobs) -> bool:
-        changed = self._space.changed(knobs)
-        return self._session.budget.fits(
-            self._session.costs.expected_s(knobs, changed), again_s=self._session.costs.again_s(knobs, changed)
-        )
+        expected_s, again_s = self._costs_of(knobs, self._space.changed(knobs))
+        return self._session.budget.fits(expected_s, again_s=again_s, is_first=not self._num_searched)
+
+    def _why_too_dear(self) -> str:
+        """Returns why nothing fits: there is no time for any trial, or what is left to try could not be confirmed."""
+        expected_s, _ = self._costs_of(self._session.baseline.knobs, {})
+        return TOO_DEAR if expected_s <= self._session.budget.search_left_s else OUT_OF_TIME
+
+    def _costs_of(self, knobs: Knobs, changed: Knobs) -> tuple[float, float]:
+        """Returns the seconds that a configuration will take now and in each round of the finals."""
+        costs = self._session.costs
+        return costs.expected_s(knobs, changed), costs.again_s(knobs, changed)
 
     def _is_grid_done(self) -> bool:
         sampler = self._study.sampler
@@ -390,7 +415,8 @@ class Search:
             self._reason = OUT_OF_TRIALS
             return False
         self._reason = OUT_OF_TIME
-        return self._session.budget.search_left_s > 0
+        budget = self._session.budget
+        return (budget.search_left_s if self._num_searched else budget.left_s) > 0
 
     def _check_hope(self) -> None:
         """Raises NothingWorked when every configuration tried so far has failed for one reason that none of them explains."""

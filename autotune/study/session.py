@@ -20,6 +20,7 @@ from autotune.study.quarantine import Quarantine
 from autotune.study.trial import Finished, Request, StoppedNow, TrialRunner
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
+MIN_BASELINE_S = 60.0  # the baseline has so long at least, however small the budget: without it there is nothing
 MIN_TRIAL_S = 30.0  # a search trial is never given less, whatever was expected of it
 RACED_FRAC = 0.8  # of the best so far: what is certainly below it is not measured to the end
 OVERRUN_FACTOR = 4.0  # nor more than this times what was expected
@@ -98,8 +99,16 @@ class Session:
         plan = self.plan
         knobs: Knobs = {**plan.command.placeholders, **plan.space.pinned}
         rules = plan.config.measure.screening
+        total_s = self.budget.total_s
         request = Request(
-            number=0, kind=Kind.baseline, knobs=knobs, changed={}, rules=rules, why="the program as it is run today"
+            number=0,
+            kind=Kind.baseline,
+            knobs=knobs,
+            changed={},
+            rules=rules,
+            why="the program as it is run today",
+            max_s=None if total_s is None else max(MIN_BASELINE_S, self.budget.left_s),
+            retry_max_s=None if total_s is None else max(MIN_TRIAL_S, total_s / 4),
         )
         return self._run(request).results
 

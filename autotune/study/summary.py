@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune import stats
-from autotune.records import SCHEMA, StudyRecord, Summary, Tier, TrialRecord, objective_names
+from autotune.records import SCHEMA, Kind, StudyRecord, Summary, Tier, TrialRecord, objective_names
 from autotune.study import parity
 from autotune.study.attribution import Attribution
 from autotune.study.budget import START_PHASES
-from autotune.study.decision import Decision
+from autotune.study.decision import ONE_ROUND_FRAC, Decision
 from autotune.study.diagnosis import diagnose
 from autotune.study.front import front, measured_again
 from autotune.study.health import PAGE_CACHE, caveat
@@ -23,6 +23,8 @@ from autotune.study.tiers import is_barred, leader
 from autotune.study.verify import verification
 
 GLOBAL_BATCH = "train.global_batch"
+OVERSTATED = "the search's own numbers, which overstate"
+CONTRADICTORY = "measured more than once, without an interval, it contradicts itself"
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci", "seconds", "phases_s",
     "start", "spared_s",
@@ -75,7 +77,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "baseline": _baseline(baseline, records, standing) if baseline else _no_baseline(records),
         "best": _entry(best, records, standing, knobs=True, overrides=True) if best else None,
         "best_by_tier": _by_tier(records, baseline, best, standing, is_held=GLOBAL_BATCH in about.settings),
-        "speedup": _speedup(baseline, best, standing),
+        "speedup": _speedup(baseline, best, records, standing),
         "break_even": _break_even(records, baseline, best, standing),
         "front": _front(records, about, standing),
         "attribution": _attribution(baseline, best, standing),
@@ -115,7 +117,16 @@ def _best(records: list[TrialRecord], baseline: TrialRecord | None, standing: St
     if decision is not None and (decision.ratio is not None or decision.finalist is None):
         is_handed_over = decision.is_better or (is_barred(baseline) and decision.finalist is not None)
         return decision.finalist if is_handed_over else baseline
-    return leader(records, baseline, Tier.training)
+    return _kept(leader(records, baseline, Tier.training), records, standing)
+
+
+def _kept(top: TrialRecord, records: list[TrialRecord], standing: Standing) -> TrialRecord:
+    """Returns what leads by numbers that were never paired, or the baseline where measuring that again has refuted the lead."""
+    baseline = records[0]
+    if is_barred(baseline) or not _unpaired(baseline, records, standing):
+        return top
+    ratio = _unpaired_ratio(top, records, standing)
+    return top if ratio is not None and ratio > 1 + ONE_ROUND_FRAC else baseline
 
 
 def _by_tier(
@@ -132,7 +143,7 @@ def _by_tier(
     for tier in Tier:
         is_decided = best.changed and best.tier.rank <= tier.rank
         is_nothing_better = standing.decision is not None and not best.changed and tier is Tier.training
-        top = best if is_decided or is_nothing_better else leader(records, baseline, tier)
+        top = best if is_decided or is_nothing_better else _kept(leader(records, baseline, tier), records, standing)
         claim = standing.tiers.get(top.number) or _finals_of(top, standing)
         if claim and not claim.is_better:
             top, claim = baseline, None
@@ -178,10 +189,38 @@ def _entry(
 
 
 def _reported(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:
-    """Returns the finals whose scores the decision reports of a configuration, or those it had as a point of the front."""
+    """Returns the finals whose scores the decision reports of a configuration, or those it had as a point of the front.
+
+    Where the finals ended before they had a pair: what else there is of it.
+    """
     scores = _scores(record, standing)
     found = [final for final in records if final.repeats == record.number and final.score in scores]
-    return found or measured_again(record, records)
+    return found or measured_again(record, records) or _unpaired(record, records, standing)
+
+
+def _unpaired(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:
+    """Returns the measurements of a configuration that count where no pair does; [] for one that was not measured again.
+
+    One without an interval tells little: a single slow step may be most of it. It counts only where none has an interval.
+    """
+    if standing.decision is not None and standing.decision.ratio is not None:
+        return []
+    again = [final for final in records if final.kind is Kind.final and final.repeats == record.number and final.score]
+    measured = [record, *again]
+    return [one for one in measured if one.score and one.ci] or measured if again else []
+
+
+def _unpaired_ratio(top: TrialRecord, records: list[TrialRecord], standing: Standing) -> float | None:
+    """Returns a configuration over the baseline by all that counts of both; None where one of them contradicts itself."""
+    means_of = []
+    for record in (top, records[0]):
+        counted = _unpaired(record, records, standing) or [record]
+        scores = [one.score for one in counted if one.score]
+        is_vague = not any(one.ci for one in counted)
+        if not scores or (is_vague and max(scores) > (1 + ONE_ROUND_FRAC) * min(scores)):
+            return None
+        means_of.append(scores[0] if len(scores) == 1 else stats.log_mean_interval(scores)[0])
+    return means_of[0] / means_of[1]
 
 
 def _scores(record: TrialRecord, standing: Standing) -> list[float]:
@@ -213,14 +252,17 @@ def _no_baseline(records: list[TrialRecord]) -> dict[str, Any]:
     return {"trial": 0, "value": None, "ci": None, "knobs": records[0].knobs if records else {}, "reason": reason}
 
 
-def _speedup(baseline: TrialRecord | None, best: TrialRecord | None, standing: Standing) -> dict[str, Any] | None:
+def _speedup(
+    baseline: TrialRecord | None, best: TrialRecord | None, records: list[TrialRecord], standing: Standing
+) -> dict[str, Any] | None:
     if baseline is None or best is None:
         return None
     decision = standing.decision
     if decision is None or decision.ratio is None:
-        return _unproven(baseline, best, decision)
+        return _unproven(baseline, best, records, standing)
     if decision.is_slower and not best.changed:  # the baseline is handed over, and it is as fast as itself
-        return {"ratio": 1.0, "ci": None, "verdict": decision.verdict, "reason": decision.reason}
+        rounds = decision.ratio.num_rounds
+        return {"ratio": 1.0, "ci": None, "verdict": decision.verdict, "reason": decision.reason, "num_rounds": rounds}
     return {
         "ratio": decision.ratio.ratio,
         "ci": decision.ratio.ci,
@@ -233,8 +275,11 @@ def _speedup(baseline: TrialRecord | None, best: TrialRecord | None, standing: S
     }
 
 
-def _unproven(baseline: TrialRecord, best: TrialRecord, decision: Decision | None) -> dict[str, Any] | None:
-    """Returns the speedup as the search saw it: one measurement each, picked as the best, so it overstates; None for none."""
+def _unproven(
+    baseline: TrialRecord, best: TrialRecord, records: list[TrialRecord], standing: Standing
+) -> dict[str, Any] | None:
+    """Returns the speedup as it is known without a pair: mostly one measurement each, picked as the best; None for none."""
+    decision = standing.decision
     if decision is None and not best.changed:
         return None  # the baseline is as fast as itself: that is no verdict
     if decision is not None and decision.finalist is None:  # nothing was worth measuring beside the baseline
@@ -243,12 +288,14 @@ def _unproven(baseline: TrialRecord, best: TrialRecord, decision: Decision | Non
         return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": reason}
     top = decision.finalist if decision and decision.finalist else best
     reason = decision.reason if decision else "the finals have not run"
-    ratio = (top.score or 0.0) / baseline.score if baseline.score else None
+    ratio = _unpaired_ratio(top, records, standing)
     return {
         "ratio": ratio,
         "ci": None,
         "verdict": "ambiguous",
-        "reason": f"{reason}: the search's own numbers, which overstate",
+        "reason": f"{reason}: {OVERSTATED if ratio is not None else CONTRADICTORY}",
+        "trial": top.number,
+        "overrides": top.changed,
     }
 
 

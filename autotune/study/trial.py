@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Sequence
@@ -11,10 +12,10 @@ from typing import Any
 from autotune.config.recipe import tokens_per_sample
 from autotune.errors import BadInput
 from autotune.failures import classify, root
-from autotune.harness.protocol import MeasureRules, RankResult, Spec
+from autotune.harness.protocol import STDERR_FILE, STDOUT_FILE, MeasureRules, RankResult, Spec
 from autotune.knobs.catalogue import knob
 from autotune.launchers.base import Ended, Launch, Running
-from autotune.monitors.sealing import seal
+from autotune.monitors.sealing import first_attempt, seal
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
 from autotune.study import health
@@ -26,9 +27,12 @@ from autotune.study.quarantine import sticky_fault
 from autotune.study.settings import compile_cache, deadlines, memory_cap_bytes, memory_seen_bytes, process_environment
 from autotune.study.warm import WarmStarts
 from autotune.study.watch import MachineWatch, configured_device
+from autotune.wording import seconds_text
 
 # Where chance may be the cause a trial gets a second attempt: the same again, once. Never after want of memory.
 CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
+# Hangs whose place is known and that chance does not make: a rank that is missing from a collective, a loop in the program.
+NO_CHANCE = ("collective", "user code")
 QUIET_MAX_S = 30.0  # how long a trial that was disturbed waits for the disturbance to end, before it is tried again
 QUIET_BUDGET_FRAC = 0.05  # and no longer than this share of the study's time
 BASELINE_BUDGET_FRAC = 0.1  # of the study's time: a baseline that took longer and was disturbed is taken as it is
@@ -131,6 +135,8 @@ class TrialRunner:
         record = finished.record
         is_doubtful = self.warm.is_doubtful(record)
         if (is_doubtful or record.outcome in CHANCE or sticky_fault(record)) and self._may_be_repeated(request, record):
+            self._tell_second_attempt(record)
+            self._keep_logs(record)
             finished = self._attempt(request, earlier=record)
             if is_doubtful and (notice := self.warm.judge(record, finished.record)):
                 self._listener.notice(self._plan.secrets.text(notice))
@@ -194,6 +200,20 @@ class TrialRunner:
             raise StoppedNow(self._keep(finished))
         return finished
 
+    def _tell_second_attempt(self, first: TrialRecord) -> None:
+        """Says that a trial went wrong where nobody would see it for long: the second attempt takes as much time again."""
+        if first.outcome is Outcome.timeout:
+            took = f"{first.outcome} after {seconds_text(first.seconds)}"
+            text = f"Trial {first.number} ended as {took}: {first.reason}. Once more."
+            self._listener.notice(self._plan.secrets.text(text))
+
+    def _keep_logs(self, first: TrialRecord) -> None:
+        """Keeps what the first attempt wrote, which the second would write over."""
+        folder = self._folder.trial_path(first.number)
+        for name in (STDOUT_FILE, STDERR_FILE):
+            with contextlib.suppress(OSError):
+                (folder / name).replace(folder / first_attempt(name))
+
     def _tell_why_fresh(self, record: TrialRecord) -> None:
         """Says once why a trial that may start warm did not."""
         why = str(record.evidence.get("why_fresh") or "")
@@ -223,6 +243,8 @@ class TrialRunner:
         self._level.note(record.outcome)
 
     def _may_be_repeated(self, request: Request, first: TrialRecord) -> bool:
+        if first.evidence.get("hang", {}).get("kind") in NO_CHANCE:
+            return False
         if request.max_s is not None and first.seconds >= request.max_s:
             return False  # it took all the time there was for it: that is no accident
         if request.kind is Kind.baseline and first.outcome is Outcome.disturbed:

@@ -128,6 +128,7 @@ class Failure:
         knob_reports: reports to give instead of "applied".
         num_steps: that it made before.
         is_unsteady: it gives a number, without a steady state.
+        hang: kind of the hang that was found; "" for none.
         raises: raised from `poll`, once, half way through: KeyboardInterrupt.
     """
 
@@ -138,6 +139,7 @@ class Failure:
     knob_reports: dict[str, KnobReport] = field(default_factory=dict)
     num_steps: int = 3
     is_unsteady: bool = False
+    hang: str = ""
     raises: type[BaseException] | None = None
 
 
@@ -265,6 +267,7 @@ class _FakeRunning(Running):
             "is_harness_seen": True,
             "num_steps": failure.num_steps if failure else 3,
             "stop_reason": self._stop_reason,
+            **({"hang": {"kind": failure.hang, "summary": f"{failure.hang}: made up"}} if failure and failure.hang else {}),
             "deadline": f"no result within {self._launch.deadlines.total_s:.0f} s" if cause == "deadline" else "",
         }
         self._ended = Ended(

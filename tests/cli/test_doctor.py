@@ -5,6 +5,9 @@ import os
 
 import pytest
 
+from autotune.cli.doctor import printable
+from autotune.machine.checks import Finding, Status
+
 NVML = """
 class NVMLError(Exception):
     value = {code}
@@ -90,8 +93,14 @@ def test_the_table_of_connections_is_printed(machine):
     assert "topology  GPU0   X      SYS" in machine()("doctor").stdout
 
 
+def test_names_of_folders_do_not_steer_the_terminal():
+    found = Finding(group="data", name="disk", status=Status.mend, found="/tmp/\x1b[31mred", cost="", command="cp /tmp/a\nb")
+    assert (printable(found).found, printable(found).command) == ("/tmp/?[31mred", "cp /tmp/a?b")
+
+
 def test_bad_input_is_2(cli):
     assert "data.root: no such folder, got 'nosuch'" in cli.refused("doctor", "data.root=nosuch")
     assert "Allowed: data.root" in cli.refused("doctor", "data.rot=x")
     assert "data.root: given more than once" in cli.refused("doctor", "data.root=a", "--data", "b")
+    assert "COMMAND: doctor starts none, got 'python x.py'" in cli.refused("doctor", "--", "python", "x.py")
     assert "--python: no such interpreter, got 'nosuch'" in cli.refused("doctor", "--python", "nosuch")

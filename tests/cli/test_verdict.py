@@ -33,6 +33,21 @@ def test_headline_claims_a_ratio_only_where_something_was_compared(status, speed
     assert headline({"status": status, "reason": reason, "speedup": speedup}) == said
 
 
+def test_a_reason_is_said_once(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    said = lines({**folder.read_summary(), "speedup": NOTHING}, folder.path)
+    assert sum(NOTHING["reason"] in line for line in said) == 1
+    assert f"reason  {UNPROVEN['reason']}" in lines({**folder.read_summary(), "speedup": UNPROVEN}, folder.path)
+
+
+def test_files_that_came_during_a_study_are_not_said_to_be_the_trials(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    left = {"left": [{"name": "notes.txt", "bytes": 4, "trial": 2}]}
+    assert "left  notes.txt (4 B, trial 2): new in the folder since, not removed" in lines(
+        {**folder.read_summary(), "files": left}, folder.path
+    )
+
+
 def test_verdict_says_how_close_the_losses_are_and_what_is_out(tmp_path):
     folder = make_study(tmp_path / "runs")
     out = {"knobs": {"precision.amp": "bf16"}, "reason": "loss 3.1 against 1.2 after 40 steps", "trial": 9}

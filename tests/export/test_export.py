@@ -82,7 +82,7 @@ def test_arguments_of_the_program_s_own_are_told_filled_in(summary, format):
     }
     exported = render(summary, format, None)
     line = "The program takes some of it as arguments: python train.py --workers=4"
-    assert (line in exported.text) or (format == "deepspeed" and line in exported.notes)
+    assert (line in exported.text) or (format == "deepspeed" and line in exported.header)
     if format == "yaml":
         assert loaded(exported.text)["provenance"]["program"]["placeholders"] == {"loader.num_workers": 0}
 
@@ -128,7 +128,7 @@ def test_a_baseline_that_won_is_a_valid_file_that_changes_nothing(summary, forma
     summary["best"] = {"trial": 0, "value": 100.0, "ci": None, "overrides": {}, "knobs": {}}
     summary["pinned"] = {}
     exported = render(summary, format, None)
-    assert "nothing to change" in exported.text + "".join(exported.notes)
+    assert "nothing to change" in exported.text + "".join(exported.header)
     assert exported.left_out == []
 
 
@@ -244,3 +244,18 @@ def test_deepspeed_gets_the_program_s_own_batch_or_says_that_it_needs_one(change
     assert any("weights in bf16" in note for note in exported.notes)
     summary["baseline"]["knobs"] = {}
     assert any("DeepSpeed needs it" in note for note in render(summary, "deepspeed", None).notes)
+
+
+@pytest.mark.parametrize(("trials", "verdict"), [([], "none"), ([{"number": 1, "value": 90.0, "changed": {"a": 1}}], "same")])
+def test_a_study_that_measured_nothing_beside_the_baseline_claims_no_verdict(summary, trials, verdict):
+    summary["best"] = {**summary["baseline"], "overrides": {}}
+    summary |= {"best_by_tier": {}, "trials": [{"number": 0, "value": 98.0, "changed": {}}, *trials]}
+    text = render(summary, "yaml", None).text
+    assert ("Nothing was measured beside the baseline" in text) == (verdict == "none")
+    assert loaded(text)["provenance"]["speedup"]["verdict"] == verdict
+
+
+def test_what_a_file_without_comments_is_is_no_note(summary):
+    exported = render(summary, "deepspeed", None)
+    assert exported.header[0].startswith("autotune: the best configuration")
+    assert not set(exported.header) & set(exported.notes)

@@ -33,7 +33,7 @@ ENDS = {  # every other one in each of two studies, evenly by what they take
     "closes its output": ("ok", ""),
     "saves checkpoints": ("ok", ""),
 }
-RETRIED = ("worker is killed", "is killed", "segfaults", "hangs in a step")
+RETRIED = ("worker is killed", "is killed", "segfaults")
 NUM_STUDIES = 2  # side by side: one per core
 PRECIOUS = b"precious\0" * 1000
 

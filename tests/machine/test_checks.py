@@ -242,7 +242,8 @@ def test_hosts(changes: dict[str, Any], name: str, status: Status, found: str) -
         ({"OMP_NUM_THREADS": "1"}, Status.mend, "no more of the 32 effective cores"),
         ({"OMP_NUM_THREADS": "64"}, Status.mend, "take turns"),
         ({"OMP_NUM_THREADS": "32", "MKL_NUM_THREADS": "32"}, Status.fine, ""),
-        ({"OMP_NUM_THREADS": "many"}, Status.fine, ""),
+        ({"OMP_NUM_THREADS": "32,4"}, Status.fine, ""),
+        ({"OMP_NUM_THREADS": "many", "MKL_NUM_THREADS": "-3"}, Status.mend, "no number of threads"),
     ],
 )
 def test_thread_variables_of_the_shell(variables: dict[str, str], status: Status, cost: str) -> None:
@@ -278,6 +279,8 @@ def test_the_table_is_that_of_nvidia_smi() -> None:
         ({}, Status.fine),
         ({"read_bytes": 20 << 20, "num_read": 3000}, Status.fine),  # small files
         ({"read_bytes": 20 << 20}, Status.mend),
+        ({"read_bytes": 20 << 10, "num_read": 1}, Status.fine),
+        ({"file_system": "tmpfs", "read_bytes": 20 << 20}, Status.fine),
         ({"num_files": 0}, Status.absent),
     ],
 )
@@ -292,6 +295,29 @@ def test_a_disk_says_how_it_was_measured_and_whether_memory_can_hold_the_data() 
     cache = check_data(changed(DATA, bytes=900 * GIB, is_all=False), host=HOST)[1]
     assert "at least 900 GiB" in cache.found
     assert "every epoch reads the disk again" in cache.found
+
+
+def test_what_is_no_disk_or_too_little_of_one_is_not_judged() -> None:
+    few = changed(DATA, read_bytes=20 << 10, num_read=1, num_files=1, bytes=20 << 10)
+    assert "too little to judge it by, 20.0 KiB in 1 file" in check_data(few, host=HOST)[0].found
+    assert "in 1 file," in check_data(few, host=HOST)[1].found
+    assert "in memory, not a disk" in check_data(changed(DATA, file_system="tmpfs"), host=HOST)[0].found
+
+
+def test_a_folder_s_name_is_quoted_in_what_mends_it() -> None:
+    slow = changed(DATA, path="/tmp/sp ace", read_bytes=20 << 20)
+    assert "cp -r '/tmp/sp ace' /local/disk" in check_data(slow, host=HOST)[0].command
+
+
+def test_a_named_interpreter_must_be_a_python_with_torch_and_is_mended_with_its_own_pip() -> None:
+    none = changed(PYTHON, torch=None, executable="/my env/bin/python")
+    found = check_program(none, "", gpus=NO_GPUS, host={}, named="/my env/bin/python")[0]
+    assert (found.status, found.command) == (Status.broken, "'/my env/bin/python' -m pip install torch")
+    assert check_program(none, "", gpus=NO_GPUS, host={})[0].status is Status.absent
+    found = check_program({}, "ended with status 2", gpus=NO_GPUS, host={}, named="/bin/ls")[0]
+    assert found.status is Status.broken
+    assert "/bin/ls is no Python" in found.found
+    assert "pip" not in found.command
 
 
 def test_a_disk_that_hangs_is_broken_and_one_that_was_not_named_is_not() -> None:

@@ -70,6 +70,15 @@ def test_what_the_finals_could_not_confirm_does_not_fit():
     assert not held.fits(400.0, again_s=10.0)
 
 
+def test_the_first_trial_may_take_what_is_left_beside_one_pair_of_the_finals():
+    held = budget()
+    held.reserve(trial(100.0, start_s=90.0))
+    assert not held.fits(120.0, again_s=120.0)
+    assert held.fits(120.0, again_s=120.0, is_first=True)
+    assert not held.fits(180.0, again_s=180.0, is_first=True)
+    assert held.needed_s(180.0, again_s=180.0) == 540
+
+
 def test_cost_is_learned_from_the_nearest_batch():
     costs = Costs(frozenset())
     assert costs.expected_s({"loader.batch_size": 32}, {}) == 0.0

@@ -49,3 +49,21 @@ def shared(*, num_workers):
     record = trial()
     record.knobs = {"loader.num_workers": num_workers}
     return record
+
+
+def several(exposed_frac, stragglers=()):
+    by_rank = [{"rank": rank, "step_s": 1.0} for rank in range(2)]
+    communication = {"exposed_s": exposed_frac, "exposed_frac": exposed_frac, "bound_s": None}
+    return {"communication": communication, "stragglers": list(stragglers), "skew_frac": 0.1, "by_rank": by_rank}
+
+
+def test_one_diagnosis_leads_and_none_contradicts_it():
+    names = [found["finding"] for found in diagnose(trial(data_wait_frac=0.01, device_rate=104.0, ranks=several(0.37, [1])))]
+    assert names == ["communication-bound", "ranks out of step"]
+    names = [found["finding"] for found in diagnose(trial(data_wait_frac=0.06, device_rate=101.0, ranks=several(0.37)))]
+    assert names == ["communication-bound"], "at most +1 % is nothing that binds"
+
+
+def test_a_straggler_s_gpu_is_named_only_where_there_is_one():
+    record = trial(data_wait_frac=0.01, ranks=several(0.0, [1]))
+    assert ["GPU" in diagnose(record, device=device)[0]["advice"] for device in ("cpu", "cuda")] == [False, True]

@@ -47,6 +47,13 @@ def test_ranks_are_told_apart_by_what_they_do_beside_waiting():
     assert joined([rank(0)]) == {}
 
 
+def test_a_rank_that_waits_long_itself_is_not_whom_the_others_wait_for():
+    told = {"num_steps": 7, "gradient_bytes": 4_000_000}
+    found = joined([rank(0, communication={**told, "exposed_s": 0.045}), rank(1, communication={**told, "exposed_s": 0.037})])
+    assert found["skew_frac"] == pytest.approx(0.08)
+    assert found["stragglers"] == []
+
+
 def test_what_ranks_wait_for_is_unknown_without_ddp():
     found = joined([rank(0), rank(1)])
     assert (found["communication"], found["skew_frac"], found["stragglers"]) == (None, None, [])

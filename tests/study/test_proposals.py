@@ -41,6 +41,23 @@ def test_search_says_whether_time_or_trials_ended_it(bench):
     assert bench(Surface(), "study.budget.trials=2").run()["reason"] == OUT_OF_TRIALS
 
 
+@pytest.mark.parametrize("start_s", [40.0, 100.0])
+def test_a_slow_program_gets_a_trial_that_fits_or_is_told_what_budget_it_needs(bench, start_s):
+    study = bench(Surface(start_s=start_s), minutes=4)
+    summary = study.run()
+    spent = summary["seconds"]["total"] / 240
+    if len(searched(study)) > 1:
+        assert start_s == 40.0
+        assert spent > 0.5
+        return
+    assert start_s == 100.0
+    assert "give study.budget.minutes=" in summary["reason"]
+    needed = float(summary["reason"].partition("minutes=")[2].split()[0])
+    again = bench(Surface(start_s=start_s), minutes=needed)
+    again.run()
+    assert len(searched(again)) == 2
+
+
 def test_costly_values_come_late_and_on_the_best_so_far(bench):
     surface = Surface(gains={("precision.amp", "bf16"): 1.8, ("compile.mode", "default"): 1.3})
     study = bench(surface, "search.sampler=tpe", minutes=8)

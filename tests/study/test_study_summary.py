@@ -87,6 +87,36 @@ def test_after_the_finals_only_their_numbers_are_reported():
     assert summary["best_by_tier"]["exact"]["measured_in"] == "finals"
 
 
+def final(number, repeats, value, ci=None):
+    record = trial(repeats, value, ci=ci)
+    record.number, record.kind, record.repeats, record.round = number, Kind.final, repeats, 1
+    return record
+
+
+@pytest.mark.parametrize(
+    ("again", "best", "ratio"),
+    [
+        ((3950.0, (549.0, 7351.0)), 0, 4188 / 3950),
+        ((1000.0, (900.0, 1100.0)), 1, 4.188),
+        ((3950.0, None), 0, None),
+        ((290.0, None), 1, 4188 / (281 * 290) ** 0.5),
+    ],
+)
+def test_a_baseline_that_was_measured_again_without_a_pair_counts_with_what_can_be_trusted(again, best, ratio):
+    value, ci = again
+    records = [trial(0, 281.0), trial(1, 4188.0, ci=(4100.0, 4300.0)), final(2, 0, value, ci)]
+    decision = Decision(finalist=records[1], reason="it has not been measured again beside the baseline")
+    summary = summarise(ABOUT, records, Standing(status="complete", decision=decision))
+    assert summary["best"]["trial"] == best
+    assert {entry["trial"] for entry in summary["best_by_tier"].values()} == {best}
+    assert summary["speedup"]["verdict"] == "ambiguous"
+    assert summary["speedup"]["ratio"] == (None if ratio is None else pytest.approx(ratio))
+    if ci:
+        assert summary["baseline"]["value"] == value
+    if best:
+        assert speedup_of(summary, summary["best_by_tier"]["exact"])["ratio"] == pytest.approx(ratio)
+
+
 def test_best_at_a_lower_tier_comes_from_the_search_and_says_so():
     records = [trial(0, 100.0), trial(1, 150.0, tier=Tier.numerics), trial(2, 120.0), trial(3, 200.0, tier=Tier.training)]
     tiers = summarise(ABOUT, records, Standing(status="running"))["best_by_tier"]

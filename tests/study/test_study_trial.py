@@ -2,6 +2,7 @@ import signal
 
 import pytest
 
+from autotune.errors import NothingWorked
 from autotune.harness.protocol import OVERRIDDEN, KnobReport
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Outcome
@@ -32,6 +33,31 @@ def test_what_may_have_been_chance_is_tried_once_more(bench, failure):
     assert study.trials[2].evidence["earlier_attempt"]["outcome"] in ("crash", "timeout")
     nonces = [launch.spec.nonce for launch in study.launcher.launches]
     assert len(set(nonces)) == len(nonces), "an earlier attempt's result must not be mistaken for this one's"
+
+
+@pytest.mark.parametrize(("hang", "num_attempts"), [("collective", 1), ("user code", 1), ("loader", 2)])
+def test_a_hang_whose_cause_is_known_is_not_waited_for_again_and_a_second_attempt_is_announced(bench, hang, num_attempts):
+    fail = once({2}, Failure(cause="deadline", hang=hang))
+
+    def failures(trial, knobs):
+        if (failure := fail(trial, knobs)) is not None:
+            (study.folder.trial_path(trial) / "stderr.log").write_text("of the first attempt")
+        return failure
+
+    study = bench(Surface(failures=failures), "study.budget.trials=2")
+    study.run()
+    assert [launch.spec.trial for launch in study.launcher.launches].count(2) == num_attempts
+    said = [line for line in study.listener.named("notice") if "Once more" in line]
+    assert len(said) == num_attempts - 1
+    assert (study.folder.trial_path(2) / "stderr.first.log").exists() == (num_attempts == 2)
+
+
+def test_the_first_trial_is_given_up_when_the_whole_budget_is_gone(bench):
+    study = bench(Surface(start_s=1000.0), minutes=1.5)
+    with pytest.raises(NothingWorked):
+        study.run()
+    assert sum(trial.seconds for trial in study.trials) == pytest.approx(90, abs=1)
+    assert len(study.launcher.launches) == 1
 
 
 OUT_OF_MEMORY = {"type": "torch.OutOfMemoryError", "message": "CUDA out of memory.", "traceback": "..."}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
 from autotune.machine.checks.finding import Finding, Status, gpus_text
@@ -20,7 +21,9 @@ DEBUGGING = {
 }
 
 
-def check_program(found: dict[str, Any], problem: str, *, gpus: dict[str, Any], host: dict[str, Any]) -> list[Finding]:
+def check_program(
+    found: dict[str, Any], problem: str, *, gpus: dict[str, Any], host: dict[str, Any], named: str = ""
+) -> list[Finding]:
     """Returns the findings about an interpreter and the variables that its programs are started with.
 
     Args:
@@ -28,8 +31,9 @@ def check_program(found: dict[str, Any], problem: str, *, gpus: dict[str, Any], 
         problem: why there is none.
         gpus: the document of the GPUs' probe, {} without one.
         host: the document of the host's probe, {} without one.
+        named: the interpreter, where the user has named it; "" for autotune's own.
     """
-    torch = _torch(found, problem, gpus)
+    torch = _torch(found, problem, gpus, named)
     findings = [torch]
     if not host:
         return findings
@@ -38,13 +42,20 @@ def check_program(found: dict[str, Any], problem: str, *, gpus: dict[str, Any], 
     return [*findings, _threads(host), *_debugging(host["variables"])]
 
 
-def _torch(found: dict[str, Any], problem: str, gpus: dict[str, Any]) -> Finding:
+def _torch(found: dict[str, Any], problem: str, gpus: dict[str, Any], named: str) -> Finding:
+    if not found and named:
+        text = f"{named} is no Python that answers: {problem}"
+        cost, command = "nothing is known of the program's torch", "autotune doctor --python $(which python)"
+        return _finding("torch", text, Status.broken, cost, command)
     problem = problem or str(found.get("problem") or "")
     python = str(found.get("executable") or "the interpreter")
     if problem:
         cost = "no program of this interpreter trains"
         text = f"torch of {python} cannot be {'imported' if gpus.get('gpus') else 'read'}: {problem}"
-        return _finding("torch", text, Status.broken, cost, "pip install --force-reinstall torch")
+        return _finding("torch", text, Status.broken, cost, f"{_pip(found)} install --force-reinstall torch")
+    if not found.get("torch") and named:
+        cost = "no program of this interpreter trains"
+        return _finding("torch", f"none in {python}", Status.broken, cost, f"{_pip(found)} install torch")
     if not found.get("torch"):
         text = f"none in {python}: name your program's interpreter, `autotune doctor --python PYTHON`"
         return _finding("torch", text, Status.absent)
@@ -54,7 +65,7 @@ def _torch(found: dict[str, Any], problem: str, gpus: dict[str, Any]) -> Finding
     newest = ".".join(map(str, gpus.get("cuda") or [])) or "an unknown version"
     if not found.get("cuda"):
         text = f"{version}: built without CUDA, beside {gpus_text([gpu['index'] for gpu in gpus['gpus']])}"
-        command = f"pip install --force-reinstall torch   # a build for CUDA {newest} or older"
+        command = f"{_pip(found)} install --force-reinstall torch   # a build for CUDA {newest} or older"
         return _finding("torch", text, Status.broken, "everything is computed on the CPU", command)
     built = f"{version}, built for CUDA {found['cuda']}, the driver serves up to {newest}"
     if not found.get("is_available"):
@@ -66,10 +77,11 @@ def _unavailable(found: dict[str, Any], built: str, gpus: dict[str, Any]) -> Fin
     why = str(found.get("why_not_available") or "")
     text, cost = f"{built}: torch has no GPU{f' ({why})' if why else ''}", "everything is computed on the CPU"
     theirs, ours = _version(str(found["cuda"])), tuple(gpus.get("cuda") or ())
-    command = 'python -c "import torch; torch.zeros(1).cuda()"   # tells the error'
+    python = shlex.quote(str(found.get("executable") or "python"))
+    command = f'{python} -c "import torch; torch.zeros(1).cuda()"   # tells the error'
     if ours and theirs[:1] > ours[:1]:
         newest = ".".join(map(str, ours))
-        command = f"pip install --force-reinstall torch   # a build for CUDA {newest} or older; or a newer driver"
+        command = f"{_pip(found)} install --force-reinstall torch   # a build for CUDA {newest} or older; or a newer driver"
     elif "802" in why or "not yet initialized" in why:
         command = "sudo systemctl start nvidia-fabricmanager   # the NVSwitches are not set up"
     return _finding("torch", text, Status.broken, cost, command)
@@ -93,19 +105,24 @@ def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Fi
         needed = sorted({"sm_{}{}".format(*gpus["gpus"][index]["capability"]) for index in missing})
         text = f"{text}; it has no kernels for {gpus_text(missing)} ({', '.join(needed)}), only {', '.join(built)}"
         cost = "every kernel on them fails: 'no kernel image is available'"
-        return _finding("torch", text, Status.broken, cost, "pip install --upgrade torch   # a build for this GPU")
+        return _finding("torch", text, Status.broken, cost, f"{_pip(found)} install --upgrade torch   # a build for this GPU")
     if late:
         text = f"{text}; it has no kernels for {gpus_text(late)}, only code that the driver compiles"
         cost = "the first start compiles every kernel, and kernels made for this GPU are missing"
-        return _finding("torch", text, Status.mend, cost, "pip install --upgrade torch   # a build for this GPU")
+        return _finding("torch", text, Status.mend, cost, f"{_pip(found)} install --upgrade torch   # a build for this GPU")
     return _finding("torch", text)
+
+
+def _pip(found: dict[str, Any]) -> str:
+    """Returns the pip of the interpreter that was looked at: a bare one may be another's."""
+    return f"{shlex.quote(str(found.get('executable') or 'python'))} -m pip"
 
 
 def _compiler(found: dict[str, Any], gpus: dict[str, Any], host: dict[str, Any]) -> Finding:
     cost, missing, commands = "torch.compile fails, so compile.mode is not tuned", [], []
     if gpus.get("gpus"):
         if not found.get("has_triton"):
-            missing, commands = ["triton"], ["pip install triton"]
+            missing, commands = ["triton"], [f"{_pip(found)} install triton"]
         if not host.get("cc"):
             missing, commands = [*missing, "a C compiler"], [*commands, "sudo apt-get install gcc"]
     elif not host.get("cxx"):
@@ -126,6 +143,11 @@ def _threads(host: dict[str, Any]) -> Finding:
     many = {name: count for name, count in counts.items() if count > cores}
     text = ", ".join(f"{name}={count}" for name, count in {**few, **many}.items())
     unset = f"unset {' '.join({**few, **many})}"
+    bad = [count for count in COUNTS if variables.get(count) and not _is_count(str(variables[count]))]
+    if bad:
+        text = ", ".join(f"{count}={variables[count]}" for count in bad)
+        cost = "no number of threads: each library takes it as it likes"
+        return _finding(name, text, Status.mend, cost, f"unset {' '.join(bad)}")
     if many:
         cost = f"more threads than the {cores} effective cores take turns on them"
         return _finding(name, text, Status.mend, cost, unset)
@@ -136,6 +158,11 @@ def _threads(host: dict[str, Any]) -> Finding:
         return _finding(name, text, Status.mend, cost, f"{unset}   # or tune threads.intra")
     told = ", ".join(f"{name}={count}" for name, count in counts.items())
     return _finding(name, told or "none is set: libraries take all cores they see")
+
+
+def _is_count(text: str) -> bool:
+    """Returns whether a variable is a number of threads; OpenMP takes one for each level of nesting, too: "4,2"."""
+    return all(part.strip().isdigit() and int(part) > 0 for part in text.split(","))
 
 
 def _debugging(variables: dict[str, str]) -> list[Finding]:
