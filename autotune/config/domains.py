@@ -189,6 +189,8 @@ def _interval(found: Knob, sweep: IntervalSweep, circumstances: Circumstances) -
         raise BadInput(f"{found.key}: no such tag, got {shown(', '.join(sorted(sweep.tags)))}. Allowed: log.")
     if not all(end.is_integer() for end in ends):
         raise BadInput(f"{found.key}: ends that are not whole numbers, got {written}. {FORMS}")
+    if found.numbers:
+        raise BadInput(f"{found.key}: an interval has values that it does not allow, got {written}. Give choice(...).")
     choice(found, ends, circumstances)
     low, high = (int(end) for end in ends)
     if low > high:
