@@ -29,7 +29,7 @@ def print_knobs(name: str | None) -> int:
     from autotune.machine import circumstances, host_facts
 
     here, spaces = circumstances(host_facts(), None, is_recipe=False), keys_of_spaces()
-    family = (name or "").removesuffix(".*").removesuffix(".")
+    family = (name or "").removesuffix(".*")
     if name is None or family in (*GROUPS, "env"):
         from autotune.knobs.describe import overview
 

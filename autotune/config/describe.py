@@ -31,6 +31,8 @@ def overview(schema: type[Any] = StudyConfig, prefix: str = "") -> list[Row]:
         if key in ("model", "data"):
             files = ", ".join(options(key, [folder("conf")]))
             rows.append(Row(f"{key}=NAME", f"{meaning.rstrip('.')}: {files}, or a file of --config-dir"))
+        if key == "search_space":
+            meaning = f"{meaning.rstrip('.')}: {', '.join(options(f'{key}s', [folder(f'{key}s').parent]))}"
         if key == "provenance":  # of files only
             continue
         if not dataclasses.is_dataclass(hint):

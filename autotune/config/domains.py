@@ -96,7 +96,7 @@ def read_space(name: str, circumstances: Circumstances) -> dict[str, Domain | No
         raise BadInput(f"{problem} See search_spaces/default.yaml.")
     domains: dict[str, Domain | None] = {}
     problems = []
-    for key, asked in document.items():
+    for key, asked in _flat(document).items():
         try:
             domains[str(key)] = _entry(str(key), asked, circumstances)
         except BadInput as error:
@@ -105,6 +105,17 @@ def read_space(name: str, circumstances: Circumstances) -> dict[str, Domain | No
     if problems:
         raise BadInput(problems)
     return domains
+
+
+def _flat(document: dict[Any, Any]) -> dict[str, Any]:
+    """Returns a search space by dotted keys: `loader: {batch_size: auto}` means `loader.batch_size: auto`."""
+    flat: dict[str, Any] = {}
+    for key, asked in document.items():
+        inner = {f"{key}.{name}": value for name, value in asked.items()} if isinstance(asked, dict) else {str(key): asked}
+        if twice := flat.keys() & inner.keys():
+            raise BadInput(f"{min(twice)}: stands twice, got both forms. Give one.")
+        flat |= inner
+    return flat
 
 
 def _entry(key: str, asked: Any, circumstances: Circumstances) -> Domain | None:

@@ -56,3 +56,8 @@ def test_it_names_the_search_spaces_that_have_a_knob() -> None:
 def test_an_unknown_name_says_what_was_meant() -> None:
     with pytest.raises(BadInput, match=r"Did you mean 'precision\.amp'"):
         describe("precision.amps")
+
+
+def test_the_last_part_of_a_key_is_enough_to_be_understood() -> None:
+    with pytest.raises(BadInput, match=r"Did you mean 'precision\.amp'\? Allowed: precision\.amp, "):
+        describe("amp")
