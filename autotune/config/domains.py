@@ -19,6 +19,7 @@ from autotune.config.locate import folder, options
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances, Knob
 from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, is_knob, knob
+from autotune.knobs.catalogue import GROUPS as KNOB_GROUPS
 from autotune.knobs.environment import PREFIX
 from autotune.knobs.values import MAX_TEXT, shown, value_of
 from autotune.records import KnobValue
@@ -111,7 +112,8 @@ def _flat(document: dict[Any, Any]) -> dict[str, Any]:
     """Returns a search space by dotted keys: `loader: {batch_size: auto}` means `loader.batch_size: auto`."""
     flat: dict[str, Any] = {}
     for key, asked in document.items():
-        inner = {f"{key}.{name}": value for name, value in asked.items()} if isinstance(asked, dict) else {str(key): asked}
+        is_group = isinstance(asked, dict) and asked and key in KNOB_GROUPS
+        inner = {f"{key}.{name}": value for name, value in asked.items()} if is_group else {str(key): asked}
         if twice := flat.keys() & inner.keys():
             raise BadInput(f"{min(twice)}: stands twice, got both forms. Give one.")
         flat |= inner
