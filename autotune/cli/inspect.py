@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 TAIL_LINES = 15
+ASKED = "when asked for"
 
 
 def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tuple[Path, ...], as_json: bool) -> int:
@@ -149,7 +150,7 @@ def _rows(result: RankResult, composed: Composed, facts: dict[str, Any]) -> list
         elif why_not := CATALOGUE[key].blocked(here) or here.not_applicable.get(key):
             row |= {"can_be_turned": False, "reason": why_not}
         else:
-            row["reason"] = f"only when asked for: {key}=choice(...)"
+            row["reason"] = ASKED
         rows.append(row)
     return rows
 
@@ -177,6 +178,8 @@ def _print_turnable(out: Console, rows: list[dict[str, Any]]) -> None:
         tried = ", ".join(map(value_text, row["values"]))
         table.add_row(row["knob"], Text(value_text(row["value"])), Text("; ".join(filter(None, [tried, row["reason"]]))))
     out.print(table if rows else Text("no setting can be turned", style="warn"))
+    if any(row["reason"] == ASKED for row in rows):
+        out.print(f"\n{ASKED}: [command]autotune knobs NAME[/] says with which words.")
 
 
 def _print_refused(out: Console, rows: list[dict[str, Any]]) -> None:
