@@ -61,9 +61,15 @@ class Interrupted(AutotuneError):
 
 
 def nearest(word: str, allowed: Iterable[str]) -> list[str]:
-    """Returns the allowed words ordered by likeness to `word`, likest first."""
-    ranked = [(difflib.SequenceMatcher(None, word.lower(), a.lower()).ratio(), a) for a in allowed]
+    """Returns the allowed words ordered by likeness to `word`, likest first; of a dotted key its last part counts, too."""
+    ranked = [(_likeness(word.lower(), a.lower()), a) for a in allowed]
     return [a for _, a in sorted(ranked, key=lambda pair: (-pair[0], pair[1]))]
+
+
+def _likeness(word: str, allowed: str) -> float:
+    whole = difflib.SequenceMatcher(None, word, allowed).ratio()
+    last = allowed.rpartition(".")[2]
+    return max(whole, 0.99) if word == last and last != allowed else whole
 
 
 def one_of(word: str, allowed: Iterable[str], *, show: int = 12) -> str:
@@ -71,7 +77,9 @@ def one_of(word: str, allowed: Iterable[str], *, show: int = 12) -> str:
     ranked = nearest(word, allowed)
     if not ranked:
         return "Nothing is allowed here."
-    close = difflib.get_close_matches(word.lower(), [a.lower() for a in ranked], n=1, cutoff=0.6)
+    named = [*ranked, *(a.rpartition(".")[2] for a in ranked[:1])]
+    close = difflib.get_close_matches(word.lower(), [a.lower() for a in named], n=1, cutoff=0.6)
     hint = f"Did you mean {ranked[0]!r}? " if close else ""
+    show += len(ranked) == show + 1  # "and 1 more" would take the room of the one
     more = f" and {len(ranked) - show} more" if len(ranked) > show else ""
     return f"{hint}Allowed: {', '.join(ranked[:show])}{more}."

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 TAIL_LINES = 15
+ASKED = "when asked for"
 
 
 def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tuple[Path, ...], as_json: bool) -> int:
@@ -149,7 +150,7 @@ def _rows(result: RankResult, composed: Composed, facts: dict[str, Any]) -> list
         elif why_not := CATALOGUE[key].blocked(here) or here.not_applicable.get(key):
             row |= {"can_be_turned": False, "reason": why_not}
         else:
-            row["reason"] = f"only when asked for: {key}=choice(...)"
+            row["reason"] = ASKED
         rows.append(row)
     return rows
 
@@ -177,19 +178,36 @@ def _print_turnable(out: Console, rows: list[dict[str, Any]]) -> None:
         tried = ", ".join(map(value_text, row["values"]))
         table.add_row(row["knob"], Text(value_text(row["value"])), Text("; ".join(filter(None, [tried, row["reason"]]))))
     out.print(table if rows else Text("no setting can be turned", style="warn"))
+    if any(row["reason"] == ASKED for row in rows):
+        out.print(f"\n{ASKED}: [command]autotune knobs NAME[/] says with which words.")
 
 
 def _print_refused(out: Console, rows: list[dict[str, Any]]) -> None:
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        reasons.setdefault(row["reason"], []).append(f"{row['knob']} ({value_text(row['value'])})")
+        reasons.setdefault(row["reason"], []).append(row)
     if not reasons:
         return
     out.print()
     out.print(Text("cannot be turned", style="quiet"))
-    for reason, knobs in reasons.items():
+    for reason, refused in reasons.items():
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(width=2)
         grid.add_column(overflow="fold")
-        grid.add_row("", Text.assemble((", ".join(knobs), "key"), f": {reason}"))
+        grid.add_row("", Text.assemble((", ".join(_names(refused)), "key"), f": {reason}"))
         out.print(grid)
+
+
+def _names(rows: list[dict[str, Any]]) -> list[str]:
+    """Returns the knobs that share a reason, each with its value where it has one; a whole family as one, "nccl.*"."""
+    from autotune.knobs.catalogue import CATALOGUE
+
+    keys = [row["knob"] for row in rows]
+    names = []
+    for row in rows:
+        family = row["knob"].partition(".")[0]
+        inside = [key for key in CATALOGUE if key.startswith(f"{family}.")]
+        is_whole = len(inside) > 1 and set(inside) <= set(keys)
+        alone = row["knob"] if row["value"] is None else f"{row['knob']} ({value_text(row['value'])})"
+        names.append(f"{family}.*" if is_whole else alone)
+    return list(dict.fromkeys(names))

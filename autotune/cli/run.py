@@ -75,6 +75,8 @@ def run(asked: Asked, *, as_json: bool) -> int:
     composed = _compose(asked, facts)
     plan = plan_of(composed, facts)
     folder = create(Path(composed.config.runs_dir), composed.name)
+    for note in composed.notes:
+        print(f"autotune: {note}", file=sys.stderr)
     return carry_out(run_study, plan, folder, as_json=as_json)
 
 

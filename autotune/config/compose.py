@@ -19,14 +19,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.checks import problems_of
 from autotune.config.command import (
-    BATCH_SIZE,
-    RECIPE_BATCH_SIZE,
     CommandTemplate,
     recipe_command,
     study_name,
     title,
     user_command,
 )
+from autotune.config.conflicts import notes_of_knobs, problems_of_knobs
 from autotune.config.domains import read_space
 from autotune.config.files import Chosen
 from autotune.config.hidden import HiddenValues, hide
@@ -66,6 +65,7 @@ class Composed:
         name: the study's name, given or derived.
         yaml: the configuration without secrets: `${oc.env:...}` is left as written, literals are masked.
         hidden: what the stand-ins for secret knob values in all of these stand for.
+        notes: what a user should know before the first trial, of pinned knobs that have no effect here.
         secrets: everything the environment and the command line name as secret, to mask what is written.
     """
 
@@ -77,6 +77,7 @@ class Composed:
     yaml: str
     hidden: HiddenValues = field(default_factory=HiddenValues)
     secrets: Secrets = field(default_factory=Secrets.known)
+    notes: list[str] = field(default_factory=list)
 
 
 def compose(
@@ -125,7 +126,7 @@ def compose(
     space = found.collect(lambda: _space(config, given, pinned or {}, here))
     template = found.collect(lambda: _command(config, command, overrides, here))
     if template is not None:
-        found.add(_uneven(config, pinned or {}, template))
+        found.add(problems_of_knobs(config, pinned or {}, given.domains, template))
     if found.problems or space is None or template is None:
         raise found.error()
     for key in template.placeholders:  # who writes a placeholder wants the knob tuned, in the named space or not
@@ -143,6 +144,7 @@ def compose(
         yaml=_yaml(raw, secrets),
         hidden=hidden,
         secrets=secrets,
+        notes=notes_of_knobs(config, space.pinned, template, here),
     )
 
 
@@ -304,19 +306,6 @@ def _space(config: StudyConfig, given: Split, pinned: Knobs, here: Circumstances
         is_held=is_held,
         left_out=left_out,
     )
-
-
-def _uneven(config: StudyConfig, pinned: Knobs, template: CommandTemplate) -> list[str]:
-    """Returns what is wrong with a global batch where the baseline's batch size is known before it has run."""
-    total, nproc = config.train.global_batch, config.launch.nproc
-    own = pinned.get(BATCH_SIZE, template.placeholders.get(BATCH_SIZE, RECIPE_BATCH_SIZE if template.is_recipe else None))
-    if total is None or not isinstance(own, int) or own < 1 or nproc < 1 or total % (own * nproc) == 0:
-        return []
-    made_of = f"a batch of {own}" if nproc == 1 else f"a batch of {own} in {nproc} processes"
-    return [
-        f"train.global_batch: no multiple of {made_of}, which the baseline has, got {total}. "
-        f"Give a multiple of {own * nproc}, or pin another batch size: {BATCH_SIZE}=N."
-    ]
 
 
 def _command(

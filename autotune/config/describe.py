@@ -31,6 +31,9 @@ def overview(schema: type[Any] = StudyConfig, prefix: str = "") -> list[Row]:
         if key in ("model", "data"):
             files = ", ".join(options(key, [folder("conf")]))
             rows.append(Row(f"{key}=NAME", f"{meaning.rstrip('.')}: {files}, or a file of --config-dir"))
+        if key == "search_space":
+            names = ", ".join(options("search_spaces", [folder("search_spaces").parent]))
+            meaning = meaning.replace("search_spaces/", f"search_spaces/ ({names})")
         if key == "provenance":  # of files only
             continue
         if not dataclasses.is_dataclass(hint):

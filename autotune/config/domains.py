@@ -19,6 +19,7 @@ from autotune.config.locate import folder, options
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances, Knob
 from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, is_knob, knob
+from autotune.knobs.catalogue import GROUPS as KNOB_GROUPS
 from autotune.knobs.environment import PREFIX
 from autotune.knobs.values import MAX_TEXT, shown, value_of
 from autotune.records import KnobValue
@@ -96,7 +97,7 @@ def read_space(name: str, circumstances: Circumstances) -> dict[str, Domain | No
         raise BadInput(f"{problem} See search_spaces/default.yaml.")
     domains: dict[str, Domain | None] = {}
     problems = []
-    for key, asked in document.items():
+    for key, asked in _flat(document).items():
         try:
             domains[str(key)] = _entry(str(key), asked, circumstances)
         except BadInput as error:
@@ -105,6 +106,18 @@ def read_space(name: str, circumstances: Circumstances) -> dict[str, Domain | No
     if problems:
         raise BadInput(problems)
     return domains
+
+
+def _flat(document: dict[Any, Any]) -> dict[str, Any]:
+    """Returns a search space by dotted keys: `loader: {batch_size: auto}` means `loader.batch_size: auto`."""
+    flat: dict[str, Any] = {}
+    for key, asked in document.items():
+        is_group = isinstance(asked, dict) and asked and key in KNOB_GROUPS
+        inner = {f"{key}.{name}": value for name, value in asked.items()} if is_group else {str(key): asked}
+        if twice := flat.keys() & inner.keys():
+            raise BadInput(f"{min(twice)}: stands twice, got both forms. Give one.")
+        flat |= inner
+    return flat
 
 
 def _entry(key: str, asked: Any, circumstances: Circumstances) -> Domain | None:
@@ -189,6 +202,8 @@ def _interval(found: Knob, sweep: IntervalSweep, circumstances: Circumstances) -
         raise BadInput(f"{found.key}: no such tag, got {shown(', '.join(sorted(sweep.tags)))}. Allowed: log.")
     if not all(end.is_integer() for end in ends):
         raise BadInput(f"{found.key}: ends that are not whole numbers, got {written}. {FORMS}")
+    if found.numbers:
+        raise BadInput(f"{found.key}: an interval has values that it does not allow, got {written}. Give choice(...).")
     choice(found, ends, circumstances)
     low, high = (int(end) for end in ends)
     if low > high:

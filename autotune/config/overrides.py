@@ -17,7 +17,7 @@ from autotune.config.locate import folder, options
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import is_knob, knob
-from autotune.knobs.environment import PREFIX
+from autotune.knobs.environment import KNOBS, PREFIX
 from autotune.knobs.values import shown, value_of
 from autotune.space import Domain
 
@@ -26,6 +26,7 @@ CONFIG_GROUPS = ("model", "data")
 RECIPE_KEYS = ("model", "data", "train", "launch")
 GLOBAL_BATCH = "train.global_batch"
 COMMAND_KEYS = (GLOBAL_BATCH, "launch.warm")  # of these groups, but hold for commands, too
+LIBRARIES = {"timm": "model=timm", "torchvision": "model=resnet18"}  # model=LIBRARY/NAME: the file whose model gets that name
 # GROUP=NAME or +GROUP=NAME as files are called: wider than Hydra's grammar, which has no dots and no leading digits in a group.
 FILE_CHOICE = re.compile(r"(\+?)(\w[\w.-]*(?:/\w[\w.-]*)*)=(\w[\w.-]*)")
 
@@ -61,9 +62,10 @@ def split(overrides: Sequence[str], folders: list[Path], circumstances: Circumst
         has_command: whether a command is tuned, which has no use for a recipe's keys.
     """
     result = Split()
-    for text in (word for typed in overrides for word in _of_timm(typed)):
+    for typed in overrides:
         try:
-            _place(text, result, folders, circumstances, has_command)
+            for text in _of_library(typed):
+                _place(text, result, folders, circumstances, has_command)
         except BadInput as error:
             result.problems += error.problems
             result.cause = result.cause or error.__cause__
@@ -74,10 +76,14 @@ def split(overrides: Sequence[str], folders: list[Path], circumstances: Circumst
     return result
 
 
-def _of_timm(text: str) -> list[str]:
-    """Returns model=timm/NAME as what it stands for, any other word as it is."""
-    name = text.removeprefix("model=timm/")
-    return ["model=timm", f"model.name={name}"] if name != text else [text]
+def _of_library(text: str) -> list[str]:
+    """Returns model=timm/NAME and model=torchvision/NAME as what they stand for, any other word as it is."""
+    source, slash, name = text.removeprefix("model=").partition("/")
+    if not slash or source not in LIBRARIES or not text.startswith("model="):
+        return [text]
+    if not name:
+        raise BadInput(f"model: a model of {source} has a name, got {shown(text)}. Give model={source}/NAME.")
+    return [LIBRARIES[source], f"model.name={name}"]
 
 
 def _place(text: str, result: Split, folders: list[Path], circumstances: Circumstances, has_command: bool) -> None:
@@ -168,6 +174,9 @@ def _environment(text: str, override: Override, circumstances: Circumstances) ->
     """Returns the override of an environment variable that keeps its value's letters: 0.10 is not 0.1, true is not True."""
     key, written = override.key_or_group, override.value()
     plain = written if isinstance(override._value, QuotedString) else text.partition("=")[2]
+    if owner := KNOBS.get(key.removeprefix(PREFIX)):
+        words = {"1": "true", "0": "false"} if knob(owner).type is bool else {}
+        raise BadInput(f"{key}: the variable of a knob, got {shown(text)}. Set it as {owner}={words.get(str(plain), plain)}.")
     value = str(value_of(knob(key), plain, circumstances))
     return f"++{key}={QuotedString(text=value, quote=Quote.double).with_quotes()}"
 

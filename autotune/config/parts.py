@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from autotune.config.locate import program
-from autotune.config.recipe import CUSTOM, parts_of
+from autotune.config.recipe import CUSTOM, PARTS, parts_of
 from autotune.config.schema import StudyConfig
 from autotune.knobs.values import shown
 
@@ -27,7 +27,7 @@ def problems_of_parts(config: StudyConfig) -> list[str]:
     ]
     if wrong or not parts:
         return wrong
-    said = _check(config.program.python or sys.executable, list(parts.values()))
+    said = _check(config.program.python or sys.executable, parts)
     return [
         f"{key}: cannot be used, got {shown(reference)} ({said[reference]}). {FORM}"
         for key, reference in parts.items()
@@ -35,11 +35,13 @@ def problems_of_parts(config: StudyConfig) -> list[str]:
     ]
 
 
-def _check(python: str, references: list[str]) -> dict[str, str]:
+def _check(python: str, parts: dict[str, str]) -> dict[str, str]:
     """Returns reference -> what is wrong with it, as the recipe's script says; {} when there is no such interpreter."""
+    references = list(parts.values())
+    called = [word for flag, key in PARTS.items() if key in parts for word in (flag, parts[key])]
     try:
         done = subprocess.run(
-            [python, str(program(CUSTOM)), "--check", *references],
+            [python, str(program(CUSTOM)), *called, "--check", *references],
             cwd=os.getcwd(),
             stdin=subprocess.DEVNULL,
             capture_output=True,

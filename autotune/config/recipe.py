@@ -222,7 +222,12 @@ def _heads(config: StudyConfig) -> list[str]:
     if (hidden or 768) % (2 * heads) == 0:
         return []
     key, got = ("model.num_heads", heads) if hidden is None else ("model.hidden_size", hidden)
-    return [f"{key}: {hidden or 768} is no multiple of {2 * heads}, twice the attention heads, got {got}. Give one that is."]
+    whence = (
+        "" if config.model.num_heads else f" ({heads} of them, one for each {HEAD_SIZE} of width unless model.num_heads says)"
+    )
+    return [
+        f"{key}: {hidden or 768} is no multiple of {2 * heads}, twice the attention heads{whence}, got {got}. Give one that is."
+    ]
 
 
 def _data(config: StudyConfig) -> list[str]:

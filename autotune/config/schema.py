@@ -323,7 +323,7 @@ class StudyConfig:
         layout: pinned knobs of memory layout.
         compile: pinned knobs of torch.compile.
         optimizer: pinned knobs of the optimizer's kernels.
-        backend: pinned knobs of cuDNN.
+        backend: pinned knobs of cuDNN, attention and the GPU's cache.
         step: pinned knobs of the optimizer's step as a whole.
         memory: pinned knobs of memory.
         threads: pinned knobs of CPU threads.

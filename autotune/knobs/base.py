@@ -94,7 +94,9 @@ class Knob:
         default: value in a program that says nothing (the library's own default).
         domain: values worth trying under the circumstances, ascending for numbers; the space adds the baseline's own.
         choices: the only values allowed for a str knob; empty = any.
+        numbers: the only numbers allowed, ascending; empty = any within the bounds.
         bounds: smallest and largest value allowed for a number here; None = no bound on that side.
+        examples: values that its documentation shows, where the domain is empty or follows the program; empty = the domain's.
         blocked: reason why it cannot be turned under the circumstances, None when it can.
         expert: value an expert would start with under the circumstances, None to leave it.
         is_active: whether it means anything beside the other knobs' values (prefetch_factor needs workers).
@@ -112,6 +114,8 @@ class Knob:
     default: KnobValue
     domain: Callable[[Circumstances], list[KnobValue]]
     choices: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()
+    examples: tuple[KnobValue, ...] = ()
     bounds: Callable[[Circumstances], tuple[float | None, float | None]] = lambda _: (None, None)
     blocked: Callable[[Circumstances], str | None] = no_reason
     expert: Callable[[Circumstances], KnobValue | None] = no_seed

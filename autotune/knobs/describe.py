@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.briefs import BRIEFS
 from autotune.knobs.catalogue import CATALOGUE, knob
 from autotune.knobs.environment import PREFIX
+from autotune.knobs.loader import BATCH_SIZE
+from autotune.records import KnobValue
 
 TIER_MEANS = {
     "exact": "same mathematics and sample distribution",
@@ -21,28 +26,42 @@ _SOME: dict[type, bool | int | float | str] = {bool: True, int: 1, float: 0.5, s
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the overview: key, tier, values, and the first sentence of the summary."""
+    """One line of the overview.
+
+    Attributes:
+        key: the knob's key.
+        tier: what it changes beside speed.
+        brief: what it is, in a few words.
+        blocked: why it cannot be turned on this machine; None when it can.
+    """
 
     key: str
     tier: str
-    values: str
-    summary: str
+    brief: str
+    blocked: str | None = None
 
 
-def overview() -> list[Row]:
-    """Returns one row per knob, env.NAME last."""
-    return [
-        Row(key=name, tier=k.tier.value, values=_values(k), summary=_first_sentence(k.summary))
-        for name, k in [*CATALOGUE.items(), ("env.NAME", knob("env.NAME"))]
-    ]
+def overview(circumstances: Circumstances | None = None) -> dict[str, list[Row]]:
+    """Returns family -> a row per knob, families and knobs in the catalogue's order, env.NAME last.
+
+    Args:
+        circumstances: the machine to say what is blocked on; None leaves it out.
+    """
+    families: dict[str, list[Row]] = {}
+    for key, found in [*CATALOGUE.items(), ("env.NAME", knob("env.NAME"))]:
+        blocked = None if circumstances is None else found.blocked(circumstances)
+        row = Row(key=key, tier=found.tier.value, brief=BRIEFS[key], blocked=blocked)
+        families.setdefault(key.partition(".")[0], []).append(row)
+    return families
 
 
-def describe(key: str, circumstances: Circumstances | None = None) -> str:
+def describe(key: str, circumstances: Circumstances | None = None, *, spaces: Mapping[str, Iterable[str]] | None = None) -> str:
     """Returns a knob's documentation as Markdown.
 
     Args:
         key: the knob's key; "env.NAME" for any environment variable.
         circumstances: the machine to name the tried values for; None leaves them out.
+        spaces: search space -> keys it searches, to name those with this one; None leaves them out.
 
     Raises:
         BadInput: there is no such knob; names the nearest.
@@ -55,20 +74,66 @@ def describe(key: str, circumstances: Circumstances | None = None) -> str:
         f"**When it hurts.** {found.hurts}",
         f"**Start-up cost.** {_sentence(found.start_cost)}",
         f"**Start.** {_start(found)}",
-        f"**Tier.** {found.tier}: {TIER_MEANS[found.tier]}.",
+        f"**Tier.** {_tier(found)}",
         f"**Values.** {_values(found)}; a program that says nothing has {_default(found)}.",
     ]
+    if spaces is not None:
+        parts.append(f"**Searched.** {_searched(found, spaces)}")
     if circumstances is not None:
         parts.append(f"**On this machine.** {_here(found, circumstances)}")
-    parts.append(f"**Use.** `{found.key}={_example(found)}` pins it, `{found.key}=choice(...)` tunes it over those values.")
+    pin, tune = uses(found, circumstances or Circumstances(num_cores=8))
+    parts.append(f"**Use.** `{pin}` pins it, `{tune}` tunes it over those values.")
     return "\n\n".join(parts) + "\n"
+
+
+def uses(found: Knob, circumstances: Circumstances) -> tuple[str, str]:
+    """Returns an argument that pins a knob and one that tunes it, quoted for the shell, with values that it allows."""
+    values = found.examples or tuple(found.domain(circumstances))
+    if len(values) < 2:
+        values = found.choices or found.numbers[:4] or tuple(found.domain(Circumstances(num_cores=8)))
+    other = next((value for value in reversed(values) if value != found.default), values[-1])
+    return _argument(found.key, [other]), _argument(found.key, values)
+
+
+def _argument(key: str, values: Iterable[KnobValue]) -> str:
+    """Returns KEY=VALUE, or KEY=choice(...) of several, as it is typed: special letters are quoted for Hydra and the shell."""
+    words = [_word(value) for value in values]
+    is_plain = all(re.fullmatch(r"[\w./:+-]+", word) for word in words)
+    quoted = [word if re.fullmatch(r"[\w./:+-]+", word) else f"'{word}'" for word in words]
+    text = f"{key}={quoted[0]}" if len(quoted) == 1 else f"{key}=choice({','.join(quoted)})"
+    if not is_plain:
+        return f'"{text}"'
+    return text if len(quoted) == 1 else f"'{text}'"
+
+
+def _tier(found: Knob) -> str:
+    means = f"{found.tier}: {TIER_MEANS[found.tier]}"
+    if not found.is_unknown:
+        return f"{means}."
+    return f"{means}, where it works as meant. Nobody can say so beforehand: losses are compared before a value of it may win."
+
+
+def _searched(found: Knob, spaces: Mapping[str, Iterable[str]]) -> str:
+    named = [name for name, keys in spaces.items() if found.key in keys]
+    if not named:
+        return "In no search space: only when asked for."
+    others = [name for name in named if name != "default"]
+    if len(others) < len(named):
+        return f"Unless you name another search space{f'; also in {_listed(others)}' if others else ''}."
+    return f"When asked for, or with search_space={_listed(others, 'or')}."
+
+
+def _listed(words: list[str], last: str = "and") -> str:
+    return f" {last} ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _here(found: Knob, circumstances: Circumstances) -> str:
     if reason := found.blocked(circumstances):
         return f"Not turned: {reason}."
+    if found.key == BATCH_SIZE.key:
+        return "Where it is searched: half of the program's own batch, and its doublings."
     tried = found.domain(circumstances)
-    return f"Tried: {', '.join(map(_word, tried))}." if tried else "Nothing is tried until you list values."
+    return f"Where it is searched: {', '.join(map(_word, tried))}." if tried else "Nothing is tried until you list values."
 
 
 def _start(found: Knob) -> str:
@@ -79,13 +144,9 @@ def _start(found: Knob) -> str:
 def _values(found: Knob) -> str:
     if found.type is bool:
         return "true, false"
+    if found.numbers:
+        return ", ".join(map(str, found.numbers[:4])) + (f", ... {found.numbers[-1]}" if len(found.numbers) > 4 else "")
     return ", ".join(found.choices) or {int: "a whole number", float: "a number"}.get(found.type, "any text")
-
-
-def _example(found: Knob) -> str:
-    least = found.bounds(Circumstances(num_cores=8))[0] or 0
-    numbers = {bool: "true", int: str(max(4, least)), float: "0.5"}
-    return numbers.get(found.type, found.choices[-1] if found.choices else "VALUE")
 
 
 def _word(value: object) -> str:
@@ -97,11 +158,6 @@ def _default(found: Knob) -> str:
         return "what your shell has"
     is_library_s = found.key.startswith("nccl.") or (found.key.startswith("threads.") and found.type is int)
     return "the library's choice" if is_library_s else _word(found.default)
-
-
-def _first_sentence(text: str) -> str:
-    head, stop, _ = text.partition(". ")
-    return head + "." if stop else head
 
 
 def _sentence(text: str) -> str:

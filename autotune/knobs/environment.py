@@ -14,13 +14,20 @@ from autotune.records import Tier
 PREFIX = "env."
 NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+# Variable -> the knob that it is, whatever its value.
+KNOBS = {
+    "OMP_NUM_THREADS": "threads.omp",
+    "MKL_NUM_THREADS": "threads.mkl",
+    **{variable: key for key, variable in nccl.VARIABLES.items()},
+}
+LAUNCHERS = "A launcher gives each process its own: launch.nproc=N, or -- torchrun --nproc_per_node=N SCRIPT."
+
 # Variables that something else is, whatever their value: name -> what to use instead. Those that a knob sets to some of their
 # values (`Knob.variables`) are free, but not beside it (`catalogue.clashes`).
 OWNED = {
-    "OMP_NUM_THREADS": "Use threads.omp, which is this variable.",
-    "MKL_NUM_THREADS": "Use threads.mkl, which is this variable.",
+    **{variable: f"Use {key}, which is this variable." for variable, key in KNOBS.items()},
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), LAUNCHERS),
     "PYTHONPATH": "Set it in your shell: the launcher puts its own folder before it.",
-    **{variable: f"Use {key}, which is this variable." for key, variable in nccl.VARIABLES.items()},
 }
 # Variables known to leave alone what is computed: where memory comes from, how threads and transfers are arranged.
 HARMLESS = re.compile(
@@ -52,6 +59,7 @@ def env_knob(name: str) -> Knob:
         tier=Tier.exact,
         type=str,
         default=MASK if is_secret(name, own) else own,
+        examples=("VALUE", "OTHER"),
         domain=lambda _: [],  # nobody knows what is worth trying: the user lists the values
         environment=lambda value: {name: str(value)},
         is_unknown=not HARMLESS.fullmatch(name),

@@ -199,6 +199,7 @@ L2_FETCH_GRANULARITY = Knob(
     type=int,
     default=64,
     domain=lambda _: [32, 64, 128],
+    numbers=(32, 64, 128),
     bounds=lambda _: (32, 128),
     blocked=below_ampere,
     summary=(

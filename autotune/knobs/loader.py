@@ -52,6 +52,7 @@ BATCH_SIZE = Knob(
     type=int,
     default=1,
     domain=batch_sizes,
+    examples=(32, 64, 128),
     bounds=lambda _: (1, 2**20),
     summary=(
         "Samples that one rank's loader hands to one training step. It changes the optimisation itself: fewer, less noisy "

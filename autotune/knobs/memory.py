@@ -68,6 +68,7 @@ FRACTION = Knob(
     type=float,
     default=1.0,
     domain=lambda _: [],  # a bound makes nothing faster: who needs one knows how much
+    examples=(0.5, 0.8),
     bounds=lambda _: (0.01, 1.0),
     blocked=no_cuda,
     summary=(

@@ -13,7 +13,7 @@ def alone(circumstances: Circumstances) -> str | None:
 
 BUCKET_CAP_MB = Knob(
     key="parallel.bucket_cap_mb",
-    tier=Tier.exact,
+    tier=Tier.numerics,
     type=int,
     default=25,
     blocked=alone,

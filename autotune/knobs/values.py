@@ -17,7 +17,7 @@ WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "of
 def value_of(knob: Knob, raw: Any, circumstances: Circumstances | None = None) -> KnobValue:
     """Returns `raw` as a value of `knob`.
 
-    YAML 1.1 reads a bare `off` as False; where the knob knows the word, it is meant.
+    YAML 1.1 reads a bare `off` as False; where the knob knows the word, it is meant. So is `true` or `false` as a word.
 
     Args:
         knob: whose value it is to be.
@@ -30,6 +30,7 @@ def value_of(knob: Knob, raw: Any, circumstances: Circumstances | None = None) -
     value = _READERS[knob.type](knob, raw)
     if circumstances is not None and isinstance(value, int | float) and not isinstance(value, bool):
         _check_bounds(knob, value, circumstances)
+        _check_numbers(knob, value)
     return value
 
 
@@ -68,7 +69,7 @@ def _str(knob: Knob, raw: Any) -> KnobValue:
         raise BadInput(f"{knob.key}: not usable text, got {shown(raw)}. {allowed}")
     if not knob.choices:
         return text
-    word = "off" if text.lower() == "false" and "off" in knob.choices else text
+    word = next((word for word in _MEANT.get(text.lower(), ()) if word in knob.choices), text)
     if word not in knob.choices:
         raise BadInput(f"{knob.key}: no such value, got {shown(raw)}. {one_of(word, knob.choices)}")
     return word
@@ -80,6 +81,7 @@ def _text(raw: Any) -> str | None:
     return str(raw) if isinstance(raw, str | int | float) else None
 
 
+_MEANT = {"true": ("true",), "false": ("false", "off")}  # what a word of YAML may stand for among the choices, likest first
 _READERS = {bool: _bool, int: _int, float: _float, str: _str}
 
 
@@ -94,6 +96,13 @@ def _check_bounds(knob: Knob, value: float, circumstances: Circumstances) -> Non
         is_of_cores = knob.key.startswith(("loader.", "threads."))
         why = f"more than this machine can serve ({circumstances.num_cores} effective cores)" if is_of_cores else "too large"
         raise BadInput(f"{knob.key}: {why}, got {shown(value)}. Allowed: {least} to {high}.")
+
+
+def _check_numbers(knob: Knob, value: float) -> None:
+    if knob.numbers and value not in knob.numbers:
+        near = sorted(sorted(knob.numbers, key=lambda number: abs(number - value))[:6])
+        allowed = ", ".join(map(str, near)) if len(near) == len(knob.numbers) else f"..., {', '.join(map(str, near))}, ..."
+        raise BadInput(f"{knob.key}: no such value, got {shown(value)}. Allowed: {allowed}. Give one of them.")
 
 
 def shown(raw: Any) -> str:

@@ -19,6 +19,7 @@ import argparse
 import difflib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import time
@@ -185,15 +186,34 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def wrong_parts(references: Iterable[str]) -> list[str]:
-    """Returns "REFERENCE: what is wrong" for each part that is not there."""
+def wrong_parts(references: Iterable[str], own: argparse.Namespace) -> list[str]:
+    """Returns "REFERENCE: what is wrong" for each part that is not there, or cannot be called as it will be."""
+    calls = {own.model_factory: "()", own.data_factory: "()", own.step: "(model, batch)"}
     found = []
     for reference in references:
         try:
-            named(reference)
+            function = named(reference)
+            if reference in calls:
+                check_call(function, calls[reference])
         except ValueError as error:
             found.append(f"{reference}: {' '.join(str(error).split())}")
     return found
+
+
+def check_call(function: Callable[..., Any], call: str) -> None:
+    """Checks that a function can be called with the arguments of `call`, where Python knows what it takes.
+
+    Raises:
+        ValueError: it cannot; says how it is called.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a built-in one
+        return
+    try:
+        signature.bind(*call.strip("()").replace(",", " ").split())
+    except TypeError as error:
+        raise ValueError(f"it is called as {call}: {error}") from error
 
 
 def main() -> None:
@@ -201,7 +221,8 @@ def main() -> None:
     parser = build_parser()
     own, rest = parser.parse_known_args()
     sys.path[0] = os.getcwd()  # your modules, not this folder's
-    if wrong := wrong_parts(own.check or [each for each in (own.model_factory, own.data_factory, own.step) if each]):
+    parts = own.check or [each for each in (own.model_factory, own.data_factory, own.step) if each]
+    if wrong := wrong_parts(parts, own):
         parser.exit(2, "\n".join([*wrong, ""]))
     if own.check:
         return

@@ -1,4 +1,5 @@
 import json
+import re
 import shlex
 
 import pytest
@@ -140,3 +141,12 @@ def test_printed_commands_work_as_they_are_for_any_runs_folder(cli):
         words = shlex.split(command)
         assert words[words.index("--runs-dir") + 1] == "my runs; [x]"
         assert cli(*words[1:]).returncode == 0
+
+
+def test_knobs_are_lines_by_family_that_mark_what_is_searched_and_what_is_impossible(cli):
+    said = cli("knobs").stdout
+    assert max(map(len, said.splitlines())) <= 80
+    assert re.search(r"^\* loader\.num_workers +exact +processes that load data", said, re.MULTILINE)
+    assert re.search(r"^  threads\.omp ", said, re.MULTILINE)
+    assert "threads.mkl" not in cli("knobs", "nccl").stdout
+    assert "a key of the configuration, not a knob" in cli.refused("knobs", "train.global_batch")

@@ -57,3 +57,16 @@ def test_config_folders_and_their_files_must_exist(refused, tmp_path: Path) -> N
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "best.yaml").write_text("# @package _global_\n")
     assert "Did you mean 'best'" in refused("+mine=bets", config_dirs=[tmp_path])[0]
+
+
+def test_a_search_space_may_be_nested_but_names_a_knob_once(make, refused, tmp_path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("loader:\n  batch_size: [8, 16]\n")
+    assert make(f"search_space={path}").space.domains.keys() == {"loader.batch_size"}
+    path.write_text("loader:\n  batch_size: [8, 16]\nloader.batch_size: auto\n")
+    assert "loader.batch_size: stands twice" in refused(f"search_space={path}")[0]
+
+
+def test_a_classifier_of_torchvision_is_named_as_one_of_timm_is(make) -> None:
+    config = make("model=torchvision/resnet34").config
+    assert (config.model.source, config.model.name) == ("torchvision", "resnet34")

@@ -57,3 +57,21 @@ def test_every_process_needs_a_gpu_of_its_own(
     found = problems_of(StudyConfig(launch=LaunchOptions(nproc=nproc), device=device), [{"name": "g"}, {"name": "g"}])
     said = [each for each in found if each.startswith("launch.nproc")]
     assert (said[0].startswith(problem) if said else None) is (True if problem else None)
+
+
+def test_pins_without_effect_here_are_said_before_anything_has_run(make) -> None:
+    said = make(
+        "memory.fraction=0.9", "device.memory_limit=0.5", "precision.amp=fp16", "nccl.proto=LL", "loader.pin_memory=false"
+    ).notes
+    assert {note.partition(":")[0] for note in said} == {"memory.fraction=0.9", "nccl.proto=LL", "precision.amp=fp16"}
+    assert "memory.fraction=0.9: device.memory_limit=0.5 is less, and holds" in said
+    assert make("loader.num_workers=2").notes == []
+
+
+def test_an_allocator_that_is_not_installed_is_refused(refused, monkeypatch) -> None:
+    monkeypatch.setattr("autotune.knobs.malloc.installed", dict)
+    assert refused("memory.malloc=jemalloc")[0].startswith("memory.malloc: not installed here, got 'jemalloc'.")
+
+
+def test_a_negative_global_batch_is_one_problem(refused) -> None:
+    assert len(refused("train.global_batch=-8")) == 1

@@ -24,3 +24,8 @@ def test_every_row_says_something() -> None:
 
 def test_meanings_are_the_docstrings_joined_to_one_line() -> None:
     assert documented(DataConfig)["root"].startswith("folder with one subfolder of images per class, for `folder`; where")
+
+
+def test_the_search_spaces_are_named() -> None:
+    meaning = next(row.meaning for row in overview() if row.key.startswith("search_space="))
+    assert "search_spaces/ (default, full, loader, memory, nccl, quick)" in meaning

@@ -19,7 +19,9 @@ from tests.config.conftest import FACTS
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a module of the user's own, which notes that it was imported."""
-    (tmp_path / "mine.py").write_text("open('imported', 'w').close()\ndef model(): ...\ndef data(): ...\ndef step(): ...\n")
+    (tmp_path / "mine.py").write_text(
+        "open('imported', 'w').close()\ndef model(): ...\ndef data(root): ...\ndef step(model, batch): ...\n"
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -33,12 +35,13 @@ def test_a_recipe_of_the_users_parts_is_called_by_them(monkeypatch: pytest.Monke
 
 
 def test_parts_that_are_not_there_are_refused_all_at_once(mine: Path) -> None:
-    words = ["model.factory=mine:modle", "data.factory=nosuch:data", "train.step=mine:step"]
+    words = ["model.factory=mine:modle", "data.factory=mine:data", "train.step=nosuch:step"]
     with pytest.raises(BadInput) as caught:
         compose(words, command=None, facts=FACTS)
-    model, data = caught.value.problems
+    model, data, step = caught.value.problems
     assert model.startswith(f"model.factory: cannot be used, got 'mine:modle' (no 'modle' in {mine}/mine.py; nearest: model)")
-    assert data.startswith(f"data.factory: cannot be used, got 'nosuch:data' (no module 'nosuch' in {mine} or among")
+    assert "data.factory: cannot be used, got 'mine:data' (it is called as (): missing a required argument: 'root')" in data
+    assert step.startswith(f"train.step: cannot be used, got 'nosuch:step' (no module 'nosuch' in {mine} or among")
     assert (mine / "imported").exists()
     assert data.endswith("Allowed: PACKAGE.MODULE:FUNCTION, looked for from the working directory on. Give one that is there.")
 

@@ -88,7 +88,10 @@ def test_a_script_takes_every_flag_that_it_is_given(source: str) -> None:
         ({"model.name": "gpt2_small", "model.source": "transformers"}, "data.name: nothing that gpt2_small can train on"),
         ({"model.num_layers": 2}, "model.num_layers: means nothing with resnet18 on photos, got 2. Leave it out."),
         ({"data.sequence_length": 2}, "data.sequence_length: means nothing with resnet18 on photos, got 2."),
-        ({**GPT2, "model.hidden_size": 101}, "model.hidden_size: 101 is no multiple of 2, twice the attention heads, got 101."),
+        (
+            {**GPT2, "model.hidden_size": 101},
+            "model.hidden_size: 101 is no multiple of 2, twice the attention heads (1 of them, one for each 64 of width ",
+        ),
         ({**GPT2, "model.num_heads": 7}, "model.num_heads: 768 is no multiple of 14, twice the attention heads, got 7."),
         ({**GPT2, "model.image_size": 32}, "model.image_size: means nothing with gpt2_small on text, got 32."),
         ({**GPT2, "data.root": "/no/such"}, "data.root: no folder with text in it, got '/no/such'."),

@@ -122,7 +122,7 @@ FILES: list[tuple[str, list[str]]] = [
 # Search spaces.
 SPACES: list[tuple[str, list[str]]] = [
     ("loader.num_worker: auto\n", ["Did you mean 'loader.num_workers'"]),
-    ("loader: {num_workers: auto}\n", ["no such knob, got 'loader'"]),
+    ("loader: {num_worker: auto}\n", ["no such knob, got 'loader.num_worker'"]),
     ("study.seed: [1, 2]\n", ["no such knob, got 'study.seed'"]),
     ("_target_: marker.touch\n", ["no such knob, got '_target_'"]),
     ("loader.num_workers: {_target_: marker.touch}\n", ["loader.num_workers: not a domain"]),

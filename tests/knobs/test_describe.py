@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
+from autotune.config.domains import domain_of, parse
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
-from autotune.knobs.catalogue import CATALOGUE
-from autotune.knobs.describe import describe, overview
+from autotune.knobs.briefs import BRIEFS, MOST
+from autotune.knobs.catalogue import CATALOGUE, knob
+from autotune.knobs.describe import describe, overview, uses
+from autotune.knobs.values import value_of
 
 
 @pytest.mark.parametrize("key", [*CATALOGUE, "env.LD_PRELOAD"])
@@ -19,11 +24,40 @@ def test_every_knob_renders(key: str) -> None:
 
 
 def test_the_overview_has_a_row_for_every_knob_and_ends_with_the_environment() -> None:
-    rows = overview()
-    assert [row.key for row in rows] == [*CATALOGUE, "env.NAME"]
-    assert all(row.summary.endswith(".") and row.values and row.tier for row in rows)
+    rows = [row for family in overview(Circumstances(num_cores=2)).values() for row in family]
+    assert sorted(row.key for row in rows) == sorted([*CATALOGUE, "env.NAME"])
+    assert rows[-1].key == "env.NAME"
+    assert all(row.brief and len(row.brief) <= MOST and row.tier for row in rows)
+    assert set(BRIEFS) == {row.key for row in rows}
+    assert {row.key: row.blocked for row in rows}["loader.pin_memory"]
+
+
+@pytest.mark.parametrize("key", [*CATALOGUE, "env.SOME_SWITCH"])
+def test_what_it_says_to_type_is_accepted(key: str) -> None:
+    machine = Circumstances(num_cores=2)
+    for word, is_sweep in zip(uses(knob(key), machine), (False, True), strict=True):
+        [typed] = shlex.split(word)
+        override = parse(typed)
+        assert override.is_sweep_override() is is_sweep
+        if is_sweep:
+            assert len(domain_of(knob(key), override, machine).values) > 1
+        else:
+            value_of(knob(key), override.value(), machine)
+        assert word in describe(key, machine)
+
+
+def test_it_names_the_search_spaces_that_have_a_knob() -> None:
+    spaces = {"default": ["compile.mode"], "full": ["compile.mode", "step.accumulation"], "memory": ["step.accumulation"]}
+    assert "Unless you name another search space; also in full." in describe("compile.mode", spaces=spaces)
+    assert "When asked for, or with search_space=full or memory." in describe("step.accumulation", spaces=spaces)
+    assert "In no search space: only when asked for." in describe("threads.omp", spaces=spaces)
 
 
 def test_an_unknown_name_says_what_was_meant() -> None:
     with pytest.raises(BadInput, match=r"Did you mean 'precision\.amp'"):
         describe("precision.amps")
+
+
+def test_the_last_part_of_a_key_is_enough_to_be_understood() -> None:
+    with pytest.raises(BadInput, match=r"Did you mean 'precision\.amp'\? Allowed: precision\.amp, "):
+        describe("amp")

@@ -1,0 +1,107 @@
+"""Pinned knobs and keys that cannot hold together, or not here: what is known of that before anything has run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.config.command import BATCH_SIZE, RECIPE_BATCH_SIZE, CommandTemplate
+from autotune.config.recipe import VISION, script_of
+from autotune.config.schema import StudyConfig
+from autotune.knobs import malloc
+from autotune.knobs.base import Circumstances
+from autotune.knobs.catalogue import CATALOGUE
+from autotune.knobs.loader import UINT8_TRANSFER
+from autotune.knobs.memory import FRACTION, MALLOC
+from autotune.knobs.nccl import MAX_NCHANNELS, MIN_NCHANNELS
+from autotune.knobs.precision import AMP
+from autotune.knobs.step import ACCUMULATION
+from autotune.records import Knobs
+from autotune.space import Choice, Domain
+
+
+def problems_of_knobs(config: StudyConfig, pinned: Knobs, domains: dict[str, Domain], template: CommandTemplate) -> list[str]:
+    """Returns what cannot hold: values that contradict each other, or that nothing here could carry out.
+
+    Args:
+        config: the configuration.
+        pinned: its pinned knobs.
+        domains: knob key -> domain, of the command line.
+        template: the command, whose placeholders tell the baseline's values.
+    """
+    return [*_channels(pinned), *_malloc(pinned), *_global_batch(config, pinned, domains, template)]
+
+
+def notes_of_knobs(config: StudyConfig, pinned: Knobs, template: CommandTemplate, here: Circumstances) -> list[str]:
+    """Returns what a user should know of pinned knobs that have no effect here: a file may have been made elsewhere.
+
+    Args:
+        config: the configuration.
+        pinned: its pinned knobs.
+        template: the command.
+        here: the machine.
+    """
+    notes = []
+    for key, value in pinned.items():
+        if key in CATALOGUE and value != CATALOGUE[key].default and (reason := CATALOGUE[key].blocked(here)):
+            notes.append(f"{key}={_word(value)}: {reason}")
+    if pinned.get(AMP.key) == "fp16" and not here.has_cuda:
+        notes.append(f"{AMP.key}=fp16: meant for GPUs that have no bf16, got no CUDA device")
+    if template.is_recipe and pinned.get(UINT8_TRANSFER.key) and script_of(config) is not VISION:
+        notes.append(f"{UINT8_TRANSFER.key}=true: {config.model.name or config.data.name} has no images to keep as bytes")
+    limit, fraction = config.device.memory_limit, pinned.get(FRACTION.key)
+    if isinstance(fraction, float) and isinstance(limit, float) and limit < fraction:
+        notes.append(f"{FRACTION.key}={fraction}: device.memory_limit={limit} is less, and holds")
+    return notes
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _channels(pinned: Knobs) -> list[str]:
+    least, most = pinned.get(MIN_NCHANNELS.key), pinned.get(MAX_NCHANNELS.key)
+    if not isinstance(least, int) or not isinstance(most, int) or least <= most:
+        return []
+    return [f"{MIN_NCHANNELS.key}: more than {MAX_NCHANNELS.key}, got {least} and {most}. Swap them."]
+
+
+def _malloc(pinned: Knobs) -> list[str]:
+    asked = pinned.get(MALLOC.key)
+    if asked not in malloc.LIBRARIES or asked in malloc.installed():
+        return []
+    there = ", ".join(["glibc", *malloc.installed()])
+    install = "Debian and Ubuntu have it as libjemalloc2, libtcmalloc-minimal4"
+    return [f"{MALLOC.key}: not installed here, got {asked!r}. Allowed: {there}. Install it ({install}), or leave it out."]
+
+
+def _global_batch(config: StudyConfig, pinned: Knobs, domains: dict[str, Domain], template: CommandTemplate) -> list[str]:
+    """Returns what is wrong with a global batch where the baseline's batch size is known before it has run."""
+    total, nproc, asked = config.train.global_batch, config.launch.nproc, domains.get(BATCH_SIZE)
+    own = pinned.get(BATCH_SIZE, template.placeholders.get(BATCH_SIZE, RECIPE_BATCH_SIZE if template.is_recipe else None))
+    if total is None or total < 1 or nproc < 1:
+        return []
+    processes = "" if nproc == 1 else f" in {nproc} processes"
+    if isinstance(own, int) and own > 0:
+        if total % (own * nproc):
+            another = "" if asked else f", or pin another batch size: {BATCH_SIZE}=N"
+            return [
+                f"train.global_batch: no multiple of a batch of {own}{processes}, which the baseline has, got {total}. "
+                f"Give a multiple of {own * nproc}{another}."
+            ]
+        needs, accumulation = total // (own * nproc), pinned.get(ACCUMULATION.key, total // (own * nproc))
+        if accumulation != needs and not asked:
+            return [
+                f"{ACCUMULATION.key}: train.global_batch={total} needs {needs} of a batch of {own}{processes}, got "
+                f"{accumulation}. Leave it out: it is derived."
+            ]
+    if isinstance(asked, Choice) and not any(_divides(value, total, nproc) for value in asked.values):
+        got = ", ".join(map(str, asked.values))
+        return [
+            f"{BATCH_SIZE}: no value makes up train.global_batch={total}{processes}, got {got}. "
+            f"Give divisors of {total // nproc}."
+        ]
+    return []
+
+
+def _divides(value: Any, total: int, nproc: int) -> bool:
+    return isinstance(value, int) and value > 0 and total % (value * nproc) == 0
