@@ -15,7 +15,7 @@ from tests.programs.expectations import PROGRAMS, PYTHON, SEEN_AS, Program
 from tests.programs.starting import Journal, Seen, run_trial
 
 Look = Callable[[Program], Seen]
-# What costs most and shows least beside its neighbours: one imports transformers, the other is a row that is there, by a script.
+# What costs most and shows least beside its neighbours: one imports transformers, the other is a row that is there already.
 SLOW = ("hf_trainer", "bystander_from_bash")
 EVERY = pytest.mark.parametrize(
     "program",
