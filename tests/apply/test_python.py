@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tests.apply.conftest import Place, ended, seen
-from tests.harness.conftest import RULES, trial  # noqa: F401
+from tests.harness.conftest import RULES, forks, trial  # noqa: F401
 
 CALLED = {"loader": {"batch_size": 8}, "precision": {"amp": "bf16"}, "threads": {"omp": 1}}
 LIGHT = """
