@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_used_is_an_exception(place: Place) -> None:
 
 @pytest.mark.parametrize(("words", "unit", "samples"), [(["long"], "steps", 1), (["long", "samples"], "samples", 16)])
 def test_steps_that_a_program_tells_are_a_trial_s_steps(trial, place: Place, words, unit, samples) -> None:  # noqa: F811
-    run = trial(str(place.path / "by_hand.py"), *words, env={"PYTHONPATH": _path()}, rules=RULES, is_fresh=True)
+    run = trial(str(place.path / "by_hand.py"), *words, is_fresh=True, env={"PYTHONPATH": _path()}, rules=RULES)
     found = run.result()
     assert found.status == "measured", run.stderr
     assert found.unit == unit
