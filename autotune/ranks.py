@@ -106,7 +106,7 @@ def joined(results: Sequence[RankResult]) -> dict[str, Any]:
     return {
         "world_size": results[0].world_size,
         "skew_frac": skew_frac,
-        "stragglers": [entry["rank"] for entry in by_rank if is_skewed and _is_late(entry, own_s, step_s)],
+        "stragglers": [entry["rank"] for entry in by_rank if is_skewed and step_s and _is_late(entry, own_s, step_s)],
         "communication": _communication(results, by_rank, step_s),
         "by_rank": by_rank,
     }
@@ -114,8 +114,8 @@ def joined(results: Sequence[RankResult]) -> dict[str, Any]:
 
 def _is_late(entry: dict[str, Any], own_s: Sequence[float], step_s: float) -> bool:
     """Returns whether others wait for a rank: its own work is longer, and it does not wait as much for them."""
-    waits_less = entry["exposed_s"] < MAX_STRAGGLER_WAIT_FRAC * step_s
-    return waits_less and entry["own_s"] > (max(own_s) + min(own_s)) / 2
+    waits_long = entry["exposed_s"] >= MAX_STRAGGLER_WAIT_FRAC * step_s
+    return not waits_long and bool(entry["own_s"] > (max(own_s) + min(own_s)) / 2)
 
 
 def _of_rank(result: RankResult, first: RankResult) -> dict[str, Any]:

@@ -136,9 +136,12 @@ def _ask(python: str, folder: str | None, say: Any) -> dict[str, Answer]:
 
 def printable(finding: Finding) -> Finding:
     """Returns a finding without characters that would steer the terminal: names of folders may hold any."""
-    texts = {name: getattr(finding, name) for name in ("found", "cost", "command")}
-    safe = {name: "".join(letter if letter.isprintable() else "?" for letter in text) for name, text in texts.items()}
-    return dataclasses.replace(finding, **safe)
+    found, cost, command = (_plain(text) for text in (finding.found, finding.cost, finding.command))
+    return dataclasses.replace(finding, found=found, cost=cost, command=command)
+
+
+def _plain(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _findings(answers: dict[str, Answer], *, named: str) -> list[Finding]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -117,7 +118,7 @@ def row(
     reason = str(trial.get("reason") or "")
     if not reason or str(trial["outcome"]) in QUIET_OUTCOMES:
         return made
-    below = Text(f"{' ' * INDENT}{reason}", style="quiet", no_wrap=True, overflow="ellipsis")
+    below = Padding(Text(reason, style="quiet", overflow="fold"), (0, 0, 0, INDENT))  # whole: its end often says where
     return Group(made, below)
 
 

@@ -102,8 +102,12 @@ def trial_name(trial: TrialRecord) -> str:
         turn = "" if trial.round is None else f" {trial.round}"
         return f"{trial.number:04d} attribution{turn}: {trial.why}"[:MAX_KEY_CHARACTERS]
     if trial.kind is Kind.parity:
-        return f"{trial.number:04d} losses of {changes_phrase(trial.changed, none='the baseline')}"[:MAX_KEY_CHARACTERS]
-    return f"{trial.number:04d} {changes_phrase(trial.changed)}".replace(" · ", " ")[:MAX_KEY_CHARACTERS]
+        return _run_name(trial, f"losses of {changes_phrase(trial.changed, none='the baseline')}")
+    return _run_name(trial, changes_phrase(trial.changed))
+
+
+def _run_name(trial: TrialRecord, words: str) -> str:
+    return f"{trial.number:04d} {words}".replace(" · ", " ")[:MAX_KEY_CHARACTERS]
 
 
 def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str) -> dict[str, str]:

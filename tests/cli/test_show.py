@@ -6,13 +6,14 @@ import pytest
 from rich.console import Console
 
 from autotune.cli.ranks import block
+from autotune.cli.terminal import THEME
 from autotune.testing.studies import make_study
 
 
 def test_the_ranks_of_a_trial_fit_80_columns():
     entry = {"rank": 1, "rate_per_s": 92877.0, "data_wait_frac": 0.12, "exposed_s": 0.3, "step_s": 1.0}
     ranks = {"by_rank": [{**entry, "peak_memory_bytes": 911 << 20}], "stragglers": [1], "communication": None}
-    console = Console(width=80)
+    console = Console(width=80, theme=THEME)
     with console.capture() as said:
         console.print(block({"best": {"trial": 12}, "unit": "samples", "trials": [{"number": 12, "ranks": ranks}]}))
     assert "911 MiB" in said.get()

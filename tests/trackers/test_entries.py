@@ -37,6 +37,8 @@ def test_study_s_note_says_what_each_change_is_worth(folder):
 
 
 def test_runs_that_compare_losses_are_named_after_what_they_compare():
+    several = {"precision.amp": "bf16", "optimizer.implementation": "fused"}
+    assert entries.trial_name(trial(kind=Kind.parity, repeats=3, changed=several)) == "0007 losses of bf16 fused optimizer"
     assert entries.trial_name(trial(kind=Kind.parity, repeats=0)) == "0007 losses of the baseline"
     assert entries.trial_name(trial(kind=Kind.parity, repeats=3, changed={"precision.amp": "bf16"})) == "0007 losses of bf16"
 
