@@ -122,7 +122,8 @@ def _headline(summary: Summary, *, is_said: bool) -> Text:
     verdict = _verdict(summary)
     text = Text(headline(summary, is_said=is_said), style=VERDICT_STYLES.get(verdict, "name"))
     is_verified = bool(summary.get("verification"))
-    reason = _reason(summary) or ADVICE.get(verdict, "")
+    has_ratio = (summary.get("speedup") or {}).get("ratio") is not None
+    reason = _reason(summary) or (ADVICE.get(verdict, "") if has_ratio else "")
     for line in (reason, *objective_lines(summary)):
         if line and not (is_said and is_verified):
             text.append(f"\n{line}", style="not bold not dim default")
