@@ -312,6 +312,7 @@ UINT8_TRANSFER = Knob(
     type=bool,
     default=False,
     domain=transfers,
+    examples=(False, True),
     summary=(
         "Keeps images as they were decoded, one byte a value, until they are on the device: what the training loader's data "
         "set does last, the conversion to float32 (ToTensor, ConvertImageDtype, ToDtype, .float()) and the arithmetic per "
