@@ -122,6 +122,7 @@ def read_best(path: Path) -> Best:
         raise BadInput(problems)
     program, speedup = _mapping(said.get("program")), _mapping(said.get("speedup"))
     ratio = speedup.get("ratio")
+    doubt = ", ambiguous" if speedup.get("verdict") == "ambiguous" else ""
     return Best(
         file=str(path),
         knobs=knobs,
@@ -131,7 +132,7 @@ def read_best(path: Path) -> Best:
         is_recipe=not {"model.name", "model.factory"}.isdisjoint(_mapping(said.get("settings"))),
         origin=(
             plain(str(said.get("study") or "")),
-            f"{ratio:.2f}x" if isinstance(ratio, int | float) and knobs else "",
+            f"{ratio:.2f}x{doubt}" if isinstance(ratio, int | float) and knobs else "",
             str(said.get("date") or ""),
         ),
     )

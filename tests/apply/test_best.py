@@ -32,6 +32,12 @@ def test_knobs_loader_command_and_machine_come_back_as_they_were(best):
     assert best.origin[:2] == ("resnet18", "2.41x")
 
 
+def test_a_doubtful_ratio_is_told_as_one(best, tmp_path):
+    text = Path(best.file).read_text()
+    Path(best.file).write_text(text.replace('verdict: "faster"', 'verdict: "ambiguous"', 1))
+    assert read_best(tmp_path / "best.yaml").origin[1] == "2.41x, ambiguous"
+
+
 def test_a_command_must_carry_what_the_study_s_did(best):
     assert best.handed_over(["x", "--size", "64", "--workers=2"]) == ({"loader.batch_size": 64, "loader.num_workers": 2}, [])
     assert best.handed_over(["--size=64", "--workers=2"])[1] == []
