@@ -78,6 +78,7 @@ def test_training_arguments_take_it(read, ending):
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_training_arguments_have_every_name_that_is_ever_written(read):
     values = {**OVERRIDES, "precision.matmul": "high"}
     for device in ("cpu", "cuda"):
