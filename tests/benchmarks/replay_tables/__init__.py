@@ -1,0 +1,1 @@
+"""The workloads of the recorded tables that searches are replayed on; see `record`."""
