@@ -18,6 +18,9 @@ TABLES = {
     "convnet": [f"model.factory={HERE}.convnet:build_model", f"data.factory={HERE}.convnet:build_data"]
     + ["loader.batch_size=choice(4,32,512,2048)", "loader.num_workers=choice(0,1,2)", "threads.intra=choice(1,2)"]
     + ["precision.amp=choice(off,bf16)", "device.memory_limit=1.05GiB"],
+    "transformer": ["model=gpt2_small", "model.num_layers=2", "model.hidden_size=64", "model.vocab_size=2000"]
+    + ["data.sequence_length=64", "loader.batch_size=choice(1,8,64)", "threads.intra=choice(1,2)"]
+    + ["precision.amp=choice(off,bf16)", "optimizer.implementation=choice(default,fused)", "backend.sdpa=choice(default,math)"],
     "resnet18": ["model=resnet18", "model.image_size=96", "data=photos", "loader.batch_size=choice(2,8,32)"]
     + ["loader.num_workers=choice(0,2)", "threads.intra=choice(1,2)", "precision.amp=choice(off,bf16)"]
     + ["layout.channels_last=choice(false,true)"],
