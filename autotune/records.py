@@ -400,6 +400,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; ratio null: not compared,
 #    of scores, in whatever objective; "faster" means better
 #  "break_even": {"samples", "steps", "seconds", "dearer_s", "compile_s"} | null, as study/paying.py has it,
+#  "search_cost": {"seconds", "trials", "repaid_after_s", "ci", "why_not"} | null, as study/paying.py has it,
 #  "front": [as "best", without knobs], the Pareto front of several objectives,
 #  "attribution": [{"knob", "from", "to", "with": [knob], "ratio", "ci", "num_rounds", "cumulative", "reason",
 #                   "verdict": "faster|same|slower|ambiguous|needed|not separated"}],   one a change of the best, by effect

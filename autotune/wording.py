@@ -272,6 +272,22 @@ def break_even_text(summary: Summary) -> str:
     return f"{what} pays after {amount:,.0f} {unit} ({seconds_text(found['seconds'])}): {cost}"
 
 
+def search_cost_text(summary: Summary) -> str:
+    """Returns what the search took and which training repays it, in a line; "" where nothing was searched to the end."""
+    found = summary.get("search_cost")
+    if not found:
+        return ""
+    num = found["trials"]
+    took = f"{seconds_text(found['seconds'])} for {num} trial{'' if num == 1 else 's'} and the finals"
+    if found["repaid_after_s"] is None:
+        what, _, why = str(found["why_not"]).partition(": ")
+        return f"{took}; {'never repaid' if what == 'never' else 'when it is repaid is not known'}: {why}"
+    first_s, last_s = found["ci"]
+    last = "never" if last_s is None else seconds_text(last_s)
+    repaid = f"{seconds_text(found['repaid_after_s'])} [{seconds_text(first_s)}, {last}]"
+    return f"{took}, repaid by a training that takes {repaid} today"
+
+
 def counts_text(counts: dict[str, int]) -> str:
     """Returns outcome counts, the good first: "14 ok, 2 device_oom, 1 timeout"."""
     good = ("ok", "raced", "unsteady", "infeasible")

@@ -40,7 +40,7 @@ class Asked:
 
 def print_config(asked: Asked) -> int:
     """Prints the composed configuration as YAML."""
-    print(_compose(asked).yaml.rstrip())
+    print(compose_asked(asked).yaml.rstrip())
     return 0
 
 
@@ -72,7 +72,7 @@ def run(asked: Asked, *, as_json: bool) -> int:
     from autotune.study import run_study
 
     facts = host_facts()
-    composed = _compose(asked, facts)
+    composed = compose_asked(asked, facts)
     plan = plan_of(composed, facts)
     folder = create(Path(composed.config.runs_dir), composed.name)
     for note in composed.notes:
@@ -129,7 +129,12 @@ def _interrupted(folder: StudyFolder, why: str) -> Interrupted:
     return Interrupted(f"interrupted, {why}: everything measured is kept in {folder.path}. {go_on}")
 
 
-def _compose(asked: Asked, facts: dict[str, object] | None = None) -> Composed:
+def compose_asked(asked: Asked, facts: dict[str, object] | None = None) -> Composed:
+    """Returns what was asked for, composed and checked.
+
+    Raises:
+        BadInput: it cannot be done.
+    """
     from autotune.config.compose import compose
 
     return compose(asked.overrides, command=asked.command, config_dirs=asked.config_dirs, runs_dir=asked.runs_dir, facts=facts)

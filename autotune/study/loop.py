@@ -231,6 +231,8 @@ class _Study:
         self._folder.write_study(session.about)
         self._write("running")
         self._listener.started(session.about)
+        if not (self._plan.is_recording or self._plan.verify):
+            self._listener.planned(session.outlook())
 
     def _measured_baseline(self) -> RankResult:
         session, earlier = self._session, self._earlier

@@ -24,6 +24,7 @@ from autotune.wording import (
     rate_text,
     ratio_interval_text,
     ratio_text,
+    search_cost_text,
     seconds_text,
     side_texts,
     value_text,
@@ -196,6 +197,9 @@ def study_metrics(summary: Summary) -> dict[str, float]:
         numbers |= {f"{side}_{METRICS[name]}": value for name, value in values.items() if name in METRICS}
     paying = summary.get("break_even") or {}
     numbers |= {f"break_even_{name}": paying.get(name) for name in ("samples", "steps", "seconds")}
+    cost = summary.get("search_cost") or {}
+    low_s, high_s = cost.get("ci") or (None, None)
+    numbers |= {"repaid_after_s": cost.get("repaid_after_s"), "repaid_after_ci_low_s": low_s, "repaid_after_ci_high_s": high_s}
     numbers |= {f"seconds_{name}": value for name, value in (summary.get("seconds") or {}).items()}
     return _finite(numbers)
 
@@ -251,6 +255,8 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
     lines += ["", *(f"{name}: {text}  " for name, text in parity_lines(summary))]
     seconds = (summary.get("seconds") or {}).get("total")
     lines += ["", f"Outcomes: {counts_text(summary.get('counts') or {})}. Took {seconds_text(seconds)}.", ""]
+    if cost := search_cost_text(summary):
+        lines += [f"Cost: {cost}.", ""]
     lines += [f"Program: `{command_text(study.command)}`", "", f"Machine: {machine_text(study.machine)}", ""]
     lines += [f"`autotune show {study.name}` · `autotune export {study.name} -o best.yaml`"]
     return "\n".join(lines)
