@@ -288,6 +288,33 @@ def search_cost_text(summary: Summary) -> str:
     return f"{took}, repaid by a training that takes {repaid} today"
 
 
+def warm_start_text(found: dict[str, Any]) -> str:
+    """Returns what a study has taken over from others, in a line; "" for nothing.
+
+    Args:
+        found: `StudyRecord.warm_start`.
+    """
+    if not found:
+        return ""
+    names = [source["study"] for source in found["sources"]]
+    differs = list(dict.fromkeys(name for source in found["sources"] for name in source["differs"]))
+    whose = f"another {', '.join(differs[:4])}" if differs else "the same program and machine"
+    said = ["their best configurations come first"] if found["seeds"] and len(names) > 1 else []
+    said = said or (["its best configurations come first"] if found["seeds"] else [])
+    out = [f"{changes_phrase(_memory_part(entry['knobs']))} ({entry['study']})" for entry in found["out_of_memory"]]
+    if out:
+        more = f" and {len(out) - 3} more" if len(out) > 3 else ""
+        said.append(f"left out, with what takes as much: {'; '.join(out[:3])}{more}, out of memory there")
+    return f"{', '.join(names)} ({whose}): {'; '.join(said)}"
+
+
+def _memory_part(knobs: Knobs) -> Knobs:
+    """Returns what of a configuration decides its memory, as far as it is worth a word."""
+    off = ("off", False)
+    wanted = ("loader.batch_size", "precision.amp", "compile.mode", "memory.activation_checkpointing")
+    return {key: knobs[key] for key in wanted if key in knobs and knobs[key] not in off}
+
+
 def counts_text(counts: dict[str, int]) -> str:
     """Returns outcome counts, the good first: "14 ok, 2 device_oom, 1 timeout"."""
     good = ("ok", "raced", "unsteady", "infeasible")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.cli.run import Asked, compose_asked
+from autotune.cli.run import Asked, compose_asked, plan_of
 from autotune.errors import BadInput
 from autotune.wording import changes_phrase, command_text, machine_text, seconds_text
 
@@ -20,6 +21,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         BadInput: what was asked for cannot be done.
     """
     from autotune.machine import host_facts
+    from autotune.study.inheritance import foreseen
 
     if as_json:
         raise BadInput("--dry-run: prints lines, got --json too. Leave one of them out.")
@@ -33,7 +35,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         f"baseline  {command_text(argv)}",
         *([f"pinned  {changes_phrase(space.pinned)}"] if space.pinned else []),
         f"searching  {', '.join(sorted(space.domains)) or 'nothing'}: what of it holds here, the baseline tells",
-        *_budget(composed),
+        *_budget(composed, foreseen(plan_of(composed, facts), Path(composed.config.runs_dir))),
         "note  nothing was started or written; `autotune inspect` runs a few steps and looks closer",
     ]
     for note in composed.notes:
@@ -42,8 +44,13 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     return 0
 
 
-def _budget(composed: Composed) -> list[str]:
-    """Returns what is known of the budget before a trial has been measured."""
+def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[str]:
+    """Returns what is known of the budget before a trial has been measured.
+
+    Args:
+        composed: what was asked for.
+        earlier: a study that seems alike, and the seconds of its trials.
+    """
     from autotune.study.budget import most_reserved_s
 
     budget = composed.config.study.budget
@@ -56,5 +63,14 @@ def _budget(composed: Composed) -> list[str]:
     search = f"{seconds_text(total_s - finals_s)} at least to search, {seconds_text(finals_s)} at most for the finals"
     return [
         f"budget  {seconds_text(total_s)}{f', {trials}' if trials else ''}: {search}",
-        "plan  how many trials that is, nobody knows before one is measured: `run` says so after the baseline",
+        f"plan  {_plan(total_s, finals_s, earlier)}",
     ]
+
+
+def _plan(total_s: float, finals_s: float, earlier: tuple[str, float] | None) -> str:
+    if earlier is None:
+        return "how many trials that is, nobody knows before one is measured: `run` says so after the baseline"
+    name, trial_s = earlier
+    num = round(max(0.0, total_s - finals_s - trial_s) / max(trial_s, 1e-9))  # the baseline takes one's time, too
+    each = f"if they take {seconds_text(trial_s)} each, as those of {name} did"
+    return f"about {num} trials, {each}; `run` says so after the baseline"

@@ -32,6 +32,7 @@ from autotune.wording import (
     rate_text,
     ratio_text,
     score_of,
+    warm_start_text,
 )
 
 REFRESHES_PER_S = 4
@@ -76,6 +77,8 @@ class LiveView(View):
             self._console.print(_header(study))
             self._console.print(trials.table(self._console.width, about={"objective": study.objective}))
             self._live.start()
+        elif taken_over := warm_start_text(study.warm_start):
+            self._console.print(Text(f"warm start: {taken_over}", style="quiet"))
         self._study = study
 
     def resumed(self, trials: Sequence[TrialRecord], spent_s: float) -> None:

@@ -26,6 +26,7 @@ from autotune.wording import (
     objective_text,
     rate_text,
     seconds_text,
+    warm_start_text,
 )
 
 
@@ -63,6 +64,8 @@ class PlainLines(View):
                 _say(f"objective  {aims_text(study.objective, study.terms)}")
         elif study.space:
             _say(f"searching  {', '.join(sorted(study.space))}")
+            if taken_over := warm_start_text(study.warm_start):
+                _say(f"warm start  {taken_over}")
         self._is_announced = True
 
     def resumed(self, trials: Sequence[TrialRecord], spent_s: float) -> None:

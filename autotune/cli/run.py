@@ -70,10 +70,12 @@ def run(asked: Asked, *, as_json: bool) -> int:
     from autotune.machine import host_facts
     from autotune.run_dir import create
     from autotune.study import run_study
+    from autotune.study.inheritance import check_named
 
     facts = host_facts()
     composed = compose_asked(asked, facts)
     plan = plan_of(composed, facts)
+    check_named(composed.config.search.warm_start, Path(composed.config.runs_dir))
     folder = create(Path(composed.config.runs_dir), composed.name)
     for note in composed.notes:
         print(f"autotune: {note}", file=sys.stderr)

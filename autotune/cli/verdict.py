@@ -32,6 +32,7 @@ from autotune.wording import (
     seconds_text,
     side_texts,
     verdict_text,
+    warm_start_text,
 )
 
 MAX_FILES = 5  # named of those the trials left
@@ -226,6 +227,8 @@ def _rest(summary: Summary, path: Path) -> Table:
         made.add_row("cost", Text(cost, overflow="fold"))
     for name, text in parity_lines(summary):
         made.add_row(name, Text(text, overflow="fold"))
+    if taken_over := warm_start_text(summary.get("warm_start") or {}):
+        made.add_row("warm start", Text(taken_over, overflow="fold"))
     made.add_row("files", Text(str(path), overflow="fold"))
     for name, text in [*noise_lines(summary), *file_lines(summary)]:
         made.add_row(name, Text(text, overflow="fold"))

@@ -105,6 +105,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "is_recipe": about.is_recipe,
         "target": about.target,
         "verification": verification(about, records, standing.decision) if about.verifies else None,
+        "warm_start": about.warm_start,
         "recording": recorded(about, records) if about.recording else None,
         "files": _files(records),
         "trials": [_trial(record) for record in records],

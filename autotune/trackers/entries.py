@@ -29,6 +29,7 @@ from autotune.wording import (
     side_texts,
     value_text,
     verdict_text,
+    warm_start_text,
 )
 
 # Limits of MLflow 3 (mlflow/utils/validation.py); a longer value is cut, since a refused batch would lose the whole trial.
@@ -145,6 +146,7 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
         "reason": str(summary.get("reason") or ""),
         "verdict": str((summary.get("verification") or speedup).get("verdict") or ""),
         "objective": aims_text(study.objective, study.terms),
+        "warm_start": warm_start_text(study.warm_start),
         "fingerprint": study.fingerprint,
         "mlflow.note.content": study_note(study, summary),
         **_source(study),
@@ -255,6 +257,8 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
     lines += ["", *(f"{name}: {text}  " for name, text in parity_lines(summary))]
     seconds = (summary.get("seconds") or {}).get("total")
     lines += ["", f"Outcomes: {counts_text(summary.get('counts') or {})}. Took {seconds_text(seconds)}.", ""]
+    if taken_over := warm_start_text(study.warm_start):
+        lines += [f"Warm start: {taken_over}.", ""]
     if cost := search_cost_text(summary):
         lines += [f"Cost: {cost}.", ""]
     lines += [f"Program: `{command_text(study.command)}`", "", f"Machine: {machine_text(study.machine)}", ""]

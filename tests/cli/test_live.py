@@ -167,3 +167,20 @@ def test_terminal_counts_trials_where_no_time_is_set(folder):
     screen.view.planned(Outlook(num_trials=12, trial_s=8.0))
     assert "12 trials" in "\n".join(screen.footer())
     screen.view.close()
+
+
+def test_what_was_taken_over_stands_in_log_and_terminal(folder, screen, capsys):
+    out = {"study": "s-1", "trial": 9, "knobs": {"loader.batch_size": 256, "precision.amp": "off"}, "outcome": "device_oom"}
+    seed = {"study": "s-1", "trial": 5, "knobs": {}, "ratio": 2.0, "is_proven": True}
+    study = folder.read_study()
+    study.warm_start = {"sources": [{"study": "s-1", "is_same": True, "differs": []}], "seeds": [seed], "out_of_memory": [out]}
+    lines = PlainLines(folder.path)
+    lines.started(study)
+    lines.started(study)
+    said = (
+        "s-1 (the same program and machine): its best configurations come first; left out, with what takes as much: "
+        "batch 256 (s-1), out of memory there"
+    )
+    assert f"warm start  {said}" in capsys.readouterr().out.splitlines()
+    screen.view.started(study)
+    assert "warm start: s-1" in screen.text.getvalue()
