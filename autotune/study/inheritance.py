@@ -254,7 +254,7 @@ def _out_of_memory(sources: Iterable[Source], about: StudyRecord) -> list[dict[s
         if not source.differs and own_bytes and (there := _memory_bytes(source.about)) and own_bytes <= there
     ]
     ran = [record.knobs for source in alike for record in source.records if record.outcome.has_value]
-    found = [
+    found: list[dict[str, Any]] = [
         {"study": source.name, "trial": record.number, "knobs": record.knobs, "outcome": str(record.outcome)}
         for source in alike
         for record in source.records

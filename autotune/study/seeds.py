@@ -10,7 +10,7 @@ import optuna
 
 from autotune.records import Knobs
 from autotune.space import ResolvedSpace
-from autotune.study.session import Session
+from autotune.study.session import Session, configuration_key
 from autotune.wording import ratio_text
 
 NUM_EARLIER_SEEDS = 3
@@ -45,10 +45,10 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
         hold: knobs that wait for their turn, with the values they have until then.
         is_known: whether a configuration needs no trial.
     """
-    space, num = session.resolved, 0
-    done = sum(record.origin == EARLIER for record in session.searched)
+    space = session.resolved
+    num = len({configuration_key(record.changed) for record in session.searched if record.origin == EARLIER})  # when resumed
     for seed in session.about.warm_start.get("seeds", []):
-        if num + done >= NUM_EARLIER_SEEDS:
+        if num >= NUM_EARLIER_SEEDS:
             return
         knobs = space.active({**translated(space, seed["knobs"]), **hold})
         if not space.changed(knobs) or is_known(knobs) or not _fits(session, seed):

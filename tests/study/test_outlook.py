@@ -19,8 +19,8 @@ def trial(seconds, *, number=1, kind=Kind.search, outcome=Outcome.ok, **phases_s
     return TrialRecord(number=number, kind=kind, knobs={}, changed={}, outcome=outcome, seconds=seconds, phases_s=phases_s)
 
 
-def test_plan_is_told_once_after_the_baseline_and_comes_true(bench):
-    study = bench(Surface(gains=FAST), "search.stop=false", minutes=6)
+def test_plan_comes_true_and_what_is_left_of_it_shrinks_to_the_finals(bench):
+    study = bench(Surface(gains=FAST), "search.stop=false", minutes=4)
     summary = study.run()
     (plan,) = study.listener.named("planned")
     names = [name for name, _ in study.listener.calls if name in ("trial_ended", "planned", "trial_started")]
@@ -29,11 +29,6 @@ def test_plan_is_told_once_after_the_baseline_and_comes_true(bench):
     assert 0.6 * len(searched) <= plan.num_trials <= 1.5 * len(searched)
     assert 0 < plan.search_s < plan.left_s < summary["budget_s"]
     assert summary["search_cost"]["trials"] == len(searched)
-
-
-def test_what_is_left_shrinks_and_the_finals_have_no_time_to_search(bench):
-    study = bench(Surface(gains=FAST), minutes=5)
-    study.run()
     left = study.listener.named("time_left")
     assert len(left) == len(study.trials) - 1, "before each trial but the first"
     assert all(later.left_s < earlier.left_s for earlier, later in itertools.pairwise(left))

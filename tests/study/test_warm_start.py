@@ -54,10 +54,10 @@ def test_the_best_of_an_earlier_study_are_tried_first_and_measured_anew(bench):
 @pytest.mark.parametrize(
     "other",
     [
-        {"command": ("python", "-c", "other")},
+        pytest.param({"command": ("python", "-c", "other")}, marks=pytest.mark.thorough),
         {"machine": {**MACHINE, "cpu_model": "Another CPU"}},
-        {"surface": Surface(facts={"torch": "2.15.0", "device": "cpu", "isa": ["avx2", "amx_bf16"], "has_compiler": True})},
-        {"command": ("python", "-c", "pass"), "overrides": ["search.warm_start=off"]},
+        pytest.param({"surface": Surface(facts={**Surface().facts, "torch": "2.15.0"})}, marks=pytest.mark.thorough),
+        pytest.param({"overrides": ["search.warm_start=off"]}, marks=pytest.mark.thorough),
     ],
 )
 def test_another_program_or_machine_and_off_begin_anew(bench, other):
@@ -91,7 +91,7 @@ def test_an_edited_script_is_another_program_and_that_is_said(bench, tmp_path):
     assert any("search.warm_start=s" in notice for notice in study.listener.named("notice"))
 
 
-@pytest.mark.parametrize("sampler", ["rates", "tpe", "random"])
+@pytest.mark.parametrize("sampler", ["rates", *(pytest.param(s, marks=pytest.mark.thorough) for s in ("tpe", "random"))])
 def test_what_ran_out_of_memory_is_not_tried_again(bench, filled, sampler):
     surface, space = filled
     first = bench(surface, space, "search.sampler=random", "search.seeds=false", "study.budget.trials=14", minutes=60)
@@ -108,6 +108,7 @@ def test_what_ran_out_of_memory_is_not_tried_again(bench, filled, sampler):
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
 
 
+@pytest.mark.thorough
 def test_with_more_memory_what_ran_out_of_it_is_open_again(bench, filled):
     surface, space = filled
     bench(surface, space, "search.sampler=grid", "device.memory_limit=1GiB", minutes=60).run()
@@ -117,6 +118,7 @@ def test_with_more_memory_what_ran_out_of_it_is_open_again(bench, filled):
     assert more.run()["warm_start"]["out_of_memory"] == []
 
 
+@pytest.mark.thorough
 def test_what_another_study_has_measured_is_no_limit(bench, filled):
     surface, space = filled
     bench(surface, space, "search.sampler=grid", minutes=60).run()
@@ -141,6 +143,7 @@ def test_resume_goes_on_with_what_was_taken_over_though_its_source_is_gone(bench
     assert 2 <= len(settled) == len(set(settled)) <= NUM_EARLIER_SEEDS
 
 
+@pytest.mark.thorough
 def test_recordings_take_nothing_over(bench, tiny):
     bench(Surface(gains=FAST), *tiny).run()
     study = bench(Surface(gains=FAST), *tiny, AUTO, "record.repeats=1", is_recording=True)
