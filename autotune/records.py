@@ -140,8 +140,9 @@ class TrialRecord:
         knobs: full configuration, the baseline's observed values included.
         changed: the part of `knobs` that differs from the baseline: what the harness was asked to do.
         why: one line on why this configuration was tried.
-        origin: where the search had it from: "expert", "single KEY" (one change on the best), "sampler NAME", "late" (a costly
-            value or a lower tier); "attribution N" where trial N is taken apart; "" for the baseline and the finals.
+        origin: where the search had it from: "earlier" (an earlier study), "expert", "single KEY" (one change on the best),
+            "sampler NAME", "late" (a costly value or a lower tier); "attribution N" where trial N is taken apart; "" for the
+            baseline and the finals.
         outcome: how it ended.
         reason: one line on why it ended like that; "" for a plain ok.
         evidence: log tail, exit status, exception: {"exit_code", "signal", "error", "log_tail", ...}.
@@ -273,6 +274,7 @@ class StudyRecord:
         recording: how much is recorded instead of searching, {"configurations", "repeats"}; {} for a study that searches.
         target: the training loaders as the baseline found them, `RankResult.target`; None before it, and without a DataLoader.
         verifies: what the study verifies instead of searching: `Verify.as_json`; {} for a study that searches.
+        warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
     """
 
     name: str
@@ -300,6 +302,7 @@ class StudyRecord:
     settings: dict[str, Any] = field(default_factory=dict)
     verifies: dict[str, Any] = field(default_factory=dict)
     recording: dict[str, Any] = field(default_factory=dict)
+    warm_start: dict[str, Any] = field(default_factory=dict)
     target: list[dict[str, Any]] | None = None
     schema: int = SCHEMA
 
@@ -333,6 +336,7 @@ _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "machine": (dict,), "versions": (dict,), "detected": (dict,), "started_at": _NUMBER, "budget_s": (*_NUMBER, type(None)),
     "budget_trials": (int, type(None)), "spent_s": _NUMBER, "objective": (str, list), "terms": (dict,),
     "settings": (dict,), "verifies": (dict,), "recording": (dict,), "target": (list, type(None)),
+    "warm_start": (dict,),
 }  # fmt: skip
 _SUMMARY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "study": (str,), "status": (str,), "machine": (dict,), "baseline": (dict,), "best": (dict, type(None)),
@@ -400,6 +404,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; ratio null: not compared,
 #    of scores, in whatever objective; "faster" means better
 #  "break_even": {"samples", "steps", "seconds", "dearer_s", "compile_s"} | null, as study/paying.py has it,
+#  "search_cost": {"seconds", "trials", "repaid_after_s", "ci", "why_not"} | null, as study/paying.py has it,
 #  "front": [as "best", without knobs], the Pareto front of several objectives,
 #  "attribution": [{"knob", "from", "to", "with": [knob], "ratio", "ci", "num_rounds", "cumulative", "reason",
 #                   "verdict": "faster|same|slower|ambiguous|needed|not separated"}],   one a change of the best, by effect
@@ -411,6 +416,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "fingerprint", "identity", "versions", "started_at", "budget_s", "budget_trials", "pinned", "settings",
 #  "command", "cwd", "is_recipe", "target": as in StudyRecord,
 #  "verification": study/verify.py's document | null for a study that searches,
+#  "warm_start": as in StudyRecord,
 #  "recording": study/recording.py's document | null for a study that searches,
 #  "disturbed_by": {"since_trial", "level": {kind: amount}, "words"} | null: what went on beside all trials from one on,
 #  "page_cache": why a long run may read slower than the best trial did | null,

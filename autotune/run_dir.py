@@ -280,11 +280,16 @@ def check_name(name: str) -> None:
         raise BadInput(f"study.name: a name the tracking store has, got {name!r}. Give another.")
 
 
-def find(runs: Path, name: str) -> StudyFolder:
+def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
     """Returns the study that `name` means: the latest that was asked for by this name, else the folder of this name.
 
     With the runs folder before it ("runs/resnet18") it means that very folder: of two studies of one name, the first is
     reached so.
+
+    Args:
+        runs: the runs folder.
+        name: as typed.
+        without: folder of a study that is not meant.
 
     Raises:
         BadInput: there is none.
@@ -292,7 +297,7 @@ def find(runs: Path, name: str) -> StudyFolder:
     is_folder = os.sep in name and Path(name).parent.resolve() == runs.resolve()
     name = Path(name).name if is_folder else name
     check_name(name)
-    there = list(studies(runs))
+    there = [folder for folder in studies(runs) if folder.path != without]
     namesakes = [(record.sequence, folder) for folder in there if (record := _record(folder)) and record.base == name]
     if namesakes and not is_folder:
         return max(namesakes, key=lambda pair: pair[0])[1]

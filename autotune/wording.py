@@ -272,6 +272,49 @@ def break_even_text(summary: Summary) -> str:
     return f"{what} pays after {amount:,.0f} {unit} ({seconds_text(found['seconds'])}): {cost}"
 
 
+def search_cost_text(summary: Summary) -> str:
+    """Returns what the search took and which training repays it, in a line; "" where nothing was searched to the end."""
+    found = summary.get("search_cost")
+    if not found:
+        return ""
+    num = found["trials"]
+    took = f"{seconds_text(found['seconds'])} for {num} trial{'' if num == 1 else 's'} and the finals"
+    if found["repaid_after_s"] is None:
+        what, _, why = str(found["why_not"]).partition(": ")
+        return f"{took}; {'never repaid' if what == 'never' else 'when it is repaid is not known'}: {why}"
+    first_s, last_s = found["ci"]
+    last = "never" if last_s is None else seconds_text(last_s)
+    repaid = f"{seconds_text(found['repaid_after_s'])} [{seconds_text(first_s)}, {last}]"
+    return f"{took}, repaid by a training that takes {repaid} today"
+
+
+def warm_start_text(found: dict[str, Any]) -> str:
+    """Returns what a study has taken over from others, in a line; "" for nothing.
+
+    Args:
+        found: `StudyRecord.warm_start`.
+    """
+    if not found:
+        return ""
+    names = [source["study"] for source in found["sources"]]
+    differs = list(dict.fromkeys(name for source in found["sources"] for name in source["differs"]))
+    whose = f"another {', '.join(differs[:4])}" if differs else "the same program and machine"
+    said = ["their best configurations come first"] if found["seeds"] and len(names) > 1 else []
+    said = said or (["its best configurations come first"] if found["seeds"] else [])
+    out = [f"{changes_phrase(_memory_part(entry['knobs']))} ({entry['study']})" for entry in found["out_of_memory"]]
+    if out:
+        more = f" and {len(out) - 3} more" if len(out) > 3 else ""
+        said.append(f"left out, with what takes as much: {'; '.join(out[:3])}{more}, out of memory there")
+    return f"{', '.join(names)} ({whose}): {'; '.join(said)}"
+
+
+def _memory_part(knobs: Knobs) -> Knobs:
+    """Returns what of a configuration decides its memory, as far as it is worth a word."""
+    off = ("off", False)
+    wanted = ("loader.batch_size", "precision.amp", "compile.mode", "memory.activation_checkpointing")
+    return {key: knobs[key] for key in wanted if key in knobs and knobs[key] not in off}
+
+
 def counts_text(counts: dict[str, int]) -> str:
     """Returns outcome counts, the good first: "14 ok, 2 device_oom, 1 timeout"."""
     good = ("ok", "raced", "unsteady", "infeasible")

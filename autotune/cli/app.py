@@ -84,6 +84,9 @@ def run(
     info: Annotated[
         str | None, typer.Option("--info", metavar="searchpath", help="Print where configuration is looked for and stop.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be run and what the budget holds; start and write nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Tune: find the fastest configuration, prove it against the baseline, keep everything in runs/STUDY.
@@ -109,6 +112,10 @@ def run(
         return implementation.print_info(asked, info)
     if cfg:
         return implementation.print_config(asked)
+    if dry_run:
+        from autotune.cli.dry_run import print_plan
+
+        return print_plan(asked, as_json=as_json)
     return implementation.run(asked, as_json=as_json)
 
 

@@ -15,10 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli import trials, verdict
+from autotune.cli.outlook import left_text, plan_text
 from autotune.cli.plain import View, budget_text, has_aims
 from autotune.cli.terminal import outcome_style
 from autotune.harness.protocol import Progress
 from autotune.records import THROUGHPUT, Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
+from autotune.study.outlook import Outlook
 from autotune.wording import (
     aims_text,
     changes_phrase,
@@ -30,6 +32,7 @@ from autotune.wording import (
     rate_text,
     ratio_text,
     score_of,
+    warm_start_text,
 )
 
 REFRESHES_PER_S = 4
@@ -58,6 +61,7 @@ class LiveView(View):
         self._now: tuple[int, Kind, Knobs, str] | None = None
         self._now_since = 0.0
         self._progress: Progress | None = None
+        self._outlook: tuple[Outlook, float] | None = None  # and when it was told
         self._spinner = Spinner("dots", style="key")
         self._live = Live(
             get_renderable=self.footer,
@@ -73,12 +77,23 @@ class LiveView(View):
             self._console.print(_header(study))
             self._console.print(trials.table(self._console.width, about={"objective": study.objective}))
             self._live.start()
+        elif taken_over := warm_start_text(study.warm_start):
+            self._console.print(Text(f"warm start: {taken_over}", style="quiet"))
         self._study = study
 
     def resumed(self, trials: Sequence[TrialRecord], spent_s: float) -> None:
         """Shows the rows of the trials that are there already."""
         for trial in trials:
             self.trial_ended(trial)
+
+    def planned(self, outlook: Outlook) -> None:
+        """Prints how much search the budget will hold."""
+        self._console.print(Text(f"plan: {plan_text(outlook)}", style="quiet"))
+        self.time_left(outlook)
+
+    def time_left(self, outlook: Outlook) -> None:
+        """Shows what is left of the search beside the clock."""
+        self._outlook = (outlook, self._clock())
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
         """Shows what is tried now."""
@@ -193,21 +208,41 @@ class LiveView(View):
         return line if self._counts else Text("no trial yet", style="quiet")
 
     def _time_row(self, width: int) -> Table | None:
-        if self._study is None or self._study.budget_s is None:
+        if self._study is None:
             return None
+        if self._study.budget_s is None:
+            return self._trials_row()
         spent_s = min(self._study.spent_s + self._clock() - self._begun_s, self._study.budget_s)
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(width=7, style="quiet")
         grid.add_column(width=7, justify="left", no_wrap=True)
         grid.add_column()
+        grid.add_column(no_wrap=True, overflow="ellipsis", style="quiet")
+        to_search = self._to_search_text()
         bar = ProgressBar(
             total=self._study.budget_s,
             completed=max(0.0, spent_s),
-            width=max(10, min(40, width - 20)),
+            width=max(10, min(40, width - 22 - len(to_search))),
             complete_style="key",
             finished_style="key",
         )
-        grid.add_row("left", clock_text(self._study.budget_s - spent_s), bar)
+        grid.add_row("left", clock_text(self._study.budget_s - spent_s), bar, to_search)
+        return grid
+
+    def _to_search_text(self) -> str:
+        """Returns how long the search still goes on, "" once it is over: "3:52 to search"."""
+        outlook, told_s = self._outlook or (None, 0.0)
+        if outlook is None or outlook.search_s is None:
+            return ""
+        return f"{clock_text(outlook.search_s - (self._clock() - told_s))} to search"
+
+    def _trials_row(self) -> Table | None:
+        """Returns what is left where trials alone are counted; None where nothing is."""
+        if self._outlook is None or not (text := left_text(self._outlook[0])):
+            return None
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(width=7, style="quiet")
+        grid.add_row("left", text.removesuffix(" left"))
         return grid
 
 

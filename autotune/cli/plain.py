@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.cli import verdict
+from autotune.cli.outlook import left_text, plan_text
 from autotune.records import THROUGHPUT, TIME, Kind, Knobs, StudyRecord, Summary, TrialRecord
 from autotune.study import Listener
+from autotune.study.outlook import Outlook
 from autotune.wording import (
     HEADS,
     aims_text,
@@ -24,6 +26,7 @@ from autotune.wording import (
     objective_text,
     rate_text,
     seconds_text,
+    warm_start_text,
 )
 
 
@@ -49,6 +52,7 @@ class PlainLines(View):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._is_announced = False
+        self._left = ""
 
     def started(self, study: StudyRecord) -> None:
         """The study's name, program, machine and budget; the second call says what is searched."""
@@ -60,6 +64,8 @@ class PlainLines(View):
                 _say(f"objective  {aims_text(study.objective, study.terms)}")
         elif study.space:
             _say(f"searching  {', '.join(sorted(study.space))}")
+            if taken_over := warm_start_text(study.warm_start):
+                _say(f"warm start  {taken_over}")
         self._is_announced = True
 
     def resumed(self, trials: Sequence[TrialRecord], spent_s: float) -> None:
@@ -68,9 +74,18 @@ class PlainLines(View):
         there = "1 trial is" if len(trials) == 1 else f"{len(trials)} trials are"
         _say(f"resumed  {there} there, {counts_text(counts)}; {seconds_text(spent_s)} are used")
 
+    def planned(self, outlook: Outlook) -> None:
+        """How much search the budget will hold."""
+        _say(f"plan  {plan_text(outlook)}")
+
+    def time_left(self, outlook: Outlook) -> None:
+        """Kept for the trial's line."""
+        self._left = left_text(outlook)
+
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
-        """What is tried now and why."""
-        _say(f"{number:04d}  {kind.value} starts  {changes_phrase(knobs)}{f' ({why})' if why else ''}")
+        """What is tried now and why, and what is left of the budget."""
+        left = f"  {self._left}" if self._left else ""
+        _say(f"{number:04d}  {kind.value} starts  {changes_phrase(knobs)}{f' ({why})' if why else ''}{left}")
 
     def trial_ended(self, trial: TrialRecord) -> None:
         """How it ended."""

@@ -40,7 +40,7 @@ class Asked:
 
 def print_config(asked: Asked) -> int:
     """Prints the composed configuration as YAML."""
-    print(_compose(asked).yaml.rstrip())
+    print(compose_asked(asked).yaml.rstrip())
     return 0
 
 
@@ -70,10 +70,12 @@ def run(asked: Asked, *, as_json: bool) -> int:
     from autotune.machine import host_facts
     from autotune.run_dir import create
     from autotune.study import run_study
+    from autotune.study.inheritance import check_named
 
     facts = host_facts()
-    composed = _compose(asked, facts)
+    composed = compose_asked(asked, facts)
     plan = plan_of(composed, facts)
+    check_named(composed.config.search.warm_start, Path(composed.config.runs_dir))
     folder = create(Path(composed.config.runs_dir), composed.name)
     for note in composed.notes:
         print(f"autotune: {note}", file=sys.stderr)
@@ -129,7 +131,12 @@ def _interrupted(folder: StudyFolder, why: str) -> Interrupted:
     return Interrupted(f"interrupted, {why}: everything measured is kept in {folder.path}. {go_on}")
 
 
-def _compose(asked: Asked, facts: dict[str, object] | None = None) -> Composed:
+def compose_asked(asked: Asked, facts: dict[str, object] | None = None) -> Composed:
+    """Returns what was asked for, composed and checked.
+
+    Raises:
+        BadInput: it cannot be done.
+    """
     from autotune.config.compose import compose
 
     return compose(asked.overrides, command=asked.command, config_dirs=asked.config_dirs, runs_dir=asked.runs_dir, facts=facts)

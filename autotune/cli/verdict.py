@@ -28,9 +28,11 @@ from autotune.wording import (
     ratio_interval_text,
     ratio_text,
     score_of,
+    search_cost_text,
     seconds_text,
     side_texts,
     verdict_text,
+    warm_start_text,
 )
 
 MAX_FILES = 5  # named of those the trials left
@@ -221,8 +223,12 @@ def _rest(summary: Summary, path: Path) -> Table:
     made, seconds = _grid(), (summary.get("seconds") or {}).get("total")
     took = f"  ·  {seconds_text(seconds)}" if seconds else ""
     made.add_row("outcomes", f"{counts_text(summary.get('counts') or {})}{took}")
+    if cost := search_cost_text(summary):
+        made.add_row("cost", Text(cost, overflow="fold"))
     for name, text in parity_lines(summary):
         made.add_row(name, Text(text, overflow="fold"))
+    if taken_over := warm_start_text(summary.get("warm_start") or {}):
+        made.add_row("warm start", Text(taken_over, overflow="fold"))
     made.add_row("files", Text(str(path), overflow="fold"))
     for name, text in [*noise_lines(summary), *file_lines(summary)]:
         made.add_row(name, Text(text, overflow="fold"))
@@ -291,6 +297,7 @@ def lines(summary: Summary, path: Path) -> list[str]:
     said += [f"dropped  {line}" for line in dropped_lines(summary)]
     said += [f"front  {line}" for line in front_lines(summary)]
     said += [f"{name}  {text}" for name, text in parity_lines(summary)]
+    said += [f"cost  {cost}" for cost in [search_cost_text(summary)] if cost]
     return said + _last_lines(summary, path)
 
 

@@ -83,7 +83,14 @@ def problems_of(config: StudyConfig, gpus: Sequence[Mapping[str, Any]] | None = 
         config: the configuration.
         gpus: those of this host, as `machine.host_facts()` names them; None when it was not asked.
     """
-    problems = [*_names(config), *_study(config), *_numbers(config), *_recipe(config), *_measure(config.measure)]
+    problems = [
+        *_names(config),
+        *_study(config),
+        *_warm_start(config.search.warm_start),
+        *_numbers(config),
+        *_recipe(config),
+        *_measure(config.measure),
+    ]
     problems += [*problems_of_objective(config, gpus), *_limit(config), *_device(config, len(gpus or ()))]
     return [*problems, *tracking_problems(config.tracker.uri)]
 
@@ -157,6 +164,17 @@ def _names(config: StudyConfig) -> list[str]:
     if config.train.optimizer is not None:
         tables.append(("train.optimizer", config.train.optimizer, OPTIMIZERS, "optimizer"))
     return [no_such(key, value, allowed, kind) for key, value, allowed, kind in tables if value not in allowed]
+
+
+def _warm_start(asked: Any) -> list[str]:
+    names = asked if isinstance(asked, list) else [asked]
+    if asked is False:  # what YAML makes of off
+        return []
+    if names and all(isinstance(name, str) and not _hostile(name) for name in names):
+        both = [name for name in names if name in WARM] if len(names) > 1 else []
+        return [f"search.warm_start: {both[0]} beside a study, got {shown(asked)}. Give one or the other."] if both else []
+    allowed = "Allowed: auto, off, the name of a study, or several as [A,B]."
+    return [f"search.warm_start: not a study, got {shown(asked)}. {allowed} Give one of these."]
 
 
 def _study(config: StudyConfig) -> list[str]:

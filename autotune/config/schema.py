@@ -13,7 +13,8 @@ from autotune.records import THROUGHPUT, Tier
 SAMPLERS = ("rates", "tpe", "gp", "random", "grid")
 LAUNCHERS = ("local",)
 DEVICES = ("auto", "cuda", "cpu")
-WARM = ("auto", "off")
+AUTO, OFF = "auto", "off"
+WARM = (AUTO, OFF)
 SOURCES = ("torchvision", "timm", "transformers", "builtin")
 DATA = ("photos", "fake_cifar", "folder", "text", "tabular", "synthetic")
 OPTIMIZERS = ("sgd", "adamw")
@@ -162,6 +163,9 @@ class SearchOptions:
 
     Attributes:
         sampler: rates (learns what device, loader and memory allow), tpe, gp (needs torch beside autotune), random or grid.
+        warm_start: auto begins with the best configurations of earlier studies of the same program on the same machine, as far
+            as the runs folder has them, and leaves out what ran out of memory there; off knows of none; the name of a study, or
+            several as [A,B], begins with those, whatever they tuned. Nothing of it counts as measured.
         seeds: whether an expert's first tries for this machine come before the sampler's.
         decomposition: whether `rates` learns device rate and loader capacity apart; otherwise the rate by itself.
         memory_model: whether `rates` leaves out what it expects not to fit the memory.
@@ -170,6 +174,7 @@ class SearchOptions:
     """
 
     sampler: str = "rates"
+    warm_start: Any = AUTO  # text or a list of texts, as the objective
     seeds: bool = True
     decomposition: bool = True
     memory_model: bool = True

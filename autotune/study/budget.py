@@ -121,6 +121,11 @@ class Budget:
         return 60 * math.ceil((self.spent_s + _least_s(expected_s, again_s)) / (1 + OVERTIME_FRAC) / 60)
 
 
+def most_reserved_s(total_s: float) -> float:
+    """Returns what is kept for finals and attribution at most, whatever the baseline takes."""
+    return (FINALS_MAX_FRAC + ATTRIBUTION_MAX_FRAC) * total_s
+
+
 def _least_s(expected_s: float, again_s: float) -> float:
     """Returns what a trial and one pair of the finals cost."""
     return expected_s + 2 * again_s

@@ -79,6 +79,7 @@ def about(
         spent_s=before.spent_s if before else 0.0,
         settings=plan.secrets.document(settings(plan.config)),
         target=first.target if first else before.target if before else None,
+        warm_start=before.warm_start if before else {},
         verifies=plan.secrets.document(plan.verify.as_json()) if plan.verify else {},
         recording={"configurations": wanted.configurations, "repeats": wanted.repeats} if plan.is_recording else {},
     )

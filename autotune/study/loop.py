@@ -28,6 +28,7 @@ from autotune.study.earlier import Earlier, read_earlier
 from autotune.study.finals import Finals
 from autotune.study.front import confirm_front
 from autotune.study.identity import about, differences
+from autotune.study.inheritance import inherit, nearly_alike
 from autotune.study.interrupts import Interrupts
 from autotune.study.plan import Listener, Plan, Tracking
 from autotune.study.proposals import Search
@@ -226,11 +227,26 @@ class _Study:
         session.about = about(self._plan, self._folder, session.about, space=session.space, first=first)
         self._check_identity(session.about.identity)
         record.knobs = session.space.baseline  # what the program does by itself is known only now
+        self._take_over()
         self._budget.reserve(record)
         self._folder.write_trial(record)
         self._folder.write_study(session.about)
         self._write("running")
         self._listener.started(session.about)
+        if not (self._plan.is_recording or self._plan.verify):
+            self._listener.planned(session.outlook())
+
+    def _take_over(self) -> None:
+        """Takes over what earlier studies know, before the search begins; what was taken over then holds from then on."""
+        session, plan = self._session, self._plan
+        if plan.is_recording or plan.verify or session.about.warm_start or len(session.searched) > 1:
+            return
+        session.about.warm_start = plan.secrets.document(inherit(session))
+        if not session.about.warm_start and (name := nearly_alike(session)):
+            self._listener.notice(
+                f"{name} has tuned this command with another version of the script or of torch. To begin with what was best "
+                f"there: search.warm_start={name}"
+            )
 
     def _measured_baseline(self) -> RankResult:
         session, earlier = self._session, self._earlier

@@ -1,4 +1,4 @@
-"""When a dearer start pays: after how many samples a configuration that starts slowly has caught up with the baseline."""
+"""When things pay: a dearer start, after so many samples; the search itself, by a training that takes so long today."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.records import Knobs, TrialRecord
+from autotune.records import ENERGY, TIME, Kind, Knobs, Summary, TrialRecord, objective_names
 from autotune.study.objective import COMPILE_KEY, COMPILE_OFF, cold_compile_s, fixed_s
 
 MIN_DEARER_S = 2.0  # starts of one program differ by as much from process to process
@@ -47,6 +47,51 @@ def break_even(
         "dearer_s": dearer_s,
         "compile_s": cold_compile_s(records, first.knobs) if is_compiled else None,
     }
+
+
+def search_cost(
+    records: Sequence[TrialRecord], *, seconds: float, speedup: Summary | None, dearer_s: float, objective: str | list[str]
+) -> dict[str, Any]:
+    """Returns what the study took, and how long a training has to be that wins as much by the best.
+
+    A training that takes T as it runs today takes T / ratio with the best: the study has paid when the two differ by what it
+    took, at T = (seconds + dearer_s) ratio / (ratio - 1). Judged by the finals' paired rounds alone.
+
+    Args:
+        records: all trials.
+        seconds: wall time of the study, finals and all.
+        speedup: as the summary has it; None where the program is left as it is.
+        dearer_s: what the start of the best takes longer, once a training; part of the ratio where the objective is T(N).
+        objective: of the study.
+
+    Returns:
+        seconds; trials: those of the search; repaid_after_s: T, None when it is not known or never; ci: T at the upper and at
+        the lower end of the ratio's interval, None for an end that never comes; why_not: "" or why there is no T: "never: ..."
+        or "not known: ...".
+    """
+    found: dict[str, Any] = {
+        "seconds": seconds,
+        "trials": sum(record.kind is Kind.search for record in records),
+        "repaid_after_s": None,
+        "ci": None,
+        "why_not": "",
+    }
+    if speedup is None:
+        return {**found, "why_not": "never: nothing faster was found"}
+    ratio, interval, name = speedup.get("ratio"), speedup.get("ci"), objective_names(objective)[0]
+    if name == ENERGY:
+        return {**found, "why_not": "not known: the gain is energy, not time"}
+    if ratio is None or interval is None:
+        return {**found, "why_not": "not known: the finals give no interval"}
+    if ratio <= 1:
+        return {**found, "why_not": "never: the best is no faster"}
+    cost_s = seconds + (0.0 if name == TIME else max(0.0, dearer_s))
+
+    def repaid_s(speed: float) -> float | None:
+        return cost_s * speed / (speed - 1) if speed > 1 else None
+
+    low, high = interval
+    return {**found, "repaid_after_s": repaid_s(ratio), "ci": [repaid_s(high), repaid_s(low)]}
 
 
 def step_batch(knobs: Knobs) -> int | None:

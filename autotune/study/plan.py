@@ -21,6 +21,7 @@ from autotune.run_dir import StudyFolder
 from autotune.space import SearchSpace
 
 if TYPE_CHECKING:
+    from autotune.study.outlook import Outlook
     from autotune.study.session import Session
 
 
@@ -60,10 +61,11 @@ class Searching(Protocol):
 class Listener:
     """Whom the study tells what happens; every method may be left out. Called from the study's thread, in this order.
 
-    `started`, `resumed` when earlier runs of the study have left trials, then for each trial `trial_started`, `progress`
-    (several times a second) and `trial_ended`; `finals_started` once before the finals' trials, `attribution_started` among
-    them when the chosen configuration is taken apart; `finished` at the end, also
-    after an interrupt and when nothing worked, but not after a fault; `notice` at any time, of tracking also after that.
+    `started`, `resumed` when earlier runs of the study have left trials, then for each trial `time_left` (from the second on),
+    `trial_started`, `progress` (several times a second) and `trial_ended`; `planned` once before the search, `finals_started`
+    before the finals' trials, `attribution_started` among them when the chosen configuration is taken apart; `finished` at the
+    end, also after an interrupt and when nothing worked, but not after a fault; `notice` at any time, of tracking also after
+    that.
     """
 
     def started(self, study: StudyRecord) -> None:
@@ -76,6 +78,12 @@ class Listener:
             trials: those that are over, by number.
             spent_s: wall time that they and what lay between them took.
         """
+
+    def planned(self, outlook: Outlook) -> None:
+        """The baseline has told what a trial costs: about how many the search will have, and in what time."""
+
+    def time_left(self, outlook: Outlook) -> None:
+        """What is left of the study before its next trial."""
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
         """A trial is launched.

@@ -6,7 +6,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import optuna
@@ -16,8 +15,10 @@ from autotune.records import Knobs, KnobValue, Outcome, Tier, TrialRecord
 from autotune.search import RatesSampler, add_known, begin_study, make_sampler, scores_of, tell
 from autotune.search.samplers import CompleteGrid
 from autotune.study.earlier import CUT_OFF_CAUSE
+from autotune.study.frontier import Frontier
 from autotune.study.parity import Parity
 from autotune.study.sampling import inform, machine_of
+from autotune.study.seeds import Proposal, earlier_seeds, expert_seeds
 from autotune.study.session import ConfigurationKey, Ending, Session, configuration_key
 from autotune.study.single_changes import SingleChanges
 from autotune.wording import log_lines, seconds_text
@@ -25,38 +26,15 @@ from autotune.wording import log_lines, seconds_text
 MAX_REPEATED_PROPOSALS = 40  # the sampler proposes what is known already this often in a row: the space is used up
 SAMPLER_GIVES_UP_AFTER = 10  # from then on random ones: a sampler may insist on its favourite
 MAX_REPEATED_GRID_POINTS = 5000  # grid points that differ only in knobs without meaning there
-NUM_LED_SEEDS = 2  # an expert's choice at two batches tells what memory a sample takes; from then on the models know better
 MAX_TOO_DEAR = 8  # proposals in a row that do not fit what is left of the budget
 NUM_SAME_FAILURES = 4  # first trials that all fail alike, memory apart: more of the same teaches nothing
 MAX_CHANCES = 2  # trials of a configuration that were disturbed, or cut off with autotune: a third would go the same way
-EXPERT, SINGLE, SAMPLER, LATE = "expert", "single", "sampler", "late"  # where a proposal comes from; see TrialRecord.origin
-DISPROVED_FRAC = 0.85  # of the baseline's value: noise alone does not explain less
+SINGLE, SAMPLER, LATE = "single", "sampler", "late"  # where a proposal comes from; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
 OUT_OF_TIME = "the budget is used"  # or what is left of it is kept for the finals
 TOO_DEAR = "no configuration that is left to try fits the rest of the budget together with its finals"
 OUT_OF_TRIALS = "the trial budget is used"
 NOTHING_PROMISED = "nothing more is promised: no configuration is expected to be 1 % faster"
-
-
-def _beside_loader(changed: Knobs) -> Knobs:
-    return {key: value for key, value in changed.items() if not key.startswith("loader.")}
-
-
-@dataclass(kw_only=True)
-class Proposal:
-    """A configuration to try.
-
-    Attributes:
-        knobs: full configuration.
-        why: one line.
-        origin: as in TrialRecord.
-        trial: Optuna's trial when its sampler proposed it.
-    """
-
-    knobs: Knobs
-    why: str
-    origin: str
-    trial: optuna.trial.Trial | None = None
 
 
 class Search:
@@ -91,6 +69,7 @@ class Search:
         self._known: dict[ConfigurationKey, TrialRecord] = {}
         self._chances: Counter[ConfigurationKey] = Counter()
         self._parity = Parity(session)
+        self._frontier = Frontier(session.about.warm_start.get("out_of_memory", []))
         self._num_singles = 0
         self._unfinished: list[TrialRecord] = []
         self._is_too_dear = False
@@ -147,7 +126,9 @@ class Search:
 
     def _proposals(self) -> Iterator[Proposal]:
         yield from self._fitting(self._again())
-        yield from self._fitting(self._seeds())
+        if self._sampler_name != "grid":  # which visits them anyway
+            yield from self._fitting(earlier_seeds(self._session, self._hold, self._is_known))
+            yield from self._fitting(expert_seeds(self._session, self._hold, self._may_fit, is_led=self._is_led))
         self._name_what_is_too_dear()
         if not any(record.origin == LATE for record in self._session.searched):
             yield from self._cheap(until=self._is_time_for_late)
@@ -205,34 +186,11 @@ class Search:
             if not self._fits(self._space.active({**best.knobs, key: value})):
                 self._session.listener.notice(f"Left out, it would not fit the budget: {why}.")
 
-    def _seeds(self) -> Iterator[Proposal]:
-        """Yields an expert's first tries, but not again what was slower than the baseline; a grid visits them anyway."""
-        is_wanted = self._session.plan.config.search.seeds and self._sampler_name != "grid"
-        if not is_wanted or self._session.circumstances is None:
-            return
-        seeds = self._space.seeds(self._session.circumstances)
-        for why, seed in seeds[:NUM_LED_SEEDS] if self._is_led else seeds:
-            knobs = self._space.active({**seed, **self._hold})
-            if self._is_disproved(knobs):
-                continue
-            if self._may_fit(knobs):
-                yield Proposal(knobs=knobs, why=why, origin=EXPERT)
-            elif smaller := self._space.with_smaller_batch(knobs):
-                why = "expert's choice at a smaller batch: what memory a sample takes"
-                yield Proposal(knobs=smaller, why=why, origin=EXPERT)
-
     def _may_fit(self, knobs: Knobs) -> bool:
         """Whether the sampler, where it can tell, does not expect a configuration to run out of memory."""
         sampler = self._study.sampler
         searched = {key: value for key, value in knobs.items() if key in self._distributions}
         return not isinstance(sampler, RatesSampler) or sampler.may_fit(self._study, searched)
-
-    def _is_disproved(self, knobs: Knobs) -> bool:
-        """Whether the same changes beside the loader's were slower than the baseline: bf16 emulated in software is."""
-        floor = DISPROVED_FRAC * (self._session.baseline.score or 0.0)
-        part = _beside_loader(self._space.changed(knobs))
-        slower = [r for r in self._session.searched[1:] if r.score is not None and r.score < floor]
-        return any(part and _beside_loader(record.changed) == part for record in slower)
 
     def _late(self) -> Iterator[Proposal]:
         """Yields the best so far at the lower tiers, and with each costly value."""
@@ -367,9 +325,10 @@ class Search:
         return self._known_as(knobs) is not None
 
     def _known_as(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns what tells how a configuration would end: its own trial, or the run whose losses put a part of it out."""
+        """Returns what tells how a configuration would end: its own trial, or one that has put out a part of it, or less."""
         changed = self._space.changed(knobs)
-        return self._known.get(configuration_key(changed)) or self._parity.barring(changed)
+        own = self._known.get(configuration_key(changed)) or self._parity.barring(changed)
+        return own or self._frontier.beyond(knobs)
 
     def _is_open(self, knobs: Knobs) -> bool:
         """Returns whether a configuration is new and fits what is left of the budget; remembers when one does not fit."""

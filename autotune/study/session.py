@@ -15,6 +15,7 @@ from autotune.study.budget import Budget, Costs
 from autotune.study.identity import SCRIPT, script
 from autotune.study.interrupts import Interrupts
 from autotune.study.objective import cold_compile_s
+from autotune.study.outlook import Outlook, outlook
 from autotune.study.plan import Listener, Plan
 from autotune.study.quarantine import Quarantine
 from autotune.study.trial import Finished, Request, StoppedNow, TrialRunner
@@ -93,6 +94,12 @@ class Session:
     def searched(self) -> list[TrialRecord]:
         """The search's measurements of configurations, the baseline included."""
         return [record for record in self.records if record.kind in (Kind.baseline, Kind.search)]
+
+    def outlook(self, *, is_searching: bool = True) -> Outlook:
+        """Returns what is left of the study; only asked for after the baseline."""
+        is_warm = not self.runner.warm.why_never
+        spared_s = self.baseline.phases_s.get("import", 0.0) if is_warm else 0.0
+        return outlook(self.budget, self.records, warm_spares_s=spared_s, is_searching=is_searching)
 
     def measure_baseline(self) -> list[RankResult]:
         """Runs trial 0 and returns what its ranks found out about the program."""
@@ -252,6 +259,8 @@ class Session:
             name = was.partition(" (")[0]
             raise Ending(f"{name} was edited or removed while the study ran; bring it back as it was before you go on")
         request.cold_compile_s = cold_compile_s(self.records, request.knobs)
+        if self.records:
+            self.listener.time_left(self.outlook(is_searching=request.kind is Kind.search))
         try:
             finished = self.runner.run(request)
         except StoppedNow as stopped:

@@ -17,7 +17,7 @@ from autotune.study.diagnosis import diagnose
 from autotune.study.front import front, measured_again
 from autotune.study.health import PAGE_CACHE, caveat
 from autotune.study.objective import means
-from autotune.study.paying import break_even
+from autotune.study.paying import break_even, search_cost
 from autotune.study.recording import recorded
 from autotune.study.tiers import is_barred, leader
 from autotune.study.verify import verification
@@ -64,6 +64,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
     """
     baseline = records[0] if records and records[0].outcome.has_value else None
     best = _best(records, baseline, standing)
+    speedup = _speedup(baseline, best, records, standing)
     return {
         "schema": SCHEMA,
         "study": about.name,
@@ -77,8 +78,9 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "baseline": _baseline(baseline, records, standing) if baseline else _no_baseline(records),
         "best": _entry(best, records, standing, knobs=True, overrides=True) if best else None,
         "best_by_tier": _by_tier(records, baseline, best, standing, is_held=GLOBAL_BATCH in about.settings),
-        "speedup": _speedup(baseline, best, records, standing),
+        "speedup": speedup,
         "break_even": _break_even(records, baseline, best, standing),
+        "search_cost": _search_cost(about, records, standing, best, speedup),
         "front": _front(records, about, standing),
         "attribution": _attribution(baseline, best, standing),
         "minimality": _minimality(best, standing),
@@ -103,6 +105,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "is_recipe": about.is_recipe,
         "target": about.target,
         "verification": verification(about, records, standing.decision) if about.verifies else None,
+        "warm_start": about.warm_start,
         "recording": recorded(about, records) if about.recording else None,
         "files": _files(records),
         "trials": [_trial(record) for record in records],
@@ -234,6 +237,22 @@ def _break_even(
         return None
     own, other = (_reported(record, records, standing) or [record] for record in (best, baseline))
     return break_even(records, own, other)
+
+
+def _search_cost(
+    about: StudyRecord, records: list[TrialRecord], standing: Standing, best: TrialRecord | None, speedup: Summary | None
+) -> dict[str, Any] | None:
+    """Returns what the search took and when that is repaid; None of a study that searches nothing or is not over."""
+    if about.verifies or about.recording or best is None or standing.status != "complete":
+        return None
+    dearer_s = float((_break_even(records, records[0], best, standing) or {}).get("dearer_s") or 0.0)
+    return search_cost(
+        records,
+        seconds=standing.seconds,
+        speedup=speedup if best.changed else None,
+        dearer_s=dearer_s,
+        objective=about.objective,
+    )
 
 
 def _front(records: list[TrialRecord], about: StudyRecord, standing: Standing) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.harness.protocol import Progress
 from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
+from autotune.study.outlook import Outlook
 from autotune.study.plan import Listener
 
 
@@ -29,6 +30,14 @@ class RecordingListener(Listener):
     def started(self, study: StudyRecord) -> None:
         """Remembers the study."""
         self.calls.append(("started", study))
+
+    def planned(self, outlook: Outlook) -> None:
+        """Remembers the outlook."""
+        self.calls.append(("planned", outlook))
+
+    def time_left(self, outlook: Outlook) -> None:
+        """Remembers the outlook."""
+        self.calls.append(("time_left", outlook))
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
         """Remembers (number, kind, knobs, why)."""

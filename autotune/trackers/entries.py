@@ -24,10 +24,12 @@ from autotune.wording import (
     rate_text,
     ratio_interval_text,
     ratio_text,
+    search_cost_text,
     seconds_text,
     side_texts,
     value_text,
     verdict_text,
+    warm_start_text,
 )
 
 # Limits of MLflow 3 (mlflow/utils/validation.py); a longer value is cut, since a refused batch would lose the whole trial.
@@ -144,6 +146,7 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
         "reason": str(summary.get("reason") or ""),
         "verdict": str((summary.get("verification") or speedup).get("verdict") or ""),
         "objective": aims_text(study.objective, study.terms),
+        "warm_start": warm_start_text(study.warm_start),
         "fingerprint": study.fingerprint,
         "mlflow.note.content": study_note(study, summary),
         **_source(study),
@@ -196,6 +199,9 @@ def study_metrics(summary: Summary) -> dict[str, float]:
         numbers |= {f"{side}_{METRICS[name]}": value for name, value in values.items() if name in METRICS}
     paying = summary.get("break_even") or {}
     numbers |= {f"break_even_{name}": paying.get(name) for name in ("samples", "steps", "seconds")}
+    cost = summary.get("search_cost") or {}
+    low_s, high_s = cost.get("ci") or (None, None)
+    numbers |= {"repaid_after_s": cost.get("repaid_after_s"), "repaid_after_ci_low_s": low_s, "repaid_after_ci_high_s": high_s}
     numbers |= {f"seconds_{name}": value for name, value in (summary.get("seconds") or {}).items()}
     return _finite(numbers)
 
@@ -251,6 +257,10 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
     lines += ["", *(f"{name}: {text}  " for name, text in parity_lines(summary))]
     seconds = (summary.get("seconds") or {}).get("total")
     lines += ["", f"Outcomes: {counts_text(summary.get('counts') or {})}. Took {seconds_text(seconds)}.", ""]
+    if taken_over := warm_start_text(study.warm_start):
+        lines += [f"Warm start: {taken_over}.", ""]
+    if cost := search_cost_text(summary):
+        lines += [f"Cost: {cost}.", ""]
     lines += [f"Program: `{command_text(study.command)}`", "", f"Machine: {machine_text(study.machine)}", ""]
     lines += [f"`autotune show {study.name}` · `autotune export {study.name} -o best.yaml`"]
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from autotune.cli.plain import PlainLines, Quiet
 from autotune.cli.terminal import THEME
 from autotune.harness.protocol import PHASES, Progress
 from autotune.records import Kind
+from autotune.study.outlook import Outlook
 from autotune.testing.studies import make_study
 
 
@@ -125,3 +126,61 @@ def test_attribution_is_a_phase_of_its_own(folder, screen, capsys):
     assert (
         capsys.readouterr().out == "attribution  what each change of 0005 is worth: env.A, precision.amp, at most 1 min 30 s\n"
     )
+
+
+PLANNED = Outlook(left_s=400.0, search_s=232.0, num_trials=24, trial_s=8.0)
+
+
+def test_plan_and_time_left_stand_in_the_log(folder, capsys):
+    lines = PlainLines(folder.path)
+    lines.planned(PLANNED)
+    lines.time_left(PLANNED)
+    lines.trial_started(1, Kind.search, {"precision.amp": "bf16"}, "expert's choice")
+    lines.time_left(Outlook(left_s=90.0))
+    lines.trial_started(2, Kind.final, {}, "finals, round 1")
+    lines.planned(Outlook(num_trials=12, trial_s=8.0))
+    lines.time_left(Outlook(num_trials=12, trial_s=8.0))
+    lines.trial_started(3, Kind.search, {}, "")
+    assert capsys.readouterr().out.splitlines() == [
+        "plan  about 24 trials in 3 min 12 s, some 8.0 s each; at most 2 min 48 s for the finals",
+        "0001  search starts  bf16 (expert's choice)  6:40 left, 3:52 to search",
+        "0002  final starts  as it is (finals, round 1)  1:30 left",
+        "plan  12 trials at most in about 1 min 36 s, some 8.0 s each, then the finals",
+        "0003  search starts  as it is  12 trials left",
+    ]
+
+
+def test_terminal_shows_the_plan_and_how_long_the_search_goes_on(screen):
+    screen.view.planned(PLANNED)
+    assert "plan: about 24 trials" in screen.text.getvalue()
+    screen.now_s += 32
+    assert "3:20 to search" in "\n".join(screen.footer())
+    assert max(map(len, screen.footer())) <= screen.console.width
+    screen.view.time_left(Outlook(left_s=90.0))
+    assert "to search" not in "\n".join(screen.footer())
+
+
+def test_terminal_counts_trials_where_no_time_is_set(folder):
+    screen = Screen(folder, 80)
+    screen.study.budget_s = None
+    screen.view.started(screen.study)
+    screen.view.planned(Outlook(num_trials=12, trial_s=8.0))
+    assert "12 trials" in "\n".join(screen.footer())
+    screen.view.close()
+
+
+def test_what_was_taken_over_stands_in_log_and_terminal(folder, screen, capsys):
+    out = {"study": "s-1", "trial": 9, "knobs": {"loader.batch_size": 256, "precision.amp": "off"}, "outcome": "device_oom"}
+    seed = {"study": "s-1", "trial": 5, "knobs": {}, "ratio": 2.0, "is_proven": True}
+    study = folder.read_study()
+    study.warm_start = {"sources": [{"study": "s-1", "is_same": True, "differs": []}], "seeds": [seed], "out_of_memory": [out]}
+    lines = PlainLines(folder.path)
+    lines.started(study)
+    lines.started(study)
+    said = (
+        "s-1 (the same program and machine): its best configurations come first; left out, with what takes as much: "
+        "batch 256 (s-1), out of memory there"
+    )
+    assert f"warm start  {said}" in capsys.readouterr().out.splitlines()
+    screen.view.started(study)
+    assert "warm start: s-1" in screen.text.getvalue()

@@ -80,3 +80,16 @@ def test_why_a_study_failed_is_said_once(cli):
     assert (ended.stdout + ended.stderr).count("could not be measured as it is run today") == 1
     assert "verdict  failed\n" in ended.stdout
     assert "no data here" in ended.stderr
+
+
+def test_dry_run_says_what_the_budget_holds_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("raise SystemExit('never run')", encoding="utf-8")
+    assert main(["run", "--dry-run", "study.budget.minutes=10", "loader.num_workers=2", "--", sys.executable, "train.py"]) == 0
+    said = capsys.readouterr().out
+    assert "budget  10 min: 4 min 24 s at least to search, 5 min 36 s at most for the finals" in said
+    assert f"baseline  {sys.executable} train.py" in said
+    assert "pinned  workers 2" in said
+    assert "loader.batch_size" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+    assert main(["run", "--dry-run", "--json", "--", sys.executable, "train.py"]) == 2

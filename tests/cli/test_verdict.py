@@ -167,3 +167,23 @@ def test_noise_that_did_not_end_and_data_read_from_memory_are_said_with_the_verd
     said = lines({**quiet, "disturbed_by": beside, "page_cache": "the data set does not fit"}, folder.path)
     assert any(line.startswith("beside  other programs used 1.2 of 2 cores from trial 4 on") for line in said)
     assert "disk  the data set does not fit" in said
+
+
+@pytest.mark.parametrize(
+    ("cost", "said"),
+    [
+        (
+            {"repaid_after_s": 936.0, "ci": [900.0, None], "why_not": ""},
+            "cost  8 min 02 s for 31 trials and the finals, repaid by a training that takes 15 min 36 s [15 min, never] today",
+        ),
+        (
+            {"repaid_after_s": None, "ci": None, "why_not": "never: nothing faster was found"},
+            "cost  8 min 02 s for 31 trials and the finals; never repaid: nothing faster was found",
+        ),
+    ],
+)
+def test_verdict_says_what_the_search_took_and_when_that_is_repaid(tmp_path, cost, said):
+    folder = make_study(tmp_path / "runs")
+    summary = {**folder.read_summary(), "search_cost": {"seconds": 482.0, "trials": 31, **cost}}
+    assert said in lines(summary, folder.path)
+    assert "31 trials" in drawn(summary, folder.path, 100)

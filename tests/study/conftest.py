@@ -40,7 +40,8 @@ class Bench:
         self.clock, self.listener, self.cpu = VirtualClock(), RecordingListener(), FakeCpu()
         self.surface = surface or Surface()
         self.launcher = FakeLauncher(self.surface, self.clock, seed=seed)
-        given = [f"study.seed={seed}", f"study.budget.minutes={minutes}", *overrides]
+        # Studies of a test lie in one folder: what they know of each other is tried in test_warm_start.py.
+        given = ["search.warm_start=off", f"study.seed={seed}", f"study.budget.minutes={minutes}", *overrides]
         composed = compose(given, command=list(command), facts=machine)
         self.folder = create(folder, "s")
         self.plan = Plan(

@@ -1,0 +1,76 @@
+"""`autotune run --dry-run`: what would be run, and what the budget holds, as far as that is known without measuring."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.cli.run import Asked, compose_asked, plan_of
+from autotune.errors import BadInput
+from autotune.wording import changes_phrase, command_text, machine_text, seconds_text
+
+if TYPE_CHECKING:
+    from autotune.config.compose import Composed
+
+
+def print_plan(asked: Asked, *, as_json: bool) -> int:
+    """Prints the plan; starts and writes nothing.
+
+    Raises:
+        BadInput: what was asked for cannot be done.
+    """
+    from autotune.machine import host_facts
+    from autotune.study.inheritance import foreseen
+
+    if as_json:
+        raise BadInput("--dry-run: prints lines, got --json too. Leave one of them out.")
+    facts = host_facts()
+    composed = compose_asked(asked, facts)
+    command, space = composed.command, composed.space
+    argv = composed.secrets.words(command.argv({**command.placeholders, **space.pinned}))
+    lines = [
+        f"study  {composed.name}: {composed.title}",
+        f"machine  {machine_text(facts)}",
+        f"baseline  {command_text(argv)}",
+        *([f"pinned  {changes_phrase(space.pinned)}"] if space.pinned else []),
+        f"searching  {', '.join(sorted(space.domains)) or 'nothing'}: what of it holds here, the baseline tells",
+        *_budget(composed, foreseen(plan_of(composed, facts), Path(composed.config.runs_dir))),
+        "note  nothing was started or written; `autotune inspect` runs a few steps and looks closer",
+    ]
+    for note in composed.notes:
+        print(f"autotune: {note}", file=sys.stderr)
+    print("\n".join(lines))
+    return 0
+
+
+def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[str]:
+    """Returns what is known of the budget before a trial has been measured.
+
+    Args:
+        composed: what was asked for.
+        earlier: a study that seems alike, and the seconds of its trials.
+    """
+    from autotune.study.budget import most_reserved_s
+
+    budget = composed.config.study.budget
+    trials = "" if budget.trials is None else f"{budget.trials} trial{'' if budget.trials == 1 else 's'} at most"
+    if budget.minutes is None:
+        words = f"{trials or 'none: it goes on until nothing more is promised'}; what that takes, the baseline tells"
+        return [f"budget  {words}"]
+    total_s = 60 * budget.minutes
+    finals_s = most_reserved_s(total_s)
+    search = f"{seconds_text(total_s - finals_s)} at least to search, {seconds_text(finals_s)} at most for the finals"
+    return [
+        f"budget  {seconds_text(total_s)}{f', {trials}' if trials else ''}: {search}",
+        f"plan  {_plan(total_s, finals_s, earlier)}",
+    ]
+
+
+def _plan(total_s: float, finals_s: float, earlier: tuple[str, float] | None) -> str:
+    if earlier is None:
+        return "how many trials that is, nobody knows before one is measured: `run` says so after the baseline"
+    name, trial_s = earlier
+    num = round(max(0.0, total_s - finals_s - trial_s) / max(trial_s, 1e-9))  # the baseline takes one's time, too
+    each = f"if they take {seconds_text(trial_s)} each, as those of {name} did"
+    return f"about {num} trials, {each}; `run` says so after the baseline"

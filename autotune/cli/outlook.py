@@ -1,0 +1,32 @@
+"""What is still to come of a study, in words: the plan once the baseline is measured, then what is left before each trial."""
+
+from __future__ import annotations
+
+from autotune.study.outlook import Outlook
+from autotune.wording import clock_text, seconds_text
+
+
+def plan_text(outlook: Outlook) -> str:
+    """Returns how many trials the search will about have, and in what time: "about 24 trials in 3 min, ..."."""
+    each = f"some {seconds_text(outlook.trial_s)} each"
+    more = " more" if outlook.num_searched else ""
+    if outlook.num_trials is None:
+        return f"as many{more} trials as promise something, {each}: no limit was given"
+    if not outlook.num_trials:
+        return f"no{more or ' whole'} trial beside the finals, at {each}"
+    trials = f"{outlook.num_trials}{more} trial{'' if outlook.num_trials == 1 else 's'}"
+    needed_s = outlook.num_trials * outlook.trial_s
+    if outlook.search_s is None or outlook.left_s is None:
+        return f"{trials} at most in about {seconds_text(needed_s)}, {each}, then the finals"
+    rest_s = outlook.left_s - outlook.search_s
+    time = f"{seconds_text(min(needed_s, outlook.search_s))}, {each}"
+    return f"about {trials} in {time}; at most {seconds_text(rest_s)} for the finals"
+
+
+def left_text(outlook: Outlook) -> str:
+    """Returns what is left: "6:40 left, 3:52 to search"; of trials alone "12 trials left"; "" where nothing bounds it."""
+    if outlook.left_s is None:
+        num = outlook.num_trials
+        return "" if num is None else f"{num} trial{'' if num == 1 else 's'} left"
+    search = "" if outlook.search_s is None else f", {clock_text(outlook.search_s)} to search"
+    return f"{clock_text(outlook.left_s)} left{search}"

@@ -1,0 +1,280 @@
+"""What a study takes over from earlier ones: configurations to begin with, and what is known to run out of memory.
+
+Nothing of it counts as measured here: a configuration is tried before others, or is left out, and that is all. It is written
+into study.json before the search begins, so that the study needs the others no more, and goes on with the same when resumed:
+
+    {"asked": search.warm_start,
+     "sources": [{"study", "is_same", "differs": [name of the identity]}],     the latest first
+     "seeds": [{"study", "trial", "knobs", "ratio", "is_proven", "peak_memory_bytes"}],     the best first
+     "out_of_memory": [{"study", "trial", "knobs", "outcome"}]}     the smallest ones
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from autotune.config.checks import memory_limit_bytes
+from autotune.config.schema import AUTO, OFF
+from autotune.errors import BadInput
+from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
+from autotune.run_dir import StudyFolder, find, studies
+from autotune.study.frontier import dominates
+from autotune.study.identity import PROGRAM_FACTS, SCRIPT, identity
+from autotune.study.plan import Plan
+from autotune.study.session import Session
+from autotune.study.settings import capacity_bytes
+
+MAX_SOURCES = 8  # the latest ones; what older ones knew, these knew too
+MAX_SEEDS = 8  # more than are tried: some may mean the same here, or nothing
+MAX_OUT = 20  # each is compared with every configuration that may be proposed
+# What makes two studies ones of the same program on the same machine. What was searched, pinned or aimed at may differ.
+ALIKE = ("machine.", "program.", "device.kind", "device.index", "train.global_batch")
+UNLIKE = ("machine.price_per_hour",)
+RECENT = ("program.script", "program.torch")  # what changes under one's hands: worth a word when nothing else does
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """An earlier study.
+
+    Attributes:
+        name: as the user would call it.
+        about: study.json.
+        records: its trials.
+        summary: of it; None where it cannot be read.
+        differs: names of what makes its program or machine another one.
+    """
+
+    name: str
+    about: StudyRecord
+    records: list[TrialRecord]
+    summary: Summary | None
+    differs: list[str]
+
+
+def check_named(asked: Any, runs: Path) -> None:
+    """Checks that the studies exist that `search.warm_start` names.
+
+    Raises:
+        BadInput: one does not, or cannot be read.
+    """
+    for name in _names(asked):
+        folder = _named(runs, name, without=None)
+        try:
+            folder.read_study()
+        except (OSError, ValueError) as error:
+            problem = f"search.warm_start: {name!r} cannot be read, got: {error}."
+            raise BadInput(f"{problem} Give another study, or search.warm_start=off.") from error
+
+
+def inherit(session: Session) -> dict[str, Any]:
+    """Returns what a study takes over, as study.json holds it; {} for nothing. Only asked for after the baseline.
+
+    Args:
+        session: the study, before its search.
+    """
+    asked = session.plan.config.search.warm_start
+    if asked in (OFF, False) or not session.folder.is_kept:
+        return {}
+    sources = _sources(session, asked)
+    seeds = _seeds(sources, session.about)
+    out = _out_of_memory(sources, session.about)
+    if not seeds and not out:
+        return {}
+    used = {entry["study"] for entry in (*seeds, *out)}
+    told = [{"study": s.name, "is_same": not s.differs, "differs": s.differs} for s in sources if s.name in used]
+    return {"asked": asked, "sources": told, "seeds": seeds, "out_of_memory": out}
+
+
+def nearly_alike(session: Session) -> str:
+    """Returns the latest study of the same command whose script or torch was another; "" for none: only a name brings it in."""
+    if session.plan.config.search.warm_start != AUTO or not session.folder.is_kept:
+        return ""
+    own = session.about.identity
+    for folder, about in _others(session.folder.path.parent, without=session.folder.path):
+        differs = _differing(about.identity, own)
+        if differs and set(differs) <= set(RECENT) and about.identity.get(SCRIPT):
+            return folder.name
+    return ""
+
+
+def foreseen(plan: Plan, runs: Path) -> tuple[str, float] | None:
+    """Returns (study, seconds of its trials, typically) for the latest study that seems alike before a baseline has run.
+
+    What only a baseline can tell (torch, the device) is not compared.
+    """
+    own = identity(plan, None, None)
+    told = {f"program.{name}" for name in PROGRAM_FACTS}
+    for folder, about in _others(runs):
+        if set(_differing(about.identity, own)) <= told and (source := _source(folder, about, [])):
+            seconds = [record.seconds for record in source.records if record.kind is Kind.search]
+            if seconds:
+                return source.name, median(seconds)
+    return None
+
+
+def _names(asked: Any) -> list[str]:
+    names = asked if isinstance(asked, list) else [asked]
+    return [name for name in names if name not in (AUTO, OFF, False)]
+
+
+def _named(runs: Path, name: str, *, without: Path | None) -> StudyFolder:
+    """Returns the study of that name, or in that folder."""
+    path = Path(os.path.expanduser(name))
+    if os.sep in name:
+        if (path / "study.json").is_file():
+            return StudyFolder(path)
+        raise BadInput(f"search.warm_start: no such study, got {name!r}. Give its name, or the folder that holds study.json.")
+    try:
+        return find(runs, name, without=without)
+    except BadInput as error:
+        raise BadInput([problem.replace("STUDY:", "search.warm_start:", 1) for problem in error.problems]) from error
+
+
+def _sources(session: Session, asked: Any) -> list[Source]:
+    own, found = session.about.identity, []
+    if names := _names(asked):
+        for name in names:
+            with contextlib.suppress(BadInput):  # checked before the start; gone since
+                folder = _named(session.folder.path.parent, name, without=session.folder.path)
+                found.append((folder, folder.read_study()))
+    else:
+        others = _others(session.folder.path.parent, without=session.folder.path)
+        found = [(folder, about) for folder, about in others if not _differing(about.identity, own)]
+    sources = [_source(folder, about, _differing(about.identity, own)) for folder, about in found[:MAX_SOURCES]]
+    return [source for source in sources if source is not None]
+
+
+def _others(runs: Path, *, without: Path | None = None) -> list[tuple[StudyFolder, StudyRecord]]:
+    """Returns the studies of a runs folder that have searched, the latest first."""
+    found = []
+    for folder in studies(runs):
+        with contextlib.suppress(OSError, ValueError):  # damaged, or of another version
+            about = folder.read_study()
+            if folder.path != without and about.identity and not (about.verifies or about.recording):
+                found.append((folder, about))
+    return sorted(found, key=lambda pair: -pair[1].sequence)
+
+
+def _source(folder: StudyFolder, about: StudyRecord, differs: list[str]) -> Source | None:
+    """Returns a study with its trials; None without a baseline."""
+    with contextlib.suppress(OSError, ValueError):
+        records = folder.read_trials()
+        if records and records[0].kind is Kind.baseline and records[0].value:
+            summary: Summary | None = None
+            with contextlib.suppress(OSError, ValueError):
+                summary = folder.read_summary()
+            return Source(name=folder.name, about=about, records=records, summary=summary, differs=differs)
+    return None
+
+
+def _differing(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    names = [name for name in sorted({*was, *now}) if name.startswith(ALIKE) and name not in UNLIKE]
+    return [name for name in names if was.get(name) != now.get(name)]
+
+
+# What to begin with -------------------------------------------------------------------------------------------------------
+
+
+def _seeds(sources: Sequence[Source], about: StudyRecord) -> list[dict[str, Any]]:
+    """Returns the configurations that beat their baseline, those that finals have proven first, then by how much."""
+    found: dict[frozenset[tuple[str, Any]], dict[str, Any]] = {}
+    for source in sources:
+        for entry in [*_proven(source), *_measured(source, is_same_aim=source.about.objective == about.objective)]:
+            found.setdefault(frozenset(entry["knobs"].items()), entry)
+    return sorted(found.values(), key=lambda entry: (not entry["is_proven"], -entry["ratio"]))[:MAX_SEEDS]
+
+
+def _proven(source: Source) -> list[dict[str, Any]]:
+    """Returns the winner that the finals have shown to be faster; [] without one."""
+    summary = source.summary or {}
+    best, speedup = summary.get("best") or {}, summary.get("speedup") or {}
+    if speedup.get("verdict") != "faster" or not best.get("overrides") or not best.get("knobs"):
+        return []
+    first = next((record for record in source.records if record.number == best.get("trial")), None)
+    peak = first.peak_memory_bytes if first else None
+    return [_entry(source, int(best["trial"]), best["knobs"], float(speedup["ratio"]), peak, is_proven=True)]
+
+
+def _measured(source: Source, *, is_same_aim: bool) -> list[dict[str, Any]]:
+    """Returns what the search measured to be better than its baseline, and what no loss has put out."""
+    barred = [entry["knobs"] for entry in ((source.summary or {}).get("parity") or {}).get("failed") or []]
+
+    def aim(record: TrialRecord) -> float:
+        return (record.score if is_same_aim else record.value) or 0.0
+
+    able = [
+        record
+        for record in source.records
+        if record.kind is Kind.search
+        and record.outcome.may_win
+        and record.changed
+        and not any(part.items() <= record.changed.items() for part in barred)
+    ]
+    reference = aim(source.records[0])
+    ratios = [(aim(record) / reference, record) for record in able] if reference else []
+    return [
+        _entry(source, record.number, record.knobs, ratio, record.peak_memory_bytes, is_proven=False)
+        for ratio, record in sorted(ratios, key=lambda pair: -pair[0])[:MAX_SEEDS]
+        if ratio > 1
+    ]
+
+
+def _entry(
+    source: Source, trial: int, knobs: Knobs, ratio: float, peak_bytes: int | None, *, is_proven: bool
+) -> dict[str, Any]:
+    return {
+        "study": source.name,
+        "trial": trial,
+        "knobs": knobs,
+        "ratio": ratio,
+        "is_proven": is_proven,
+        "peak_memory_bytes": peak_bytes,
+    }
+
+
+# What to leave out --------------------------------------------------------------------------------------------------------
+
+
+def _out_of_memory(sources: Iterable[Source], about: StudyRecord) -> list[dict[str, Any]]:
+    """Returns the smallest configurations that ran out of memory where there was as much of it, in the same program.
+
+    One that another of these studies has measured, or a larger one, is no limit: something else took the memory then.
+    """
+    own_bytes = _memory_bytes(about)
+    alike = [
+        source
+        for source in sources
+        if not source.differs and own_bytes and (there := _memory_bytes(source.about)) and own_bytes <= there
+    ]
+    ran = [record.knobs for source in alike for record in source.records if record.outcome.has_value]
+    found: list[dict[str, Any]] = [
+        {"study": source.name, "trial": record.number, "knobs": record.knobs, "outcome": str(record.outcome)}
+        for source in alike
+        for record in source.records
+        if record.kind is Kind.search and record.outcome.is_memory
+    ]
+    true = [entry for entry in found if not any(_reaches(knobs, entry) for knobs in ran)]
+    least: list[dict[str, Any]] = []
+    for entry in true:
+        if not any(_reaches(entry["knobs"], other) for other in least):
+            least = [other for other in least if not _reaches(other["knobs"], entry)] + [entry]
+    return least[:MAX_OUT]
+
+
+def _reaches(knobs: Knobs, out: dict[str, Any]) -> bool:
+    return dominates(knobs, out["knobs"], is_host=out["outcome"] == Outcome.host_oom)
+
+
+def _memory_bytes(about: StudyRecord) -> int | None:
+    """Returns the memory that a trial of a study may fill: the limit it was given, else all of the device's."""
+    with contextlib.suppress(KeyError, TypeError, ValueError, BadInput):
+        there = capacity_bytes(about.machine)
+        return memory_limit_bytes(about.identity.get("device.memory_limit"), there) or there
+    return None

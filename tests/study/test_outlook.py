@@ -1,0 +1,80 @@
+"""What a study says it will take, what it says is left, and when it says that it has paid."""
+
+import itertools
+
+import pytest
+
+from autotune.records import Kind, Outcome, TrialRecord
+from autotune.study.budget import Budget
+from autotune.study.outlook import outlook
+from autotune.study.paying import search_cost
+from autotune.testing.clock import VirtualClock
+from autotune.testing.fake_launcher import Surface
+
+FAST = {("precision.amp", "bf16"): 1.8}
+FASTER = {"ratio": 2.0, "ci": [1.5, 3.0], "verdict": "faster"}
+
+
+def trial(seconds, *, number=1, kind=Kind.search, outcome=Outcome.ok, **phases_s):
+    return TrialRecord(number=number, kind=kind, knobs={}, changed={}, outcome=outcome, seconds=seconds, phases_s=phases_s)
+
+
+def test_plan_comes_true_and_what_is_left_of_it_shrinks_to_the_finals(bench):
+    study = bench(Surface(gains=FAST), "search.stop=false", minutes=4)
+    summary = study.run()
+    (plan,) = study.listener.named("planned")
+    names = [name for name, _ in study.listener.calls if name in ("trial_ended", "planned", "trial_started")]
+    assert names[:4] == ["trial_started", "trial_ended", "planned", "trial_started"]
+    searched = [one for one in study.trials if one.kind is Kind.search]
+    assert 0.6 * len(searched) <= plan.num_trials <= 1.5 * len(searched)
+    assert 0 < plan.search_s < plan.left_s < summary["budget_s"]
+    assert summary["search_cost"]["trials"] == len(searched)
+    left = study.listener.named("time_left")
+    assert len(left) == len(study.trials) - 1, "before each trial but the first"
+    assert all(later.left_s < earlier.left_s for earlier, later in itertools.pairwise(left))
+    kinds = [one.kind for one in study.trials[1:]]
+    assert [one.search_s is None for one in left] == [kind is not Kind.search for kind in kinds]
+
+
+def test_trials_alone_bound_a_study_without_minutes():
+    budget = Budget(clock=VirtualClock(), total_s=None, max_trials=5)
+    records = [trial(20.0, number=0, kind=Kind.baseline), trial(8.0), trial(9.0, outcome=Outcome.interrupted)]
+    found = outlook(budget, records, warm_spares_s=0.0)
+    assert (found.num_trials, found.trial_s, found.left_s, found.search_s) == (4, 8.0, None, None)
+    assert outlook(Budget(clock=VirtualClock(), total_s=None), records, warm_spares_s=0.0).num_trials is None
+
+
+def test_before_the_first_trial_the_baseline_tells_what_one_takes():
+    budget = Budget(clock=VirtualClock(), total_s=100.0)
+    found = outlook(budget, [trial(12.0, number=0, kind=Kind.baseline)], warm_spares_s=2.0)
+    assert (found.num_trials, found.trial_s) == (10, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "repaid_s", "interval_s", "why_not"),
+    [
+        (FASTER, 1000.0, [750.0, 1500.0], ""),
+        ({**FASTER, "ci": [1.0, 3.0]}, 1000.0, [750.0, None], ""),
+        (None, None, None, "never"),
+        ({**FASTER, "ratio": 0.98}, None, None, "never"),
+        ({**FASTER, "ci": None}, None, None, "not known"),
+    ],
+)
+def test_a_search_has_paid_when_a_training_saves_what_it_took(speedup, repaid_s, interval_s, why_not):
+    found = search_cost([trial(1.0)], seconds=480.0, speedup=speedup, dearer_s=20.0, objective="throughput")
+    assert found["repaid_after_s"] == repaid_s
+    assert found["ci"] == interval_s
+    assert found["why_not"].startswith(why_not)
+    assert bool(found["why_not"]) is (repaid_s is None)
+
+
+def test_time_to_the_end_holds_the_dearer_start_and_energy_is_no_time():
+    found = search_cost([], seconds=480.0, speedup=FASTER, dearer_s=20.0, objective="time_for_samples")
+    assert found["repaid_after_s"] == 960.0
+    assert search_cost([], seconds=480.0, speedup=FASTER, dearer_s=0.0, objective="energy_per_sample")["why_not"]
+
+
+def test_a_study_that_finds_nothing_is_never_repaid(bench, tiny):
+    slow = {("precision.amp", "bf16"): 0.5, ("loader.num_workers", 2): 0.5}
+    cost = bench(Surface(gains=slow), *tiny).run()["search_cost"]
+    assert (cost["repaid_after_s"], cost["why_not"]) == (None, "never: nothing faster was found")

@@ -1,0 +1,195 @@
+"""What a study takes over from earlier ones, and what it makes of it."""
+
+import shutil
+
+import pytest
+
+from autotune.errors import BadInput
+from autotune.records import Kind
+from autotune.study import resume_study
+from autotune.study.frontier import dominates
+from autotune.study.inheritance import check_named, foreseen
+from autotune.study.seeds import EARLIER, NUM_EARLIER_SEEDS
+from autotune.testing.fake_launcher import Failure, Surface
+from autotune.wording import warm_start_text
+from tests.study.conftest import MACHINE
+
+FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3}
+ROOMY = {"loader.batch_size": 32, "precision.amp": "off"}
+AUTO = "search.warm_start=auto"
+
+
+@pytest.fixture
+def filled(tmp_path):
+    """A space whose larger batches run out of memory, and the surface on which they do."""
+    file = tmp_path / "filled.yaml"
+    file.write_text("loader.batch_size: [32, 64, 128, 256]\nprecision.amp: ['off', 'bf16']\nthreads.intra: [1, 2]\n")
+    return Surface(gains=FAST, half_batch=40.0, max_batch=64), f"search_space={file}"
+
+
+def searched(study):
+    return [trial for trial in study.trials if trial.kind is Kind.search]
+
+
+def taken(study):
+    return [trial for trial in searched(study) if trial.origin == EARLIER]
+
+
+def test_the_best_of_an_earlier_study_are_tried_first_and_measured_anew(bench):
+    first = bench(Surface(gains=FAST), "study.budget.trials=8")
+    best = first.run()["best"]["overrides"]
+    second = bench(Surface(gains=FAST), AUTO, "study.budget.trials=8", seed=1)
+    summary = second.run()
+    earlier = searched(second)[: len(taken(second))]
+    assert earlier == taken(second), "before anything else"
+    assert 1 <= len(earlier) <= NUM_EARLIER_SEEDS
+    assert earlier[0].changed == best
+    assert all(trial.value for trial in earlier), "each is a trial of this study"
+    assert earlier[0].why.startswith(f"the best of s, trial {first.folder.read_summary()['best']['trial']} there: ")
+    assert len(searched(second)) <= 8, "they count as trials"
+    assert summary["warm_start"]["sources"] == [{"study": "s", "is_same": True, "differs": []}]
+    assert warm_start_text(summary["warm_start"]) == "s (the same program and machine): its best configurations come first"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"command": ("python", "-c", "other")}, marks=pytest.mark.thorough),
+        {"machine": {**MACHINE, "cpu_model": "Another CPU"}},
+        pytest.param({"surface": Surface(facts={**Surface().facts, "torch": "2.15.0"})}, marks=pytest.mark.thorough),
+        pytest.param({"overrides": ["search.warm_start=off"]}, marks=pytest.mark.thorough),
+    ],
+)
+def test_another_program_or_machine_and_off_begin_anew(bench, other):
+    bench(Surface(gains=FAST), "study.budget.trials=3").run()
+    more = other.pop("overrides", [])
+    study = bench(other.pop("surface", Surface(gains=FAST)), AUTO, "study.budget.trials=2", *more, **other)
+    assert study.run()["warm_start"] == {}
+    assert not taken(study)
+
+
+def test_a_study_that_is_named_gives_its_best_whatever_it_tuned_as_far_as_the_space_has_it(bench, tiny, filled):
+    surface, space = filled
+    bench(surface, space, command=("python", "-c", "other")).run()
+    study = bench(Surface(gains=FAST), *tiny, "search.warm_start=s")
+    summary = study.run()
+    assert [trial.changed for trial in taken(study)] == [{"precision.amp": "bf16"}], "the batch is not searched here"
+    assert summary["warm_start"]["out_of_memory"] == [], "another program's memory says nothing"
+    assert summary["warm_start"]["sources"][0]["differs"] == ["program.command"]
+    assert "another program.command" in warm_start_text(summary["warm_start"])
+
+
+def test_an_edited_script_is_another_program_and_that_is_said(bench, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("pass")
+    command = ("python", str(script))
+    bench(Surface(gains=FAST), "study.budget.trials=2", command=command).run()
+    script.write_text("pass  # edited")
+    study = bench(Surface(gains=FAST), AUTO, "study.budget.trials=2", command=command)
+    study.run()
+    assert not taken(study)
+    assert any("search.warm_start=s" in notice for notice in study.listener.named("notice"))
+
+
+@pytest.mark.parametrize("sampler", ["rates", *(pytest.param(s, marks=pytest.mark.thorough) for s in ("tpe", "random"))])
+def test_what_ran_out_of_memory_is_not_tried_again(bench, filled, sampler):
+    surface, space = filled
+    first = bench(surface, space, "search.sampler=random", "search.seeds=false", "study.budget.trials=14", minutes=60)
+    counts = first.run()["counts"]
+    assert counts.get("device_oom", 0) + counts.get("host_oom", 0) > 0
+    out = [trial.knobs for trial in searched(first) if trial.outcome.is_memory]
+    second = bench(surface, space, AUTO, f"search.sampler={sampler}", "study.budget.trials=10", minutes=60, seed=3)
+    summary = second.run()
+    kept = summary["warm_start"]["out_of_memory"]
+    assert kept
+    assert "out of memory there" in warm_start_text(summary["warm_start"])
+    for trial in searched(second):
+        assert not any(dominates(trial.knobs, knobs, is_host=False) for knobs in out)
+    assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+
+
+@pytest.mark.thorough
+def test_with_more_memory_what_ran_out_of_it_is_open_again(bench, filled):
+    surface, space = filled
+    bench(surface, space, "search.sampler=grid", "device.memory_limit=1GiB", minutes=60).run()
+    less = bench(surface, space, AUTO, "device.memory_limit=900MiB", "study.budget.trials=2")
+    assert less.run()["warm_start"]["out_of_memory"]
+    more = bench(surface, space, AUTO, "device.memory_limit=2GiB", "study.budget.trials=2")
+    assert more.run()["warm_start"]["out_of_memory"] == []
+
+
+@pytest.mark.thorough
+def test_what_another_study_has_measured_is_no_limit(bench, filled):
+    surface, space = filled
+    bench(surface, space, "search.sampler=grid", minutes=60).run()
+    surface.max_batch = 10_000  # somebody else's process held the memory
+    bench(surface, space, "search.sampler=grid", minutes=60).run()
+    assert bench(surface, space, AUTO, "study.budget.trials=2").run()["warm_start"]["out_of_memory"] == []
+
+
+def test_resume_goes_on_with_what_was_taken_over_though_its_source_is_gone(bench):
+    first = bench(Surface(gains=FAST), "study.budget.trials=8")
+    first.run()
+    interrupting = Surface(gains=FAST, failures=lambda trial, _: Failure(raises=KeyboardInterrupt) if trial == 2 else None)
+    study = bench(interrupting, AUTO, "study.budget.trials=6", seed=1)
+    assert study.run()["status"] == "interrupted"
+    taken_over = study.folder.read_study().warm_start
+    shutil.rmtree(first.folder.path)
+    study.surface.failures = lambda *_: None
+    study.launcher.is_closed = False
+    summary = resume_study(study.plan, study.folder, study.listener)
+    assert summary["warm_start"] == taken_over
+    settled = [tuple(sorted(trial.changed.items())) for trial in taken(study) if trial.outcome.has_value]
+    assert 2 <= len(settled) == len(set(settled)) <= NUM_EARLIER_SEEDS
+
+
+@pytest.mark.thorough
+def test_recordings_take_nothing_over(bench, tiny):
+    bench(Surface(gains=FAST), *tiny).run()
+    study = bench(Surface(gains=FAST), *tiny, AUTO, "record.repeats=1", is_recording=True)
+    assert study.run()["warm_start"] == {}
+
+
+def test_studies_that_are_named_must_exist(tmp_path, bench):
+    study = bench(Surface(gains=FAST), "study.budget.trials=2")
+    study.run()
+    runs = study.folder.path.parent
+    check_named("s", runs)
+    check_named([str(study.folder.path)], runs)
+    check_named("auto", runs)
+    with pytest.raises(BadInput, match=r"search\.warm_start: no such study"):
+        check_named("nosuch", runs)
+    with pytest.raises(BadInput, match=r"search\.warm_start: no such study"):
+        check_named("../nosuch", runs)
+
+
+def test_an_earlier_study_tells_what_a_trial_takes_before_anything_is_measured(bench):
+    study = bench(Surface(gains=FAST), "study.budget.trials=3")
+    assert foreseen(study.plan, study.folder.path.parent) is None
+    study.run()
+    name, seconds = foreseen(bench(Surface(), "study.budget.minutes=7").plan, study.folder.path.parent)
+    assert name == "s"
+    assert 5 < seconds < 30
+
+
+@pytest.mark.parametrize(
+    ("knobs", "is_out"),
+    [
+        ({"loader.batch_size": 64, "precision.amp": "off"}, True),
+        ({"loader.batch_size": 32}, True),
+        ({"loader.batch_size": 16, "precision.amp": "off"}, False),
+        ({"loader.batch_size": 64, "precision.amp": "bf16"}, False),
+        ({"loader.batch_size": 64, "precision.amp": "off", "memory.activation_checkpointing": True}, False),
+        ({"loader.batch_size": 64, "precision.amp": "off", "threads.intra": 1}, True),
+        ({"precision.amp": "off"}, False),
+    ],
+)
+def test_a_larger_batch_of_the_same_way_to_compute_takes_as_much(knobs, is_out):
+    assert dominates(knobs, ROOMY, is_host=False) is is_out
+
+
+def test_the_hosts_memory_is_also_the_workers():
+    out = {**ROOMY, "loader.num_workers": 8}
+    assert not dominates({**ROOMY, "loader.num_workers": 2}, out, is_host=True)
+    assert dominates({**ROOMY, "loader.num_workers": 2}, out, is_host=False)
+    assert dominates({**ROOMY, "loader.num_workers": 8}, out, is_host=True)
