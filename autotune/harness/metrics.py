@@ -89,7 +89,7 @@ class MetricReads:
                 self._last_step = session.num_steps
             return item(tensor)
 
-        Tensor.item = counted_item  # type: ignore[method-assign]
+        Tensor.item = counted_item  # type: ignore[method-assign, assignment]
 
     @property
     def _interval(self) -> Optional[int]:
