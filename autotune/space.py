@@ -358,7 +358,8 @@ def _readable(key: str, observed: Any) -> KnobValue | None:
 
 def _by_dependence(domains: dict[str, Domain]) -> dict[str, Domain]:
     """Returns the domains with knobs that may be inactive last, so that what they depend on is asked for first."""
-    return dict(sorted(domains.items(), key=lambda item: not knob(item[0]).is_active({})))
+    settings = [{}, *({key: value} for key, domain in domains.items() for value in domain.values)]
+    return dict(sorted(domains.items(), key=lambda item: not all(map(knob(item[0]).is_active, settings))))
 
 
 def _never_active(domains: dict[str, Domain], reference: Knobs) -> list[str]:

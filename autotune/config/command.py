@@ -19,6 +19,8 @@ from autotune.config.startable import EXAMPLE, startable
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import CATALOGUE, GROUPS, is_knob, knob
+from autotune.knobs.parallel import STRATEGY
+from autotune.knobs.step import METRICS_SYNC_INTERVAL
 from autotune.knobs.values import shown, value_of
 from autotune.masking import Secrets
 from autotune.records import Knobs
@@ -28,6 +30,8 @@ from autotune.wording import one_line
 SHORT = re.compile(r"(?<!\{)\{(\w+)(?:=[^{}]*)?\}(?!\})")
 OPENED = re.compile(rf"(?<!\{{)\{{\s*((?:{'|'.join([*GROUPS, 'env'])})\.[\w.]*)")
 BATCH_SIZE, RECIPE_BATCH_SIZE = "loader.batch_size", 32  # the recipe's own default
+RECIPE_METRICS_INTERVAL = 10  # likewise
+RECIPE_FLAGS = {BATCH_SIZE: "--batch-size", STRATEGY.key: "--strategy", METRICS_SYNC_INTERVAL.key: "--print-every"}
 MAX_TITLE = 300
 
 
@@ -79,13 +83,24 @@ def user_command(command: Sequence[str], circumstances: Circumstances, cwd: str 
     return CommandTemplate(parts=list(command), placeholders={**silent, **stated}, cwd=folder)
 
 
-def recipe_command(config: StudyConfig) -> CommandTemplate:
-    """Returns the command of a built-in recipe: an ordinary script run by path. Loader knobs are turned by the harness."""
+def recipe_command(config: StudyConfig, *, has_cuda: bool = False) -> CommandTemplate:
+    """Returns the command of a built-in recipe: an ordinary script run by path.
+
+    Most knobs are turned by the harness; those that the script itself must be asked for are placeholders.
+
+    Args:
+        config: the recipe.
+        has_cuda: whether there is a CUDA device.
+    """
     placeholders: Knobs = {}
-    words = words_of(config)
     if config.data.name == "synthetic" and config.data.factory is None:
-        placeholders = {BATCH_SIZE: RECIPE_BATCH_SIZE}  # the harness has no DataLoader to turn this knob at
-        words += ["--batch-size", f"{{{BATCH_SIZE}}}"]
+        placeholders[BATCH_SIZE] = RECIPE_BATCH_SIZE  # the harness has no DataLoader to turn this knob at
+    if config.launch.nproc > 1:
+        placeholders[STRATEGY.key] = STRATEGY.default
+    is_on_cuda = has_cuda and config.device.kind != "cpu"  # beside which there is something to wait for
+    if is_on_cuda or config.step.metrics_sync_interval is not None:
+        placeholders[METRICS_SYNC_INTERVAL.key] = RECIPE_METRICS_INTERVAL
+    words = [*words_of(config), *(word for key in placeholders for word in (RECIPE_FLAGS[key], f"{{{key}}}"))]
     parts = [config.program.python or sys.executable, *starter(config.launch.nproc), *words]
     return CommandTemplate(parts=parts, placeholders=placeholders, is_recipe=True)
 

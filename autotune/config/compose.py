@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.checks import problems_of
 from autotune.config.command import (
+    BATCH_SIZE,
     CommandTemplate,
     recipe_command,
     study_name,
@@ -130,7 +131,7 @@ def compose(
     if found.problems or space is None or template is None:
         raise found.error()
     for key in template.placeholders:  # who writes a placeholder wants the knob tuned, in the named space or not
-        if key not in space.pinned:
+        if key not in space.pinned and (key == BATCH_SIZE or not template.is_recipe):
             space.domains.setdefault(key, None)
     name = config.study.name or study_name(template, config)
     hidden = hide(config, space, template)
@@ -264,11 +265,11 @@ def _pins(config: StudyConfig, given: Split, here: Circumstances) -> Knobs:
             pins[key] = value_of(knob(key), value, here)
         except BadInput as error:
             problems += error.problems
-    workers = "loader.num_workers"
+    workers, some = "loader.num_workers", 2
     problems += [
         f"{key}: means nothing without workers, got {value!r} beside {workers}={pins[workers]}. Set it to null."
         for key, value in pins.items()
-        if workers in pins and not knob(key).is_active(pins)
+        if workers in pins and not knob(key).is_active(pins) and knob(key).is_active({**pins, workers: some})
     ]
     if problems:
         raise BadInput(problems)
@@ -328,4 +329,4 @@ def _command(
         raise BadInput(
             f"model: nothing to tune. Give model=NAME ({names}), {own}, or a command: autotune run -- python train.py."
         )
-    return recipe_command(config)
+    return recipe_command(config, has_cuda=here.has_cuda)

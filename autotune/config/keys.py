@@ -20,10 +20,8 @@ from autotune.errors import BadInput, nearest, one_of
 from autotune.knobs.catalogue import is_knob
 from autotune.knobs.values import shown
 
-# Settings that people look for, and why there are none.
-DECLINED = {
-    "parallel.fsdp": "Sharding is no setting: it would change what the program's optimizer holds and what it saves.",
-}
+# Settings that people look for by another name.
+KNOWN_AS = {"parallel.fsdp": "Sharding is parallel.strategy=fsdp.", "parallel.sharding": "Sharding is parallel.strategy=fsdp."}
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
 
 
@@ -84,8 +82,8 @@ def _scratch() -> DictConfig:
 def unknown_key(key: str, value: Any) -> str:
     """Returns the problem of a key that does not exist, nearest keys first; a key's own group counts as nearer."""
     wrong = f"{key}: there is no such key, got {shown(value)}."
-    if key in DECLINED:
-        return f"{wrong} {DECLINED[key]}"
+    if key in KNOWN_AS:
+        return f"{wrong} {KNOWN_AS[key]}"
     if key in GROUPS:
         inside = [name for name in LEAVES if name.startswith(f"{key}.")]
         return f"{key}: a group of keys, not a key, got {shown(value)}. Allowed: {', '.join(inside[:12])}. Set one of them."

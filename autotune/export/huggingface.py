@@ -39,6 +39,7 @@ ROWS: dict[str, Row] = {
     "optimizer.implementation": _optimizer,
     "memory.activation_checkpointing": lambda value, _: {"gradient_checkpointing": value},
     "step.accumulation": lambda value, _: {"gradient_accumulation_steps": value},
+    "step.metrics_sync_interval": lambda value, _: {"logging_steps": value, "logging_nan_inf_filter": value == 1},
     "parallel.bucket_cap_mb": lambda value, _: {"ddp_bucket_cap_mb": value},
 }
 USAGE = [

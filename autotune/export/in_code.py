@@ -11,6 +11,7 @@ from autotune.wording import value_text
 
 LOADER = "loader."
 PARALLEL, COMPRESSION = "parallel.", "parallel.gradient_compression"
+WRAPPER = ("parallel.bucket_cap_mb", "parallel.static_graph", "parallel.gradient_as_bucket_view")  # arguments of DDP
 # About loaders, but no argument of theirs.
 BESIDE_LOADER = (
     *("loader.sharing_strategy", "loader.own_cores", "loader.non_blocking", "loader.device_prefetch"),
@@ -31,6 +32,8 @@ IN_CODE = {
     ): "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False), each block",
     ("memory.activation_checkpointing", False): "leave the blocks without torch.utils.checkpoint",
     ("parallel.gradient_compression", "off"): "register no communication hook",
+    ("parallel.strategy", "ddp"): "DistributedDataParallel(model)",
+    ("parallel.strategy", "fsdp"): "fully_shard(block) for each block, then fully_shard(model), of torch.distributed.fsdp",
     ("loader.non_blocking", True): "batch.to(device, non_blocking=True)",
     ("loader.non_blocking", False): "batch.to(device)",
     ("loader.device_prefetch", True): "copy the next batch on a stream of its own, or `autotune apply`",
@@ -59,6 +62,8 @@ BY_KEY = {
     "backend.l2_fetch_granularity": "cudaDeviceSetLimit(cudaLimitMaxL2FetchGranularity, {value!r}) through ctypes",
     "step.accumulation": "(loss / {value!r}).backward(), and clip, step and zero_grad at every {value!r}th iteration only",
     "parallel.gradient_compression": "model.register_comm_hook(None, bf16_compress_hook), of ddp_comm_hooks.default_hooks",
+    "step.metrics_sync_interval": "loss.item() and the like every {value!r}th iteration only",
+    "parallel.reshard_after_forward": "fully_shard(block, reshard_after_forward={value!r}), each block",
     "threads.intra": "torch.set_num_threads({value!r})",
     "threads.interop": "torch.set_num_interop_threads({value!r})",
     "memory.fraction": "torch.cuda.set_per_process_memory_fraction({value!r})",
@@ -72,7 +77,7 @@ def how(key: str, value: KnobValue) -> str:
         return f"before Python starts: {' '.join(f'{name}={text}' for name, text in variables.items())} (--format env)"
     if key in loader_keys([key]):
         return f"DataLoader(..., {key.removeprefix(LOADER)}={value!r})"
-    if key.startswith(PARALLEL) and key != COMPRESSION:
+    if key in WRAPPER:
         return f"DistributedDataParallel(..., {key.removeprefix(PARALLEL)}={value!r})"
     text = IN_CODE.get((key, value)) or BY_KEY.get(key) or f"`autotune knobs {key}`"
     return text.format(value=value)

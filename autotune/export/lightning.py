@@ -10,6 +10,7 @@ PRECISIONS = {"off": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 ROWS: dict[str, Row] = {
     "precision.amp": lambda value, _: {"precision": PRECISIONS[value]},
     "step.accumulation": lambda value, _: {"accumulate_grad_batches": value},
+    "step.metrics_sync_interval": lambda value, _: {"log_every_n_steps": value},
     "backend.cudnn_benchmark": lambda value, _: {"benchmark": value},
 }
 USAGE = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from autotune.export.document import MAX_LINE, Exported, left_out_line
-from autotune.export.in_code import COMPRESSION, PARALLEL, loader_arguments, loader_keys
+from autotune.export.in_code import COMPRESSION, PARALLEL, WRAPPER, loader_arguments, loader_keys
 from autotune.export.winner import Winner
 from autotune.records import Knobs
 from autotune.wording import one_line
@@ -55,7 +55,7 @@ def _best(winner: Winner) -> str:
         lines.append("# Before Python starts, in the shell:")
         lines += [f"#   {one_line(f'export {name}={shlex.quote(text)}', MAX_LINE)}" for name, text in winner.variables.items()]
     in_code = {*IN_PARTS, *loader_keys(winner.in_program)}
-    others = [key for key in winner.in_program if not (key in in_code or key.startswith(PARALLEL))]
+    others = [key for key in winner.in_program if key not in (*in_code, *WRAPPER, COMPRESSION)]
     lines += [f"# {left_out_line(key, winner.active[key])}" for key in others]
     return "\n".join([*lines, ""])
 
@@ -94,8 +94,7 @@ def _model(knobs: Knobs) -> str:
 
 def _parallel(knobs: Knobs) -> str:
     """Returns the arguments of the wrapper, and the function that compresses gradients between the ranks."""
-    arguments = [key for key in knobs if key.startswith(PARALLEL) and key != COMPRESSION]
-    given = {key.removeprefix(PARALLEL): knobs[key] for key in arguments}
+    given = {key.removeprefix(PARALLEL): knobs[key] for key in knobs if key in WRAPPER}
     text = f"\n# DistributedDataParallel(model, **PARALLEL)\nPARALLEL = {given!r}\n" if given else ""
     if knobs.get(COMPRESSION) != "bf16":
         return text

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 # Batch samplers of these modules make their batches as they go, by the `batch_size` they have then. Of any other one it is not
 # known whether setting its `batch_size` changes its batches: they are looked at before the knob counts as applied.
@@ -96,3 +96,69 @@ def stand_in(kind: Any, delayed: Any) -> Optional[Any]:
         return tensor.as_subclass(kind)
 
     return type(f"{delayed.__name__}{kind.__name__}", (delayed, kind), {"wrap": wrap})
+
+
+class MetricReader(NamedTuple):
+    """A library's class that trains and reads losses and metrics back from the device while it does.
+
+    Attributes:
+        kind: name of the class.
+        method: its method that begins to train.
+        interval: returns the steps between two readings at least, by an instance's settings; None where it reads none.
+        seldom: sets an instance to read no more often than every so many steps; what is more seldom stays.
+    """
+
+    kind: str
+    method: str
+    interval: Callable[[Any], Optional[int]]
+    seldom: Callable[[Any, int], None]
+
+
+def _interval_of_transformers(trainer: Any) -> Optional[int]:
+    arguments = trainer.args
+    if arguments.logging_nan_inf_filter:
+        return 1
+    if getattr(arguments.logging_strategy, "value", arguments.logging_strategy) != "steps" or arguments.logging_steps < 1:
+        return None  # at the end of an epoch, never, or a share of all steps
+    return int(arguments.logging_steps)
+
+
+def _seldom_of_transformers(trainer: Any, steps: int) -> None:
+    arguments = trainer.args
+    arguments.logging_nan_inf_filter = arguments.logging_nan_inf_filter and steps == 1
+    if arguments.logging_steps >= 1:
+        arguments.logging_steps = max(int(arguments.logging_steps), steps)
+
+
+def _bar_of_lightning(trainer: Any) -> Any:
+    bar = getattr(trainer, "progress_bar_callback", None)
+    return bar if bar is not None and getattr(bar, "is_enabled", True) else None
+
+
+def _interval_of_lightning(trainer: Any) -> Optional[int]:
+    bar, found = _bar_of_lightning(trainer), []
+    if bar is not None:  # it shows what modules log with prog_bar=True; only one that counts batches may do so seldom
+        found.append(int(bar.refresh_rate) if _counts_batches(bar) else 1)
+    if trainer.loggers and trainer.log_every_n_steps:
+        found.append(int(trainer.log_every_n_steps))
+    return min(found, default=None)
+
+
+def _seldom_of_lightning(trainer: Any, steps: int) -> None:
+    bar = _bar_of_lightning(trainer)
+    if bar is not None and _counts_batches(bar):
+        bar._refresh_rate = max(int(bar.refresh_rate), steps)
+    if trainer.log_every_n_steps:
+        trainer.log_every_n_steps = max(int(trainer.log_every_n_steps), steps)
+
+
+def _counts_batches(bar: Any) -> bool:
+    return any(kind.__name__ == "TQDMProgressBar" for kind in type(bar).__mro__) and hasattr(bar, "_refresh_rate")
+
+
+_LIGHTNING = MetricReader("Trainer", "_run", _interval_of_lightning, _seldom_of_lightning)  # below all that a CLI looks at
+METRIC_READERS: Dict[str, MetricReader] = {  # by the module that has the class
+    "transformers.trainer": MetricReader("Trainer", "train", _interval_of_transformers, _seldom_of_transformers),
+    "lightning.pytorch.trainer.trainer": _LIGHTNING,
+    "pytorch_lightning.trainer.trainer": _LIGHTNING,
+}

@@ -18,6 +18,7 @@ from torch.compiler import is_compiling
 
 from .apply import module as apply_module
 from .apply.parallel import Wrappers
+from .apply.sharding import Sharding
 from .batches import CallSizes
 from .checkpointing import Checkpointing
 from .dressing import dress
@@ -61,6 +62,7 @@ class ModuleWatch:
         self.checkpointing = Checkpointing()
         self.wrappers: List[str] = []
         self.parallel = Wrappers(self.knobs)
+        self.sharding = Sharding(self.knobs, session.spec.passed, self.parallel)
         self.depth = 0
         self.unit = "samples"
         self.is_evaluated = False
@@ -142,6 +144,7 @@ class ModuleWatch:
     def _adopt(self, module: Any) -> Root:
         root = Root(module, apply_module.observe(module), self._session.spec.passed.get("loader.batch_size"))
         self.roots.append(root)
+        self.sharding.meet(module)
         inner = getattr(module, "module", None)
         if inner is None or inner not in self.prepared:
             self._prepare(module, root.observed)
@@ -230,6 +233,7 @@ class ModuleWatch:
             self.depth -= 1
             self.parallel.let_go(held)
             if self.is_looking:
+                self.sharding.look()
                 self.look()
 
     def _called(self, root: Root, args: Any, kwargs: Any) -> None:

@@ -95,8 +95,10 @@ def _add_knobs(found: protocol.RankResult, session: Any) -> None:
             is_run_again=session.modules.checkpointing.is_run_again,
         ),
         **session.modules.parallel.verify(),
+        **session.modules.sharding.verify(session.world_size),
         **apply_optimizer.verify(spec.knobs, session.optimizers.reports, session.optimizers.clock()),
         **apply_step.verify(spec.knobs, session.gradients),
+        **session.metrics.verify(),
         **apply_attention.verify(spec.knobs, _attention(session), is_compiled=session.modules.is_compiled()),
         **apply_device.verify(spec.knobs, session.device),
     }
@@ -119,8 +121,10 @@ def _add_applicability(found: protocol.RankResult, session: Any) -> None:
         **apply_module.applicability(session.modules.told),
         **session.optimizers.applicability,
         **apply_process.applicability(session.device),
-        **session.modules.parallel.applicability(session.world_size),
+        **session.modules.parallel.applicability(session.world_size, session.spec.passed),
+        **session.modules.sharding.applicability(session.world_size),
         **apply_step.applicability(session.optimizers),
+        **session.metrics.applicability(),
         **apply_attention.applicability(_attention(session), is_compiled=session.modules.is_compiled()),
         **apply_device.applicability(session.device),
         **apply_memory.applicability(session.device),
@@ -180,12 +184,12 @@ def _add_supply(found: protocol.RankResult, session: Any, rate_per_s: float) -> 
 def _observed(session: Any, settings: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     found: Dict[str, Any] = {**apply_process.observe(), **apply_memory.observe(), **apply_nccl.observe()}
     found.update(settings or {})
-    found.update(apply_step.observe(session.gradients))
+    found.update({**apply_step.observe(session.gradients), **session.metrics.observed})
     found.update({apply_attention.KEY: apply_attention.observe(), **apply_device.observe(session.device)})
     if session.modules.roots:
         first = session.modules.told[0].observed
         found.update({key: first[key] for key in apply_module.KEYS})
-    found.update(session.modules.parallel.observed)
+    found.update({**session.modules.parallel.observed, **session.modules.sharding.observed})
     if session.optimizers.observed is not None:
         found[apply_optimizer.KEY] = session.optimizers.observed
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.parallel import has_wrapper
 from autotune.knobs.ranges import below_ampere, no_cuda
 from autotune.records import KnobValue, Tier
 
@@ -30,6 +31,7 @@ CHANNELS_LAST = Knob(
     default=False,
     domain=lambda _: [False, True],
     expert=lambda _: True,
+    is_active=has_wrapper,
     summary=(
         "Stores 4-D weights and image batches with the channel as the fastest dimension (NHWC in memory; shapes in the program "
         "stay NCHW)."

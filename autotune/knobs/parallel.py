@@ -1,9 +1,11 @@
-"""Knobs of DistributedDataParallel: how the ranks of a trial average their gradients."""
+"""How the ranks of a trial keep their replicas in step: DistributedDataParallel, FSDP2, and how gradients are averaged."""
 
 from __future__ import annotations
 
 from autotune.knobs.base import Circumstances, Knob
-from autotune.records import Tier
+from autotune.records import Knobs, Tier
+
+DDP, FSDP = "ddp", "fsdp"
 
 
 def alone(circumstances: Circumstances) -> str | None:
@@ -11,12 +13,69 @@ def alone(circumstances: Circumstances) -> str | None:
     return "one process trains: nobody to average gradients with" if circumstances.world_size == 1 else None
 
 
+def has_wrapper(knobs: Knobs) -> bool:
+    """Returns whether replicas may be whole, as far as is known."""
+    return knobs.get(STRATEGY.key) != FSDP
+
+
+def has_shares(knobs: Knobs) -> bool:
+    """Returns whether replicas may be shared out, as far as is known."""
+    return knobs.get(STRATEGY.key) != DDP
+
+
+STRATEGY = Knob(
+    key="parallel.strategy",
+    tier=Tier.numerics,
+    type=str,
+    default=DDP,
+    blocked=alone,
+    choices=(DDP, FSDP),
+    domain=lambda _: [DDP, FSDP],
+    summary=(
+        "How replicas are kept in step. `ddp`: each rank has the whole model, gradients are averaged. `fsdp`: each rank keeps "
+        "its share of parameters, gradients and optimizer state, and gathers those of a block when it needs them (FSDP2, "
+        "`torch.distributed.fsdp.fully_shard`). A recipe takes it (`launch.nproc=N`); a program of yours where it has an "
+        "argument for it: `--strategy {parallel.strategy=ddp}`."
+    ),
+    helps=(
+        "Models whose weights, gradients and optimizer state take much of the memory: of each a rank keeps 1/N, which makes "
+        "room for a larger batch."
+    ),
+    hurts=(
+        "More communication: parameters are gathered in the forward pass and, unless `parallel.reshard_after_forward` is off, "
+        "again in the backward pass. No channels_last (shares are contiguous), no fp16 scaling by autotune. Gradients are "
+        "added up in another order, running statistics of batch normalisation are those of each rank. What a program saves are "
+        "shares: loading a checkpoint is its own business."
+    ),
+)
+
+RESHARD_AFTER_FORWARD = Knob(
+    key="parallel.reshard_after_forward",
+    tier=Tier.exact,
+    type=bool,
+    default=True,
+    blocked=alone,
+    domain=lambda _: [False, True],
+    is_active=has_shares,
+    summary=(
+        "Modules that the program shards with FSDP2 (`fully_shard`): true gives the gathered parameters back after the forward "
+        "pass and gathers them again for the backward pass, false keeps them in between. The outermost module stays as the "
+        "program has it."
+    ),
+    helps="false saves one gathering of all parameters a step, where the memory is there; true is what makes large models fit.",
+    hurts=(
+        "false keeps the whole model on each rank between forward and backward pass, beside the shares. Means nothing to a "
+        "model that is sharded as one, or not at all."
+    ),
+)
+
 BUCKET_CAP_MB = Knob(
     key="parallel.bucket_cap_mb",
     tier=Tier.numerics,
     type=int,
     default=25,
     blocked=alone,
+    is_active=has_wrapper,
     domain=lambda _: [5, 25, 100],
     bounds=lambda _: (1, 65_536),
     summary=(
@@ -39,6 +98,7 @@ STATIC_GRAPH = Knob(
     type=bool,
     default=False,
     blocked=alone,
+    is_active=has_wrapper,
     domain=lambda _: [False, True],
     is_unknown=True,  # exact where the graph is static; where it is not, gradients are left out
     summary=(
@@ -61,6 +121,7 @@ GRADIENT_AS_BUCKET_VIEW = Knob(
     type=bool,
     default=False,
     blocked=alone,
+    is_active=has_wrapper,
     domain=lambda _: [False, True],
     expert=lambda _: True,
     summary=(
@@ -77,6 +138,7 @@ GRADIENT_COMPRESSION = Knob(
     type=str,
     default="off",
     blocked=alone,
+    is_active=has_wrapper,
     choices=("off", "bf16"),
     domain=lambda _: ["off", "bf16"],
     summary=(
@@ -90,4 +152,4 @@ GRADIENT_COMPRESSION = Knob(
     ),
 )
 
-KNOBS = [BUCKET_CAP_MB, STATIC_GRAPH, GRADIENT_AS_BUCKET_VIEW, GRADIENT_COMPRESSION]
+KNOBS = [STRATEGY, RESHARD_AFTER_FORWARD, BUCKET_CAP_MB, STATIC_GRAPH, GRADIENT_AS_BUCKET_VIEW, GRADIENT_COMPRESSION]

@@ -10,6 +10,7 @@ from autotune.knobs.ranges import observed_int
 from autotune.records import Knobs, KnobValue, Tier
 
 MAX_ACCUMULATION = 1024
+SELDOM, MAX_INTERVAL = 100, 1_000_000  # steps between two readings
 MAX_HALVINGS = 7  # of the batch of a step: below a 128th of it only the overhead of a step would be measured
 
 ACCUMULATION = Knob(
@@ -39,7 +40,28 @@ ACCUMULATION = Knob(
     ),
 )
 
-KNOBS = [ACCUMULATION]
+METRICS_SYNC_INTERVAL = Knob(
+    key="step.metrics_sync_interval",
+    tier=Tier.exact,
+    type=int,
+    default=1,
+    domain=lambda here: [SELDOM] if here.has_cuda else [],
+    bounds=lambda _: (1, MAX_INTERVAL),
+    examples=(1, SELDOM),
+    summary=(
+        "Steps between two times that the training loop reads losses and metrics back from the device, at least. In a Trainer "
+        "of transformers: `logging_steps`, and above 1 no `logging_nan_inf_filter`, which looks at the loss of every step; in "
+        "one of Lightning: `log_every_n_steps` and the progress bar's refresh rate; in a recipe: the steps between two lines. "
+        "Your own loop is asked by its own argument: `--log-interval {step.metrics_sync_interval=10}`."
+    ),
+    helps="GPUs and steps of few milliseconds: each reading waits until the device has done all it was given.",
+    hurts=(
+        "Logs have fewer lines, and what hangs on them (a callback that stops the training) sees fewer; a loss that is no "
+        "number is in the logs as it is. Nothing on a CPU, which has no device to wait for: it is not searched there."
+    ),
+)
+
+KNOBS = [ACCUMULATION, METRICS_SYNC_INTERVAL]
 HELD = (BATCH_SIZE.key, ACCUMULATION.key)  # whose product a global batch holds
 
 

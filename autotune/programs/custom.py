@@ -31,7 +31,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 BASES = ("vision.py", "text.py", "tabular.py")
@@ -134,13 +133,6 @@ def join_processes(kind: str) -> torch.device:
     return device
 
 
-def in_step(model: nn.Module, device: torch.device) -> nn.Module:
-    """Returns the model; with several processes, one that averages its gradients over them."""
-    if not dist.is_initialized():
-        return model
-    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
-
-
 def begin_epoch(batches: Any, epoch: int) -> None:
     """Lets the processes share the data out anew for an epoch."""
     if isinstance(sampler := getattr(batches, "sampler", None), DistributedSampler):
@@ -155,7 +147,7 @@ def is_first() -> bool:
 def train(own: argparse.Namespace, base: ModuleType, options: argparse.Namespace, device: torch.device) -> None:
     """Trains for all epochs, printing the loss every few steps."""
     batches = build_batches(own, base, options, device)
-    model = in_step(build_model(own, base, options).to(device), device)
+    model = base.in_step(build_model(own, base, options).to(device), device, options.strategy)
     optimizer = base.build_optimizer(options.optimizer, model, options.lr)
     step = named(own.step) if own.step else default_step
     model.train()

@@ -93,11 +93,37 @@ def join_processes(kind: str) -> torch.device:
     return device
 
 
-def in_step(model: nn.Module, device: torch.device) -> nn.Module:
-    """Returns the model; with several processes, one that averages its gradients over them."""
+def in_step(model: nn.Module, device: torch.device, strategy: str = "ddp") -> nn.Module:
+    """Returns the model; with several processes, one that averages its gradients over them, or is shared out to them."""
     if not dist.is_initialized():
         return model
+    if strategy == "fsdp":
+        return shared_out(model, device)
     return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+
+
+def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
+    """Returns the model with each process keeping its share of the first one's parameters, gathered block by block."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor, 0)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """Yields what stands in the model's outermost lists of modules and has parameters."""
+    if isinstance(model, (nn.Sequential, nn.ModuleList)):
+        yield from (child for child in model.children() if any(True for _ in child.parameters()))
+        return
+    for child in model.children():
+        yield from blocks(child)
 
 
 def begin_epoch(batches: Any, epoch: int) -> None:
@@ -114,7 +140,7 @@ def is_first() -> bool:
 def train(options: argparse.Namespace, device: torch.device) -> None:
     """Trains for all epochs, printing loss and rate every few steps."""
     batches = build_batches(options, device)
-    model = in_step(build_model(options).to(device), device)
+    model = in_step(build_model(options).to(device), device, options.strategy)
     optimizer = build_optimizer(options.optimizer, model, options.lr)
     criterion = nn.CrossEntropyLoss()
     model.train()
@@ -159,6 +185,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples-per-epoch", type=positive, help="rows of the table; default: 100,000")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw")
+    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help="of several processes: replicas, or shares")
     parser.add_argument("--print-every", type=positive, default=100, help="steps between two lines")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")

@@ -217,11 +217,37 @@ def is_first_here() -> bool:
     return not dist.is_initialized() or os.environ["LOCAL_RANK"] == "0"
 
 
-def in_step(model: nn.Module, device: torch.device) -> nn.Module:
-    """Returns the model; with several processes, one that averages its gradients over them."""
+def in_step(model: nn.Module, device: torch.device, strategy: str = "ddp") -> nn.Module:
+    """Returns the model; with several processes, one that averages its gradients over them, or is shared out to them."""
     if not dist.is_initialized():
         return model
+    if strategy == "fsdp":
+        return shared_out(model, device)
     return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+
+
+def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
+    """Returns the model with each process keeping its share of the first one's parameters, gathered block by block."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor, 0)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """Yields what stands in the model's outermost lists of modules and has parameters."""
+    if isinstance(model, (nn.Sequential, nn.ModuleList)):
+        yield from (child for child in model.children() if any(True for _ in child.parameters()))
+        return
+    for child in model.children():
+        yield from blocks(child)
 
 
 def begin_epoch(batches: Any, epoch: int) -> None:
@@ -234,7 +260,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     """Trains for all epochs, printing loss and rate of this process every few steps."""
     batches = build_batches(options, device)
     model = build_model(options.model, options.num_classes, options.image_size, options.source).to(device)
-    model = in_step(model, device)
+    model = in_step(model, device, options.strategy)
     optimizer = build_optimizer(options.optimizer, model, options.lr)
     criterion = nn.CrossEntropyLoss()
     model.train()
@@ -292,6 +318,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples-per-epoch", type=positive, help="default: all of a folder, else 100,000")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
+    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help="of several processes: replicas, or shares")
     parser.add_argument("--print-every", type=positive, default=10, help="steps between two lines")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")

@@ -59,9 +59,22 @@ def test_a_recipe_in_several_processes_is_started_by_torchrun_without_restarts()
     config = StudyConfig(model=ModelConfig(name="resnet18"), launch=LaunchOptions(nproc=3))
     alone, found = recipe_command(StudyConfig(model=ModelConfig(name="resnet18"))), recipe_command(config)
     words = ["-m", "torch.distributed.run", "--standalone", "--max-restarts=0", "--nproc-per-node=3"]
-    assert found.parts == [alone.parts[0], *words, *alone.parts[1:]]
+    assert found.parts == [alone.parts[0], *words, *alone.parts[1:], "--strategy", "{parallel.strategy}"]
+    assert (found.argv({})[-1], found.argv({"parallel.strategy": "fsdp"})[-1]) == ("ddp", "fsdp")
     assert program_of(found.parts).name == program_of(alone.parts).name == "vision"
     assert title(found, config, Secrets()) == "resnet18 on photos, 3 processes"
+
+
+def test_a_recipe_is_asked_how_often_it_reads_its_loss_where_that_can_matter() -> None:
+    config = StudyConfig(model=ModelConfig(name="resnet18"))
+    asked = recipe_command(config, has_cuda=True)
+    assert asked.placeholders == {"step.metrics_sync_interval": 10}
+    assert asked.argv({"step.metrics_sync_interval": 100})[-2:] == ["--print-every", "100"]
+    assert recipe_command(config).placeholders == {}
+    config.device.kind = "cpu"
+    assert recipe_command(config, has_cuda=True).placeholders == {}
+    config.step.metrics_sync_interval = 20
+    assert recipe_command(config).argv({"step.metrics_sync_interval": 20})[-1] == "20"
 
 
 def test_doubled_braces_stand_for_themselves(folder: Path) -> None:

@@ -45,6 +45,9 @@ ALL = {
     "memory.allocator": "default",
     "memory.fraction": 0.9,
     "memory.malloc": "glibc",
+    "step.metrics_sync_interval": 50,
+    "parallel.strategy": "ddp",
+    "parallel.reshard_after_forward": True,  # means nothing beside it
     "parallel.bucket_cap_mb": 50,
     "parallel.static_graph": True,
     "parallel.gradient_as_bucket_view": True,
@@ -102,6 +105,12 @@ def test_a_script_that_imports_it_has_the_knobs(changed, run):
     assert (seen["output"], seen["is_compiled"], seen["fused"]) == ("torch.bfloat16", True, True)
     assert seen["wrapped"] == [50, True, True, ["bf16_compress_hook"]]
     assert seen["loss"] > 0
+
+
+def test_shares_are_told_in_a_line_each(changed):
+    text = render(changed({"parallel.strategy": "fsdp", "parallel.reshard_after_forward": False}), "python", None).text
+    assert "fully_shard(block) for each block" in text
+    assert "reshard_after_forward=False" in text
 
 
 def test_values_that_turn_something_off_say_so(changed):

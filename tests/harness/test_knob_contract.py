@@ -53,9 +53,12 @@ BLOCKS = {
 }
 # Only a GPU shows them: on fakes in test_memory.py and test_transfer.py.
 ON_FAKES = {"memory.allocator", "memory.fraction", "loader.non_blocking", "loader.device_prefetch"}
-# What a library, ranks, a second core or images must be there for: in tests of their own, test_memory.py, test_affinity.py and
-# test_delayed.py.
-ELSEWHERE = {"memory.malloc", "threads.affinity", "loader.own_cores", "loader.uint8_transfer"}
+# What a library, ranks, a second core or images must be there for: in tests of their own, test_memory.py, test_affinity.py,
+# test_delayed.py and test_metrics.py.
+ELSEWHERE = {
+    *("memory.malloc", "threads.affinity", "loader.own_cores", "loader.uint8_transfer"),
+    "step.metrics_sync_interval",
+}
 COSTLY = {"compile.mode": ("default", "off"), "compile.dynamic": ("true", "auto")}  # in a test of their own
 
 # With two ranks: knob -> two values, and what the program sees of each.
@@ -67,8 +70,16 @@ OF_RANKS: dict[str, tuple[tuple[Any, Any], str, tuple[Any, Any]]] = {
 }
 
 
+# In test_sharding.py, with two ranks that share a model out: values, and what the program sees of each: the part of a weight
+# that a rank keeps, the gatherings of a step.
+OF_SHARES = {
+    "parallel.strategy": (("fsdp", "ddp"), "share", (0.5, 1.0)),
+    "parallel.reshard_after_forward": ((True, False), "gathers", (7, 4)),
+}
+
+
 def test_every_knob_has_a_row() -> None:
-    assert {*CONTRACT, *COSTLY, *BLOCKS, *ON_FAKES, *ELSEWHERE, *OF_RANKS} == set(CATALOGUE)
+    assert {*CONTRACT, *COSTLY, *BLOCKS, *ON_FAKES, *ELSEWHERE, *OF_RANKS, *OF_SHARES} == set(CATALOGUE)
 
 
 @pytest.mark.parametrize("which", [0, 1])

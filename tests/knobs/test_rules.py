@@ -135,3 +135,17 @@ def test_workers_are_kept_apart_from_the_step_where_there_is_a_second_core() -> 
     assert "one core" in str(own_cores.blocked(replace(CPU, num_cores=1)))
     assert own_cores.blocked(replace(CPU, num_cores=2)) is None
     assert [own_cores.is_active({"loader.num_workers": n}) for n in (0, 1)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"), [("ddp", [True, True, False]), ("fsdp", [False, False, True]), (None, [True, True, True])]
+)
+def test_knobs_of_replicas_and_of_shares_exclude_each_other(strategy: str | None, expected: list[bool]) -> None:
+    knobs: Knobs = {} if strategy is None else {"parallel.strategy": strategy}
+    keys = ("parallel.bucket_cap_mb", "layout.channels_last", "parallel.reshard_after_forward")
+    assert [knob(key).is_active(knobs) for key in keys] == expected
+
+
+def test_metrics_are_read_seldom_only_where_there_is_a_device_to_wait_for() -> None:
+    assert knob("step.metrics_sync_interval").domain(CPU) == []
+    assert knob("step.metrics_sync_interval").domain(HOPPER) == [100]

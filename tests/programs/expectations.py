@@ -14,6 +14,7 @@ SEEN_AS: dict[str, tuple[str, dict[Any, Any]]] = {
     "optimizer.implementation": ("fused", {"fused": True}),
     "threads.intra": ("threads", {}),
     "env.COLOUR": ("colour", {}),
+    "step.metrics_sync_interval": ("reads_every", {}),
 }
 PYTHON = ("{python}",)
 THREADS: dict[str, Any] = {"threads.intra": 2}
@@ -165,6 +166,8 @@ PROGRAMS = (
         argv=("{scripts}/hf_trainer.py", "{folder}"),
         modules=("BertForSequenceClassification",),
         optimizers=("AdamW",),
+        knobs={**USUAL, "step.metrics_sync_interval": 10},
+        saw={"filters": False},
     ),
     script("accelerated", optimizers=("AdamW",), samples=24, knobs=IMAGES),
     script(
@@ -173,7 +176,7 @@ PROGRAMS = (
         samples=16,
         modules=("Sequential",),
         optimizers=("Adam",),
-        knobs=IMAGES,
+        knobs={**IMAGES, "step.metrics_sync_interval": 8},
         saw={"outputs": "torch.float32"},
     ),
     script(

@@ -14,12 +14,14 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ..adapters import is_checkpointing
 from ..checkpointing import NO_BLOCKS, can_be_checkpointed
+from ..gradient_state import is_sharded
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 
 AMP, LAYOUT, COMPILE, DYNAMIC = "precision.amp", "layout.channels_last", "compile.mode", "compile.dynamic"
 CHECKPOINTING = "memory.activation_checkpointing"
 KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING)
 DYNAMICS = {"auto": None, "true": True, "false": False}
+SHARDED = "the parameters are shared out to ranks, and FSDP wants them contiguous"
 
 
 def observe(module: Any) -> Dict[str, Any]:
@@ -33,7 +35,7 @@ def observe(module: Any) -> Dict[str, Any]:
     dtypes = {_short(p.dtype) for p in module.parameters() if p.is_floating_point()}
     found["parameter_dtypes"] = sorted(dtypes)
     weights = _convolution_weights(module)
-    found["has_convolutions"] = bool(weights)
+    found["has_convolutions"], found["is_sharded"] = bool(weights), is_sharded(module)
     found[LAYOUT] = bool(weights) and any(_is_channels_last(w) for w in weights)
     if _is_compiled(module):
         found[COMPILE] = "default"
@@ -63,14 +65,17 @@ def prepare(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobReport], 
     """Sets layout and compilation on a module that has not been called yet."""
     import torch
 
-    if knobs.get(LAYOUT) is True:
+    if knobs.get(LAYOUT) is True and observed["is_sharded"]:
+        reports[LAYOUT] = KnobReport(NOT_APPLICABLE, SHARDED)
+    elif knobs.get(LAYOUT) is True:
         if observed["has_convolutions"]:
             module.to(memory_format=torch.channels_last)
             reports[LAYOUT] = KnobReport(APPLIED)
         elif LAYOUT not in reports:
             reports[LAYOUT] = KnobReport(NOT_APPLICABLE, "no module that trains has convolution weights of four dimensions")
     elif knobs.get(LAYOUT) is False:
-        module.to(memory_format=torch.contiguous_format)
+        if not observed["is_sharded"]:
+            module.to(memory_format=torch.contiguous_format)
         reports[LAYOUT] = KnobReport(APPLIED)
     mode = knobs.get(COMPILE)
     if mode is None:
@@ -90,7 +95,7 @@ def autocast_of(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobRepor
     import torch
 
     device, mode = device_of(module), knobs.get(AMP)
-    is_channels_last = knobs.get(LAYOUT) is True and bool(_convolution_weights(module))
+    is_channels_last = knobs.get(LAYOUT) is True and bool(_convolution_weights(module)) and not is_sharded(module)
     if mode is not None:
         problem = _amp_problem(module, device, mode)
         reports[AMP] = KnobReport(*problem) if problem else KnobReport(APPLIED)
@@ -254,6 +259,8 @@ def applicability(roots: List[Any]) -> Dict[str, str]:
     observed = [root.observed for root in roots]
     if not any(o["has_convolutions"] for o in observed):
         reasons[LAYOUT] = "no module that trains has convolution weights of four dimensions"
+    elif any(o["is_sharded"] for o in observed):
+        reasons[LAYOUT] = SHARDED
     own = next((o[AMP] for o in observed if o[AMP] != "off"), None)
     if own:
         reasons[AMP] = f"the program enters autocast({own}) itself"

@@ -1,9 +1,8 @@
 """Knobs of DistributedDataParallel: how gradients travel between the ranks.
 
 Buckets, views and the static graph are arguments of the wrapper, set as it is built; compression is a communication hook,
-registered before the wrapper's first call, because a program may register one of its own until then. FSDP is not among them:
-it replaces the parameters that the program's optimizer holds, and what the program saves, so an unmodified program written for
-DistributedDataParallel would not be the same program any more.
+registered before the wrapper's first call, because a program may register one of its own until then. For modules that are
+sharded instead see `sharding.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ BUCKET, STATIC = "parallel.bucket_cap_mb", "parallel.static_graph"
 VIEW, COMPRESSION = "parallel.gradient_as_bucket_view", "parallel.gradient_compression"
 ARGUMENTS = {BUCKET: "bucket_cap_mb", STATIC: "static_graph", VIEW: "gradient_as_bucket_view"}
 KEYS = (*ARGUMENTS, COMPRESSION)
+STRATEGY = "parallel.strategy"  # where the program takes it as an argument, another trial may have wrappers
 MIB = 1 << 20
 NO_WRAPPER = "no module is wrapped in DistributedDataParallel"
 ALONE = "one process trains: there is nobody to exchange gradients with"
@@ -135,10 +135,15 @@ class Wrappers:
         """Knob key -> the program's own value; {} without a wrapper."""
         return self._observed[0] if self._observed else {}
 
-    def applicability(self, world_size: int) -> Dict[str, str]:
-        """Returns knob key -> why it cannot be turned in this program."""
+    def applicability(self, world_size: int, passed: Dict[str, Any]) -> Dict[str, str]:
+        """Returns knob key -> why it cannot be turned in this program.
+
+        Args:
+            world_size: processes that train together.
+            passed: knobs that travelled in the command line.
+        """
         if not self._observed:
-            return dict.fromkeys(KEYS, NO_WRAPPER)
+            return {} if STRATEGY in passed and world_size > 1 else dict.fromkeys(KEYS, NO_WRAPPER)
         if world_size == 1:
             return dict.fromkeys(KEYS, ALONE)
         if self.observed[COMPRESSION] not in ("off", "bf16"):

@@ -10,6 +10,7 @@ from typing import Any, Dict
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 
 ACCUMULATION, SET_TO_NONE = "step.accumulation", "optimizer.set_to_none"
+METRICS = "step.metrics_sync_interval"
 
 NO_STEP = "no optimizer of torch.optim stepped"
 SEVERAL = "several optimizers step: their gradients cannot be told apart"

@@ -11,7 +11,11 @@ import numpy as np
 
 from autotune.search.rates.coding import BATCH, Array
 
-CLASS_KNOBS = ("precision.amp", "compile.mode", "memory.activation_checkpointing")  # what changes the bytes of a sample
+# What changes the bytes of a sample, or those of the model.
+CLASS_KNOBS = (
+    *("precision.amp", "compile.mode", "memory.activation_checkpointing"),
+    *("parallel.strategy", "parallel.reshard_after_forward"),
+)
 FITS_FRAC = 0.97  # of the memory there is: above it a trial counts as not fitting
 NOISE_FRAC = 0.02  # of the memory: allocators round, and peaks are sampled on a CPU
 FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # share of a trial's memory that does not grow with the batch, before two batches tell

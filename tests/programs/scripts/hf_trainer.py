@@ -35,6 +35,13 @@ class Watch(TrainerCallback):
     def on_evaluate(self, *_, **__):
         journal.away()
 
+    last = 0
+
+    def on_log(self, arguments, state, *_, logs, **__):
+        if "loss" in logs:
+            journal.note(reads_every=state.global_step - self.last, filters=arguments.logging_nan_inf_filter)
+            self.last = state.global_step
+
 
 torch.manual_seed(0)
 config = BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
@@ -51,7 +58,7 @@ arguments = TrainingArguments(
     save_strategy="no",
     report_to=[],
     disable_tqdm=True,
-    logging_steps=1_000_000,
+    logging_steps=5,
 )
 trainer = Watched(model, arguments, train_dataset=Data(240), eval_dataset=Data(40), callbacks=[Watch()])
 trainer.train()

@@ -1,0 +1,145 @@
+"""How the replicas of a model are kept in step, and when the parameters of sharded modules are given back.
+
+A program that shards itself with FSDP2 (`torch.distributed.fsdp.fully_shard`) has said so before its first forward pass; what
+it said of resharding can be changed until then by FSDP2's own `set_reshard_after_forward`. Between forward and backward the
+parameters that a module has registered tell which of the two it does: its shard, or all of it. Whether a model is sharded at
+all is not changed here: it decides what the optimizer holds and what is saved. A program that takes it as an argument is asked
+by that argument, and looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any, Dict, List, Optional
+
+from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from .parallel import ALONE, STRATEGY
+
+RESHARD = "parallel.reshard_after_forward"
+KEYS = (STRATEGY, RESHARD)
+DDP, FSDP, NEITHER = "ddp", "fsdp", "neither"
+HOMES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # of FSDP2's class, the second until torch 2.5
+RESHARDING = ("FULL_SHARD", "HYBRID_SHARD")  # FSDP 1's names
+ARGUMENT = (
+    "how replicas are kept decides what the program's optimizer holds and what it saves: where the program has an argument for "
+    "it, write {parallel.strategy=ddp} in the command"
+)
+NOT_SHARDED = "no module is sharded by torch.distributed.fsdp.fully_shard"
+WHOLE = "the model is sharded as one: the backward pass needs all of it at once"
+FIRST = "FullyShardedDataParallel takes it as it is built (sharding_strategy)"
+OLD = "this torch cannot change it once fully_shard is done"
+PARTLY = "the program gives its parameters back to a part of the ranks"
+
+
+class Sharding:
+    """The sharded modules of this process.
+
+    Args:
+        knobs: the trial's.
+        passed: knobs that travelled in the command line.
+        parallel: the process's DistributedDataParallel modules.
+    """
+
+    def __init__(self, knobs: Dict[str, Any], passed: Dict[str, Any], parallel: Any) -> None:
+        self._knobs, self._passed, self._parallel = knobs, passed, parallel
+        self._targets: List[Any] = []  # weak references to the modules whose parameters may be given back early
+        self._sizes: Dict[int, int] = {}  # id of such a module -> ranks that share its parameters out
+        self._first: Optional[bool] = None  # whether FSDP 1 gives them back; None without it
+        self._seen: Dict[int, Any] = {}  # id of a module -> what was seen of it between forward and backward
+        self._why = NOT_SHARDED
+        self.is_found = False
+
+    def meet(self, module: Any) -> None:
+        """Called before a training root's first call: notes what is sharded in it and sets what was asked."""
+        self._meet_first(module)
+        sharded = [each for each in _sharded_by(module) if _mesh_size(each)]
+        if not sharded:
+            return
+        self.is_found = True
+        below = {id(inner) for each in sharded for inner in each.modules() if inner is not each}
+        outermost = [each for each in sharded if id(each) not in below]
+        # The outermost of all is needed at once as the backward pass begins: torch keeps it, and so does everybody.
+        targets = [each for each in sharded if len(outermost) > 1 or each is not outermost[0]]
+        asked, self._why = self._knobs.get(RESHARD), "" if targets else WHOLE
+        for each in targets:
+            if asked is not None and not hasattr(each, "set_reshard_after_forward"):
+                self._why = OLD
+                return
+            self._targets.append(weakref.ref(each))
+            self._sizes[id(each)] = _mesh_size(each)
+            if asked is not None:
+                each.set_reshard_after_forward(bool(asked), recurse=False)
+
+    def _meet_first(self, module: Any) -> None:
+        for each in module.modules():
+            strategy = getattr(getattr(each, "sharding_strategy", None), "name", None)
+            if strategy is not None and type(each).__name__ == "FullyShardedDataParallel":
+                self.is_found, self._first, self._why = True, strategy in RESHARDING, FIRST
+
+    def look(self) -> None:
+        """Called after a training root's forward pass, before its backward pass, of the first steps only."""
+        for ref in self._targets:
+            module = ref()
+            if module is not None:
+                size = _mesh_size(module)
+                self._seen[id(module)] = bool(size) if size in (0, self._sizes[id(module)]) else PARTLY
+
+    @property
+    def observed(self) -> Dict[str, Any]:
+        """Knob key -> the program's own value; {} where replicas are kept in neither way and nobody asked."""
+        if not self.is_found:
+            neither = {STRATEGY: NEITHER} if STRATEGY in self._passed else {}
+            return {STRATEGY: DDP} if self._parallel.observed else neither
+        return {STRATEGY: FSDP, **({} if self._resharded is None else {RESHARD: self._resharded})}
+
+    @property
+    def _resharded(self) -> Optional[bool]:
+        seen = list(self._seen.values())
+        return any(value is not False for value in seen) if seen else self._first
+
+    def applicability(self, world_size: int) -> Dict[str, str]:
+        """Returns knob key -> why it cannot be turned in this program."""
+        if world_size == 1:
+            return dict.fromkeys(KEYS, ALONE)
+        if STRATEGY in self._passed:
+            return {}  # the other value has other modules
+        partly = PARTLY if PARTLY in self._seen.values() else ""
+        why = self._why or partly
+        return {STRATEGY: ARGUMENT, **({RESHARD: why} if why else {})}
+
+    def verify(self, world_size: int) -> Dict[str, KnobReport]:
+        """Returns a report for every knob of this family, read back from the modules."""
+        reports = {}
+        if STRATEGY in self._knobs:
+            asked, own = self._knobs[STRATEGY], self.observed.get(STRATEGY)
+            why = ARGUMENT if world_size > 1 else ALONE
+            reports[STRATEGY] = KnobReport(APPLIED, "", own) if own == asked else KnobReport(NOT_APPLICABLE, why, own)
+        if RESHARD in self._knobs:
+            reports[RESHARD] = self._verify(bool(self._knobs[RESHARD]))
+        return reports
+
+    def _verify(self, asked: bool) -> KnobReport:
+        seen = list(self._seen.values()) or [self._first]
+        if seen == [None]:
+            return KnobReport(NOT_APPLICABLE, self._why or NOT_SHARDED)
+        odd = [value for value in seen if value is not asked]
+        if not odd:
+            return KnobReport(APPLIED, "", asked)
+        if self._why:
+            return KnobReport(NOT_APPLICABLE, self._why, self._resharded)
+        return KnobReport(OVERRIDDEN, f"{len(odd)} of {len(seen)} sharded modules do otherwise", self._resharded)
+
+
+def _sharded_by(module: Any) -> List[Any]:
+    kinds = tuple(kind for home in HOMES if (kind := getattr(sys.modules.get(home), "FSDPModule", None)) is not None)
+    return [each for each in module.modules() if isinstance(each, kinds)] if kinds else []
+
+
+def _mesh_size(module: Any) -> int:
+    """Returns how many ranks share out a parameter of a module as it is now; 0 where it is there as a whole."""
+    for parameter in module.parameters():
+        for dimension, placement in enumerate(getattr(parameter, "placements", ())):
+            if placement.is_shard():
+                return int(parameter.device_mesh.size(dimension))
+    return 0

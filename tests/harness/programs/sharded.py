@@ -1,0 +1,67 @@
+"""Two ranks over gloo that share a model out by FSDP2, or have it whole; writes down what it sees of its parameters.
+
+Words: `--strategy ddp` leaves it whole, `own=false` keeps parameters between forward and backward itself, `one` shards the
+model as one, `loose` only its blocks, `again` sets resharding back after the harness has set it.
+"""
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+BLOCKS, WATCHED = 3, 4
+GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"  # what FSDP2 calls
+
+dist.init_process_group("gloo")
+rank, gathered = dist.get_rank(), 0
+gather = getattr(dist, GATHER)
+
+
+def counted(*args, **kwargs):
+    global gathered
+    gathered += 1
+    return gather(*args, **kwargs)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+setattr(dist, GATHER, counted)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Sequential(*(Block() for _ in range(BLOCKS))), nn.Linear(32, 10))
+if "ddp" in sys.argv:
+    model = DistributedDataParallel(model)
+else:
+    for block in model[0] if "one" not in sys.argv else ():
+        fully_shard(block, reshard_after_forward="own=false" not in sys.argv)
+    if "loose" not in sys.argv:
+        fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
+torch.manual_seed(rank)
+losses = []
+for step in range(1_000_000):
+    before = gathered
+    output = model(torch.randn(8, 32))
+    if step == 0 and "again" in sys.argv:
+        model.set_reshard_after_forward(True)
+    loss = output.square().mean()
+    loss.backward()
+    losses.append(loss.item())
+    if step == WATCHED:
+        weight = next(model.parameters())
+        share = weight.to_local() if hasattr(weight, "to_local") else weight
+        seen = {"gathers": gathered - before, "share": share.numel() / weight.numel(), "losses": losses}
+        with open(f"seen{rank}.json", "w") as file:
+            json.dump(seen, file)
+    optimizer.step()
+    optimizer.zero_grad()

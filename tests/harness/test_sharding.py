@@ -1,0 +1,98 @@
+"""Modules that a program shards with FSDP2, in two ranks over gloo: what is kept, gathered again, left alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
+from tests.harness.conftest import Run, Trial
+
+RECIPES = Path(__file__).parents[2] / "autotune" / "programs"
+STRATEGY, RESHARD = "parallel.strategy", "parallel.reshard_after_forward"
+KEPT, AGAIN = 4, 7  # gatherings of a step: three blocks and the rest, each once, or the blocks twice
+
+
+def seen(run: Run, rank: int = 0) -> dict[str, Any]:
+    """Returns what a rank wrote down."""
+    return dict(json.loads((run.folder / f"seen{rank}.json").read_text()))
+
+
+@pytest.mark.parametrize(("asked", "gathers"), [(None, AGAIN), (False, KEPT)])
+def test_parameters_are_kept_or_gathered_again_as_asked(trial: Trial, asked: bool | None, gathers: int) -> None:
+    run = trial("sharded.py", ranks=2, knobs={} if asked is None else {RESHARD: asked}, mode="inspect")
+    for rank in (0, 1):
+        found, told = run.result(rank), seen(run, rank)
+        assert (told["gathers"], told["share"]) == (gathers, 0.5)
+        assert (found.observed[STRATEGY], found.observed[RESHARD]) == ("fsdp", asked is None)
+        assert RESHARD not in found.applicability
+        assert "{parallel.strategy=ddp}" in found.applicability[STRATEGY]
+        assert "contiguous" not in str(found.applicability)  # no convolutions
+        assert "DistributedDataParallel" in found.applicability["parallel.bucket_cap_mb"]
+        assert asked is None or (found.knobs[RESHARD].status, found.knobs[RESHARD].observed) == (APPLIED, asked)
+
+
+def test_what_the_program_keeps_is_given_back_where_that_is_asked(trial: Trial) -> None:
+    run = trial("sharded.py", "own=false", ranks=2, knobs={RESHARD: True}, mode="inspect")
+    assert (seen(run)["gathers"], run.result().knobs[RESHARD].status) == (AGAIN, APPLIED)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("word", "status", "why"),
+    [
+        ("one", NOT_APPLICABLE, "sharded as one"),
+        ("ddp", NOT_APPLICABLE, "no module is sharded"),
+        ("again", OVERRIDDEN, "3 of 3 sharded modules do otherwise"),
+        ("loose", APPLIED, ""),
+    ],
+)
+def test_where_there_is_nothing_to_keep_it_is_said(trial: Trial, word: str, status: str, why: str) -> None:
+    found = trial("sharded.py", word, ranks=2, knobs={RESHARD: False}, mode="inspect").result()
+    assert found.knobs[RESHARD].status == status
+    assert why in found.knobs[RESHARD].reason
+
+
+@pytest.mark.parametrize(("asked", "share"), [("fsdp", 0.5), pytest.param("ddp", 1.0, marks=pytest.mark.thorough)])
+def test_a_program_that_takes_the_strategy_is_looked_at(trial: Trial, asked: str, share: float) -> None:
+    run = trial("sharded.py", "--strategy", asked, ranks=2, passed={STRATEGY: asked}, mode="inspect")
+    for rank in (0, 1):
+        found = run.result(rank)
+        assert (found.knobs[STRATEGY].status, found.knobs[STRATEGY].observed) == (APPLIED, asked)
+        assert not any(key.startswith("parallel.") for key in found.applicability)
+        assert seen(run, rank)["share"] == share
+
+
+def test_a_strategy_that_the_program_does_not_follow_is_overridden(trial: Trial) -> None:
+    found = trial("sharded.py", "ddp", ranks=2, passed={STRATEGY: "fsdp"}, mode="inspect").result()
+    assert (found.knobs[STRATEGY].status, found.knobs[STRATEGY].observed) == (OVERRIDDEN, "ddp")
+
+
+def test_shares_and_replicas_train_the_same_with_other_knobs_beside(trial: Trial) -> None:
+    knobs = {"memory.activation_checkpointing": True, "optimizer.implementation": "foreach", RESHARD: True}
+    shares = trial("sharded.py", ranks=2, knobs=knobs, mode="parity", seed=3, max_steps=6)
+    whole = trial("sharded.py", "ddp", ranks=2, mode="parity", seed=3, max_steps=6)
+    assert {key: report.status for key, report in shares.result().knobs.items()} == dict.fromkeys(knobs, APPLIED)
+    assert seen(shares)["losses"] == pytest.approx(seen(whole)["losses"], rel=1e-5)
+
+
+TABLE = ("tabular.py", "--num-layers", "2", "--hidden-size", "32", "--samples-per-epoch", "640", "--batch-size", "8")
+IMAGES = ("vision.py", "--model", "resnet18", "--image-size", "32", "--data", "synthetic", "--batch-size", "4")
+TEXT = (
+    *("text.py", "--model", "gpt2_small", "--num-layers", "2", "--hidden-size", "64", "--vocab-size", "500"),
+    *("--data", "synthetic", "--sequence-length", "16", "--batch-size", "4"),
+)
+
+
+@pytest.mark.parametrize("words", [TABLE, *(pytest.param(words, marks=pytest.mark.thorough) for words in (IMAGES, TEXT))])
+def test_a_recipe_trains_the_same_in_shares(trial: Trial, words: tuple[str, ...]) -> None:
+    curves = []
+    for strategy in ("ddp", "fsdp"):
+        command = (str(RECIPES / words[0]), *words[1:], "--device", "cpu", "--strategy", strategy)
+        found = trial(*command, ranks=2, passed={STRATEGY: strategy}, mode="parity", seed=3, max_steps=4).result()
+        assert (found.knobs[STRATEGY].status, found.observed[STRATEGY]) == (APPLIED, strategy)
+        assert found.observed.get(RESHARD) == (True if strategy == "fsdp" else None)
+        curves.append(found.loss["curve"])
+    assert len(curves[0]) >= 4
+    assert curves[0] == pytest.approx(curves[1], rel=1e-3)
