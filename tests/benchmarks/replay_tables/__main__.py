@@ -10,20 +10,30 @@ import subprocess
 import sys
 
 HERE = "tests.benchmarks.replay_tables"
-# Every combination is measured. Few values each, so far apart that choosing matters: a random search must not find the best soon.
+# Every combination is measured: few values each, so far apart that choosing matters and a random search does not find the best
+# soon.
 TABLES = {
-    "mlp": ["model=mlp", "data=tabular", "loader.batch_size=choice(8,32,128,512)", "loader.num_workers=choice(0,1,2)"]
-    + ["precision.amp=choice(off,bf16)", "optimizer.implementation=choice(default,fused)"],
+    "mlp": [
+        *("model=mlp", "data=tabular", "loader.batch_size=choice(8,32,128,512)", "loader.num_workers=choice(0,1,2)"),
+        *("precision.amp=choice(off,bf16)", "optimizer.implementation=choice(default,fused)"),
+    ],
     # The limit lies just above what the best takes: most of the configurations with batches of 512 and 2048 run out of memory.
-    "convnet": [f"model.factory={HERE}.convnet:build_model", f"data.factory={HERE}.convnet:build_data"]
-    + ["loader.batch_size=choice(4,32,512,2048)", "loader.num_workers=choice(0,1,2)", "threads.intra=choice(1,2)"]
-    + ["precision.amp=choice(off,bf16)", "device.memory_limit=1.05GiB"],
-    "transformer": ["model=gpt2_small", "model.num_layers=2", "model.hidden_size=64", "model.vocab_size=2000"]
-    + ["data.sequence_length=64", "loader.batch_size=choice(1,8,64)", "threads.intra=choice(1,2)"]
-    + ["precision.amp=choice(off,bf16)", "optimizer.implementation=choice(default,fused)", "backend.sdpa=choice(default,math)"],
-    "resnet18": ["model=resnet18", "model.image_size=96", "data=photos", "loader.batch_size=choice(2,8,32)"]
-    + ["loader.num_workers=choice(0,2)", "threads.intra=choice(1,2)", "precision.amp=choice(off,bf16)"]
-    + ["layout.channels_last=choice(false,true)"],
+    "convnet": [
+        *(f"model.factory={HERE}.convnet:build_model", f"data.factory={HERE}.convnet:build_data"),
+        *("loader.batch_size=choice(4,32,512,2048)", "loader.num_workers=choice(0,1,2)", "threads.intra=choice(1,2)"),
+        *("precision.amp=choice(off,bf16)", "device.memory_limit=1.05GiB"),
+    ],
+    "transformer": [
+        *("model=gpt2_small", "model.num_layers=2", "model.hidden_size=64", "model.vocab_size=2000"),
+        *("data.sequence_length=64", "loader.batch_size=choice(1,8,64)", "threads.intra=choice(1,2)"),
+        *("precision.amp=choice(off,bf16)", "optimizer.implementation=choice(default,fused)"),
+        "backend.sdpa=choice(default,math)",
+    ],
+    "resnet18": [
+        *("model=resnet18", "model.image_size=96", "data=photos", "loader.batch_size=choice(2,8,32)"),
+        *("loader.num_workers=choice(0,2)", "threads.intra=choice(1,2)", "precision.amp=choice(off,bf16)"),
+        "layout.channels_last=choice(false,true)",
+    ],
 }
 
 
@@ -34,7 +44,13 @@ def main() -> int:
     parser.add_argument("-o", "--out", required=True, help="the table's file, .jsonl.gz")
     parser.add_argument("--minutes", type=float, default=40, help="at most, in this go")
     options = parser.parse_args()
-    about = ["search_space=none", "tracker.uri=none", "record.configurations=48", "record.repeats=3", f"study.name={options.name}"]
+    about = [
+        "record.configurations=48",
+        "record.repeats=3",
+        "search_space=none",
+        "tracker.uri=none",
+        f"study.name={options.name}",
+    ]
     command = [sys.executable, "-m", "autotune", "record", *TABLES[options.name], *about]
     return subprocess.call([*command, f"record.minutes={options.minutes:g}", "-o", options.out])
 
