@@ -278,7 +278,7 @@ def search_cost_text(summary: Summary) -> str:
     if not found:
         return ""
     num = found["trials"]
-    took = f"{seconds_text(found['seconds'])} for {num} trial{'' if num == 1 else 's'} and the finals"
+    took = f"{seconds_text(found['seconds'])}, {num} trial{'' if num == 1 else 's'} searched"
     if found["repaid_after_s"] is None:
         what, _, why = str(found["why_not"]).partition(": ")
         return f"{took}; {'never repaid' if what == 'never' else 'when it is repaid is not known'}: {why}"

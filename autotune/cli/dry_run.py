@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotune.cli.run import Asked, compose_asked, plan_of
+from autotune.config.schema import AUTO, OFF
 from autotune.errors import BadInput
 from autotune.wording import changes_phrase, command_text, machine_text, seconds_text
 
@@ -21,13 +22,15 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         BadInput: what was asked for cannot be done.
     """
     from autotune.machine import host_facts
-    from autotune.study.inheritance import foreseen
+    from autotune.study.inheritance import check_named, foreseen
 
     if as_json:
         raise BadInput("--dry-run: prints lines, got --json too. Leave one of them out.")
     facts = host_facts()
     composed = compose_asked(asked, facts)
-    command, space = composed.command, composed.space
+    command, space, runs = composed.command, composed.space, Path(composed.config.runs_dir)
+    check_named(composed.config.search.warm_start, runs)
+    earlier = foreseen(plan_of(composed, facts), runs)
     argv = composed.secrets.words(command.argv({**command.placeholders, **space.pinned}))
     lines = [
         f"study  {composed.name}: {composed.title}",
@@ -35,13 +38,22 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         f"baseline  {command_text(argv)}",
         *([f"pinned  {changes_phrase(space.pinned)}"] if space.pinned else []),
         f"searching  {', '.join(sorted(space.domains)) or 'nothing'}: what of it holds here, the baseline tells",
-        *_budget(composed, foreseen(plan_of(composed, facts), Path(composed.config.runs_dir))),
+        *_warm_start(composed.config.search.warm_start, earlier),
+        *_budget(composed, earlier),
         "note  nothing was started or written; `autotune inspect` runs a few steps and looks closer",
     ]
     for note in composed.notes:
         print(f"autotune: {note}", file=sys.stderr)
     print("\n".join(lines))
     return 0
+
+
+def _warm_start(asked: Any, earlier: tuple[str, float] | None) -> list[str]:
+    """Returns which studies the search would begin with; [] for none."""
+    if asked in (AUTO, OFF, False):
+        said = f"the best of {earlier[0]} come first, if the baseline finds the same torch and device" if earlier else ""
+        return [f"warm start  {said}"] if said and asked == AUTO else []
+    return [f"warm start  the best of {', '.join(asked if isinstance(asked, list) else [asked])} come first"]
 
 
 def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[str]:

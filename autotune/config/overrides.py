@@ -26,6 +26,7 @@ CONFIG_GROUPS = ("model", "data")
 RECIPE_KEYS = ("model", "data", "train", "launch")
 GLOBAL_BATCH = "train.global_batch"
 COMMAND_KEYS = (GLOBAL_BATCH, "launch.warm")  # of these groups, but hold for commands, too
+LISTS = ("objective", "search.warm_start")  # keys that take several values
 LIBRARIES = {"timm": "model=timm", "torchvision": "model=resnet18"}  # model=LIBRARY/NAME: the file whose model gets that name
 # GROUP=NAME or +GROUP=NAME as files are called: wider than Hydra's grammar, which has no dots and no leading digits in a group.
 FILE_CHOICE = re.compile(r"(\+?)(\w[\w.-]*(?:/\w[\w.-]*)*)=(\w[\w.-]*)")
@@ -165,7 +166,7 @@ def _domain(override: Override, circumstances: Circumstances) -> Domain:
     if is_knob(key):
         return domain_of(knob(key), override, circumstances)
     if key in CONFIG_GROUPS or key in LEAVES:
-        give = "Several are a list: objective=[A,B]." if key == "objective" else "Give one value."
+        give = f"Several are a list: {key}=[A,B]." if key in LISTS else "Give one value."
         raise BadInput(f"{key}: only knobs can be tuned, got {shown(override.input_line)}. {give} See `autotune knobs`.")
     raise BadInput(unknown_key(key, (override.input_line or "").partition("=")[2]))
 

@@ -32,6 +32,7 @@ from autotune.study.settings import capacity_bytes
 
 MAX_SOURCES = 8  # the latest ones; what older ones knew, these knew too
 MAX_SEEDS = 8  # more than are tried: some may mean the same here, or nothing
+DAMAGED = (KeyError, TypeError, ValueError, AttributeError)  # a summary that was edited: its study is no reason to end this one
 MAX_OUT = 20  # each is compared with every configuration that may be proposed
 # What makes two studies ones of the same program on the same machine. What was searched, pinned or aimed at may differ.
 ALIKE = ("machine.", "program.", "device.kind", "device.index", "train.global_batch")
@@ -186,8 +187,9 @@ def _seeds(sources: Sequence[Source], about: StudyRecord) -> list[dict[str, Any]
     """Returns the configurations that beat their baseline, those that finals have proven first, then by how much."""
     found: dict[frozenset[tuple[str, Any]], dict[str, Any]] = {}
     for source in sources:
-        for entry in [*_proven(source), *_measured(source, is_same_aim=source.about.objective == about.objective)]:
-            found.setdefault(frozenset(entry["knobs"].items()), entry)
+        with contextlib.suppress(*DAMAGED):
+            for entry in [*_proven(source), *_measured(source, is_same_aim=source.about.objective == about.objective)]:
+                found.setdefault(frozenset(entry["knobs"].items()), entry)
     return sorted(found.values(), key=lambda entry: (not entry["is_proven"], -entry["ratio"]))[:MAX_SEEDS]
 
 

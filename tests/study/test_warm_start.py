@@ -143,6 +143,15 @@ def test_resume_goes_on_with_what_was_taken_over_though_its_source_is_gone(bench
     assert 2 <= len(settled) == len(set(settled)) <= NUM_EARLIER_SEEDS
 
 
+def test_a_study_whose_summary_was_edited_keeps_nobody_from_searching(bench, tiny):
+    first = bench(Surface(gains=FAST), *tiny)
+    first.run()
+    summary = first.folder.read_summary()
+    first.folder.write_summary({**summary, "best": {**summary["best"], "trial": "none"}})
+    summary = bench(Surface(gains=FAST), *tiny, AUTO).run()
+    assert (summary["status"], summary["warm_start"]) == ("complete", {})
+
+
 @pytest.mark.thorough
 def test_recordings_take_nothing_over(bench, tiny):
     bench(Surface(gains=FAST), *tiny).run()
