@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances, Knob
-from autotune.knobs.catalogue import is_knob, knob
+from autotune.knobs.catalogue import CATALOGUE, is_knob, knob
 from autotune.knobs.loader import BATCH_SIZE
 from autotune.knobs.step import ACCUMULATION, derived, dividing, tier_of
 from autotune.knobs.values import value_of
@@ -17,6 +17,10 @@ from autotune.records import Knobs, KnobValue, Tier
 if TYPE_CHECKING:  # Optuna costs half a second to import and only a running study needs it
     from optuna.distributions import BaseDistribution
     from optuna.trial import Trial
+
+DEPENDENT = [
+    key for key, found in CATALOGUE.items() if found.is_active is not Knob.is_active
+]  # mean nothing beside some values
 
 
 @dataclass(frozen=True)
@@ -369,7 +373,8 @@ def _never_active(domains: dict[str, Domain], reference: Knobs) -> list[str]:
 
 
 def _active(knobs: Knobs) -> Knobs:
-    return {key: value for key, value in knobs.items() if knob(key).is_active(knobs)}
+    inactive = {key for key in DEPENDENT if key in knobs and not CATALOGUE[key].is_active(knobs)}
+    return {key: value for key, value in knobs.items() if key not in inactive}
 
 
 def _same(one: KnobValue, other: KnobValue | None) -> bool:

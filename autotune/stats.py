@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
-from scipy import stats as distributions
 
 MIN_BLOCKS = 32  # fewer do not tell dependent blocks from independent ones; the shortest window, 2 s, has 33 to 40
 MIN_EFFECTIVE_BLOCKS = 6.0  # so many independent ones the dependent ones must be worth
@@ -29,9 +28,11 @@ Judgement = Literal["faster", "same", "ambiguous"]
 Arm = TypeVar("Arm", bound=Hashable)  # what names a configuration in a comparison of several
 
 
-@cache
-def _t_quantile(degrees: int, confidence: float) -> float:
-    return float(distributions.t.ppf(0.5 + confidence / 2, degrees))
+@lru_cache(maxsize=4096)
+def _t_quantile(degrees: float, probability: float) -> float:
+    from scipy import special  # takes a third of a second to import, scipy.stats a second: most commands need neither
+
+    return float(special.stdtrit(degrees, probability))
 
 
 def half_width(values: Sequence[float], confidence: float = 0.95) -> float | None:
@@ -39,7 +40,7 @@ def half_width(values: Sequence[float], confidence: float = 0.95) -> float | Non
     if len(values) < 2:
         return None
     array = np.asarray(values, dtype=float)
-    return _t_quantile(len(array) - 1, confidence) * float(array.std(ddof=1)) / math.sqrt(len(array))
+    return _t_quantile(len(array) - 1, 0.5 + confidence / 2) * float(array.std(ddof=1)) / math.sqrt(len(array))
 
 
 def block_half_width_frac(
@@ -73,7 +74,7 @@ def block_half_width_frac(
             None,
             f"{n} blocks of steps that depend on each other: worth {effective:.0f}, {MIN_EFFECTIVE_BLOCKS:.0f} are needed",
         )
-    return _t_quantile(int(min(n, effective)) - 1, confidence) * math.sqrt(squares * growth / (n * (n - 1))), ""
+    return _t_quantile(int(min(n, effective)) - 1, 0.5 + confidence / 2) * math.sqrt(squares * growth / (n * (n - 1))), ""
 
 
 def _lag1_correlation(errors: np.ndarray[Any, np.dtype[np.float64]], squares: float) -> float:
@@ -167,7 +168,7 @@ def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
         other, other_df = _standard_error(then.ci, then.num_rounds, confidence)
     variance = own**2 + other**2
     freedom = variance**2 / (own**4 / own_df + other**4 / other_df) if variance else 1.0
-    half = float(distributions.t.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(variance)
+    half = _t_quantile(freedom, 0.5 + confidence / 2) * math.sqrt(variance)
     return Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=now.num_rounds)
 
 
@@ -175,7 +176,7 @@ def _standard_error(ci: Interval, num_rounds: int, confidence: float) -> tuple[f
     """Returns the standard error of a mean log ratio from its interval, and its degrees of freedom."""
     freedom = num_rounds - 1 if num_rounds >= MIN_PAIRS else math.inf
     half = math.log(ci[1] / ci[0]) / 2
-    return half / float(distributions.t.ppf(0.5 + confidence / 2, freedom)), freedom
+    return half / _t_quantile(freedom, 0.5 + confidence / 2), freedom
 
 
 def spread_frac(repeats: Sequence[float]) -> float:
@@ -291,7 +292,7 @@ def compare_rounds(rounds: Sequence[Mapping[Arm, float]], reference: Arm, confid
     freedom = len(cells) - (int(np.linalg.matrix_rank(design)) if cells else 0)
     spread = math.sqrt(float(np.sum((logs - design @ effects) ** 2)) / freedom) if freedom > 0 else None
     compared = [arm for arm in arms[1:] if any(reference in measured and arm in measured for measured in used)]
-    quantile = float(distributions.t.ppf(1 - (1 - confidence) / 2 / max(1, len(compared)), freedom)) if freedom > 0 else 0.0
+    quantile = _t_quantile(freedom, 1 - (1 - confidence) / 2 / max(1, len(compared))) if freedom > 0 else 0.0
     ratios = {}
     for arm in compared:
         contrast = np.zeros(design.shape[1])

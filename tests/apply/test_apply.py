@@ -72,6 +72,7 @@ def test_loaders_that_every_epoch_makes_anew_have_the_knobs_and_the_others_have_
     assert found["held_out"] == [24] * 6
 
 
+@pytest.mark.thorough  # the harness says so in tests/harness/test_session.py, too
 def test_what_cannot_be_applied_is_named_with_the_reason(place: Place) -> None:
     knobs = {"layout": {"channels_last": True}, "loader": {"batch_size": 8}, "precision": {"amp": "bf16"}}
     elsewhere = [{"site": "/elsewhere.py:1", "ordinal": 0}]

@@ -100,10 +100,17 @@ def test_a_knob_that_cannot_be_applied_here_breaks_the_claim(own, place):
     assert "the model casts by itself" in ended.stderr
 
 
-def test_no_program_is_started_because_a_file_says_so_and_what_to_type_works(cli, place):
+def test_no_program_is_started_because_a_file_says_so(cli):
     message = cli.refused("verify", "runs/s/best.yaml", *QUICK, "env.HF_TOKEN=hunter2222")
     words = shlex.split(message.partition("type `")[2].partition("`")[0])
-    assert words[:2] == ["autotune", "verify"]
+    assert words[:3] == ["autotune", "verify", "runs/s/best.yaml"]
+    assert words[words.index("--") :] == COMMAND
+
+
+@pytest.mark.thorough
+def test_what_is_said_to_be_typed_works(cli, place):
+    message = cli.refused("verify", "runs/s/best.yaml", *QUICK, "env.HF_TOKEN=hunter2222")
+    words = shlex.split(message.partition("type `")[2].partition("`")[0])
     at = words.index("--")
     ended = cli(*words[1:at], *QUICK, "env.HF_TOKEN=hunter2222", "tracker.uri=none", *words[at:])
     assert ended.returncode == 0, ended.stderr

@@ -24,6 +24,7 @@ from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.records import Tier
 from autotune.space import Choice, IntInterval, resolve
+from tests.compositions import in_full
 
 BEST = """\
 # @package _global_
@@ -40,6 +41,11 @@ provenance:
   study: resnet18
   speedup: {ratio: 1.9, ci: [1.8, 2.0]}
 """
+
+
+@pytest.fixture(autouse=True)
+def _composed_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.config.compose._hydra", in_full)
 
 
 @pytest.fixture

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 import autotune.study
 from autotune.cli import app
 from autotune.cli.main import main
-from autotune.config import compose
-from autotune.config.overrides import Split
 
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "pty.spawn")
 MARKER = "def touch(*_):\n    open('marker', 'w').close()\n\nclass Touch:\n    __init__ = touch\n\ntouch()\n"
@@ -72,22 +69,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("SURELY_NOT_SET", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(autotune.study, "run_study", _no_study)
-    monkeypatch.setattr(compose, "_hydra", _hydra_once)
     monkeypatch.setattr(app, "build", _build_once)
     return tmp_path
 
 
-_composed: dict[str, DictConfig] = {}
-_hydra = compose._hydra
 _build_once = functools.cache(app.build)
-
-
-def _hydra_once(given: Split) -> DictConfig:
-    """Returns what Hydra composes, which is the same for most of the corpus: a tenth of a second each time otherwise."""
-    key = repr((given.hydra, given.files))
-    if key not in _composed:
-        _composed[key] = _hydra(given)
-    return _composed[key]
 
 
 def _no_study(*_: Any) -> None:

@@ -72,9 +72,10 @@ ON_CUDA = "    torch.cuda.set_per_process_memory_fraction(0.9)\n"  # takes a GPU
 def run(tmp_path):
     """Runs the script beside an exported best.py and returns what it observed."""
 
-    def _run(text):
+    def _run(text, *, is_compiled):
         (tmp_path / "best.py").write_text(text)
         environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "2"}
+        environment |= {} if is_compiled else {"TORCHDYNAMO_DISABLE": "1"}
         script = Path(__file__).with_name("user_script.py")
         done = subprocess.run(
             [sys.executable, script], env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -93,10 +94,11 @@ def test_every_knob_is_written_down_as_python(changed):
     assert "autotune knobs" not in text
 
 
-def test_a_script_that_imports_it_has_the_knobs(changed, run):
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_a_script_that_imports_it_has_the_knobs(changed, run, is_compiled):
     text = render(changed(ALL), "python", None).text
     assert ON_CUDA in text
-    seen = run(text.replace(ON_CUDA, ""))
+    seen = run(text.replace(ON_CUDA, ""), is_compiled=is_compiled)
     assert seen["others"] == [False, "fork", "file_system", 3]
     assert seen["before"] == [2, "highest", False]
     assert (seen["threads"], seen["matmul"], seen["benchmark"]) == (1, "high", True)

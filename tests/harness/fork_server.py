@@ -6,14 +6,28 @@ fork, so that a program begins as it would in an interpreter of its own, and it 
 trial, the harness gets in as it does at an interpreter's start.
 """
 
+import atexit
 import json
 import os
 import runpy
 import signal
 import sys
 
-import torch
-import torch._dynamo  # noqa: F401  (the first optimizer would import it)
+_status = None  # of the program, once it has ended by itself
+
+
+def _leave():
+    """Ends a program once it has done all that it does at its end: taking torch apart would take seconds."""
+    if _status is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_status)
+
+
+atexit.register(_leave)  # before all others, which go first
+
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402, F401  (the first optimizer would import it)
 
 LIMIT_S = 120
 
@@ -55,5 +69,15 @@ def serve() -> "tuple[dict, dict[str, str]] | None":
 
 if __name__ == "__main__":
     asked = serve()
-    if asked is not None:
-        become(*asked)  # from here on whatever happens is the program's: the interpreter ends as it does after any
+    if asked is not None:  # from here on whatever happens is the program's: the interpreter ends as it does after any
+        try:
+            become(*asked)
+            _status = 0
+        except SystemExit as end:
+            _status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            raise
+        except Exception:
+            _status = 1
+            raise
+    else:
+        _status = 0

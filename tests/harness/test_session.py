@@ -95,6 +95,17 @@ def test_apply_never_stops_nor_measures_and_writes_no_result(trial: Trial) -> No
     assert sorted(path.name for path in run.folder.iterdir()) == ["losses.txt", "spec.json"]
 
 
+def test_apply_names_what_did_not_take_effect_and_on_what_else_the_file_was_made(trial: Trial) -> None:
+    knobs = {"precision.amp": "bf16", "loader.batch_size": 8}
+    elsewhere = {"target": [{"site": "/elsewhere.py:1", "ordinal": 0}], "origin": "best.yaml", "made_on": {"torch": "1.0"}}
+    run = trial("basic.py", "steps=20", mode="apply", knobs=knobs, **elsewhere)
+    lines = [line for line in run.stderr.splitlines() if line.startswith("autotune")]
+    assert lines[0] == "autotune: 1 of 2 settings of best.yaml in effect"
+    assert lines[1].startswith("autotune:   loader.batch_size=8: overridden by the program (the training loader")
+    assert lines[2].startswith("autotune: made with torch 1.0, runs with torch 2")
+    assert (run.returncode, len(lines)) == (0, 3)
+
+
 @pytest.mark.parametrize("mode", ["measure", "apply"])
 def test_a_fault_of_the_harness_is_told_and_never_raised_into_the_program(trial: Trial, mode: str) -> None:
     run = trial("faulty_module.py", mode=mode)

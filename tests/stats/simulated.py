@@ -3,8 +3,10 @@
 import math
 from collections.abc import Iterable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
 from scipy.signal import lfilter
 
 from autotune.harness.meter import DONE, Meter
@@ -16,6 +18,11 @@ from autotune.study.finals import Finals
 from autotune.study.numbers import interval, why_no_interval
 from autotune.study.plan import Listener
 from autotune.testing.clock import VirtualClock
+
+
+def more(*rows: Any) -> list[Any]:
+    """Returns further rows of a simulation, thorough: one or two of each kind hold the promise every day."""
+    return [pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.thorough) for row in rows]
 
 
 def lognormal(state: np.ndarray, spread: float) -> np.ndarray:

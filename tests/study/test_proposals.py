@@ -4,6 +4,7 @@ from autotune.errors import NothingWorked
 from autotune.records import Kind, Outcome
 from autotune.study.proposals import EXHAUSTED, OUT_OF_TIME, OUT_OF_TRIALS
 from autotune.testing.fake_launcher import Failure, Surface
+from tests.study.conftest import RATES
 
 
 def searched(study):
@@ -131,7 +132,7 @@ def test_a_change_that_all_failed_configurations_have_in_common_may_be_the_cause
         failure = Failure(error={"type": "RuntimeError", "message": "no bf16 here", "traceback": ""})
         return failure if knobs["precision.amp"] == "bf16" else None
 
-    study = bench(Surface(gains={("layout.channels_last", True): 1.5}, failures=failures), minutes=10)
+    study = bench(Surface(gains={("layout.channels_last", True): 1.5}, failures=failures), RATES, minutes=10)
     summary = study.run()
     assert 2 <= summary["counts"]["error"] <= 4, "what is left when the others have worked is the cause"
     assert summary["best"]["overrides"]["layout.channels_last"] is True
@@ -148,7 +149,7 @@ def test_random_and_tpe_are_told_apart_in_what_a_trial_says_of_itself(bench):
 def test_an_expert_s_idea_that_was_clearly_slower_is_not_repeated_at_every_batch(bench):
     def num_seeds_with_bf16(factor):
         study = bench(
-            Surface(gains={("precision.amp", "bf16"): factor}), "study.budget.trials=6", "compile.mode=off", minutes=30
+            Surface(gains={("precision.amp", "bf16"): factor}), RATES, "study.budget.trials=6", "compile.mode=off", minutes=30
         )
         study.run()
         return sum("expert" in trial.why and trial.changed.get("precision.amp") == "bf16" for trial in searched(study))

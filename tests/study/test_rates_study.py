@@ -6,11 +6,16 @@ from autotune.records import Kind
 from autotune.study import resume_study
 from autotune.study.proposals import NOTHING_PROMISED
 from autotune.testing.fake_launcher import Failure, Surface
-from tests.study.conftest import MACHINE
+from tests.study.conftest import MACHINE, RATES
 
 GPU = {**MACHINE, "gpus": [{"name": "Fake GPU", "uuid": "GPU-1", "memory_bytes": 8 * 2**30, "has_energy_counter": True,
                             "has_power_reading": True}]}  # fmt: skip
 FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3}
+
+
+@pytest.fixture
+def bench(bench):
+    return lambda surface, *overrides, **more: bench(surface, RATES, *overrides, **more)
 
 
 def sampled(study):
