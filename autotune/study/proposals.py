@@ -30,6 +30,7 @@ MAX_TOO_DEAR = 8  # proposals in a row that do not fit what is left of the budge
 NUM_SAME_FAILURES = 4  # first trials that all fail alike, memory apart: more of the same teaches nothing
 MAX_CHANCES = 2  # trials of a configuration that were disturbed, or cut off with autotune: a third would go the same way
 EXPERT, SINGLE, SAMPLER, LATE = "expert", "single", "sampler", "late"  # where a proposal comes from; see TrialRecord.origin
+BATCH = "loader.batch_size"
 DISPROVED_FRAC = 0.85  # of the baseline's value: noise alone does not explain less
 EXHAUSTED = "the search space is used up"
 OUT_OF_TIME = "the budget is used"  # or what is left of it is kept for the finals
@@ -210,16 +211,33 @@ class Search:
         is_wanted = self._session.plan.config.search.seeds and self._sampler_name != "grid"
         if not is_wanted or self._session.circumstances is None:
             return
-        seeds = self._space.seeds(self._session.circumstances)
+        seeds, has_cuda = self._space.seeds(self._session.circumstances), self._session.circumstances.has_cuda
         for why, seed in seeds[:NUM_LED_SEEDS] if self._is_led else seeds:
             knobs = self._space.active({**seed, **self._hold})
             if self._is_disproved(knobs):
                 continue
             if self._may_fit(knobs):
                 yield Proposal(knobs=knobs, why=why, origin=EXPERT)
-            elif smaller := self._space.with_smaller_batch(knobs):
+            elif has_cuda and (smaller := self._space.with_smaller_batch(knobs)):  # on a CPU the process itself takes most
                 why = "expert's choice at a smaller batch: what memory a sample takes"
                 yield Proposal(knobs=smaller, why=why, origin=EXPERT)
+        if self._is_led and (filling := self._filling()):
+            yield filling
+
+    def _filling(self) -> Proposal | None:
+        """Returns the best so far with a batch that fills the memory, where a larger batch than the program's was the best."""
+        sampler, best = self._study.sampler, self._incumbent
+        own, batch = self._space.reference.get(BATCH), best.knobs.get(BATCH)
+        if not isinstance(sampler, RatesSampler) or not isinstance(own, int) or not isinstance(batch, int) or batch <= own:
+            return None
+        values = self._space.domains[BATCH].values if BATCH in self._space.domains else ()
+        larger = [value for value in values if isinstance(value, int) and value > batch]
+        searched = {key: value for key, value in best.knobs.items() if key in self._distributions}
+        filling = sampler.filling_batch(self._study, searched, larger)
+        if filling is None:
+            return None
+        why = f"the largest batch that is expected to fit the memory, on the best so far (trial {best.number})"
+        return Proposal(knobs=self._space.active({**best.knobs, BATCH: filling}), why=why, origin=EXPERT)
 
     def _may_fit(self, knobs: Knobs) -> bool:
         """Whether the sampler, where it can tell, does not expect a configuration to run out of memory."""

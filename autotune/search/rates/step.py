@@ -13,7 +13,7 @@ from autotune.search.rates import explain
 from autotune.search.rates.coding import Coding
 from autotune.search.rates.forecast import ALL, DEVICE, LOADER, Expected, Forecast, scale
 from autotune.search.rates.history import Seen
-from autotune.search.rates.memory import MemoryModel
+from autotune.search.rates.memory import LEAST_CHANCE, MemoryModel
 from autotune.search.rates.pool import configuration_key, pool
 from autotune.search.rates.rules import Params, Parts, Rules
 from autotune.search.rates.working import Suspects
@@ -23,6 +23,7 @@ NUM_RANKED = 200  # open candidates of which most is hoped, to choose among by w
 NUM_BEST_TO_COMPILE = 3  # of the configurations without a costly value, those that one may be added to
 NUM_GREEDY = 20  # open candidates that are expected to be the best, beside them
 COST_POWER = 0.5  # of the seconds that a gain is divided by: to the full, compilations come so late that the budget is over
+POSSIBLE = 0.9  # share of what a change may gain that lies below the "up to" of its line
 RELIEF = 0.1  # gain with a side that costs nothing, from which on that side is worth a change
 BELONGS = 0.3  # of what a knob may matter to a side: from there on it is a knob of that side
 
@@ -34,7 +35,8 @@ class Proposed:
     Attributes:
         params: the configuration; {} leaves it to the fallback.
         why: one line.
-        promise: gain over the best that is expected of the best candidate, a fraction; None unknown.
+        promise: gain over the best that somebody who knew every open candidate would expect, a fraction; None unknown. Where
+            many may each be a little better it is more than the best one of them promises.
         is_fallback: whether another sampler proposes.
     """
 
@@ -77,7 +79,7 @@ class Step:
         if not candidates:
             return None
         expected = self._expected([best[0], *candidates])
-        works = np.array([self._suspects.chance(params) for params in candidates])
+        works = np.array([self._suspects.chance(params) * self._chance_to_fit(params) for params in candidates])
         gains = (np.exp(expected.draws[1:] - expected.draws[0]) - 1) * works[:, None]
         means = (np.exp(expected.mean[1:] - expected.mean[0]) - 1) * works
         hopes = np.maximum(gains, 0.0).mean(axis=1)
@@ -100,8 +102,10 @@ class Step:
             worth = means if max(means[places]) > 0 else hopes
             chosen = max(places, key=lambda place: worth[place] / cost[place])
             lead = "most promising"
-        why = f"{lead}: {explain.changes(best[0], candidates[chosen])}, {explain.gain(float(means[chosen]))}"
-        return Proposed(params=candidates[chosen], why=why, promise=float(max(hopes[places])))
+        possible = float(np.quantile(gains[chosen], POSSIBLE))
+        why = f"{lead}: {explain.changes(best[0], candidates[chosen])}, {explain.gain(float(means[chosen]), possible)}"
+        promise = float(np.maximum(gains[places].max(axis=0), 0.0).mean())
+        return Proposed(params=candidates[chosen], why=why, promise=promise)
 
     def _expected(self, configurations: Sequence[Params]) -> Expected:
         return self._forecast.expected(self._coding.encode(configurations), num_draws=NUM_DRAWS, rng=self._rng)
@@ -117,9 +121,12 @@ class Step:
     def _may_try(self, params: Params, best: Sequence[Params]) -> bool:
         if configuration_key(params) in self._tried or not self._suspects.chance(params):
             return False
-        if self._memory and not self._memory.fits(params):
+        if self._chance_to_fit(params) < LEAST_CHANCE:
             return False
         return self._is_worth_compiling(params, best)
+
+    def _chance_to_fit(self, params: Params) -> float:
+        return self._memory.chance(params) if self._memory else 1.0
 
     def _is_worth_compiling(self, params: Params, best: Sequence[Params]) -> bool:
         """Whether a configuration costs no compilation, or is one of the best so far but for what is compiled."""
