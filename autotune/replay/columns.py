@@ -45,6 +45,8 @@ COLUMNS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("verified", agreeing),
     ("overstated", lambda found: percent(found["calibration"]["overstated_frac"])),
 )
+
+
 def cells(found: Figures) -> list[str]:
     """Returns the cells of a strategy's row."""
     return [text(found) for _, text in COLUMNS]

@@ -62,11 +62,11 @@ def test_batch_that_fills_the_memory_is_tried_once_a_larger_one_was_the_best(ben
             return 10**8 + 6 * 10**6 * int(knobs["loader.batch_size"])
 
     surface = Filling(gains=FAST, half_batch=100.0, capacity_bytes=2 * 10**9)
-    space = ["search_space=none", "loader.batch_size=choice(32,64,128,256,512)"]
-    study = bench(surface, *space, "study.budget.trials=4", minutes=60)
+    space = ["search_space=none", "loader.batch_size=choice(16,32,64,128,256,512)", "precision.amp=choice(off,bf16)"]
+    study = bench(surface, *space, "study.budget.trials=5", minutes=60)
     study.run()
-    filling = next(trial for trial in study.trials if "expected to fit the memory" in trial.why)
-    assert filling.knobs["loader.batch_size"] == 256
+    filling = [trial for trial in study.trials if "expected to fit the memory" in trial.why]
+    assert [trial.knobs["loader.batch_size"] for trial in filling] == [256]
 
 
 def test_compilation_is_tried_on_a_good_eager_configuration(bench):

@@ -18,7 +18,7 @@ DEVICE, LOADER, ALL = "device", "loader", "all"
 # How much a knob matters to one side, beside 1 for what belongs there. A knob that nobody placed belongs to the device.
 LOADER_PREFIX, ELSEWHERE = "loader.", 0.15
 ON_BOTH = {BATCH: (1.0, 0.3), THREADS: (1.0, 0.5), "loader.pin_memory": (0.5, 0.5), "loader.own_cores": (0.5, 1.0)}
-REST_USUAL = (0.05, 0.03, 0.03)  # what the two sides leave over: small, where they explain the rates
+REST_USUAL = (0.08, 0.05, 0.03)  # what the two sides leave over: some, or the neighbours of the best are left out too soon
 REST_LEVEL = 0.05
 CROWDING_SPREAD = 0.3  # of what shared cores cost, round `regime.CROWDED`: 1 to 0.5 was seen
 ROUGH = 2.0  # noise of a trial that was stopped early, beside an ordinary one's
@@ -72,9 +72,7 @@ class Forecast:
         favoured: Mapping[str, Any] | None = None,
     ) -> None:
         self._coding, self._machine, self._favoured = coding, machine, favoured or {}
-        scales = {
-            side: coding.scaled({knob.key: scale(knob.key, side) for knob in coding.knobs}) for side in (DEVICE, LOADER)
-        }
+        scales = {side: coding.scaled({knob.key: scale(knob.key, side) for knob in coding.knobs}) for side in (DEVICE, LOADER)}
         measured = [trial for trial in trials if trial.rate is not None]
         codes = coding.encode([trial.params for trial in measured])
         columns = coding.columns(codes)
