@@ -241,12 +241,15 @@ class ResolvedSpace:
         return {key: value} if key in self.domains and self.domains[key].contains(value) else {}
 
     def _larger(self, key: str, *, factor: int) -> Knobs:
-        """Returns {key: the value nearest to `factor` x the baseline's}, {} when that is not above the baseline's."""
+        """Returns {key: the value above the baseline's that is nearest to `factor` x the baseline's}, {} when there is none."""
         own = self.reference.get(key)
         if key not in self.domains or not isinstance(own, int):
             return {}
         value = self.domains[key].nearest(own * factor)
-        return {key: value} if isinstance(value, int) and value > own else {}
+        if isinstance(value, int) and value > own:
+            return {key: value}
+        above = [one for one in self.domains[key].values if isinstance(one, int) and one > own]
+        return {key: min(above)} if above else {}
 
     def _distinct(self, plans: list[tuple[str, Knobs]]) -> list[tuple[str, Knobs]]:
         """Returns the plans without repetitions and without the baseline."""

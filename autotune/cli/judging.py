@@ -51,7 +51,7 @@ def replay(
         typer.Option(
             "--sampler",
             metavar="NAME[,NAME]",
-            help="Ways to search, each NAME or NAME:KEY=VALUE:...; all but gp when not given.",
+            help="Ways to search, each NAME or NAME:KEY=VALUE:...; ablations: without each part; all but gp when not given.",
             show_default=False,
         ),
     ] = None,
@@ -69,6 +69,7 @@ def replay(
         Path | None, typer.Option("--html", metavar="FILE", help="Write curves and figures here.", show_default=False)
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="With --json: every study, too.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print one Markdown table, over all tables.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Replay searches on recorded tables, through the real study loop, and compare them.
@@ -79,6 +80,7 @@ def replay(
 
         autotune replay tests/data/replay/*.jsonl.gz
         autotune replay table.jsonl.gz --sampler default,expert,tpe --seeds 20 --trials 20 --html curves.html
+        autotune replay table.jsonl.gz --sampler ablations --markdown
     """
     from autotune.cli import replay as implementation
 
@@ -92,4 +94,5 @@ def replay(
         html=html,
         as_json=as_json,
         is_raw=raw,
+        as_markdown=markdown,
     )

@@ -29,6 +29,7 @@ def replay(
     html: Path | None,
     as_json: bool,
     is_raw: bool,
+    as_markdown: bool = False,
 ) -> int:
     """Replays and prints the figures; returns the exit code.
 
@@ -37,15 +38,17 @@ def replay(
     """
     from autotune.machine.cores import num_cores
     from autotune.replay.bench import USUAL, Asked, run
+    from autotune.replay.columns import agreeing, markdown
     from autotune.replay.figures import figures, raw
     from autotune.replay.page import write_page
+    from autotune.replay.strategies import names
     from autotune.replay.study import Limits
 
     if not tables:
         raise BadInput("TABLE: nothing to replay. Give files that `autotune record` wrote: tests/data/replay/*.jsonl.gz.")
     asked = Asked(
         tables=tables,
-        strategies=tuple(dict.fromkeys(name.strip() for name in samplers.split(","))) if samplers else USUAL,
+        strategies=names(samplers) if samplers else USUAL,
         num_seeds=seeds,
         limits=Limits(trials=trials, minutes=minutes),
         num_jobs=jobs or max(1, int(num_cores())),
@@ -56,6 +59,9 @@ def replay(
         write_page(found, results, html)
     if as_json:
         print_json({**found, **({"studies": raw(results)} if is_raw else {})})
+        return 0
+    if as_markdown:
+        print(markdown(found["strategies"]))
         return 0
     out = console()
     for table in found["tables"]:
@@ -75,6 +81,9 @@ def replay(
             )
     for line in _losses(found["losses"]):
         out.print(Text(line))
+    first, figure = next(iter(found["strategies"].items()))
+    if figure["calibration"]["verifiable"]:
+        out.print(Text(f"{first}: {agreeing(figure)} claimed winners lie within their own interval of a later verify"))
     out.print()
     out.print(Text(LEGEND, style="dim"))
     if html is not None:

@@ -208,6 +208,8 @@ def _calibration(claims: Sequence[Claim]) -> dict[str, Any]:
         "claims": len(claims),
         "overstated_frac": statistics.median(claim.overstated_frac for claim in claims) if claims else None,
         "truth_inside_frac": sum(inside) / len(inside) if inside else None,
+        "verifiable": len(verified),
+        "verified": sum(verified),
         "verified_frac": sum(verified) / len(verified) if verified else None,
         "no_longer_holds_frac": sum(claim.verdict == "no longer holds" for claim in claims) / len(claims) if claims else None,
     }

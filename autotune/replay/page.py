@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.errors import BadInput
 from autotune.replay.bench import Result
+from autotune.replay.columns import COLUMNS, cells, percent
 from autotune.replay.figures import curves
 from autotune.wording import changes_phrase, number_text
 
@@ -52,9 +53,9 @@ def write_page(found: dict[str, Any], results: Sequence[Result], path: Path) -> 
         words = "; ".join(
             (
                 f"{table['configurations']} configurations x {table['repeats']:g} repeats",
-                f"spread {_percent(table['spread_frac'])}",
+                f"spread {percent(table['spread_frac'])}",
                 f"optimum {number_text(best['value'])} {table['unit']}/s: {changes_phrase(best['changed'])}",
-                f"ten random trials reach {_percent(table['random_after_10'])} of it",
+                f"ten random trials reach {percent(table['random_after_10'])} of it",
             )
         )
         if table["memory"]["out_of_memory"]:
@@ -79,8 +80,8 @@ def write_page(found: dict[str, Any], results: Sequence[Result], path: Path) -> 
 EXPLAINED = (
     "Truth of the best configuration so far, as a fraction of the optimum's, judged by recorded repeats that the search was "
     "not served: median over the seeds, with the 10th percentile as a thin line. Seconds of 10: after as many recorded seconds "
-    "as 10 average trials of the table take. Final: what the finals hand over. No memory: share of the first 20 trials that "
-    "ran out of memory. Verified: claimed speed-ups that a later verify agrees with."
+    "as 10 average trials of the table take. Trials: how many the search took. Final: what the finals hand over. Out of "
+    "memory: share of the first 20 trials. Verified: claimed winners that lie within their own interval of a later verify."
 )
 
 
@@ -145,33 +146,8 @@ def _steps(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _figures(strategies: dict[str, dict[str, Any]]) -> str:
-    heads = (
-        "strategy", "10 trials", "20", "40", "p10 of 20", "seconds of 10", "of 20", "of 40", "trials to 95 %", "p90",
-        "s to 95 %", "p90", "to 98 %", "p90", "final", "no memory", "verified", "overstated",
-    )  # fmt: skip
+    heads = ("strategy", *(head for head, _ in COLUMNS))
     rows = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
     for name, found in strategies.items():
-        reach = found["to"]
-        cells = [
-            html.escape(name),
-            *(_percent(found["at_trials"][num]["median"]) for num in ("10", "20", "40")),
-            _percent(found["at_trials"]["20"]["p10"]),
-            *(_percent(found["at_seconds_of_trials"][num]["median"]) for num in ("10", "20", "40")),
-            *(_count(reach["0.95"]["trials"][which]) for which in ("median", "p90")),
-            *(_count(reach["0.95"]["seconds"][which]) for which in ("median", "p90")),
-            *(_count(reach["0.98"]["trials"][which]) for which in ("median", "p90")),
-            _percent(found["final"]["median"]),
-            _percent(found["out_of_memory_frac"]["20"]),
-            _percent(found["calibration"]["verified_frac"]),
-            _percent(found["calibration"]["overstated_frac"]),
-        ]
-        rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+        rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in (html.escape(name), *cells(found)))}</tr>")
     return f"<div class=scroll><table>{''.join(rows)}</table></div>"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"  # noqa: RUF001 (a dash in a table)
-
-
-def _count(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0f}"  # noqa: RUF001

@@ -64,6 +64,16 @@ STRATEGIES: dict[str, Strategy] = {
     )
 }
 
+# A name that stands for several: the search, and the same without each of its parts.
+PARTS = ("search.seeds", "search.decomposition", "search.memory_model", "search.cost_aware", "search.stop", "measure.racing")
+GROUPS = {"ablations": ("default", *(f"default:{key}=false" for key in PARTS))}
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Returns the names in a list separated by commas, each once, groups taken apart."""
+    words = [word.strip() for word in text.split(",")]
+    return tuple(dict.fromkeys(name for word in words for name in GROUPS.get(word, (word,))))
+
 
 def strategy(text: str) -> Strategy:
     """Returns what NAME or NAME:KEY=VALUE:... means; a NAME of `search.sampler` that is no row means that sampler.
@@ -74,7 +84,7 @@ def strategy(text: str) -> Strategy:
     name, *words = text.split(":")
     found = STRATEGIES.get(name) or (Strategy(name=name, keys={"search.sampler": name}) if name in SAMPLERS else None)
     if found is None:
-        raise BadInput(f"--sampler: no such strategy, got {name!r}. {one_of(name, [*STRATEGIES, *SAMPLERS])}")
+        raise BadInput(f"--sampler: no such strategy, got {name!r}. {one_of(name, [*STRATEGIES, *GROUPS, *SAMPLERS])}")
     keys = dict(found.keys)
     for word in words:
         key, equals, value = word.partition("=")

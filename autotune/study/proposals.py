@@ -18,7 +18,7 @@ from autotune.study.earlier import CUT_OFF_CAUSE
 from autotune.study.frontier import Frontier
 from autotune.study.parity import Parity
 from autotune.study.sampling import inform, machine_of
-from autotune.study.seeds import Proposal, earlier_seeds, expert_seeds
+from autotune.study.seeds import Proposal, earlier_seeds, expert_seeds, filling_seed
 from autotune.study.session import ConfigurationKey, Ending, Session, configuration_key
 from autotune.study.single_changes import SingleChanges
 from autotune.wording import log_lines, seconds_text
@@ -129,6 +129,8 @@ class Search:
         if self._sampler_name != "grid":  # which visits them anyway
             yield from self._fitting(earlier_seeds(self._session, self._hold, self._is_known))
             yield from self._fitting(expert_seeds(self._session, self._hold, self._may_fit, is_led=self._is_led))
+            if self._is_led:
+                yield from self._fitting(filling_seed(self._session, self._incumbent, self._filling_batch))
         self._name_what_is_too_dear()
         if not any(record.origin == LATE for record in self._session.searched):
             yield from self._cheap(until=self._is_time_for_late)
@@ -185,6 +187,12 @@ class Search:
         for why, key, value in self._space.costly() if self._is_led else []:
             if not self._fits(self._space.active({**best.knobs, key: value})):
                 self._session.listener.notice(f"Left out, it would not fit the budget: {why}.")
+
+    def _filling_batch(self, knobs: Knobs, batches: list[int]) -> int | None:
+        """Returns the largest of some batch sizes with which a configuration is expected to fit the memory; None unknown."""
+        sampler = self._study.sampler
+        searched = {key: value for key, value in knobs.items() if key in self._distributions}
+        return sampler.filling_batch(self._study, searched, batches) if isinstance(sampler, RatesSampler) else None
 
     def _may_fit(self, knobs: Knobs) -> bool:
         """Whether the sampler, where it can tell, does not expect a configuration to run out of memory."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import optuna
 
-from autotune.records import Knobs
+from autotune.records import Knobs, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.study.session import Session, configuration_key
 from autotune.wording import ratio_text
@@ -17,6 +17,7 @@ NUM_EARLIER_SEEDS = 3  # in replays of two tables better than one by 1 % after a
 NUM_LED_SEEDS = 2  # an expert's choice at two batches tells what memory a sample takes; from then on the models know better
 DISPROVED_FRAC = 0.85  # of the baseline's value: noise alone does not explain less
 FITS_FRAC = 0.97  # of the memory, as for the sampler: what a configuration took elsewhere it takes here
+BATCH = "loader.batch_size"
 EXPERT, EARLIER = "expert", "earlier"  # where a proposal comes from; see TrialRecord.origin
 
 
@@ -92,9 +93,32 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
             continue
         if may_fit(knobs):
             yield Proposal(knobs=knobs, why=why, origin=EXPERT)
-        elif smaller := space.with_smaller_batch(knobs):
+        elif circumstances.has_cuda and (smaller := space.with_smaller_batch(knobs)):  # on a CPU the process takes most itself
             why = "expert's choice at a smaller batch: what memory a sample takes"
             yield Proposal(knobs=smaller, why=why, origin=EXPERT)
+
+
+def filling_seed(
+    session: Session, best: TrialRecord, filling_batch: Callable[[Knobs, list[int]], int | None]
+) -> Iterator[Proposal]:
+    """Yields the best so far with a batch that fills the memory, where a larger batch than the program's was the best.
+
+    Args:
+        session: the study.
+        best: so far.
+        filling_batch: the largest of some batch sizes with which a configuration is expected to fit; None where nobody can tell.
+    """
+    space = session.resolved
+    own, batch = space.reference.get(BATCH), best.knobs.get(BATCH)
+    if not session.plan.config.search.seeds or session.circumstances is None or BATCH not in space.domains:
+        return
+    if not isinstance(own, int) or not isinstance(batch, int) or batch <= own:
+        return
+    larger = [value for value in space.domains[BATCH].values if isinstance(value, int) and value > batch]
+    filling = filling_batch(best.knobs, larger)
+    if filling is not None:
+        why = f"the largest batch that is expected to fit the memory, on the best so far (trial {best.number})"
+        yield Proposal(knobs=space.active({**best.knobs, BATCH: filling}), why=why, origin=EXPERT)
 
 
 def _is_disproved(session: Session, knobs: Knobs) -> bool:

@@ -97,6 +97,19 @@ def test_replay_as_json_is_one_document_with_every_study_when_asked(tables, caps
     assert [len(study["steps"]) for study in document["studies"]] == [4, 4]
 
 
+def test_what_each_part_is_worth_is_a_markdown_table_in_one_command(tables, capsys):
+    command = ["replay", str(tables / "one.jsonl.gz"), "--sampler", "ablations", "--markdown"]
+    assert main([*command, "--seeds", "1", "--trials", "2", "--jobs", "1"]) == 0
+    head, rule, first, *parts = capsys.readouterr().out.splitlines()
+    assert head.startswith("| strategy | 10 trials |")
+    assert len({line.count("|") for line in (head, rule, first, *parts)}) == 1
+    assert first.startswith("| `default` |")
+    assert [line.split("`")[1].removeprefix("default:") for line in parts] == [
+        "search.seeds=false", "search.decomposition=false", "search.memory_model=false", "search.cost_aware=false",
+        "search.stop=false", "measure.racing=false",
+    ]  # fmt: skip
+
+
 @pytest.mark.thorough
 def test_any_number_of_processes_gives_the_same(tables, capsys):
     command = [

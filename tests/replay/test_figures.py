@@ -58,8 +58,8 @@ def test_figures_of_a_strategy(result):
     }  # fmt: skip
     assert found["out_of_memory_frac"]["10"] == pytest.approx(2 / 9)
     assert found["calibration"] == {
-        "claims": 2, "overstated_frac": pytest.approx(0.02), "truth_inside_frac": 1.0, "verified_frac": 0.5,
-        "no_longer_holds_frac": 0.5,
+        "claims": 2, "overstated_frac": pytest.approx(0.02), "truth_inside_frac": 1.0,
+        "verifiable": 2, "verified": 1, "verified_frac": 0.5, "no_longer_holds_frac": 0.5,
     }  # fmt: skip
 
 

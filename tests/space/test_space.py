@@ -156,6 +156,11 @@ def test_seeds_snap_to_the_users_domains() -> None:
         assert knobs["optimizer.implementation"] == "default"
 
 
+def test_larger_batch_of_a_seed_is_the_next_one_where_the_domain_is_coarse() -> None:
+    space = cpu_space(domains={"loader.batch_size": Choice((8, 32, 128, 512)), "precision.amp": Choice(("off", "bf16"))})
+    assert [knobs["loader.batch_size"] for _, knobs in space.seeds(CPU)][:2] == [32, 128]
+
+
 def test_a_space_without_any_knob_has_no_seeds() -> None:
     space = resolve(SearchSpace(), CPU, passed={})
     assert space.seeds(CPU) == []

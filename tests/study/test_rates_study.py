@@ -1,5 +1,7 @@
 """The sampler of rates inside a whole study, on the fake launcher."""
 
+import re
+
 import pytest
 
 from autotune.records import Kind
@@ -27,7 +29,8 @@ def test_every_proposal_says_why_in_a_line(bench):
     study.run()
     lines = [trial.why for trial in sampled(study)]
     assert len(lines) >= 4
-    assert all(line.endswith(" % expected") and "\n" not in line for line in lines)
+    assert all(re.search(r"(\+\d+ % expected|up to \+\d+ %|no gain expected, to be sure)", line) for line in lines)
+    assert not any("\n" in line for line in lines)
     assert any("-bound: " in line for line in lines)
     assert any("workers 0 -> " in line for line in lines), "the loader is what binds"
     started = [why for _, kind, _, why in study.listener.named("trial_started") if kind is Kind.search]
@@ -56,6 +59,19 @@ def test_what_would_run_out_of_memory_is_left_out(bench):
     summary = study.run()
     assert "device_oom" not in summary["counts"]
     assert summary["best"]["knobs"]["loader.batch_size"] == 128, "the largest of 32, 64, 128, 256 that fits"
+
+
+def test_batch_that_fills_the_memory_is_tried_once_a_larger_one_was_the_best(bench):
+    class Filling(Surface):
+        def peak_bytes(self, knobs):
+            return 10**8 + 6 * 10**6 * int(knobs["loader.batch_size"])
+
+    surface = Filling(gains=FAST, half_batch=100.0, capacity_bytes=2 * 10**9)
+    space = ["search_space=none", "loader.batch_size=choice(16,32,64,128,256,512)", "precision.amp=choice(off,bf16)"]
+    study = bench(surface, *space, "study.budget.trials=5", minutes=60)
+    study.run()
+    filling = [trial for trial in study.trials if "expected to fit the memory" in trial.why]
+    assert [trial.knobs["loader.batch_size"] for trial in filling] == [256]
 
 
 def test_compilation_is_tried_on_a_good_eager_configuration(bench):

@@ -8,6 +8,7 @@ from typing import Any
 from autotune.wording import knob_phrase, value_text
 
 MAX_CHANGES = 4  # named; of more the number is said
+LEAST_SAID = 0.005  # gain that does not round to 0 %
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -18,9 +19,18 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return ", ".join(told) + more or "the same"
 
 
-def gain(fraction: float) -> str:
-    """Returns an expected gain: "+14 % expected", "-3 % expected"."""
-    return f"{fraction:+.0%} expected".replace("%", " %")
+def gain(expected: float, possible: float) -> str:
+    """Returns what is hoped of a change: "+14 % expected", "up to +9 %", "no gain expected, to be sure".
+
+    Args:
+        expected: mean gain, a fraction.
+        possible: gain that one in ten such changes exceeds.
+    """
+    if expected >= LEAST_SAID:
+        return f"{expected:+.0%} expected".replace("%", " %")
+    if possible >= LEAST_SAID:
+        return f"up to {possible:+.0%}".replace("%", " %")
+    return "no gain expected, to be sure"
 
 
 def _change(key: str, old: Any, new: Any) -> str:

@@ -10,16 +10,17 @@ import numpy as np
 
 from autotune.search.rates.coding import BATCH, Array, Codes, Coding, Columns
 from autotune.search.rates.history import Seen
-from autotune.search.rates.model import USUAL, LinearModel
-from autotune.search.rates.regime import Machine, combined, device_rate
+from autotune.search.rates.model import LinearModel
+from autotune.search.rates.regime import Machine, combined, device_rate, shared_frac
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 DEVICE, LOADER, ALL = "device", "loader", "all"
 # How much a knob matters to one side, beside 1 for what belongs there. A knob that nobody placed belongs to the device.
 LOADER_PREFIX, ELSEWHERE = "loader.", 0.15
 ON_BOTH = {BATCH: (1.0, 0.3), THREADS: (1.0, 0.5), "loader.pin_memory": (0.5, 0.5), "loader.own_cores": (0.5, 1.0)}
-REST_USUAL = (0.05, 0.03, 0.03)  # what the two sides leave over: small, where they explain the rates
+REST_USUAL = (0.08, 0.05, 0.03)  # what the two sides leave over: some, or the neighbours of the best are left out too soon
 REST_LEVEL = 0.05
+CROWDING_SPREAD = 0.3  # of what shared cores cost, round `regime.CROWDED`: 1 to 0.5 was seen
 ROUGH = 2.0  # noise of a trial that was stopped early, beside an ordinary one's
 LOADER_NOISE = 1.5  # L is read from fewer batches than the rate
 READ_OFF_NOISE = 8.0  # D that is read from a rate on shared cores: how processes disturb each other is not known
@@ -71,9 +72,7 @@ class Forecast:
         favoured: Mapping[str, Any] | None = None,
     ) -> None:
         self._coding, self._machine, self._favoured = coding, machine, favoured or {}
-        self._scales = {
-            side: coding.scaled({knob.key: scale(knob.key, side) for knob in coding.knobs}) for side in (DEVICE, LOADER, ALL)
-        }
+        scales = {side: coding.scaled({knob.key: scale(knob.key, side) for knob in coding.knobs}) for side in (DEVICE, LOADER)}
         measured = [trial for trial in trials if trial.rate is not None]
         codes = coding.encode([trial.params for trial in measured])
         columns = coding.columns(codes)
@@ -86,21 +85,22 @@ class Forecast:
         self._loader: LinearModel | None = None
         self._rest: LinearModel | None = None
         if not self.is_decomposed:
-            self._device = LinearModel(columns * self._scales[ALL], np.log(rates) - self._usual_device(codes), noise=rough)
+            self._device = LinearModel(columns, np.log(rates) - self._usual_device(codes), noise=rough)
             self.spread = _rms(self._device.left_out_errors())
             return
         self._device = LinearModel(
-            (columns * self._scales[DEVICE])[has_device],
+            columns[has_device],
             np.log(device[has_device]) - self._usual_device(codes[has_device]),
+            scale=scales[DEVICE],
             noise=(rough * noise)[has_device],
         )
         beside_usual = np.log(loader[has_loader]) - self._usual_loader(codes[has_loader])
         self._loader = LinearModel(
-            (columns * self._scales[LOADER])[has_loader], beside_usual, noise=LOADER_NOISE * rough[has_loader], usual=USUAL
+            columns[has_loader], beside_usual, scale=scales[LOADER], noise=LOADER_NOISE * rough[has_loader]
         )
         left = np.log(rates) - self._together(codes, *self._sides(codes, columns))
         self._rest = LinearModel(
-            columns * self._scales[ALL], left, noise=rough, usual=REST_USUAL, level_spread=REST_LEVEL, prior_level=0.0
+            self._rest_columns(columns, codes), left, noise=rough, usual=REST_USUAL, level_spread=REST_LEVEL, prior_level=0.0
         )
         self.spread = _rms(self._rest.left_out_errors())
 
@@ -109,11 +109,11 @@ class Forecast:
         columns = self._coding.columns(codes)
         device, loader = self._sides(codes, columns)
         if self._loader is None or self._rest is None:
-            draws = self._device.draws(columns * self._scales[ALL], num=num_draws, rng=rng) + self._usual_device(codes)[:, None]
+            draws = self._device.draws(columns, num=num_draws, rng=rng) + self._usual_device(codes)[:, None]
             return Expected(mean=device, draws=draws, device=device, loader=loader)
-        of_device, of_loader, of_rest = (columns * self._scales[side] for side in (DEVICE, LOADER, ALL))
-        devices = self._device.draws(of_device, num=num_draws, rng=rng) + self._usual_device(codes)[:, None]
-        loaders = self._loader.draws(of_loader, num=num_draws, rng=rng) + self._usual_loader(codes)[:, None]
+        devices = self._device.draws(columns, num=num_draws, rng=rng) + self._usual_device(codes)[:, None]
+        loaders = self._loader.draws(columns, num=num_draws, rng=rng) + self._usual_loader(codes)[:, None]
+        of_rest = self._rest_columns(columns, codes)
         draws = self._together(codes, devices, loaders) + self._rest.draws(of_rest, num=num_draws, rng=rng)
         mean = self._together(codes, device, loader) + self._rest.mean(of_rest)
         return Expected(mean=mean, draws=draws, device=device, loader=loader)
@@ -126,7 +126,7 @@ class Forecast:
         mean = (
             device
             if self._rest is None
-            else self._together(codes, device, loader) + self._rest.mean(columns * self._scales[ALL])
+            else self._together(codes, device, loader) + self._rest.mean(self._rest_columns(columns, codes))
         )
         rows = zip(configurations, *(np.exp(values).tolist() for values in (mean, device, loader)), strict=True)
         return [
@@ -136,16 +136,23 @@ class Forecast:
 
     def _sides(self, codes: Codes, columns: Columns) -> tuple[Array, Array]:
         """Returns the logarithms of D and L that are expected."""
-        device = self._device.mean(columns * self._scales[DEVICE if self.is_decomposed else ALL]) + self._usual_device(codes)
+        device = self._device.mean(columns) + self._usual_device(codes)
         if self._loader is None:
             return device, np.full(len(codes), np.inf)
-        return device, self._loader.mean(columns * self._scales[LOADER]) + self._usual_loader(codes)
+        return device, self._loader.mean(columns) + self._usual_loader(codes)
 
     def _together(self, codes: Codes, device: Array, loader: Array) -> Array:
         """Returns the logarithms of the rates that D and L make, given as logarithms: a row a configuration."""
         workers, threads = (values.reshape(-1, *[1] * (device.ndim - 1)) for values in self._processes(codes))
         rates = combined(np.exp(device), np.exp(loader), workers=workers, threads=threads, machine=self._machine)
         return np.asarray(np.log(rates))
+
+    def _rest_columns(self, columns: Columns, codes: Codes) -> Columns:
+        """Returns the columns of what the two sides leave over: all knobs, and what sharing cores costs on this machine."""
+        if not self._machine.is_cpu:
+            return columns
+        crowding = shared_frac(*self._processes(codes), self._machine)[:, None] * CROWDING_SPREAD / REST_USUAL[0]
+        return Columns(np.hstack([columns.effects, crowding]), columns.pairs)
 
     def _device_rates(self, measured: Sequence[Seen], codes: Codes, rates: Array, loader: Array) -> tuple[Array, Array]:
         """Returns D of each trial, read from the rate where cores were shared, and its noise; NaN where it cannot be had."""

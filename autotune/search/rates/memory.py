@@ -16,11 +16,29 @@ CLASS_KNOBS = (
     *("precision.amp", "compile.mode", "memory.activation_checkpointing"),
     *("parallel.strategy", "parallel.reshard_after_forward"),
 )
+WORKERS, THREADS = "loader.num_workers", "threads.intra"
+IN_PROCESS = "batches are made in the process"  # a class on a CPU, where the loader without workers takes of the same memory
+# Share of a sample's bytes that these ways of computing are expected to spare.
+SPARED = {
+    ("precision.amp", "'bf16'"): 0.35,
+    ("precision.amp", "'fp16'"): 0.35,
+    ("memory.activation_checkpointing", "True"): 0.4,
+    (IN_PROCESS, "False"): 0.2,
+}
 FITS_FRAC = 0.97  # of the memory there is: above it a trial counts as not fitting
-NOISE_FRAC = 0.02  # of the memory: allocators round, and peaks are sampled on a CPU
-FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # share of a trial's memory that does not grow with the batch, before two batches tell
-CLASS_SPREAD = 0.4  # of the bytes of a sample and of the rest, from one way of computing to another
-BEYOND_FRAC = 1.1  # of the memory: what ran out took at least about so much
+SAFE_CHANCE = 0.75  # to fit, from which on an expert's seed is tried
+LEAST_CHANCE = 0.15  # to fit, below which nothing is tried; above it, hopes count by the chance: an unsure line forbids nothing
+SAFE_FRAC = 0.93  # of the memory: what a batch that is to fill it more probably than not takes at most
+NOISE_FRAC = 0.02  # of the memory: allocators round, and peaks are sampled on a CPU; repeats differed by 0.1 to 2 %
+PROCESS_BYTES = 0.95e9  # data of a process on a CPU that has imported torch and trains next to nothing
+PROCESS_SPREAD, MOST_PROCESS_FRAC = 0.1, 0.95  # how far off that may be, a share of it; what it is of the least trial at most
+FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # share of a trial's own memory that does not grow with the batch, before two batches tell
+CLASS_SPREAD = 0.3  # of the bytes of a sample, from one way of computing to another, beside what is expected to be spared
+CLASS_FIXED_SPREAD = 0.1  # of a trial's own memory: the same of what does not grow
+# What grows with the batch, of the largest trial: equally probable on every scale, from next to nothing to all of it.
+SAME = 1e-3  # spread of the scale that a model is for, beside 1
+LEAST_LIKELY = 1e-6  # that something runs out which should not: other programs may take memory, too
+GROWING = np.geomspace(0.001, 1.2, 40)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,29 +57,29 @@ class Peak:
 
 
 class MemoryModel:
-    """M(batch) = a + m batch, a and m for each value of the knobs that change them: a conjugate linear model in bytes.
+    """M(batch) = a + m batch, a and m for each value of the knobs that change them: linear models in bytes, one for each scale.
+
+    One batch says little of how much memory grows with it, and the scale cannot be negative: so each scale of m has a conjugate
+    model of the rest, and what was seen says how probable the scales are. What ran out puts scales out that let it fit.
 
     Args:
         peaks: the trials there are.
         capacity_bytes: memory that a trial may fill; None leaves the rule of what was seen.
+        is_cpu: whether it is that of the processes, rather than a device's.
     """
 
-    def __init__(self, peaks: Sequence[Peak], *, capacity_bytes: float | None) -> None:
+    def __init__(self, peaks: Sequence[Peak], *, capacity_bytes: float | None, is_cpu: bool = False) -> None:
+        self._is_cpu = is_cpu
         self._out = [peak for peak in peaks if peak.is_out]
-        self._fits: dict[tuple[Any, ...], bool] = {}
-        self._values = sorted({(key, repr(peak.params[key])) for peak in peaks for key in CLASS_KNOBS if key in peak.params})
-        seen = [peak for peak in peaks if peak.peak_bytes and not peak.is_out and BATCH in peak.params]
-        self._is_known = bool(seen) and capacity_bytes is not None
+        self._in = [peak for peak in peaks if peak.peak_bytes and not peak.is_out and BATCH in peak.params]
+        self._chances: dict[tuple[Any, ...], float] = {}
+        self._values = sorted({*SPARED, *(value for peak in peaks for value in self._values_of(peak.params))})
+        self._is_known = bool(self._in) and capacity_bytes is not None
         if not self._is_known or capacity_bytes is None:
             return
-        self._unit = max(float(peak.params[BATCH]) for peak in seen)
-        self._fit([peak.params for peak in seen], np.array([peak.peak_bytes for peak in seen], dtype=float) / capacity_bytes)
-        # What ran out took more than there is, however little the line gave it: as if it had been seen a little above.
-        wrong = [peak.params for peak in self._out if BATCH in peak.params and self.fraction(peak.params)[0] < BEYOND_FRAC]
-        if wrong:
-            params = [*(peak.params for peak in seen), *wrong]
-            shares = [float(peak.peak_bytes or 0) / capacity_bytes for peak in seen] + [BEYOND_FRAC] * len(wrong)
-            self._fit(params, np.array(shares))
+        self._process_frac = PROCESS_BYTES / capacity_bytes if is_cpu else 0.0
+        self._unit = max(float(peak.params[BATCH]) for peak in self._in)
+        self._fit(np.array([peak.peak_bytes for peak in self._in], dtype=float) / capacity_bytes)
 
     def fraction(self, params: Mapping[str, Any]) -> tuple[float, float]:
         """Returns the share of the memory that a configuration is expected to take, and its standard deviation.
@@ -70,40 +88,112 @@ class MemoryModel:
         """
         if not self._is_known or BATCH not in params:
             return math.nan, math.nan
-        row = self._row(params)
-        variance = max(0.0, float(row @ self._covariance @ row)) + NOISE_FRAC**2
-        unseen = sum(key in params and (key, repr(params[key])) not in self._values for key in CLASS_KNOBS)
-        variance += unseen * self._own_variance * (row[1] ** 2 + 1 / 4)
-        return float(row @ self._weights), math.sqrt(variance)
+        means, variances = self._shares(params)
+        mean = float(self._belief @ means)
+        return mean, math.sqrt(float(self._belief @ (variances + (means - mean) ** 2)))
+
+    def chance(self, params: Mapping[str, Any]) -> float:
+        """Returns how probable it is that a configuration fits.
+
+        It is 0 where as much is known to run out, else 1 where as much is known to fit, or nothing is known.
+        """
+        key = (*self._values_of(params), params.get(BATCH), params.get(THREADS))  # thousands differ in nothing else
+        if key not in self._chances:
+            self._chances[key] = self._chance(params)
+        return self._chances[key]
 
     def fits(self, params: Mapping[str, Any]) -> bool:
-        """Returns whether a configuration more probably fits than not, and is not known to run out."""
-        key = tuple(params.get(knob) for knob in (BATCH, *CLASS_KNOBS))  # thousands of configurations differ in nothing else
-        if key not in self._fits:
-            share, _ = self.fraction(params)
-            self._fits[key] = not self.is_known_out(params) and (math.isnan(share) or share <= FITS_FRAC)
-        return self._fits[key]
+        """Returns whether a configuration is so likely to fit that it may be tried whatever is hoped of it."""
+        return self.chance(params) >= SAFE_CHANCE
+
+    def fills(self, params: Mapping[str, Any], larger: Sequence[int]) -> int | None:
+        """Returns the largest of the larger batch sizes that safely fits; None where none does, or all of them do.
+
+        Args:
+            params: a configuration.
+            larger: batch sizes.
+        """
+        safe = [batch for batch in larger if self._is_safe({**params, BATCH: batch})]
+        return max(safe) if safe and len(safe) < len(larger) else None
+
+    def _is_safe(self, params: Mapping[str, Any]) -> bool:
+        return self._is_known and BATCH in params and self.fits(params) and self._below(params, SAFE_FRAC) >= 1 / 2
 
     def is_known_out(self, params: Mapping[str, Any]) -> bool:
-        """Returns whether a configuration computes as one that ran out of memory did, with as large a batch or a larger one."""
-        return any(_is_alike(params, out.params) and params.get(BATCH, 0) >= out.params.get(BATCH, 0) for out in self._out)
+        """Returns whether what ran out of memory computes as a configuration does, with a batch no larger."""
+        return any(self._takes_no_less(params, out.params) for out in self._out)
 
-    def _row(self, params: Mapping[str, Any]) -> Array:
-        batch = float(params[BATCH]) / self._unit
-        marks = [float(repr(params.get(key)) == value) for key, value in self._values]
-        return np.array([1.0, batch, *marks, *(batch * mark for mark in marks)])
+    def _chance(self, params: Mapping[str, Any]) -> float:
+        if self.is_known_out(params):
+            return 0.0
+        is_in = any(self._takes_no_less(one.params, params) and self._has_threads_of(one.params, params) for one in self._in)
+        if is_in or not self._is_known or BATCH not in params:
+            return 1.0
+        return self._below(params, FITS_FRAC)
 
-    def _fit(self, params: Sequence[Mapping[str, Any]], shares: Array) -> None:
-        rows = np.array([self._row(one) for one in params])
+    def _below(self, params: Mapping[str, Any], frac: float) -> float:
+        """Returns how probable it is that a configuration takes no more than a share of the memory."""
+        means, variances = self._shares(params)
+        return float(self._belief @ _normal_cdf((frac - means) / np.sqrt(variances)))
+
+    def _takes_no_less(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Returns whether one of two configurations that compute alike takes at least the memory of the other."""
+        return self._values_of(one) == self._values_of(other) and one.get(BATCH, 0) >= other.get(BATCH, 0)
+
+    def _has_threads_of(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Returns whether one of them has at least the other's threads, which take a little memory each on a CPU."""
+        return not self._is_cpu or one.get(THREADS, 0) >= other.get(THREADS, 0)
+
+    def _values_of(self, params: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Returns the values of what changes the bytes of a sample."""
+        values = [(key, repr(params[key])) for key in CLASS_KNOBS if key in params]
+        if self._is_cpu and WORKERS in params:
+            values.append((IN_PROCESS, repr(params[WORKERS] == 0)))
+        return values
+
+    def _rows(self, params: Mapping[str, Any]) -> Array:
+        """Returns the row of a configuration in the model of each scale."""
+        own = set(self._values_of(params))
+        marks = np.array([float(value in own) for value in self._values])
+        grown = float(params[BATCH]) / self._unit * self._growing[:, None]
+        return np.hstack([np.ones_like(grown), grown, np.broadcast_to(marks, (len(grown), len(marks))), grown * marks])
+
+    def _shares(self, params: Mapping[str, Any]) -> tuple[Array, Array]:
+        """Returns mean and variance of the share that a configuration takes, for each scale."""
+        rows = self._rows(params)
+        variances = np.einsum("si,sij,sj->s", rows, self._covariances, rows)
+        unseen = sum(value not in self._values for value in self._values_of(params))
+        variances = variances + unseen * ((CLASS_SPREAD * rows[:, 1]) ** 2 + self._class_fixed**2) + NOISE_FRAC**2
+        return np.einsum("si,si->s", rows, self._weights), variances
+
+    def _fit(self, shares: Array) -> None:
+        """Fits a conjugate linear model for each scale of what grows with the batch, and says how probable each scale is."""
         level = float(np.max(shares))
-        self._own_variance = (CLASS_SPREAD * level) ** 2
-        own = np.full(len(self._values), self._own_variance)
-        expected = np.concatenate([[FIXED_FRAC * level, (1 - FIXED_FRAC) * level], 0 * own, 0 * own])
-        variances = np.concatenate([[(FIXED_SPREAD * level) ** 2] * 2, own / 4, own])
-        precision = np.diag(1 / variances) + rows.T @ rows / NOISE_FRAC**2
-        self._covariance = np.linalg.inv(precision)
-        self._weights = expected + self._covariance @ rows.T @ (shares - rows @ expected) / NOISE_FRAC**2
+        process = min(self._process_frac, MOST_PROCESS_FRAC * float(np.min(shares)))
+        of_trial = level - process
+        self._class_fixed = CLASS_FIXED_SPREAD * of_trial
+        self._growing = GROWING * level
+        own = np.ones(len(self._values))
+        spared = np.array([SPARED.get(value, 0.0) for value in self._values])
+        expected = np.concatenate([[process + FIXED_FRAC * of_trial, 1.0], 0 * own, -spared])
+        fixed_spread = FIXED_SPREAD * of_trial + PROCESS_SPREAD * process
+        spreads = np.concatenate([[fixed_spread, SAME], self._class_fixed * own, CLASS_SPREAD * own])
+        rows = np.stack([self._rows(peak.params) for peak in self._in], axis=1)  # scale, trial, weight
+        gain = rows * spreads**2
+        covariance = gain @ rows.transpose(0, 2, 1) + NOISE_FRAC**2 * np.eye(len(shares))
+        errors = shares - rows @ expected
+        solved = np.linalg.solve(covariance, np.concatenate([errors[:, :, None], gain], axis=2))
+        self._weights = expected + np.einsum("sti,st->si", gain, solved[:, :, 0])
+        self._covariances = np.diag(spreads**2) - gain.transpose(0, 2, 1) @ solved[:, :, 1:]
+        likelihoods = -0.5 * np.einsum("st,st->s", errors, solved[:, :, 0]) - 0.5 * np.linalg.slogdet(covariance)[1]
+        belief = np.exp(likelihoods - likelihoods.max())
+        self._belief = belief / belief.sum()
+        for peak in self._out:
+            if BATCH in peak.params:
+                means, variances = self._shares(peak.params)
+                belief = self._belief * np.maximum(_normal_cdf((means - 1) / np.sqrt(variances)), LEAST_LIKELY)
+                self._belief = belief / belief.sum()
 
 
-def _is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(one.get(key) == other.get(key) for key in CLASS_KNOBS)
+def _normal_cdf(values: Array) -> Array:
+    return np.array([(1 + math.erf(value / math.sqrt(2))) / 2 for value in values])

@@ -18,9 +18,12 @@ BIAS = 2.0  # spread of the level itself: next to unknown
 class LinearModel:
     """A conjugate linear model y = level + effects + pairs + noise; weights have a normal prior of spread 1 times a factor.
 
+    Columns come unscaled, and weights are scaled instead: thousands of candidates have over a thousand columns each.
+
     Args:
-        columns: of what was measured, scaled by the prior spread of their weights.
+        columns: of what was measured.
         y: what was measured, logarithms.
+        scale: one row, what to multiply any columns by; None for 1.
         noise: each measurement's spread beside the others', 1 for an ordinary one.
         usual: expected spread of effects, of pairs and of measurements.
         level_spread: prior spread of the level round `prior_level`.
@@ -32,31 +35,39 @@ class LinearModel:
         columns: Columns,
         y: Array,
         *,
+        scale: Columns | None = None,
         noise: Array | None = None,
         usual: tuple[float, float, float] = USUAL,
         level_spread: float = BIAS,
         prior_level: float | None = None,
     ) -> None:
         self._level = float(np.mean(y)) if prior_level is None else prior_level
-        self._level_spread = level_spread
         self._y, relative = y - self._level, np.ones(len(y)) if noise is None else noise
-        of_effects, of_pairs = columns.effects @ columns.effects.T, columns.pairs @ columns.pairs.T
+        scale = scale or Columns(np.ones((1, columns.effects.shape[1])), np.ones((1, columns.pairs.shape[1])))
+        own = columns * scale
+        of_effects, of_pairs = own.effects @ own.effects.T, own.pairs @ own.pairs.T
+        tried = [[factor * one for factor in factors] for factors, one in zip(FACTORS, usual, strict=True)]
+        noises = np.outer(tried[2], relative)
         best = -np.inf
-        tried = [[factor * own for factor in factors] for factors, own in zip(FACTORS, usual, strict=True)]
-        for scales in itertools.product(*tried):
-            noises = scales[2] * relative
-            covariance = level_spread**2 + scales[0] ** 2 * of_effects + scales[1] ** 2 * of_pairs + np.diag(noises**2)
-            lower = np.linalg.cholesky(covariance)
-            solved = np.linalg.solve(lower, self._y)
-            doubt = sum((math.log(scale / own) / DOUBT) ** 2 for scale, own in zip(scales, usual, strict=True))
-            likelihood = -0.5 * (float(solved @ solved) + doubt) - float(np.log(np.diag(lower)).sum())
-            if likelihood > best:
-                best, self.scales, self._noises, self._lower = likelihood, scales, noises, lower
-        self._columns = self._scaled(columns)
+        for effects, pairs in itertools.product(*tried[:2]):  # all spreads of the noise at once
+            covariance = level_spread**2 + effects**2 * of_effects + pairs**2 * of_pairs + _diagonals(noises**2)
+            lowers = np.linalg.cholesky(covariance)
+            solved = np.linalg.solve(lowers, np.broadcast_to(self._y[:, None], (len(noises), len(y), 1)))[:, :, 0]
+            scales = [(effects, pairs, one) for one in tried[2]]
+            doubt = [sum((math.log(one / own) / DOUBT) ** 2 for one, own in zip(s, usual, strict=True)) for s in scales]
+            determinants = np.log(np.diagonal(lowers, axis1=1, axis2=2)).sum(axis=1)
+            likelihoods = -0.5 * ((solved**2).sum(axis=1) + np.array(doubt)) - determinants
+            top = int(np.argmax(likelihoods))
+            if likelihoods[top] > best:
+                best, self.scales = likelihoods[top], scales[top]
+                self._noises, self._lower = noises[top], lowers[top]
+        spread = [[level_spread], self.scales[0] * scale.effects[0], self.scales[1] * scale.pairs[0]]
+        self._spread = np.concatenate(spread)
+        self._columns = np.hstack([np.ones((len(y), 1)), columns.effects, columns.pairs]) * self._spread
 
     def mean(self, columns: Columns) -> Array:
         """Returns what is expected of configurations."""
-        return self._level + self._scaled(columns) @ (self._columns.T @ self._solve(self._y))
+        return self._worth(columns, self._columns.T @ self._solve(self._y))
 
     def left_out_errors(self) -> Array:
         """Returns by how much each measurement misses what the others say of it (closed form of leaving one out)."""
@@ -72,11 +83,16 @@ class LinearModel:
         prior = rng.standard_normal((self._columns.shape[1], num))
         errors = self._noises[:, None] * rng.standard_normal((len(self._y), num))
         weights = prior + self._columns.T @ self._solve(self._y[:, None] - self._columns @ prior - errors)
-        return self._level + self._scaled(columns) @ weights
+        return self._worth(columns, weights)
 
-    def _scaled(self, columns: Columns) -> Array:
-        level = np.full((len(columns.effects), 1), self._level_spread)
-        return np.hstack([level, columns.effects * self.scales[0], columns.pairs * self.scales[1]])
+    def _worth(self, columns: Columns, weights: Array) -> Array:
+        level, effects, pairs = np.split((weights.T * self._spread).T, [1, 1 + columns.effects.shape[1]])
+        return np.asarray(self._level + level[0] + columns.effects @ effects + columns.pairs @ pairs)
 
     def _solve(self, right: Array) -> Array:
         return np.asarray(np.linalg.solve(self._lower.T, np.linalg.solve(self._lower, right)))
+
+
+def _diagonals(rows: Array) -> Array:
+    """Returns a diagonal matrix for each row."""
+    return np.asarray(rows[:, :, None] * np.eye(rows.shape[1]))

@@ -12,6 +12,9 @@ import numpy as np
 from autotune.search.rates.coding import Array
 
 MOST_TIMES, LEAST_SURE = 20.0, 20.0  # how far above a rate its D is looked for, and how unsure it may be beside the rate
+# Of the rate, what is left where threads and workers take each other's cores: threads wait for one another, and a worker counts
+# as busy while it waits for a core. Four programs on two cores: 0.5 to 0.85 with small operators, 1 with large ones.
+CROWDED = 0.8
 SHARPNESS = 8.0  # of the turn from loader-bound to device-bound: batch times vary, so that both wait a little where D = L
 
 
@@ -43,8 +46,9 @@ class Machine:
 def combined(device: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine) -> Array:
     """Returns the rates that D and L make together.
 
-    Without workers step and loader take turns. With workers the slower one decides, as long as there are cores for both: work
-    is conserved, and a sample takes threads/D + workers/L seconds of some core, of which there are `num_cores` a second.
+    Without workers step and loader take turns. With workers that have cores of their own the slower one decides. A worker that
+    takes its core from a thread of the step stops all of the step, whose threads wait for each other after every operator: for
+    such workers the two take turns again, 1/rate = 1/L + 1/D, and lose a little more.
 
     Args:
         device: D, samples per second with a free loader.
@@ -56,10 +60,17 @@ def combined(device: Array, loader: Array, *, workers: Array, threads: Array, ma
     in_turn = 1 / (1 / device + 1 / loader)
     overlapped = (device**-SHARPNESS + loader**-SHARPNESS) ** (-1 / SHARPNESS)
     if machine.num_cores is not None:
-        cores = machine.num_cores
-        busy = np.minimum(threads if machine.is_cpu else 1.0, cores) / device + np.minimum(workers, cores) / loader
-        overlapped = np.minimum(overlapped, cores / busy)
+        sharing = shared_frac(workers, threads, machine)
+        lost = CROWDED**sharing if machine.is_cpu else 1.0
+        overlapped = np.minimum(overlapped, lost / (1 / loader + sharing / device))
     return np.where(workers > 0, overlapped, in_turn)
+
+
+def shared_frac(workers: Array, threads: Array, machine: Machine) -> Array:
+    """Returns the share of the loader's workers that have no core of their own beside the step's threads; 0 without workers."""
+    busy = np.minimum(workers, machine.num_cores or np.inf)
+    free = np.maximum(0.0, (machine.num_cores or np.inf) - (threads if machine.is_cpu else 1.0))
+    return np.asarray(np.where(workers > 0, 1 - np.minimum(busy, free) / np.maximum(busy, 1.0), 0.0))
 
 
 def device_rate(rate: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine) -> tuple[Array, Array]:

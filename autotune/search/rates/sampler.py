@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from autotune.search.rates.step import Proposed, Step
 MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
 MAX_SPREAD = 0.15  # of the rates round what D and L make together: beyond it the rates may say more by themselves
 MIN_SPREAD_TRIALS = 8  # rates before the spread says anything
-STOP_PROMISE = 0.01  # expected gain below which a proposal promises nothing ...
+STOP_PROMISE = 0.01  # expected gain, of whoever knew all configurations, below which nothing is promised ...
 STOP_AFTER = 5  # ... and so many in a row end the search
 
 
@@ -67,6 +68,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._shared_space = IntersectionSearchSpace()
         self._proposed: dict[int, Proposed] = {}
         self._num_unpromising = 0
+        self._why_alone = self._told_alone = ""
         self.is_exhausted = False
 
     @property
@@ -85,6 +87,12 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def may_fit(self, study: optuna.Study, params: Params) -> bool:
         """Returns whether a configuration more probably fits the memory than not, by the trials of the study."""
         return not self.parts.memory or self._memory(seen(study.get_trials(deepcopy=False)), self._machine(study)).fits(params)
+
+    def filling_batch(self, study: optuna.Study, params: Params, larger: Sequence[int]) -> int | None:
+        """Returns the batch size that fills the memory, see `MemoryModel.fills`; None where it is no limit, or unknown."""
+        if not self.parts.memory:
+            return None
+        return self._memory(seen(study.get_trials(deepcopy=False)), self._machine(study)).fills(params, larger)
 
     # What Optuna calls ----------------------------------------------------------------------------------------------------
 
@@ -157,6 +165,9 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self.is_exhausted = found is None
         if found is None:
             return Proposed(params={}, why="every configuration that may be tried is known", is_fallback=True)
+        if self._why_alone != self._told_alone:
+            self._told_alone = self._why_alone
+            found = replace(found, why=f"{found.why} (from now on {self._basis()})")
         is_promising = found.promise is None or found.promise >= STOP_PROMISE
         self._num_unpromising = 0 if is_promising else self._num_unpromising + 1
         return found
@@ -165,7 +176,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return Machine.from_json(study.user_attrs.get(MACHINE) or {})
 
     def _memory(self, known: Sequence[Seen], machine: Machine) -> MemoryModel:
-        return MemoryModel([one.peak for one in known], capacity_bytes=machine.memory_bytes)
+        return MemoryModel([one.peak for one in known], capacity_bytes=machine.memory_bytes, is_cpu=machine.is_cpu)
 
     def _forecast(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
         """Returns the forecast; what is under way counts as if it had come out as expected, so that others are tried."""
@@ -175,14 +186,25 @@ class RatesSampler(optuna.samplers.BaseSampler):
             return self._fitted(coding, [*known, *supposed], machine, may_decompose=forecast.is_decomposed)
         return forecast
 
+    def _basis(self) -> str:
+        return f"by the rates alone: {self._why_alone}" if self._why_alone else "by device and loader"
+
     def _fitting(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
         """Returns the forecast from D and L, or from the rates by themselves where those say more of each other."""
         forecast = self._fitted(coding, known, machine, may_decompose=self.parts.decomposition)
         num_rates = sum(one.rate is not None for one in known)
-        if not forecast.is_decomposed or num_rates < MIN_SPREAD_TRIALS or forecast.spread <= MAX_SPREAD:
+        if not forecast.is_decomposed:
+            is_wanted = self.parts.decomposition
+            self._why_alone = "too little is known of device and loader" if is_wanted else "search.decomposition=false"
+            return forecast
+        self._why_alone = ""
+        if num_rates < MIN_SPREAD_TRIALS or forecast.spread <= MAX_SPREAD:
             return forecast
         alone = self._fitted(coding, known, machine, may_decompose=False)
-        return alone if alone.spread < forecast.spread else forecast
+        if alone.spread >= forecast.spread:
+            return forecast
+        self._why_alone = "device and loader do not explain them"
+        return alone
 
     def _fitted(self, coding: Coding, known: Sequence[Seen], machine: Machine, *, may_decompose: bool) -> Forecast:
         return Forecast(coding, known, machine, may_decompose=may_decompose, favoured=self.rules.favoured)

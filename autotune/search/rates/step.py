@@ -13,7 +13,7 @@ from autotune.search.rates import explain
 from autotune.search.rates.coding import Coding
 from autotune.search.rates.forecast import ALL, DEVICE, LOADER, Expected, Forecast, scale
 from autotune.search.rates.history import Seen
-from autotune.search.rates.memory import MemoryModel
+from autotune.search.rates.memory import LEAST_CHANCE, SAFE_CHANCE, MemoryModel
 from autotune.search.rates.pool import configuration_key, pool
 from autotune.search.rates.rules import Params, Parts, Rules
 from autotune.search.rates.working import Suspects
@@ -22,7 +22,9 @@ NUM_DRAWS = 64  # functions drawn from what is known: their mean gain is good to
 NUM_RANKED = 200  # open candidates of which most is hoped, to choose among by what they cost
 NUM_BEST_TO_COMPILE = 3  # of the configurations without a costly value, those that one may be added to
 NUM_GREEDY = 20  # open candidates that are expected to be the best, beside them
+RISK_HOPE = 0.05  # gain that must be hoped of what may run out of memory: it has to be worth more than what is safe
 COST_POWER = 0.5  # of the seconds that a gain is divided by: to the full, compilations come so late that the budget is over
+POSSIBLE = 0.9  # share of what a change may gain that lies below the "up to" of its line
 RELIEF = 0.1  # gain with a side that costs nothing, from which on that side is worth a change
 BELONGS = 0.3  # of what a knob may matter to a side: from there on it is a knob of that side
 
@@ -34,7 +36,8 @@ class Proposed:
     Attributes:
         params: the configuration; {} leaves it to the fallback.
         why: one line.
-        promise: gain over the best that is expected of the best candidate, a fraction; None unknown.
+        promise: gain over the best that somebody who knew every open candidate would expect, a fraction; None unknown. Where
+            many may each be a little better it is more than the best one of them promises.
         is_fallback: whether another sampler proposes.
     """
 
@@ -77,20 +80,23 @@ class Step:
         if not candidates:
             return None
         expected = self._expected([best[0], *candidates])
-        works = np.array([self._suspects.chance(params) for params in candidates])
+        works = np.array([self._suspects.chance(params) * self._chance_to_fit(params) for params in candidates])
         gains = (np.exp(expected.draws[1:] - expected.draws[0]) - 1) * works[:, None]
         means = (np.exp(expected.mean[1:] - expected.mean[0]) - 1) * works
         hopes = np.maximum(gains, 0.0).mean(axis=1)
-        is_open = functools.cache(lambda place: self._rules.is_open(candidates[place]))
+        is_safe = [self._chance_to_fit(params) >= SAFE_CHANCE for params in candidates]
+        is_open = functools.cache(
+            lambda place: (is_safe[place] or hopes[place] >= RISK_HOPE) and self._rules.is_open(candidates[place])
+        )
         hoped = itertools.islice(filter(is_open, np.argsort(-hopes).tolist()), NUM_RANKED)
         likely = itertools.islice(filter(is_open, np.argsort(-means).tolist()), NUM_GREEDY)
         places = list(dict.fromkeys([*hoped, *likely]))
         if not places:
             return None
         cost = {place: self._rules.expected_s(candidates[place]) ** COST_POWER if self._parts.cost else 1.0 for place in places}
-        single = [place for place in places if _side_of(candidates[place], best[0], sides)]
+        single = [place for place in places if is_safe[place] and _side_of(candidates[place], best[0], sides)]
         if turn % 2 == 0 and single:
-            chosen = max(single, key=lambda place: hopes[place] / cost[place])
+            chosen = max(single, key=lambda place: (hopes[place] / cost[place], means[place]))
             lead = _side_of(candidates[chosen], best[0], sides)
         elif turn % 4 == 1:
             draw = int(self._rng.integers(NUM_DRAWS))
@@ -98,10 +104,12 @@ class Step:
             lead = "may be better"
         else:
             worth = means if max(means[places]) > 0 else hopes
-            chosen = max(places, key=lambda place: worth[place] / cost[place])
+            chosen = max(places, key=lambda place: (worth[place] / cost[place], means[place]))
             lead = "most promising"
-        why = f"{lead}: {explain.changes(best[0], candidates[chosen])}, {explain.gain(float(means[chosen]))}"
-        return Proposed(params=candidates[chosen], why=why, promise=float(max(hopes[places])))
+        possible = float(np.quantile(gains[chosen], POSSIBLE))
+        why = f"{lead}: {explain.changes(best[0], candidates[chosen])}, {explain.gain(float(means[chosen]), possible)}"
+        promise = float(np.maximum(gains[places].max(axis=0), 0.0).mean())
+        return Proposed(params=candidates[chosen], why=why, promise=promise)
 
     def _expected(self, configurations: Sequence[Params]) -> Expected:
         return self._forecast.expected(self._coding.encode(configurations), num_draws=NUM_DRAWS, rng=self._rng)
@@ -117,9 +125,12 @@ class Step:
     def _may_try(self, params: Params, best: Sequence[Params]) -> bool:
         if configuration_key(params) in self._tried or not self._suspects.chance(params):
             return False
-        if self._memory and not self._memory.fits(params):
+        if self._chance_to_fit(params) < LEAST_CHANCE:
             return False
         return self._is_worth_compiling(params, best)
+
+    def _chance_to_fit(self, params: Params) -> float:
+        return self._memory.chance(params) if self._memory else 1.0
 
     def _is_worth_compiling(self, params: Params, best: Sequence[Params]) -> bool:
         """Whether a configuration costs no compilation, or is one of the best so far but for what is compiled."""

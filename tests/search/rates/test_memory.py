@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from autotune.search.rates.memory import MemoryModel, Peak
+from autotune.search.rates.memory import LEAST_CHANCE, MemoryModel, Peak
 
 CAPACITY = 10_000.0
 
@@ -50,6 +50,41 @@ def test_rule_of_what_ran_out_holds_within_its_class_only(capacity):
     for batch, amp in itertools.product((128, 256), ("off", "bf16")):
         assert model.is_known_out(peak(batch, amp).params) is (amp == "off")
     assert not model.is_known_out(peak(127).params)
+
+
+def test_unsure_line_forbids_nothing_and_a_sure_one_does():
+    """A process on a CPU takes most of a small memory before it trains: small batches hardly tell what a large one takes."""
+
+    def on_cpu(batch):
+        return Peak(params={"loader.batch_size": batch}, peak_bytes=0.95e9 + 2e5 * batch, is_out=False)
+
+    unsure = MemoryModel([on_cpu(4), on_cpu(32)], capacity_bytes=1.1e9, is_cpu=True)
+    assert LEAST_CHANCE < unsure.chance({"loader.batch_size": 512}) < 0.95
+    sure = MemoryModel([on_cpu(4), on_cpu(32), on_cpu(512)], capacity_bytes=1.1e9, is_cpu=True)
+    assert sure.chance({"loader.batch_size": 2048}) < LEAST_CHANCE
+
+
+def test_loader_without_workers_takes_of_the_same_memory_on_a_cpu_only():
+    def with_workers(workers, *, threads=1, is_out=False):
+        params = {"loader.batch_size": 512, "loader.num_workers": workers, "threads.intra": threads}
+        return Peak(params=params, peak_bytes=None if is_out else 0.96e9, is_out=is_out)
+
+    out = with_workers(0, is_out=True)
+    small = Peak(params={**out.params, "loader.batch_size": 32}, peak_bytes=0.9e9, is_out=False)
+    on_cpu = MemoryModel([small, out], capacity_bytes=1.1e9, is_cpu=True)
+    assert on_cpu.is_known_out(with_workers(0, threads=2).params)
+    assert on_cpu.chance(with_workers(1).params) > 0.1
+    assert MemoryModel([small, out], capacity_bytes=1.1e9).is_known_out(with_workers(1).params)
+    full = MemoryModel([small, out, with_workers(1, threads=2)], capacity_bytes=0.97e9, is_cpu=True)
+    assert full.fits(with_workers(2).params), "what takes no more than what did fit does so, however little is left"
+
+
+def test_batch_that_fills_the_memory_is_the_largest_that_is_safe_and_none_where_memory_is_plenty():
+    seen = [peak(32), peak(128)]
+    params = peak(128).params
+    assert MemoryModel(seen, capacity_bytes=CAPACITY).fills(params, [256, 512, 1024]) == 256
+    assert MemoryModel(seen, capacity_bytes=100 * CAPACITY).fills(params, [256, 512, 1024]) is None
+    assert MemoryModel(seen, capacity_bytes=None).fills(params, [256, 512, 1024]) is None
 
 
 def test_trial_that_ran_out_moves_the_line_up():

@@ -260,3 +260,11 @@ def test_scores_that_are_not_rates_are_left_to_tpe():
     _, found = proposal(study)
     assert found.is_fallback
     assert found.why == "TPE proposes: the objective is not the rate"
+
+
+def test_rates_that_device_and_loader_do_not_explain_are_learned_by_themselves_and_the_line_says_when_that_begins():
+    study = new_study(SOME, parts=Parts(stop=False, decomposition=False))
+    _, first = proposal(study)
+    assert first.why.endswith("(from now on by the rates alone: search.decomposition=false)")
+    _, second = proposal(study)
+    assert "from now on" not in second.why
