@@ -1,4 +1,4 @@
-"""Trains a classifier of torchvision on random images, by its own stopwatch; a plain script that knows no tuner.
+"""Trains a classifier of torchvision, or a small one, on random images, by its own stopwatch; a script that knows no tuner.
 
     python image_program.py                                       # trains for ever
     python image_program.py --skip-s 3 --seconds 20               # trains, prints its rate and ends
@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 CLASSES, NUM_IMAGES = 10, 4096
+SMALL = "small"  # a model that needs torch alone
 LOOK_S = 0.05  # of steps between two looks at the clock, at which the device is waited for
 FIRST_STEPS = 3  # compile, and record CUDA graphs
 FOREVER_S = 1e9
@@ -47,6 +47,12 @@ class Images(Dataset[tuple[Tensor, int]]):
 def make_model(name: str) -> nn.Module:
     """Returns the classifier with random weights, the same in every process."""
     torch.manual_seed(0)
+    if name == SMALL:
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES)
+        )
+    import torchvision
+
     model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=CLASSES)
     return model
 
@@ -151,7 +157,7 @@ def wait(device: str) -> None:
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--model", default="resnet18", help=f"of torchvision, or {SMALL}")
     parser.add_argument("--size", type=int, default=32, help="height and width of an image")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--workers", type=int, help="images come from a loader with so many; not given: one batch, at hand")

@@ -226,9 +226,15 @@ def rate_of(command: Sequence[str], *, timeout_s: float) -> float | None:
     return float(json.loads(done.stdout.splitlines()[-1])["rate_per_s"]) if done.returncode == 0 else None
 
 
-def verify(commands: dict[str, list[str]], work: Work) -> dict[str, list[float]]:
-    """Returns the rates of winners, two each, in turn and back (ABCCBA)."""
-    order = [*commands, *reversed(commands)]
+def verify(commands: dict[str, list[str]], work: Work, *, is_dry: bool = False) -> dict[str, list[float]]:
+    """Returns the rates of winners, two each, in turn and back (ABCCBA).
+
+    Args:
+        commands: of the winners, by name.
+        work: what was tuned.
+        is_dry: whether one each will do.
+    """
+    order = [*commands, *([] if is_dry else reversed(commands))]
     found: dict[str, list[float]] = {name: [] for name in commands}
     for name in order:
         skip_s = str(min(3.0, work.seconds))

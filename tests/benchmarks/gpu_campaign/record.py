@@ -14,6 +14,7 @@ from autotune.replay.table import read
 from autotune.run_dir import StudyFolder
 from tests.benchmarks.commands import SLACK_S, run_command
 from tests.benchmarks.gpu_campaign.checks import Check, Found, Missing, Place
+from tests.benchmarks.gpu_campaign.trying import DRY_OVERRIDES
 
 REPEATS = 3
 TABLES = "tables"  # folder of the results
@@ -62,9 +63,7 @@ DRY = Workload(
     num_configurations=2,
     overrides=(
         "model=mlp", "data=tabular", "model.hidden_size=16", "search_space=none", "loader.batch_size=choice(32,64)",
-        "measure.quiet=false", "measure.screening.max_s=0.5", "measure.screening.slow_max_s=0.5", "measure.screening.min_s=0.1",
-        "measure.screening.warmup_min_device_s=0.05", "measure.screening.promoted_max_s=0.5",
-        "measure.screening.warmup_max_s=1", "measure.screening.drain_max_s=0.2",
+        *DRY_OVERRIDES,
     ),
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.benchmarks import rivals
 from tests.benchmarks.gpu_campaign.checks import Check, Found, Goal, Missing, Place
+from tests.benchmarks.gpu_campaign.trying import DRY_OVERRIDES
 from tests.benchmarks.reporting import table
 from tests.benchmarks.rivals import OURS, PLAIN, PYTORCH_AUTOTUNE, TPE, Work
 
@@ -18,11 +19,6 @@ BUDGET_S = 300.0  # of pytorch-autotune, which ends by itself when it has tried 
 LEAST_S = 45.0  # of a study: the baseline and one more
 LONGER_S = 150.0
 LONGER = "autotune, longer"
-DRY_OVERRIDES = (
-    "search_space=none", "optimizer.implementation=choice(default,fused)", "measure.quiet=false", "parity.steps=0",
-    "measure.screening.max_s=0.5", "measure.screening.slow_max_s=0.5", "measure.screening.min_s=0.1",
-    "measure.screening.warmup_min_device_s=0.1", "measure.screening.warmup_max_s=1", "measure.screening.promoted_max_s=0.5",
-)  # fmt: skip
 
 
 def work(place: Place) -> Work:
@@ -30,8 +26,11 @@ def work(place: Place) -> Work:
     whole = Work(folder=place.folder, budget_s=BUDGET_S, words=("--model", "resnet18", "--size", "32"), batch=128)
     if not place.is_dry:
         return whole
-    words = ("--model", "squeezenet1_1", "--size", "32")
-    return replace(whole, words=words, batch=2, budget_s=10.0, max_trials=1, seconds=0.2, overrides=DRY_OVERRIDES)
+    words, overrides = (
+        ("--model", "small"),
+        ("search_space=none", "optimizer.implementation=choice(default,fused)", *DRY_OVERRIDES),
+    )
+    return replace(whole, words=words, batch=8, budget_s=10.0, max_trials=1, seconds=0.2, overrides=overrides)
 
 
 def found_by(place: Place, name: str, key: str, ours: Work) -> dict[str, Any]:
@@ -98,7 +97,7 @@ def winners_meet(place: Place) -> Found:
     measured = place.document.measured(place.stage)
     found = {name: measured[name] for name in (OURS, LONGER, TPE, PYTORCH_AUTOTUNE) if name in measured}
     commands = {PLAIN: work(place).program, **{name: one["command"] for name, one in found.items()}}
-    verified = place.kept("verified", lambda: rivals.verify(commands, work(place)))
+    verified = place.kept("verified", lambda: rivals.verify(commands, work(place), is_dry=place.is_dry))
     rates = {name: rivals.mean(values) for name, values in verified.items()}
     goals = [
         Goal(what=f"{name} over pytorch-autotune", value=rates[name] / rates[PYTORCH_AUTOTUNE], bound=1.0)

@@ -93,10 +93,8 @@ def tokens_are_tuned(place: Place) -> Found:
 def arithmetic_is_counted(place: Place) -> Found:
     """What a token costs, and what this device computes at most."""
     known = arithmetic(place)
-    millions = known["num_parameters"] / 1e6
-    return Found(
-        evidence=f"{millions:.1f} million parameters, {known['flop_per_token'] / 1e9:.3f} GFLOP a token; bf16 {_tera(place)}"
-    )
+    millions, mega = known["num_parameters"] / 1e6, known["flop_per_token"] / 1e6
+    return Found(evidence=f"{millions:.3g} million parameters, {mega:.3g} MFLOP a token; a bf16 product {_tera(place)}")
 
 
 def _tera(place: Place) -> str:

@@ -45,7 +45,7 @@ PROGRAMS = (
         title="twelve workers beside the device", words=("--size", "224", "--batch", "256", "--workers", "12", "--amp", "bf16")
     ),
 )
-DRY = Program(title="small", words=("--model", "squeezenet1_1", "--size", "32", "--batch", "2"))
+DRY = Program(title="small", words=("--model", "small", "--batch", "8"))
 
 
 def foretold(program: Program, place: Place) -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,16 @@ DRY = MeasureRules(
     slow_max_s=0.5,
     promoted_max_s=0.5,
     drain_max_s=0.2,
+)
+DRY_OVERRIDES = (
+    *(
+        f"measure.{stage}.{field.name}={getattr(DRY, field.name)}"
+        for stage in ("screening", "finals")
+        for field in dataclasses.fields(DRY)
+        if getattr(DRY, field.name) != field.default
+    ),
+    "measure.quiet=false",
+    "parity.steps=0",
 )
 
 
@@ -52,7 +63,8 @@ class Trials:
     def _measured(self, knobs: Knobs, rules: MeasureRules) -> dict[str, Any]:
         if knobs and not self.bench.observed:
             self.bench.measure({}, DRY)  # the baseline is of an earlier go: which loader trains is found again
-        measured = self.bench.measure(knobs, DRY if self.place.is_dry else rules)
+        is_dry = self.place.is_dry
+        measured = self.bench.measure(knobs, DRY if is_dry else rules, warm=("torch",) if is_dry else ())
         result = measured.result
         print(f"         {self.name}  {knobs or 'as it is'}  {measured.rate_per_s or measured.reason}", flush=True)
         return {

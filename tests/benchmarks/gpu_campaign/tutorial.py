@@ -12,7 +12,7 @@ from typing import Any
 from autotune.records import Knobs
 from tests.benchmarks.commands import essence, run_study, trials_of, verdict_words
 from tests.benchmarks.gpu_campaign.checks import Check, Found, Goal, Place
-from tests.benchmarks.gpu_campaign.trying import FINALS, SCREENING, Trials, recipe
+from tests.benchmarks.gpu_campaign.trying import DRY_OVERRIDES, FINALS, SCREENING, Trials, recipe
 from tests.benchmarks.reporting import table
 
 # The tutorial's steps, each on top of those before it. Setting gradients to None has become torch's own way since.
@@ -28,7 +28,7 @@ CHAIN: list[tuple[str, Knobs]] = [
 ]
 DRY_CHAIN: list[tuple[str, Knobs]] = [
     ("as it is", {}),
-    ("pinned, copied without waiting", {"loader.pin_memory": True, "loader.non_blocking": True}),  # not on a CPU
+    ("copied without waiting", {"loader.non_blocking": True}),  # which a CPU refuses
     ("batch 64", {"loader.batch_size": 64}),
 ]
 OVER_HAND, OVER_BASELINE, OUT_OF_MEMORY_FRAC = 1.05, 8.2, 0.01
@@ -56,14 +56,9 @@ FULL = Sizes(
 DRY = Sizes(
     recipe=("model=mlp", "data=tabular", "model.hidden_size=16"),
     chain=DRY_CHAIN,
-    minutes=0.25,
-    overrides=(
-        "search_space=none", "loader.batch_size=choice(64,128)", "study.budget.trials=1", "measure.quiet=false", "parity.steps=0",
-        "measure.screening.max_s=0.5", "measure.screening.slow_max_s=0.5", "measure.finals.max_s=0.5",
-        "measure.screening.warmup_min_device_s=0.1", "measure.finals.warmup_min_device_s=0.1",
-        "measure.screening.min_s=0.2", "measure.finals.min_s=0.2", "measure.screening.promoted_max_s=0.5",
-    ),
-)  # fmt: skip
+    minutes=0.4,
+    overrides=("search_space=none", "loader.batch_size=choice(64,128)", "study.budget.trials=1", *DRY_OVERRIDES),
+)
 
 
 def sizes(place: Place) -> Sizes:
