@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotune.config.compose import compose
+from autotune.config.compose import Composed, compose
 from autotune.harness.protocol import MeasureRules
 from autotune.knobs.catalogue import knob
 from autotune.launchers.local import LocalLauncher
@@ -74,35 +74,38 @@ class Trials:
 Make = Callable[..., Trials]
 
 
-@pytest.fixture
-def recipe(tmp_path: Path) -> Iterator[Make]:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Composed, dict[str, Any]], Trials]]:
+    """Returns a function that makes trials of a program; the same for the same program, for all tests of a file."""
+    with contextlib.ExitStack() as open_ones:
+        there: dict[str, Trials] = {}
+
+        def make(composed: Composed, options: dict[str, Any]) -> Trials:
+            key = repr((composed.command.parts, options))
+            if key not in there:
+                launcher = LocalLauncher()
+                open_ones.callback(launcher.close)
+                folder = tmp_path_factory.mktemp("study") / "trials"
+                there[key] = Trials(Bench(composed.command, launcher, folder, **options))
+            return there[key]
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def recipe(made: Callable[[Composed, dict[str, Any]], Trials]) -> Make:
     """Returns a function that makes trials of a recipe."""
-    with contextlib.ExitStack() as open_ones:
-
-        def make(*overrides: str, **options: Any) -> Trials:
-            return _trials(open_ones, tmp_path, compose(list(overrides), command=None), options)
-
-        yield make
+    return lambda *overrides, **options: made(compose(list(overrides), command=None), options)
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Iterator[Make]:
+@pytest.fixture(scope="module")
+def program(made: Callable[[Composed, dict[str, Any]], Trials]) -> Make:
     """Returns a function that makes trials of a command; without a file of its own, of tests/benchmarks/image_program.py."""
-    with contextlib.ExitStack() as open_ones:
 
-        def make(*words: str, file: Path = PROGRAM, **options: Any) -> Trials:
-            command = [sys.executable, str(file), *words]
-            return _trials(open_ones, tmp_path, compose([], command=command), options)
+    def make(*words: str, file: Path = PROGRAM, **options: Any) -> Trials:
+        return made(compose([], command=[sys.executable, str(file), *words]), options)
 
-        yield make
-
-
-def _trials(open_ones: contextlib.ExitStack, place: Path, composed: Any, options: dict[str, Any]) -> Trials:
-    launcher = LocalLauncher()
-    open_ones.callback(launcher.close)
-    folder = place / f"study{len(list(place.iterdir()))}" / "trials"
-    folder.mkdir(parents=True)
-    return Trials(Bench(composed.command, launcher, folder, **options))
+    return make
 
 
 @pytest.fixture
