@@ -100,7 +100,7 @@ def test_winner_and_hand_chain_take_turns(place: Place, monkeypatch: pytest.Monk
     given(place, study=study(2.2, ok=40))
     found = tutorial.against_each_other(place)
     assert met(found) == {"winner over the hand chain": True}
-    assert [len(knobs) == 1 for knobs in table.asked[-6:]] == [True, False, False, True, True, False]
+    assert ["precision.amp" in knobs for knobs in table.asked[-6:]] == [True, False, False, True, True, False]
 
 
 def test_the_rival_s_ratio_and_seconds_are_goals(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
