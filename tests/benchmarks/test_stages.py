@@ -119,9 +119,12 @@ def test_the_rival_s_ratio_and_seconds_are_goals(place: Place, monkeypatch: pyte
 
 def test_a_rival_that_is_not_there_is_missing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rivals, "missing", lambda _: f"not installed: {rivals.INSTALL}")
-    for check in (rival.pytorch_autotune_searches, rival.autotune_searches):
-        with pytest.raises(Missing, match="pip install --no-deps pytorch-autotune"):
-            check(place)
+    with pytest.raises(Missing, match="pip install --no-deps pytorch-autotune"):
+        rival.pytorch_autotune_searches(place)
+    with pytest.raises(Missing, match="autotune has not searched yet"):
+        rival.tpe_searches(place)
+    with pytest.raises(Missing, match="fewer than two"):
+        rival.winners_meet(place)
 
 
 def test_the_largest_batch_is_foreseen_from_two_small_ones(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

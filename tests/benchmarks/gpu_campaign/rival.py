@@ -17,7 +17,7 @@ from tests.benchmarks.rivals import OURS, PLAIN, PYTORCH_AUTOTUNE, TPE, Work
 
 BUDGET_S = 300.0  # of pytorch-autotune, which ends by itself when it has tried all it has
 LEAST_S = 45.0  # of a study: the baseline and one more
-LONGER_S = 150.0
+LONGER_S = 180.0
 LONGER = "autotune, longer"
 
 
@@ -66,13 +66,11 @@ def pytorch_autotune_searches(place: Place) -> Found:
 
 
 def autotune_searches(place: Place) -> Found:
-    """`autotune run` on the script has the seconds that the rival took, and then some."""
+    """`autotune run` on the script has the seconds that the rival took, and then some; without a rival just these."""
     theirs = None if rivals.missing(PYTORCH_AUTOTUNE) else rival(place)
-    if theirs is None and not place.is_dry:
-        raise Missing(rivals.missing(PYTORCH_AUTOTUNE))
     whole = work(place)
-    equal = whole if theirs is None else replace(whole, budget_s=max(LEAST_S, theirs["seconds"]))
-    found = found_by(place, OURS, OURS, equal)
+    budget_s = max(LEAST_S, theirs["seconds"]) if theirs else whole.budget_s if place.is_dry else LONGER_S
+    found = found_by(place, OURS, OURS, replace(whole, budget_s=budget_s))
     words = f"{found['winner']}, {found['num_trials']} trials, {found['seconds']:.0f} s"
     goals = []
     if theirs:
@@ -86,8 +84,9 @@ def autotune_searches(place: Place) -> Found:
 
 def tpe_searches(place: Place) -> Found:
     """Optuna's TPE, a fresh process and 50 steps a trial, has the same seconds as the first study."""
-    budget_s = max(LEAST_S, place.document.measured(place.stage)[OURS]["seconds"])
-    whole = work(place)
+    if OURS not in (measured := place.document.measured(place.stage)):
+        raise Missing("autotune has not searched yet, whose seconds it is to have")
+    whole, budget_s = work(place), max(LEAST_S, measured[OURS]["seconds"])
     found = found_by(place, TPE, TPE, whole if place.is_dry else replace(whole, budget_s=budget_s))
     return Found(evidence=f"{found['winner']}, {found['num_trials']} trials, {found['seconds']:.0f} s")
 
@@ -96,6 +95,8 @@ def winners_meet(place: Place) -> Found:
     """All winners in fresh processes, in turn and back."""
     measured = place.document.measured(place.stage)
     found = {name: measured[name] for name in (OURS, LONGER, TPE, PYTORCH_AUTOTUNE) if name in measured}
+    if len(found) < 2:
+        raise Missing("fewer than two have searched so far")
     commands = {PLAIN: work(place).program, **{name: one["command"] for name, one in found.items()}}
     verified = place.kept("verified", lambda: rivals.verify(commands, work(place), is_dry=place.is_dry))
     rates = {name: rivals.mean(values) for name, values in verified.items()}
@@ -113,7 +114,7 @@ def checks(_: bool) -> list[Check]:
     """Returns the checks of the stage, in the order in which they need each other."""
     return [
         Check(name="pytorch-autotune searches", run=pytorch_autotune_searches, seconds=BUDGET_S),
-        Check(name="autotune searches", run=autotune_searches, seconds=180.0),
+        Check(name="autotune searches", run=autotune_searches, seconds=LONGER_S),
         Check(name="Optuna's TPE searches", run=tpe_searches, seconds=90.0),
         Check(name="the winners meet", run=winners_meet, seconds=120.0),
     ]

@@ -74,6 +74,7 @@ def energy_and_power_are_measured(place: Place) -> Found:
     overrides = [*RECIPE, "objective=[energy_per_sample,throughput]"]
     summary = run_study(runs, "energy", overrides, minutes=ENERGY_MINUTES)
     values = [trial["objectives"] for trial in summary["trials"] if trial["outcome"] == "ok"]
+    assert values, f"no trial worked: {summary['counts']}"
     assert all(value.get("energy_per_sample", 0) > 0 for value in values), f"{values}"
     limits = ["study.budget.trials=1", "constraints.max_power_w=1", "study.name=power", f"runs_dir={runs}"]
     power = StudyFolder(runs / "power")
