@@ -180,7 +180,7 @@ def _find(check: Check, place: Place) -> Finding:
         is_missed = not place.is_dry and not all(goal.is_met for goal in found.goals)
         status = LATER if not found.is_whole else MISSED if is_missed else DONE
     except Missing as missing:
-        status, found = NOT_RUN, Found(evidence=str(missing))
+        return Finding(name=check.name, status=NOT_RUN, evidence=str(missing))
     except (Exception, SystemExit) as error:  # a broken check must not take the others' findings with it
         status, found = FAILED, Found(evidence=f"{type(error).__name__}: {error}")
         (place.folder / f"{check.slug}.txt").write_text(traceback.format_exc())

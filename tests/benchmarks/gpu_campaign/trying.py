@@ -64,7 +64,7 @@ class Trials:
         if knobs and not self.bench.observed:
             self.bench.measure({}, DRY)  # the baseline is of an earlier go: which loader trains is found again
         is_dry = self.place.is_dry
-        measured = self.bench.measure(knobs, DRY if is_dry else rules, warm=("torch",) if is_dry else ())
+        measured = self.bench.measure(knobs, DRY if is_dry else rules, warm=("torch",) if is_dry and knobs else ())
         result = measured.result
         print(f"         {self.name}  {knobs or 'as it is'}  {measured.rate_per_s or measured.reason}", flush=True)
         return {
