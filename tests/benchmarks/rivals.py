@@ -13,6 +13,8 @@ Three ways to tune `image_program.py`, a training script with a stopwatch of its
 Each repeat lets all of them search for `--minutes`, in an order that rotates; then all winners and the script as it is run in
 fresh processes, in turn and back (ABCCBA), by the script's own stopwatch. Only these rates are compared. Seconds to 95 % of the
 best known: a search's own figures, in the order it had them, times what its winner's figure turned out to be worth.
+
+On a machine that does nothing else: autotune waits until it is quiet, out of its budget, and the others do not.
 """
 
 from __future__ import annotations
