@@ -1,38 +1,190 @@
-"""The campaign: what is done stays done, what a CPU cannot tell is named, a broken check leaves the others alone."""
+"""The campaign: what is measured stays measured, what a CPU cannot tell is named, a broken check leaves the others alone."""
 
 import json
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks.gpu_campaign.checks import FAILED, NOT_RUN, PASSED, Check, run_stage
+import pytest
+
+from tests.benchmarks.gpu_campaign import __main__ as campaign
+from tests.benchmarks.gpu_campaign import document, page
+from tests.benchmarks.gpu_campaign.checks import (
+    DONE,
+    FAILED,
+    LATER,
+    MISSED,
+    NOT_RUN,
+    Check,
+    Finding,
+    Found,
+    Goal,
+    Missing,
+    Place,
+    run_stage,
+)
+from tests.benchmarks.gpu_campaign.document import Document
+
+HOST = {
+    "cpu_model": "EPYC", "num_cores": 2, "memory_bytes": 2**34, "isa": [], "kernel": "6", "python": "3.12", "gpus": [],
+    "topology": None, "environment": {},
+}  # fmt: skip
+Run = Callable[..., list[Finding]]
 
 
-def broken(_: Path) -> str:
+@pytest.fixture(autouse=True)
+def _host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "host_facts", lambda: dict(HOST))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Returns a function that runs checks as a new process would, on what there is on disk."""
+
+    def run_checks(*checks: Check, is_dry: bool = False, has_cuda: bool = False, left_s: float = 60.0) -> list[Finding]:
+        told = Document(tmp_path, is_dry=is_dry)
+        told.begin(["smoke"])
+        place = Place(
+            stage="smoke",
+            folder=tmp_path / "work",
+            results=tmp_path,
+            document=told,
+            is_dry=is_dry,
+            until_s=time.monotonic() + left_s,
+        )
+        found = list(run_stage(place, checks, has_cuda=has_cuda))
+        page.write_page(tmp_path, told, {"smoke": "does it work?", "truth": "is it true?"})
+        return found
+
+    return run_checks
+
+
+def broken(_: Place) -> Found:
     raise RuntimeError("boom")
 
 
-def test_a_stage_goes_on_after_a_broken_check_and_names_what_was_not_run(tmp_path: Path) -> None:
-    checks = [
+def missing(_: Place) -> Found:
+    raise Missing("transformers is not installed")
+
+
+def goal(value: float) -> Goal:
+    return Goal(what="ratio", value=value, bound=1.05)
+
+
+def test_a_stage_goes_on_after_a_broken_check_and_names_what_was_not_run(run: Run, tmp_path: Path) -> None:
+    findings = run(
         Check(name="breaks", run=broken),
         Check(name="needs a GPU", run=broken, needs_cuda="CUDA graphs"),
-        Check(name="works", run=lambda place: place.name),
-    ]
-    findings = run_stage("smoke", checks, tmp_path, has_cuda=False)
-    assert [finding.status for finding in findings] == [FAILED, NOT_RUN, PASSED]
+        Check(name="needs a library", run=missing),
+        Check(name="works", run=lambda place: Found(evidence=place.stage)),
+    )
+    assert [finding.status for finding in findings] == [FAILED, NOT_RUN, NOT_RUN, DONE]
     assert findings[1].evidence == "no CUDA device: CUDA graphs"
-    page = (tmp_path / "smoke.md").read_text()
-    assert "RuntimeError: boom" in page
-    assert "machine" in page
+    assert findings[2].evidence == "transformers is not installed"
+    text = (tmp_path / page.FILE).read_text()
+    assert "RuntimeError: boom" in text
+    assert "EPYC, 2 cores" in text
+    assert "## truth: is it true?\n\nNot begun." in text
+    assert "boom" in (tmp_path / "work" / "breaks.txt").read_text()
 
 
-def test_what_passed_is_not_run_again(tmp_path: Path) -> None:
+def test_what_is_done_is_not_run_again_and_what_failed_is(run: Run) -> None:
     runs = []
 
-    def count(_: Path) -> str:
-        runs.append(1)
-        return "counted"
+    def fails_once(place: Place) -> Found:
+        runs.append("fails once")
+        if len(runs) == 1:
+            raise RuntimeError("boom")
+        return Found(evidence="again")
 
-    for _ in range(2):
-        findings = run_stage("smoke", [Check(name="counts", run=count)], tmp_path, has_cuda=True)
-    assert len(runs) == 1
-    assert findings[0].evidence == "counted"
-    assert json.loads((tmp_path / "smoke.json").read_text())[0]["status"] == PASSED
+    def missed(_: Place) -> Found:
+        runs.append("missed")
+        return Found(evidence="slow", goals=[goal(1.0)])
+
+    checks = [Check(name="fails once", run=fails_once), Check(name="missed", run=missed)]
+    assert [finding.status for finding in run(*checks)] == [FAILED, MISSED]
+    assert [finding.status for finding in run(*checks)] == [DONE, MISSED]
+    assert runs == ["fails once", "missed", "fails once"]
+
+
+def test_what_a_check_had_measured_when_it_was_cut_off_is_kept(run: Run) -> None:
+    measured = []
+
+    def measure(name: str) -> str:
+        measured.append(name)
+        if measured == ["a", "b"]:
+            raise KeyboardInterrupt
+        return name.upper()
+
+    def check(place: Place) -> Found:
+        return Found(evidence="".join(place.kept(name, lambda name=name: measure(name)) for name in "abc"))
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Check(name="three", run=check))
+    assert run(Check(name="three", run=check))[0].evidence == "ABC"
+    assert measured == ["a", "b", "b", "c"]
+
+
+def test_a_check_is_not_begun_without_time_for_it_and_one_that_is_not_whole_goes_on(run: Run) -> None:
+    checks = [
+        Check(name="long, but the first", run=lambda _: Found(evidence="half", is_whole=False), seconds=900.0),
+        Check(name="long", run=lambda _: Found(evidence="done"), seconds=900.0),
+        Check(name="short", run=lambda _: Found(evidence="done"), seconds=1.0),
+    ]
+    assert [finding.status for finding in run(*checks)] == [LATER, LATER, DONE]
+    whole = [Check(name=checks[0].name, run=lambda _: Found(evidence="whole")), *checks[1:]]
+    assert [finding.status for finding in run(*whole, left_s=2000.0)] == [DONE, DONE, DONE]
+
+
+@pytest.mark.parametrize(("is_dry", "status", "words"), [(False, MISSED, "MISSED"), (True, DONE, "not judged, dry")])
+def test_goals_are_judged_unless_the_run_is_dry(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_dry: bool, status: str, words: str
+) -> None:
+    checks = [Check(name="ratio", run=lambda _: Found(evidence="1.0", goals=[goal(1.0)]))]
+    assert [finding.status for finding in run(*checks, is_dry=is_dry)] == [status]
+    assert f"ratio: 1, goal at least 1.05: {words}" in capsys.readouterr().out
+    assert f"- ratio: 1, goal at least 1.05: {words}" in (tmp_path / page.FILE).read_text()
+
+
+def test_results_of_another_machine_and_of_a_dry_run_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run()
+    with pytest.raises(SystemExit, match=r"has is_dry False, here it is True\. Give another folder"):
+        run(is_dry=True)
+    monkeypatch.setattr(document, "host_facts", lambda: {**HOST, "num_cores": 16})
+    with pytest.raises(SystemExit, match="has num_cores 2, here it is 16"):
+        run()
+
+
+def test_the_document_tells_machine_versions_and_when(run: Run, tmp_path: Path) -> None:
+    run()
+    run()
+    told = json.loads((tmp_path / document.FILE).read_text())
+    assert told["machine"] == HOST
+    assert told["versions"]["torch"]
+    assert [go["stages"] for go in told["goes"]] == [["smoke"], ["smoke"]]
+
+
+def test_an_unknown_stage_is_named_with_those_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_campaign", "smoke", "speed"])
+    with pytest.raises(SystemExit) as ended:
+        campaign.main()
+    assert ended.value.code == 2
+    assert "STAGE: there is no speed. There are smoke, tutorial, record," in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", campaign.STAGES)
+def test_every_check_of_a_stage_has_a_name_of_its_own_in_both_sizes(name: str) -> None:
+    for is_dry in (False, True):
+        names = [check.name for check in campaign.STAGES[name].checks(is_dry)]
+        assert len(set(names)) == len(names) > 0
+
+
+def test_every_file_of_tests_for_a_gpu_is_a_check_that_needs_one() -> None:
+    checks = {check.needs_cuda for check in campaign.STAGES["smoke"].checks(False)}
+    files = sorted((document.ROOT / "tests" / "gpu").glob("test_*.py"))
+    assert files
+    assert {str(path.relative_to(document.ROOT)) for path in files} <= checks
+    assert all("pytestmark = pytest.mark.gpu" in path.read_text() for path in files)

@@ -46,12 +46,32 @@ class Measured:
 
 
 class Bench:
-    """Runs trials of one command. The first must be the baseline: later ones need to know which loader trains."""
+    """Runs trials of one command. The first must be the baseline: later ones need to know which loader trains.
 
-    def __init__(self, command: CommandTemplate, launcher: Launcher, folder: Path) -> None:
+    Args:
+        command: the program.
+        launcher: starts it.
+        folder: of the trials; nobody else's.
+        cache: folder of what is compiled; `folder` when not given.
+        memory_limit_bytes, tokens_per_sample: as in `Spec`.
+    """
+
+    def __init__(
+        self,
+        command: CommandTemplate,
+        launcher: Launcher,
+        folder: Path,
+        *,
+        cache: Path | None = None,
+        memory_limit_bytes: int | None = None,
+        tokens_per_sample: int | None = None,
+    ) -> None:
         self.command = command
         self.launcher = launcher
         self.folder = folder
+        self.cache = cache or folder
+        self.memory_limit_bytes = memory_limit_bytes
+        self.tokens_per_sample = tokens_per_sample
         self.target: list[dict[str, object]] | None = None
         self.observed: Knobs = {}
         self.last_folder = folder
@@ -71,7 +91,7 @@ class Bench:
         launch = Launch(
             argv=self.command.argv({**self.command.placeholders, **knobs}),
             cwd=self.command.cwd,
-            env=compile_cache(self.folder)
+            env=compile_cache(self.cache)
             | {name: value for key in knobs for name, value in knob(key).environment(knobs[key]).items()},
             folder=self.last_folder,
             spec=spec,
@@ -105,6 +125,8 @@ class Bench:
             passed=passed,
             target=self.target,
             rules=rules,
+            memory_limit_bytes=self.memory_limit_bytes,
+            tokens_per_sample=self.tokens_per_sample,
         )
 
     def _wait(self, launch: Launch) -> Ended:

@@ -37,8 +37,15 @@ def outside_s(trial: Measured) -> float:
     return trial.seconds - sum(phases_s.get(phase, 0.0) for phase in MEASURING)
 
 
-def pairs(name: str, folder: Path, num_pairs: int) -> tuple[list[Measured], list[Measured]]:
-    """Returns the fresh trials and the warm ones of a program, pair by pair."""
+def pairs(name: str, folder: Path, num_pairs: int, *, rules: MeasureRules = RULES) -> tuple[list[Measured], list[Measured]]:
+    """Returns the fresh trials and the warm ones of a program, pair by pair.
+
+    Args:
+        name: of the program.
+        folder: of the trials.
+        num_pairs: of one fresh start and one warm one.
+        rules: when a trial stops.
+    """
     if name == "resnet18":
         command, modules = compose(list(RECIPE)).command, ("torch", "torchvision")
     else:
@@ -49,11 +56,11 @@ def pairs(name: str, folder: Path, num_pairs: int) -> tuple[list[Measured], list
     fresh: list[Measured] = []
     warm: list[Measured] = []
     try:
-        bench.measure({}, MeasureRules())  # the first of all: caches of the file system, and which loader trains
-        bench.measure({}, MeasureRules(), warm=modules)  # starts the server
+        bench.measure({}, rules)  # the first of all: caches of the file system, and which loader trains
+        bench.measure({}, rules, warm=modules)  # starts the server
         for index in range(num_pairs):
             for is_warm in (False, True) if index % 2 == 0 else (True, False):
-                trial = bench.measure({}, RULES, warm=modules if is_warm else ())
+                trial = bench.measure({}, rules, warm=modules if is_warm else ())
                 if trial.rate_per_s is None or trial.start != ("warm" if is_warm else "fresh"):
                     raise SystemExit(f"{name}: a {trial.start} trial ended as {trial.outcome}: {trial.reason}")
                 (warm if is_warm else fresh).append(trial)

@@ -1,37 +1,115 @@
-"""Runs what a GPU must show, stage by stage; what is done is not run again.
+"""Measures what only a GPU can show, stage by stage; what is measured is never measured again.
 
-    python -m tests.benchmarks.gpu_campaign [--stage smoke] --out FOLDER
+    python -m tests.benchmarks.gpu_campaign [STAGE ...] [--out FOLDER] [--work FOLDER] [--minutes 8] [--dry]
 
-FOLDER gets `<stage>.json` and `<stage>.md`. Without a CUDA device the rest is run and what stays unknown is named.
+Stages, in order of worth, all of them when none is named: smoke, tutorial, record, rival, transformer, truth, overhead. Each
+takes at most `--minutes`; what does not fit, or was cut off, is done when the same command is given again. A stage that fails
+leaves the others alone. No network is needed.
+
+FOLDER (runs/gpu_campaign) gets `campaign.json` with everything measured, `campaign.md` made from it, and `tables/`. Studies and
+trials work in `--work` (FOLDER/work), of which nothing is a result. `--dry` runs all that a CPU can run, at small sizes, and
+names what it misses: it tells whether the campaign would run, its numbers mean nothing.
+
+Exit code 1 when a check failed; a goal that is missed is a result.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.machine import host_facts
-from tests.benchmarks.gpu_campaign import smoke
-from tests.benchmarks.gpu_campaign.checks import FAILED, run_stage
+from tests.benchmarks.gpu_campaign import overhead, record, rival, smoke, transformer, truth, tutorial
+from tests.benchmarks.gpu_campaign.checks import FAILED, LATER, NOT_RUN, Check, Finding, Place, run_stage
+from tests.benchmarks.gpu_campaign.document import Document
+from tests.benchmarks.gpu_campaign.page import FILE, write_page
 
-STAGES = {"smoke": smoke.CHECKS}
+MINUTES = 8.0
+FOLDER, DRY_FOLDER = Path("runs/gpu_campaign"), Path("runs/gpu_campaign-dry")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A part of the campaign.
+
+    Attributes:
+        title: what it is about.
+        checks: returns its checks; given whether it is a dry run.
+    """
+
+    title: str
+    checks: Callable[[bool], Sequence[Check]]
+
+
+STAGES = {
+    "smoke": Stage(title="does what only a GPU can show work at all?", checks=smoke.checks),
+    "tutorial": Stage(title="the profiler tutorial's model, by hand and by autotune", checks=tutorial.checks),
+    "record": Stage(title="tables for the replay of searches", checks=record.checks),
+    "rival": Stage(title="other tuners on the same model, device and budget", checks=rival.checks),
+    "transformer": Stage(title="a language model: tokens, arithmetic, memory", checks=transformer.checks),
+    "truth": Stage(title="short trials against long runs", checks=truth.checks),
+    "overhead": Stage(title="what autotune itself costs", checks=overhead.checks),
+}
+TITLES = {name: stage.title for name, stage in STAGES.items()}
+
+
+def run(stages: Sequence[str], out: Path, work: Path, *, is_dry: bool, minutes: float) -> list[Finding]:
+    """Runs stages, and returns their findings.
+
+    Args:
+        stages: names, in order.
+        out: folder of the results.
+        work: folder to work in.
+        is_dry: whether at small sizes, where numbers mean nothing.
+        minutes: of each stage, at most.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    document = Document(out, is_dry=is_dry)
+    document.begin(list(stages))
+    findings = []
+    for name in stages:
+        print(f"\n{name}: {TITLES[name]}", flush=True)
+        started_s = time.monotonic()
+        place = Place(
+            stage=name,
+            folder=work / name,
+            results=out,
+            document=document,
+            is_dry=is_dry,
+            until_s=started_s + minutes * 60,
+        )
+        for finding in run_stage(place, STAGES[name].checks(is_dry), has_cuda=document.has_cuda):
+            findings.append(finding)
+            write_page(out, document, TITLES)
+        print(f"         {time.monotonic() - started_s:.0f} s", flush=True)
+    return findings
 
 
 def main() -> int:
     """Runs the named stages; returns 1 when a check failed."""
-    parser = argparse.ArgumentParser(description="what a GPU must show")
-    parser.add_argument("--stage", choices=STAGES, action="append", help="default: all, in order")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the findings")
+    assert __doc__
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(STAGES))
+    parser.add_argument("--out", type=Path, help="folder of the results")
+    parser.add_argument("--work", type=Path, help="folder of studies and trials: FOLDER/work when not given")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="of each stage, at most")
+    parser.add_argument("--dry", action="store_true", help="what a CPU can run, at small sizes")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    has_cuda = bool(host_facts()["gpus"])
-    findings = [
-        finding
-        for stage in options.stage or STAGES
-        for finding in run_stage(stage, STAGES[stage], options.out.resolve(), has_cuda=has_cuda)
-    ]
-    return 1 if any(finding.status == FAILED for finding in findings) else 0
+    if unknown := [name for name in options.stages if name not in STAGES]:
+        parser.error(f"STAGE: there is no {', '.join(unknown)}. There are {', '.join(STAGES)}.")
+    if options.dry:
+        os.environ["OMP_NUM_THREADS"] = "1"  # no rate is judged: programs are not to wait for each other's threads
+    out = (options.out or (DRY_FOLDER if options.dry else FOLDER)).resolve()
+    work = (options.work or out / "work").resolve()
+    findings = run(options.stages or list(STAGES), out, work, is_dry=options.dry, minutes=options.minutes)
+    counts = {status: sum(finding.status == status for finding in findings) for status in (FAILED, LATER, NOT_RUN)}
+    print(f"\n{len(findings)} checks, " + ", ".join(f"{count} {status}" for status, count in counts.items()))
+    print(f"results  {out / FILE}")
+    return 1 if counts[FAILED] else 0
 
 
 if __name__ == "__main__":

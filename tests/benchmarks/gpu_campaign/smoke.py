@@ -1,148 +1,122 @@
-"""Stage `smoke`: does everything that only a GPU can show work at all? A few minutes."""
+"""Stage `smoke`: does everything that only a GPU can show work at all?
+
+Most of it are tests, in `tests/gpu`, a check for each file; they are skipped where there is no GPU.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
-import re
-import subprocess
-import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from autotune.config.compose import compose
-from autotune.harness.protocol import APPLIED, MeasureRules
-from autotune.launchers.local import LocalLauncher
-from autotune.records import Knobs, Outcome
 from autotune.run_dir import StudyFolder
-from tests.benchmarks.gpu_campaign.checks import Check
-from tests.benchmarks.trials import Bench, Measured
+from tests.benchmarks.commands import ROOT, run_command, run_study
+from tests.benchmarks.gpu_campaign.checks import Check, Found, Place
+from tests.benchmarks.reporting import table
 
-SHORT = MeasureRules(min_s=1.0, max_s=5.0, slow_max_s=5.0)
-CLOCK_GAP_FRAC = 0.01
-STUDY_MINUTES = 2
-
-# One changed value for every knob that could behave otherwise on a GPU; the text is what a CPU cannot tell of it.
-KNOBS: list[tuple[Knobs, str]] = [
-    ({"precision.amp": "bf16"}, ""),
-    ({"layout.channels_last": True}, ""),
-    ({"optimizer.implementation": "fused"}, ""),
-    ({"loader.num_workers": 2}, ""),
-    ({"loader.num_workers": 2, "loader.pin_memory": True}, "page-locked memory"),
-    ({"precision.matmul": "high"}, "TF32 on Tensor Cores"),
-    ({"backend.cudnn_benchmark": True}, "cuDNN's choice of kernels"),
-    ({"compile.mode": "default"}, ""),
-    ({"compile.mode": "reduce-overhead"}, "CUDA graphs"),
-]
+TESTS = ROOT / "tests" / "gpu"
+TESTS_S = 240.0  # of a file of them
+ENERGY_MINUTES, POWER_MINUTES = 1.0, 0.5
+RECIPE = ("model=resnet18", "data=fake_cifar")
+ANSWERED = ("driver", "persistence mode", "clocks", "power cap")  # what every driver tells
 
 
-def bench(place: Path, *overrides: str) -> Bench:
-    """Returns a bench for resnet18 on the small images of fake_cifar."""
-    return Bench(compose(["model=resnet18", "data=fake_cifar", *overrides], command=None).command, LocalLauncher(), place)
+def run_tests(selection: Sequence[str], place: Place) -> Found:
+    """Runs tests marked `gpu`; each that passed tells what it saw.
 
-
-def baseline_is_measured(place: Path) -> str:
-    """Checks that the recipe gives a rate as it is."""
-    return _described(_worked(bench(place).measure({}, SHORT)))
-
-
-def knob_is_applied(knobs: Knobs, place: Path) -> str:
-    """Checks that knobs take effect and the program still trains."""
-    place_bench = bench(place)
-    _worked(place_bench.measure({}, SHORT))
-    measured = _worked(place_bench.measure(knobs, SHORT))
-    assert measured.result
-    statuses = {key: report.status for key, report in measured.result.knobs.items()}
-    assert set(statuses.values()) <= {APPLIED}, f"{measured.not_applied}"
-    return _described(measured)
-
-
-def clocks_agree(place: Path) -> str:
-    """Checks that device events and wall time tell the same window."""
-    measured = _worked(bench(place).measure({}, SHORT))
-    assert measured.result
-    assert measured.result.window
-    gap_frac = measured.result.window.clock_gap_frac
-    assert gap_frac is not None, "no device events were read"
-    assert gap_frac <= CLOCK_GAP_FRAC, f"gap of {gap_frac:.2%}"
-    return f"gap {gap_frac:.3%}"
-
-
-def oversized_batch_is_named(place: Path) -> str:
-    """Checks that a batch that cannot fit ends as device_oom, not as an error."""
-    place_bench = bench(place)
-    _worked(place_bench.measure({}, SHORT))
-    measured = place_bench.measure({"loader.batch_size": 65536}, SHORT)
-    assert measured.outcome is Outcome.device_oom, f"{measured.outcome}: {measured.reason}"
-    return measured.reason
-
-
-def study_reaches_its_verdict(place: Path) -> str:
-    """Checks that the main command works from end to end."""
-    overrides = ["model=resnet18", f"study.budget.minutes={STUDY_MINUTES}", "study.name=smoke", f"runs_dir={place}"]
-    _command("-m", "autotune", "run", *overrides)
-    summary = StudyFolder(place / "smoke").read_summary()
-    assert summary["status"] == "complete", summary["reason"]
-    return f"{summary['speedup']}, {summary['best'] and summary['best']['overrides']}, outcomes {summary['counts']}"
-
-
-def energy_is_counted(place: Path) -> str:
-    """Checks that a study of energy reads joules, and that a limit of power which nothing keeps is read and broken."""
-    overrides = ["model=resnet18", "data=fake_cifar", "objective=[energy_per_sample,throughput]", f"runs_dir={place}"]
-    _command("-m", "autotune", "run", *overrides, "study.name=energy", f"study.budget.minutes={STUDY_MINUTES}")
-    summary = StudyFolder(place / "energy").read_summary()
-    values = [trial["objectives"] for trial in summary["trials"] if trial["outcome"] == "ok"]
-    assert all(value.get("energy_per_sample", 0) > 0 for value in values), f"{values}"
-    limits = ["study.budget.trials=2", "constraints.max_power_w=1", "study.name=power", "study.budget.minutes=1"]
-    _command("-m", "autotune", "run", *overrides, *limits)
-    outcomes = StudyFolder(place / "power").read_summary()["counts"]
-    assert "ok" not in outcomes, f"{outcomes}"
-    return f"{summary['baseline']['objectives']} -> {summary['best']['objectives']}; power: {outcomes}"
-
-
-def doctor_sees_the_gpus(_: Path) -> str:
-    """Checks that the real driver answers doctor's questions: what a stand-in cannot tell is which of them it knows."""
-    document = json.loads(_command("-m", "autotune", "doctor", "--json"))
-    found = {finding["name"]: finding for finding in document["findings"]}
-    unknown = [name for name in ("driver", "persistence mode", "clocks", "power cap") if found[name]["status"] == "not here"]
-    assert not unknown, f"{unknown}"
-    assert found["torch"]["status"] == "fine", found["torch"]["found"]
-    return f"{found['driver']['found']}; {found['clocks']['found']}; {found['power cap']['found']}; {document['seconds']}"
-
-
-def gpu_tests_pass(_: Path) -> str:
-    """Checks that the tests marked `gpu` pass."""
-    return re.sub(r"\s+", " ", _command("-m", "pytest", "-m", "gpu").strip().splitlines()[-1])
-
-
-def _command(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, f"exit status {done.returncode}: {(done.stdout + done.stderr)[-600:]}"
-    return done.stdout
-
-
-def _worked(measured: Measured) -> Measured:
-    assert measured.rate_per_s is not None, f"{measured.outcome}: {measured.reason}"
-    return measured
-
-
-def _described(measured: Measured) -> str:
-    return f"{measured.rate_per_s:.1f} samples/s, {measured.outcome}, {measured.seconds:.0f} s"
-
-
-CHECKS = [
-    Check(name="the baseline is measured", run=baseline_is_measured),
-    *(
-        Check(
-            name="works: " + " ".join(f"{key}={value}" for key, value in knobs.items()),
-            run=partial(knob_is_applied, knobs),
-            needs_cuda=misses,
+    Args:
+        selection: arguments of pytest.
+        place: of the stage.
+    """
+    report = place.folder / "tests.xml"
+    report.unlink(missing_ok=True)
+    # A warning of another torch than the one the tests were written with is no failure here.
+    words = ["-m", "gpu", "-W", "default", "-p", "no:cacheprovider", f"--junitxml={report}", *selection]
+    run_command("-m", "pytest", *words, timeout_s=TESTS_S, may_fail=True)
+    assert report.exists(), "pytest wrote no report"
+    rows, failed = [], []
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        name = str(case.get("name"))
+        seen = ", ".join(f"{entry.get('name')} {entry.get('value')}" for entry in case.iter("property"))
+        problem = case.find("failure") if case.find("failure") is not None else case.find("error")
+        skipped = case.find("skipped")
+        if problem is not None:
+            failed.append(f"{name}: {str(problem.get('message'))[:300]}")
+        status = "FAILED" if problem is not None else "skipped" if skipped is not None else "passed"
+        note = str(skipped.get("message")) if skipped is not None else seen
+        rows.append(
+            (status, name.removeprefix("test_").replace("_", " "), note.replace("|", "/"), f"{float(case.get('time', 0)):.1f}")
         )
-        for knobs, misses in KNOBS
-    ),
-    Check(name="device events agree with wall time", run=clocks_agree, needs_cuda="CUDA events"),
-    Check(name="a batch too large is device_oom", run=oversized_batch_is_named, needs_cuda="the CUDA allocator's own limit"),
-    Check(name="the main command reaches its verdict", run=study_reaches_its_verdict),
-    Check(name="energy and power are measured", run=energy_is_counted, needs_cuda="NVML's energy counter and power reading"),
-    Check(name="doctor sees the GPUs", run=doctor_sees_the_gpus, needs_cuda="what a real driver tells of clocks and power"),
-    Check(name="the tests marked gpu pass", run=gpu_tests_pass, needs_cuda="every test with that marker"),
-]
+    assert rows, "no test was found"
+    assert not failed, f"{len(failed)} of {len(rows)} failed: " + "; ".join(failed)
+    num_passed = sum(row[0] == "passed" for row in rows)
+    return Found(evidence=f"{num_passed} of {len(rows)} tests passed", detail=table(("", "test", "saw", "seconds"), rows))
+
+
+def doctor_knows_the_gpus(_: Place) -> Found:
+    """The real driver answers doctor's questions: what a stand-in cannot tell is which of them it knows."""
+    document = json.loads(run_command("-m", "autotune", "doctor", "--json", may_fail=True))
+    found = {finding["name"]: finding for finding in document["findings"]}
+    unknown = [name for name in ANSWERED if found[name]["status"] == "not here"]
+    assert not unknown, f"not answered: {', '.join(unknown)}"
+    assert found["torch"]["status"] == "fine", found["torch"]["found"]
+    rows = [(finding["status"], finding["name"], finding["found"]) for finding in document["findings"]]
+    words = "; ".join(str(found[name]["found"]) for name in ANSWERED)
+    return Found(evidence=words, detail=table(("", "doctor looked at", "found"), rows))
+
+
+def energy_and_power_are_measured(place: Place) -> Found:
+    """A study of energy reads joules; a limit of power which nothing keeps is read, and broken."""
+    runs = place.folder / "runs"
+    overrides = [*RECIPE, "objective=[energy_per_sample,throughput]"]
+    summary = run_study(runs, "energy", overrides, minutes=ENERGY_MINUTES)
+    values = [trial["objectives"] for trial in summary["trials"] if trial["outcome"] == "ok"]
+    assert values, f"no trial worked: {summary['counts']}"
+    assert all(value.get("energy_per_sample", 0) > 0 for value in values), f"{values}"
+    limits = ["study.budget.trials=1", "constraints.max_power_w=1", "study.name=power", f"runs_dir={runs}"]
+    power = StudyFolder(runs / "power")
+    if not power.summary_file.exists():  # it ends without a winner, which is an exit code of its own
+        budget = f"study.budget.minutes={POWER_MINUTES}"
+        run_command("-m", "autotune", "run", *RECIPE, *limits, budget, may_fail=True, timeout_s=TESTS_S)
+    outcomes = power.read_summary()["counts"]
+    assert "ok" not in outcomes, f"at most 1 W was kept: {outcomes}"
+    best = summary["best"] or {}
+    return Found(evidence=f"{summary['baseline']['objectives']} -> {best.get('objectives')}; at most 1 W: {outcomes}")
+
+
+def other_files() -> list[Path]:
+    """Returns the files outside `tests/gpu` that have tests marked `gpu`; others may need what is not installed there."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [path for path in files if path.parent != TESTS and "@pytest.mark.gpu" in path.read_text(encoding="utf-8")]
+
+
+def file_of_tests(path: Path) -> Check:
+    """Returns the check that runs a file of tests; its name is the file's docstring."""
+    title = (ast.get_docstring(ast.parse(path.read_text())) or path.stem).splitlines()[0].rstrip(".")
+    return Check(name=title, run=partial(run_tests, [str(path)]), needs_cuda=f"{path.relative_to(ROOT)}", seconds=60.0)
+
+
+def checks(_: bool) -> list[Check]:
+    """Returns the checks of the stage, none of which a CPU can run."""
+    return [
+        Check(
+            name="doctor knows the GPUs",
+            run=doctor_knows_the_gpus,
+            needs_cuda="what a real driver tells of clocks and power",
+        ),
+        *(file_of_tests(path) for path in sorted(TESTS.glob("test_*.py"))),
+        Check(
+            name="the other tests marked gpu pass",
+            run=partial(run_tests, [str(path) for path in other_files()]),
+            needs_cuda="those outside tests/gpu",
+        ),
+        Check(
+            name="energy and power are measured",
+            run=energy_and_power_are_measured,
+            needs_cuda="NVML's energy counter and power reading",
+            seconds=120.0,
+        ),
+    ]

@@ -1,0 +1,58 @@
+"""The comparison of searches: when each had what, and what it was worth."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks import rivals
+from tests.benchmarks.rivals import OURS, PLAIN, PYTORCH_AUTOTUNE, TPE
+
+
+def found(*timeline: list[float]) -> rivals.Found:
+    return {"seconds": 60.0, "timeline": list(timeline), "winner": "bf16", "command": ["true"], "num_trials": len(timeline)}
+
+
+def test_only_rises_are_noted() -> None:
+    assert rivals.climb([(1.0, 10.0), (2.0, None), (3.0, 9.0), (4.0, 12.0)]) == [[1.0, 10.0], [4.0, 12.0]]
+
+
+def test_a_search_s_own_figures_count_what_its_winner_was_worth() -> None:
+    boasting = found([5.0, 100.0], [20.0, 200.0])  # its winner was worth half of what it said
+    assert rivals.seconds_to_near(boasting, verified_per_s=100.0, best_per_s=100.0) == 20.0
+    assert rivals.seconds_to_near(boasting, verified_per_s=100.0, best_per_s=50.0) == 5.0
+    assert rivals.seconds_to_near(boasting, verified_per_s=100.0, best_per_s=200.0) is None
+    assert rivals.seconds_to_near(found(), verified_per_s=100.0, best_per_s=100.0) is None
+
+
+def test_rows_compare_verified_rates_repeat_by_repeat() -> None:
+    repeats = [
+        {"found": {OURS: found([9.0, 200.0]), TPE: found()}, "verified": {PLAIN: [100.0], OURS: [200.0], TPE: [160.0]}},
+        {"found": {OURS: found([8.0, 100.0]), TPE: found()}, "verified": {PLAIN: [100.0], OURS: [200.0], TPE: [100.0]}},
+    ]
+    rows = {row[0]: row for row in rivals.rows(repeats)}
+    assert rows[OURS][1:5] == ("200.0", "1.000 (1.000 to 1.000)", "100.0%", "9, 8")
+    assert rows[TPE][2] == "1.581 (1.250 to 2.000)"
+    assert rows[TPE][4] == "never, never"
+    assert rows[PLAIN][4:] == ("", "", "", "")
+
+
+def test_what_the_rival_says_of_a_trial_is_read() -> None:
+    line = "  [ok          ] amp_bf16 compile=reduce-overhead channels_last fused     2.33 ms\n"
+    said = rivals.SAID.search(line)
+    assert said
+    assert said[1] == "2.33"
+    assert not rivals.SAID.search("  [disqualified] amp_fp16 compile=off                              out of memory\n")
+
+
+def test_a_rival_that_is_not_installed_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert rivals.missing(PYTORCH_AUTOTUNE) == f"pytorch-autotune is not installed: {rivals.INSTALL}"
+    assert rivals.missing(TPE) == ""
+
+
+def test_workers_are_the_program_s_own_and_chosen_from(tmp_path: Path) -> None:
+    work = rivals.Work(folder=tmp_path, budget_s=60.0, workers=0, words=("--size", "32"))
+    assert work.program[2:] == ["--size", "32", "--batch", "128", "--workers", "0"]
+    assert ["--workers", "1"] in rivals.choices(work)["workers"]
+    assert "workers" not in rivals.choices(rivals.Work(folder=tmp_path, budget_s=60.0))

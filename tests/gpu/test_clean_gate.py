@@ -1,0 +1,32 @@
+"""The gate before a trial waits until the device's memory is free again, and names what holds it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autotune.monitors.gate import MemoryGate
+from autotune.monitors.nvml import DeviceMonitor
+from tests.gpu.conftest import SMALL, Make
+
+pytestmark = pytest.mark.gpu
+
+
+def test_memory_of_another_process_closes_the_gate_until_it_ends(
+    monitor: DeviceMonitor, holder: Callable[[int], Any], record_property: Callable[[str, object], None]
+) -> None:
+    gate = MemoryGate(monitor)
+    assert gate.wait(deadline_s=0.0) == ""
+    with holder(2048):
+        held = gate.wait(deadline_s=1.0)
+    record_property("said", held)
+    assert "more in use than when the study began" in held
+    assert gate.wait() == "", "its memory did not come back"
+
+
+def test_a_trial_gives_all_of_its_memory_back(monitor: DeviceMonitor, recipe: Make) -> None:
+    gate = MemoryGate(monitor)
+    trials = recipe(*SMALL, "data=synthetic")
+    assert gate.wait() == ""
+    trials.works({"loader.batch_size": 256}, is_fresh=True)
+    assert gate.wait() == ""
