@@ -93,7 +93,7 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
             continue
         if may_fit(knobs):
             yield Proposal(knobs=knobs, why=why, origin=EXPERT)
-        elif circumstances.has_cuda and (smaller := space.with_smaller_batch(knobs)):  # on a CPU the process takes most itself
+        elif circumstances.has_cuda and (smaller := space.with_smaller_batch(knobs)):  # on a CPU the process takes most
             why = "expert's choice at a smaller batch: what memory a sample takes"
             yield Proposal(knobs=smaller, why=why, origin=EXPERT)
 
@@ -106,7 +106,7 @@ def filling_seed(
     Args:
         session: the study.
         best: so far.
-        filling_batch: the largest of some batch sizes with which a configuration is expected to fit; None where nobody can tell.
+        filling_batch: the largest of some batch sizes that a configuration is expected to fit with; None unknown.
     """
     space = session.resolved
     own, batch = space.reference.get(BATCH), best.knobs.get(BATCH)
