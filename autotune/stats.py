@@ -32,7 +32,7 @@ Arm = TypeVar("Arm", bound=Hashable)  # what names a configuration in a comparis
 def _t_quantile(degrees: float, probability: float) -> float:
     from scipy import special  # takes a third of a second to import, scipy.stats a second: most commands need neither
 
-    return float(special.stdtrit(degrees, probability))
+    return float(special.ndtri(probability) if math.isinf(degrees) else special.stdtrit(degrees, probability))
 
 
 def half_width(values: Sequence[float], confidence: float = 0.95) -> float | None:
