@@ -13,6 +13,7 @@ from autotune.knobs.catalogue import CATALOGUE
 from autotune.knobs.loader import UINT8_TRANSFER
 from autotune.knobs.memory import FRACTION, MALLOC
 from autotune.knobs.nccl import MAX_NCHANNELS, MIN_NCHANNELS
+from autotune.knobs.parallel import FSDP, STRATEGY
 from autotune.knobs.precision import AMP
 from autotune.knobs.step import ACCUMULATION
 from autotune.records import Knobs
@@ -28,7 +29,8 @@ def problems_of_knobs(config: StudyConfig, pinned: Knobs, domains: dict[str, Dom
         domains: knob key -> domain, of the command line.
         template: the command, whose placeholders tell the baseline's values.
     """
-    return [*_channels(pinned), *_malloc(pinned), *_global_batch(config, pinned, domains, template)]
+    alone = _alone(config, pinned, template)
+    return [*_channels(pinned), *_malloc(pinned), *alone, *_global_batch(config, pinned, domains, template)]
 
 
 def notes_of_knobs(config: StudyConfig, pinned: Knobs, template: CommandTemplate, here: Circumstances) -> list[str]:
@@ -44,6 +46,12 @@ def notes_of_knobs(config: StudyConfig, pinned: Knobs, template: CommandTemplate
     for key, value in pinned.items():
         if key in CATALOGUE and value != CATALOGUE[key].default and (reason := CATALOGUE[key].blocked(here)):
             notes.append(f"{key}={_word(value)}: {reason}")
+    others = {key: value for key, value in pinned.items() if key != STRATEGY.key}
+    notes += [
+        f"{key}={_word(value)}: means nothing beside {STRATEGY.key}={pinned[STRATEGY.key]}"
+        for key, value in others.items()
+        if key in CATALOGUE and CATALOGUE[key].is_active(others) and not CATALOGUE[key].is_active(pinned)
+    ]
     if pinned.get(AMP.key) == "fp16" and not here.has_cuda:
         notes.append(f"{AMP.key}=fp16: meant for GPUs that have no bf16, got no CUDA device")
     if template.is_recipe and pinned.get(UINT8_TRANSFER.key) and script_of(config) is not VISION:
@@ -72,6 +80,14 @@ def _malloc(pinned: Knobs) -> list[str]:
     there = ", ".join(["glibc", *malloc.installed()])
     install = "Debian and Ubuntu have it as libjemalloc2, libtcmalloc-minimal4"
     return [f"{MALLOC.key}: not installed here, got {asked!r}. Allowed: {there}. Install it ({install}), or leave it out."]
+
+
+def _alone(config: StudyConfig, pinned: Knobs, template: CommandTemplate) -> list[str]:
+    if not template.is_recipe or config.launch.nproc > 1 or pinned.get(STRATEGY.key) != FSDP:
+        return []
+    return [
+        f"{STRATEGY.key}: one process has nobody to share with, got {FSDP!r}. Give launch.nproc=2 or more, or leave it out."
+    ]
 
 
 def _global_batch(config: StudyConfig, pinned: Knobs, domains: dict[str, Domain], template: CommandTemplate) -> list[str]:

@@ -70,7 +70,10 @@ def test_a_file_that_cannot_be_used_is_an_exception(place: Place) -> None:
     assert "autotune.errors.BadInput: BEST: cannot be read, got 'nothing.yaml' (there is no such file)" in done.stderr
 
 
-@pytest.mark.parametrize(("words", "unit", "samples"), [(["long"], "steps", 1), (["long", "samples"], "samples", 16)])
+@pytest.mark.parametrize(
+    ("words", "unit", "samples"),
+    [(["long", "samples"], "samples", 16), pytest.param(["long"], "steps", 1, marks=pytest.mark.thorough)],
+)
 def test_steps_that_a_program_tells_are_a_trial_s_steps(trial, place: Place, words, unit, samples) -> None:  # noqa: F811
     run = trial(str(place.path / "by_hand.py"), *words, is_fresh=True, env={"PYTHONPATH": _path()}, rules=RULES)
     found = run.result()
