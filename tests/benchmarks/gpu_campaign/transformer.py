@@ -16,7 +16,7 @@ from tests.benchmarks.gpu_campaign.trying import Trials, recipe
 from tests.benchmarks.reporting import table
 
 SHORT = MeasureRules(min_s=1.0, max_s=3.0, slow_max_s=5.0)
-LIMIT_FRAC = 0.25  # of the device's memory, for the frontier: filling all of it would take most of the time there is
+LIMIT_FRAC = 0.4  # of the device's memory, for the frontier: filling all of it would take most of the time there is
 FITS_FRAC, FAILS_FRAC = 0.93, 1.10  # of the batch that the line through two small ones says is the largest
 MINUTES = 4.0
 

@@ -38,7 +38,7 @@ class Program:
 
 
 PROGRAMS = (
-    Program(title="bound by two loader workers", words=("--size", "224", "--batch", "128", "--workers", "2")),
+    Program(title="bound by its one loader worker", words=("--size", "224", "--batch", "128", "--workers", "1")),
     Program(title="bound by the device", words=("--size", "224", "--batch", "256", "--amp", "bf16", "--channels-last")),
     Program(title="bound by its launches", words=("--size", "32", "--batch", "16")),
     Program(
