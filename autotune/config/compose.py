@@ -306,6 +306,7 @@ def _space(config: StudyConfig, given: Split, pinned: Knobs, here: Circumstances
         tiers=config.tiers,
         is_held=is_held,
         left_out=left_out,
+        typed=frozenset(given.domains),
     )
 
 

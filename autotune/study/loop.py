@@ -218,6 +218,8 @@ class _Study:
         session.runner.warm.learn(first)
         session.runner.baseline_losses = record.losses
         session.space = _resolved(self._plan, first)
+        if earlier is None or earlier.first is None:
+            self._name_dropped(session.space.dropped)
         session.costs = Costs(frozenset(key for _, key, _ in session.space.costly()))
         for searched in session.searched:
             session.costs.learn(searched)
@@ -247,6 +249,11 @@ class _Study:
                 f"{name} has tuned this command with another version of the script or of torch. To begin with what was best "
                 f"there: search.warm_start={name}"
             )
+
+    def _name_dropped(self, dropped: dict[str, str]) -> None:
+        """Says which of the knobs that the user named are not searched; `autotune inspect` has the rest."""
+        for key in sorted(self._plan.space.typed & dropped.keys()):
+            self._listener.notice(f"{key} is not searched here: {dropped[key]}.")
 
     def _measured_baseline(self) -> RankResult:
         session, earlier = self._session, self._earlier

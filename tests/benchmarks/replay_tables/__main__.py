@@ -25,9 +25,8 @@ TABLES = {
     ],
     "transformer": [
         *("model=gpt2_small", "model.num_layers=2", "model.hidden_size=64", "model.vocab_size=2000"),
-        *("data.sequence_length=64", "loader.batch_size=choice(1,8,64)", "threads.intra=choice(1,2)"),
-        *("precision.amp=choice(off,bf16)", "optimizer.implementation=choice(default,fused)"),
-        "backend.sdpa=choice(default,math)",
+        *("data.sequence_length=16", "loader.batch_size=choice(2,8,32,256)", "loader.num_workers=choice(0,1,2)"),
+        *("threads.intra=choice(1,2)", "precision.amp=choice(off,bf16)"),
     ],
     "resnet18": [
         *("model=resnet18", "model.image_size=96", "data=photos", "loader.batch_size=choice(2,8,32)"),
