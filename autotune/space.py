@@ -135,7 +135,7 @@ class SearchSpace:
         tiers: highest tier that may be searched.
         is_held: whether every step holds the samples of `train.global_batch`: the batch size then brings its accumulation.
         left_out: knob key -> why it is not searched, though a named space has it: it yields to another that was typed.
-        typed: knobs that the user named, beside those of a named space.
+        typed: knobs that the user named, beside those of a named space; known when a study begins, not when it is resumed.
     """
 
     domains: dict[str, Domain | None] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class SearchSpace:
     tiers: Tier = Tier.training
     is_held: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
-    typed: frozenset[str] = frozenset()
+    typed: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(kw_only=True)
