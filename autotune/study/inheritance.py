@@ -12,6 +12,7 @@ into study.json before the search begins, so that the study needs the others no 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from autotune.study.settings import capacity_bytes
 
 MAX_SOURCES = 8  # the latest ones; what older ones knew, these knew too
 MAX_SEEDS = 8  # more than are tried: some may mean the same here, or nothing
-DAMAGED = (KeyError, TypeError, ValueError, AttributeError)  # a summary that was edited: its study is no reason to end this one
+DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # an edited study is no reason to end this one
 MAX_OUT = 20  # each is compared with every configuration that may be proposed
 # What makes two studies ones of the same program on the same machine. What was searched, pinned or aimed at may differ.
 ALIKE = ("machine.", "program.", "device.kind", "device.index", "train.global_batch")
@@ -142,7 +143,7 @@ def _sources(session: Session, asked: Any) -> list[Source]:
     own, found = session.about.identity, []
     if names := _names(asked):
         for name in names:
-            with contextlib.suppress(BadInput):  # checked before the start; gone since
+            with contextlib.suppress(BadInput, OSError, ValueError):  # checked before the start; gone or damaged since
                 folder = _named(session.folder.path.parent, name, without=session.folder.path)
                 found.append((folder, folder.read_study()))
     else:
@@ -165,7 +166,7 @@ def _others(runs: Path, *, without: Path | None = None) -> list[tuple[StudyFolde
 
 def _source(folder: StudyFolder, about: StudyRecord, differs: list[str]) -> Source | None:
     """Returns a study with its trials; None without a baseline."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(*DAMAGED):
         records = folder.read_trials()
         if records and records[0].kind is Kind.baseline and records[0].value:
             summary: Summary | None = None
@@ -231,13 +232,15 @@ def _measured(source: Source, *, is_same_aim: bool) -> list[dict[str, Any]]:
 def _entry(
     source: Source, trial: int, knobs: Knobs, ratio: float, peak_bytes: int | None, *, is_proven: bool
 ) -> dict[str, Any]:
+    if not math.isfinite(ratio):
+        raise ValueError(f"a ratio that is no number, got {ratio}")
     return {
         "study": source.name,
         "trial": trial,
         "knobs": knobs,
         "ratio": ratio,
         "is_proven": is_proven,
-        "peak_memory_bytes": peak_bytes,
+        "peak_memory_bytes": None if peak_bytes is None else int(peak_bytes),
     }
 
 

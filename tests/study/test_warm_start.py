@@ -1,5 +1,7 @@
 """What a study takes over from earlier ones, and what it makes of it."""
 
+import json
+import math
 import shutil
 
 import pytest
@@ -150,6 +152,19 @@ def test_a_study_whose_summary_was_edited_keeps_nobody_from_searching(bench, tin
     first.folder.write_summary({**summary, "best": {**summary["best"], "trial": "none"}})
     summary = bench(Surface(gains=FAST), *tiny, AUTO).run()
     assert (summary["status"], summary["warm_start"]) == ("complete", {})
+
+
+def test_a_damaged_study_keeps_nobody_from_searching_also_when_it_is_named(bench, tiny):
+    first = bench(Surface(gains=FAST), *tiny)
+    first.run()
+    trial = first.folder.trial_path(1) / "trial.json"
+    record = json.loads(trial.read_text())
+    for damage in ({"ci": []}, {"peak_memory_bytes": "much"}, {"value": math.nan, "scores": {"throughput": math.nan}}):
+        trial.write_text(json.dumps({**record, **damage}))
+        assert bench(Surface(gains=FAST), *tiny, AUTO, "study.budget.trials=1").run()["status"] == "complete"
+    named = bench(Surface(gains=FAST), *tiny, f"search.warm_start={first.folder.path}", "study.budget.trials=1")
+    first.folder.study_file.write_text("{")  # since the start
+    assert named.run()["status"] == "complete"
 
 
 @pytest.mark.thorough
