@@ -86,7 +86,7 @@ def inherit(session: Session) -> dict[str, Any]:
         return {}
     sources = _sources(session, asked)
     seeds = _seeds(sources, session.about)
-    out = _out_of_memory(sources, session.about)
+    out = _out_of_memory(sources, session.about, session.baseline)
     if not seeds and not out:
         return {}
     used = {entry["study"] for entry in (*seeds, *out)}
@@ -247,23 +247,19 @@ def _entry(
 # What to leave out --------------------------------------------------------------------------------------------------------
 
 
-def _out_of_memory(sources: Iterable[Source], about: StudyRecord) -> list[dict[str, Any]]:
+def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
     """Returns the smallest configurations that ran out of memory where there was as much of it, in the same program.
 
-    One that another of these studies has measured, or a larger one, is no limit: something else took the memory then.
+    One that another of these studies has measured, or a larger one, or the baseline here, is no limit: something else took the
+    memory then.
     """
-    own_bytes = _memory_bytes(about)
-    alike = [
-        source
-        for source in sources
-        if not source.differs and own_bytes and (there := _memory_bytes(source.about)) and own_bytes <= there
-    ]
-    ran = [record.knobs for source in alike for record in source.records if record.outcome.has_value]
+    alike = [source for source in sources if not source.differs]
+    ran = [baseline.knobs, *(record.knobs for source in alike for record in source.records if record.outcome.has_value)]
     found: list[dict[str, Any]] = [
         {"study": source.name, "trial": record.number, "knobs": record.knobs, "outcome": str(record.outcome)}
         for source in alike
         for record in source.records
-        if record.kind is Kind.search and record.outcome.is_memory
+        if record.kind is Kind.search and record.outcome.is_memory and _has_no_more(about, source.about, record.outcome)
     ]
     true = [entry for entry in found if not any(_reaches(knobs, entry) for knobs in ran)]
     least: list[dict[str, Any]] = []
@@ -277,9 +273,17 @@ def _reaches(knobs: Knobs, out: dict[str, Any]) -> bool:
     return dominates(knobs, out["knobs"], is_host=out["outcome"] == Outcome.host_oom)
 
 
-def _memory_bytes(about: StudyRecord) -> int | None:
-    """Returns the memory that a trial of a study may fill: the limit it was given, else all of the device's."""
-    with contextlib.suppress(KeyError, TypeError, ValueError, BadInput):
+def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bool:
+    """Returns whether a study has no more of the memory that ran out than another; False where it is not known."""
+    own, there = _memory_bytes(about, outcome), _memory_bytes(other, outcome)
+    return own is not None and there is not None and own <= there
+
+
+def _memory_bytes(about: StudyRecord, outcome: Outcome) -> int | None:
+    """Returns the memory that a trial of a study may fill: of the host beside a GPU all, else the limit, or the device's."""
+    with contextlib.suppress(BadInput, *DAMAGED):
+        if outcome is Outcome.host_oom and about.machine.get("gpus"):
+            return int(about.machine["memory_bytes"])
         there = capacity_bytes(about.machine)
         return memory_limit_bytes(about.identity.get("device.memory_limit"), there) or there
     return None

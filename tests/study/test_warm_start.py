@@ -7,10 +7,10 @@ import shutil
 import pytest
 
 from autotune.errors import BadInput
-from autotune.records import Kind
+from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.study import resume_study
 from autotune.study.frontier import dominates
-from autotune.study.inheritance import check_named, foreseen
+from autotune.study.inheritance import Source, _out_of_memory, check_named, foreseen
 from autotune.study.seeds import EARLIER, NUM_EARLIER_SEEDS
 from autotune.testing.fake_launcher import Failure, Surface
 from autotune.wording import warm_start_text
@@ -210,6 +210,50 @@ def test_an_earlier_study_tells_what_a_trial_takes_before_anything_is_measured(b
 )
 def test_a_larger_batch_of_the_same_way_to_compute_takes_as_much(knobs, is_out):
     assert dominates(knobs, ROOMY, is_host=False) is is_out
+
+
+def test_a_variable_may_make_it_another_program():
+    large = {**ROOMY, "env.WIDTH": "4096"}
+    assert not dominates({**ROOMY, "env.WIDTH": "128"}, large, is_host=False)
+    assert not dominates(ROOMY, large, is_host=False)
+    assert dominates(large, large, is_host=False)
+
+
+def test_what_the_baseline_takes_here_is_no_limit_whatever_ran_out_elsewhere(bench, filled):
+    surface, space = filled
+    bench(surface, space, "search.sampler=grid", minutes=60).run()
+    surface.max_batch = 10_000  # somebody else's process held the memory
+    here = bench(surface, space, AUTO, "loader.batch_size=256", "study.budget.trials=2")
+    out = here.run()["warm_start"]["out_of_memory"]
+    assert not any(entry["knobs"]["precision.amp"] == "off" for entry in out)
+    assert any(trial.outcome.has_value for trial in searched(here))
+
+
+@pytest.mark.parametrize(("own_bytes", "is_left_out"), [(2**34, True), (2**35, False)])
+def test_of_the_hosts_memory_it_is_the_hosts_that_counts_beside_a_gpu(own_bytes, is_left_out):
+    def study(memory_bytes):
+        machine = {"gpus": [{"memory_bytes": 2**36}], "memory_bytes": memory_bytes}
+        return StudyRecord(name="s", title="s", command=["python"], cwd="/", machine=machine)
+
+    records = [
+        TrialRecord(number=0, kind=Kind.baseline, knobs={"loader.batch_size": 8}, changed={}, outcome=Outcome.ok, value=1.0),
+        TrialRecord(number=1, kind=Kind.search, knobs=ROOMY, changed=ROOMY, outcome=Outcome.host_oom),
+    ]
+    source = Source(name="s", about=study(2**34), records=records, summary=None, differs=[])
+    assert bool(_out_of_memory([source], study(own_bytes), records[0])) is is_left_out
+
+
+def test_what_ran_out_of_the_hosts_memory_is_named_with_its_workers():
+    source = {"study": "s", "is_same": True, "differs": []}
+    knobs = {"loader.batch_size": 64, "loader.num_workers": 16, "precision.amp": "off"}
+
+    def text(outcome, knobs):
+        out = [{"study": "s", "trial": 3, "knobs": knobs, "outcome": outcome}]
+        return warm_start_text({"asked": "auto", "sources": [source], "seeds": [], "out_of_memory": out})
+
+    assert "workers 16" in text("host_oom", knobs)
+    assert "workers" not in text("device_oom", knobs)
+    assert "as it is" not in text("device_oom", {"layout.channels_last": True}), "not the program as it was"
 
 
 def test_the_hosts_memory_is_also_the_workers():
