@@ -31,6 +31,7 @@ from autotune.study.plan import Plan
 from autotune.study.session import Session
 from autotune.study.settings import capacity_bytes
 
+GRID = "grid"  # the sampler that visits every configuration, in its own order
 MAX_SOURCES = 8  # the latest ones; what older ones knew, these knew too
 MAX_SEEDS = 8  # more than are tried: some may mean the same here, or nothing
 DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # an edited study is no reason to end this one
@@ -85,7 +86,7 @@ def inherit(session: Session) -> dict[str, Any]:
     if asked in (OFF, False) or not session.folder.is_kept:
         return {}
     sources = _sources(session, asked)
-    seeds = _seeds(sources, session.about)
+    seeds = [] if session.plan.config.search.sampler == GRID else _seeds(sources, session.about)
     out = _out_of_memory(sources, session.about, session.baseline)
     if not seeds and not out:
         return {}
@@ -94,16 +95,37 @@ def inherit(session: Session) -> dict[str, Any]:
     return {"asked": asked, "sources": told, "seeds": seeds, "out_of_memory": out}
 
 
-def nearly_alike(session: Session) -> str:
-    """Returns the latest study of the same command whose script or torch was another; "" for none: only a name brings it in."""
-    if session.plan.config.search.warm_start != AUTO or not session.folder.is_kept:
+def why_nothing(session: Session) -> str:
+    """Returns what is worth a word where nothing was taken over; "" for nothing.
+
+    A study that the user named had nothing to give; or there is one of the same command whose script or torch was another, which
+    only its name brings in.
+    """
+    config = session.plan.config.search
+    if not session.folder.is_kept:
         return ""
-    own = session.about.identity
-    for folder, about in _others(session.folder.path.parent, without=session.folder.path):
+    if names := _names(config.warm_start):
+        is_grid = config.sampler == GRID
+        why = "search.sampler=grid visits all in order" if is_grid else "no trial is there, or can be read, that beat its start"
+        return f"search.warm_start: nothing was taken over from {', '.join(names)}: {why}."
+    own, folder = session.about.identity, session.folder
+    for other, about in _others(folder.path.parent, without=folder.path) if config.warm_start == AUTO else []:
         differs = _differing(about.identity, own)
-        if differs and set(differs) <= set(RECENT) and about.identity.get(SCRIPT):
-            return folder.name
+        is_near = differs and set(differs) <= set(RECENT) and about.identity.get(SCRIPT)
+        if is_near and (source := _source(other, about, differs)) and _seeds([source], session.about):
+            return (
+                f"{other.name} has tuned this command with another version of the script or of torch. To begin with what was "
+                f"best there: search.warm_start={_typed(other)}"
+            )
     return ""
+
+
+def _typed(folder: StudyFolder) -> str:
+    """Returns what means a study as `search.warm_start`: its name, or its path where the name means a later one."""
+    with contextlib.suppress(BadInput):
+        if find(folder.path.parent, folder.name).path == folder.path:
+            return folder.name
+    return str(folder.path)
 
 
 def foreseen(plan: Plan, runs: Path) -> tuple[str, float] | None:
@@ -136,7 +158,7 @@ def _named(runs: Path, name: str, *, without: Path | None) -> StudyFolder:
     try:
         return find(runs, name, without=without)
     except BadInput as error:
-        raise BadInput([problem.replace("STUDY:", "search.warm_start:", 1) for problem in error.problems]) from error
+        raise BadInput([f"search.warm_start: {problem.partition(': ')[2]}" for problem in error.problems]) from error
 
 
 def _sources(session: Session, asked: Any) -> list[Source]:
@@ -189,7 +211,8 @@ def _seeds(sources: Sequence[Source], about: StudyRecord) -> list[dict[str, Any]
     found: dict[frozenset[tuple[str, Any]], dict[str, Any]] = {}
     for source in sources:
         with contextlib.suppress(*DAMAGED):
-            for entry in [*_proven(source), *_measured(source, is_same_aim=source.about.objective == about.objective)]:
+            is_same_aim = source.about.objective == about.objective  # of another aim the finals have proven something else
+            for entry in [*(_proven(source) if is_same_aim else []), *_measured(source, is_same_aim=is_same_aim)]:
                 found.setdefault(frozenset(entry["knobs"].items()), entry)
     return sorted(found.values(), key=lambda entry: (not entry["is_proven"], -entry["ratio"]))[:MAX_SEEDS]
 

@@ -90,7 +90,24 @@ def test_an_edited_script_is_another_program_and_that_is_said(bench, tmp_path):
     study = bench(Surface(gains=FAST), AUTO, "study.budget.trials=2", command=command)
     study.run()
     assert not taken(study)
-    assert any("search.warm_start=s" in notice for notice in study.listener.named("notice"))
+    said = study.listener.named("notice")
+    (word,) = (notice.rpartition("search.warm_start=")[2] for notice in said if "another version of the script" in notice)
+    third = bench(Surface(gains=FAST), f"search.warm_start={word}", "study.budget.trials=2", command=command)
+    assert [source["study"] for source in third.run()["warm_start"]["sources"]] == ["s"], "the name means the second by then"
+
+
+def test_a_study_that_is_named_and_has_nothing_to_give_is_not_passed_over_in_silence(bench, tiny):
+    bench(Surface(gains={("precision.amp", "bf16"): 0.5, ("loader.num_workers", 2): 0.5}), *tiny).run()
+    study = bench(Surface(gains=FAST), *tiny, "search.warm_start=s")
+    assert study.run()["warm_start"] == {}
+    assert any("nothing was taken over from s: " in notice for notice in study.listener.named("notice"))
+
+
+def test_a_winner_at_another_aim_is_no_proven_one(bench, tiny):
+    bench(Surface(gains=FAST), *tiny).run()
+    seeds = bench(Surface(gains=FAST), *tiny, AUTO, "objective=time_for_samples", "study.samples=1e6").run()["warm_start"]["seeds"]
+    assert seeds
+    assert not any(seed["is_proven"] for seed in seeds)
 
 
 @pytest.mark.parametrize("sampler", ["rates", *(pytest.param(s, marks=pytest.mark.thorough) for s in ("tpe", "random"))])
