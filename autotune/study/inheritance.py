@@ -31,7 +31,6 @@ from autotune.study.plan import Plan
 from autotune.study.session import Session
 from autotune.study.settings import capacity_bytes
 
-GRID = "grid"  # the sampler that visits every configuration, in its own order
 MAX_SOURCES = 8  # the latest ones; what older ones knew, these knew too
 MAX_SEEDS = 8  # more than are tried: some may mean the same here, or nothing
 DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # an edited study is no reason to end this one
@@ -86,7 +85,7 @@ def inherit(session: Session) -> dict[str, Any]:
     if asked in (OFF, False) or not session.folder.is_kept:
         return {}
     sources = _sources(session, asked)
-    seeds = [] if session.plan.config.search.sampler == GRID else _seeds(sources, session.about)
+    seeds = [] if session.plan.config.search.sampler == "grid" else _seeds(sources, session.about)
     out = _out_of_memory(sources, session.about, session.baseline)
     if not seeds and not out:
         return {}
@@ -105,7 +104,7 @@ def why_nothing(session: Session) -> str:
     if not session.folder.is_kept:
         return ""
     if names := _names(config.warm_start):
-        is_grid = config.sampler == GRID
+        is_grid = config.sampler == "grid"
         why = "search.sampler=grid visits all in order" if is_grid else "no trial is there, or can be read, that beat its start"
         return f"search.warm_start: nothing was taken over from {', '.join(names)}: {why}."
     own, folder = session.about.identity, session.folder
@@ -137,7 +136,8 @@ def foreseen(plan: Plan, runs: Path) -> tuple[str, float] | None:
     told = {f"program.{name}" for name in PROGRAM_FACTS}
     for folder, about in _others(runs):
         if set(_differing(about.identity, own)) <= told and (source := _source(folder, about, [])):
-            seconds = [record.seconds for record in source.records if record.kind is Kind.search]
+            searched = [record for record in source.records if record.kind is Kind.search]
+            seconds = [record.seconds for record in searched if record.outcome is not Outcome.interrupted]
             if seconds:
                 return source.name, median(seconds)
     return None
