@@ -189,6 +189,7 @@ def test_recordings_take_nothing_over(bench, tiny):
     bench(Surface(gains=FAST), *tiny).run()
     study = bench(Surface(gains=FAST), *tiny, AUTO, "record.repeats=1", is_recording=True)
     assert study.run()["warm_start"] == {}
+    assert all(left.search_s is None for left in study.listener.named("time_left")), "nothing is searched"
 
 
 def test_studies_that_are_named_must_exist(tmp_path, bench):
