@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.log_messages import without_our_frames
-from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Knobs, KnobValue, Summary, objective_names
+from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Knobs, KnobValue, Outcome, Summary, objective_names
 
 DASH = "-"  # what stands in for a number that could not be had
 
@@ -301,18 +301,20 @@ def warm_start_text(found: dict[str, Any]) -> str:
     whose = f"another {', '.join(differs[:4])}" if differs else "the same program and machine"
     said = ["their best configurations come first"] if found["seeds"] and len(names) > 1 else []
     said = said or (["its best configurations come first"] if found["seeds"] else [])
-    out = [f"{changes_phrase(_memory_part(entry['knobs']))} ({entry['study']})" for entry in found["out_of_memory"]]
+    out = [f"{changes_phrase(_memory_part(entry) or entry['knobs'])} ({entry['study']})" for entry in found["out_of_memory"]]
     if out:
         more = f" and {len(out) - 3} more" if len(out) > 3 else ""
         said.append(f"left out, with what takes as much: {'; '.join(out[:3])}{more}, out of memory there")
     return f"{', '.join(names)} ({whose}): {'; '.join(said)}"
 
 
-def _memory_part(knobs: Knobs) -> Knobs:
-    """Returns what of a configuration decides its memory, as far as it is worth a word."""
-    off = ("off", False)
-    wanted = ("loader.batch_size", "precision.amp", "compile.mode", "memory.activation_checkpointing")
-    return {key: knobs[key] for key in wanted if key in knobs and knobs[key] not in off}
+def _memory_part(entry: dict[str, Any]) -> Knobs:
+    """Returns what of a configuration decides the memory that ran out, as far as it is worth a word."""
+    knobs = entry["knobs"]
+    wanted = ["loader.batch_size", "precision.amp", "compile.mode", "memory.activation_checkpointing"]
+    if entry["outcome"] == Outcome.host_oom:  # of which the workers take their part
+        wanted += ["loader.num_workers", "loader.prefetch_factor"]
+    return {key: knobs[key] for key in wanted if key in knobs and knobs[key] != "off" and knobs[key] is not False}
 
 
 def counts_text(counts: dict[str, int]) -> str:

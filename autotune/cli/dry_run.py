@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autotune.cli.run import Asked, compose_asked, plan_of
-from autotune.config.schema import AUTO, OFF
+from autotune.config.schema import AUTO, OFF, SearchOptions
 from autotune.errors import BadInput
 from autotune.wording import changes_phrase, command_text, machine_text, seconds_text
 
@@ -38,7 +38,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         f"baseline  {command_text(argv)}",
         *([f"pinned  {changes_phrase(space.pinned)}"] if space.pinned else []),
         f"searching  {', '.join(sorted(space.domains)) or 'nothing'}: what of it holds here, the baseline tells",
-        *_warm_start(composed.config.search.warm_start, earlier),
+        *_warm_start(composed.config.search, earlier),
         *_budget(composed, earlier),
         "note  nothing was started or written; `autotune inspect` runs a few steps and looks closer",
     ]
@@ -48,8 +48,11 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     return 0
 
 
-def _warm_start(asked: Any, earlier: tuple[str, float] | None) -> list[str]:
+def _warm_start(search: SearchOptions, earlier: tuple[str, float] | None) -> list[str]:
     """Returns which studies the search would begin with; [] for none."""
+    asked = search.warm_start
+    if search.sampler == "grid":
+        return []
     if asked in (AUTO, OFF, False):
         said = f"the best of {earlier[0]} come first, if the baseline finds the same torch and device" if earlier else ""
         return [f"warm start  {said}"] if said and asked == AUTO else []
@@ -75,14 +78,15 @@ def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[str]:
     search = f"{seconds_text(total_s - finals_s)} at least to search, {seconds_text(finals_s)} at most for the finals"
     return [
         f"budget  {seconds_text(total_s)}{f', {trials}' if trials else ''}: {search}",
-        f"plan  {_plan(total_s, finals_s, earlier)}",
+        f"plan  {_plan(total_s, finals_s, earlier, most=budget.trials)}",
     ]
 
 
-def _plan(total_s: float, finals_s: float, earlier: tuple[str, float] | None) -> str:
+def _plan(total_s: float, finals_s: float, earlier: tuple[str, float] | None, *, most: int | None) -> str:
     if earlier is None:
         return "how many trials that is, nobody knows before one is measured: `run` says so after the baseline"
     name, trial_s = earlier
     num = round(max(0.0, total_s - finals_s - trial_s) / max(trial_s, 1e-9))  # the baseline takes one's time, too
-    each = f"if they take {seconds_text(trial_s)} each, as those of {name} did"
-    return f"about {num} trials, {each}; `run` says so after the baseline"
+    num = num if most is None else min(num, most)
+    each = f"if each takes {seconds_text(trial_s)}, as those of {name} did"
+    return f"about {num} trial{'' if num == 1 else 's'}, {each}; `run` says so after the baseline"

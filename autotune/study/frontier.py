@@ -11,8 +11,9 @@ from autotune.records import Kind, Knobs, KnobValue, Outcome, TrialRecord
 BATCH = "loader.batch_size"
 # What takes more memory the larger it is: of the device the batch alone, of the host what its workers hold as well.
 DEVICE_GROWING, HOST_GROWING = (BATCH,), (BATCH, "loader.num_workers", "loader.prefetch_factor")
-# What changes the memory of a sample, and must be the same for one configuration to tell of another.
-ALIKE, ALIKE_GROUPS = ("precision.amp", "compile.mode"), ("memory.", "parallel.")
+# What changes the memory of a sample, and must be the same for one configuration to tell of another; a program may read a
+# variable and be another one.
+ALIKE, ALIKE_GROUPS = ("precision.amp", "compile.mode"), ("memory.", "parallel.", "env.")
 ELSEWHERE = -1  # number of a trial that is none of this study's
 
 

@@ -12,6 +12,7 @@ into study.json before the search begins, so that the study needs the others no 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from autotune.study.settings import capacity_bytes
 
 MAX_SOURCES = 8  # the latest ones; what older ones knew, these knew too
 MAX_SEEDS = 8  # more than are tried: some may mean the same here, or nothing
-DAMAGED = (KeyError, TypeError, ValueError, AttributeError)  # a summary that was edited: its study is no reason to end this one
+DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # an edited study is no reason to end this one
 MAX_OUT = 20  # each is compared with every configuration that may be proposed
 # What makes two studies ones of the same program on the same machine. What was searched, pinned or aimed at may differ.
 ALIKE = ("machine.", "program.", "device.kind", "device.index", "train.global_batch")
@@ -84,8 +85,8 @@ def inherit(session: Session) -> dict[str, Any]:
     if asked in (OFF, False) or not session.folder.is_kept:
         return {}
     sources = _sources(session, asked)
-    seeds = _seeds(sources, session.about)
-    out = _out_of_memory(sources, session.about)
+    seeds = [] if session.plan.config.search.sampler == "grid" else _seeds(sources, session.about)
+    out = _out_of_memory(sources, session.about, session.baseline)
     if not seeds and not out:
         return {}
     used = {entry["study"] for entry in (*seeds, *out)}
@@ -93,16 +94,37 @@ def inherit(session: Session) -> dict[str, Any]:
     return {"asked": asked, "sources": told, "seeds": seeds, "out_of_memory": out}
 
 
-def nearly_alike(session: Session) -> str:
-    """Returns the latest study of the same command whose script or torch was another; "" for none: only a name brings it in."""
-    if session.plan.config.search.warm_start != AUTO or not session.folder.is_kept:
+def why_nothing(session: Session) -> str:
+    """Returns what is worth a word where nothing was taken over; "" for nothing.
+
+    A study that the user named had nothing to give; or there is one of the same command whose script or torch was another, which
+    only its name brings in.
+    """
+    config = session.plan.config.search
+    if not session.folder.is_kept:
         return ""
-    own = session.about.identity
-    for folder, about in _others(session.folder.path.parent, without=session.folder.path):
+    if names := _names(config.warm_start):
+        is_grid = config.sampler == "grid"
+        why = "search.sampler=grid visits all in order" if is_grid else "no trial is there, or can be read, that beat its start"
+        return f"search.warm_start: nothing was taken over from {', '.join(names)}: {why}."
+    own, folder = session.about.identity, session.folder
+    for other, about in _others(folder.path.parent, without=folder.path) if config.warm_start == AUTO else []:
         differs = _differing(about.identity, own)
-        if differs and set(differs) <= set(RECENT) and about.identity.get(SCRIPT):
-            return folder.name
+        is_near = differs and set(differs) <= set(RECENT) and about.identity.get(SCRIPT)
+        if is_near and (source := _source(other, about, differs)) and _seeds([source], session.about):
+            return (
+                f"{other.name} has tuned this command with another version of the script or of torch. To begin with what was "
+                f"best there: search.warm_start={_typed(other)}"
+            )
     return ""
+
+
+def _typed(folder: StudyFolder) -> str:
+    """Returns what means a study as `search.warm_start`: its name, or its path where the name means a later one."""
+    with contextlib.suppress(BadInput):
+        if find(folder.path.parent, folder.name).path == folder.path:
+            return folder.name
+    return str(folder.path)
 
 
 def foreseen(plan: Plan, runs: Path) -> tuple[str, float] | None:
@@ -114,7 +136,8 @@ def foreseen(plan: Plan, runs: Path) -> tuple[str, float] | None:
     told = {f"program.{name}" for name in PROGRAM_FACTS}
     for folder, about in _others(runs):
         if set(_differing(about.identity, own)) <= told and (source := _source(folder, about, [])):
-            seconds = [record.seconds for record in source.records if record.kind is Kind.search]
+            searched = [record for record in source.records if record.kind is Kind.search]
+            seconds = [record.seconds for record in searched if record.outcome is not Outcome.interrupted]
             if seconds:
                 return source.name, median(seconds)
     return None
@@ -135,14 +158,14 @@ def _named(runs: Path, name: str, *, without: Path | None) -> StudyFolder:
     try:
         return find(runs, name, without=without)
     except BadInput as error:
-        raise BadInput([problem.replace("STUDY:", "search.warm_start:", 1) for problem in error.problems]) from error
+        raise BadInput([f"search.warm_start: {problem.partition(': ')[2]}" for problem in error.problems]) from error
 
 
 def _sources(session: Session, asked: Any) -> list[Source]:
     own, found = session.about.identity, []
     if names := _names(asked):
         for name in names:
-            with contextlib.suppress(BadInput):  # checked before the start; gone since
+            with contextlib.suppress(BadInput, OSError, ValueError):  # checked before the start; gone or damaged since
                 folder = _named(session.folder.path.parent, name, without=session.folder.path)
                 found.append((folder, folder.read_study()))
     else:
@@ -165,7 +188,7 @@ def _others(runs: Path, *, without: Path | None = None) -> list[tuple[StudyFolde
 
 def _source(folder: StudyFolder, about: StudyRecord, differs: list[str]) -> Source | None:
     """Returns a study with its trials; None without a baseline."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(*DAMAGED):
         records = folder.read_trials()
         if records and records[0].kind is Kind.baseline and records[0].value:
             summary: Summary | None = None
@@ -188,7 +211,8 @@ def _seeds(sources: Sequence[Source], about: StudyRecord) -> list[dict[str, Any]
     found: dict[frozenset[tuple[str, Any]], dict[str, Any]] = {}
     for source in sources:
         with contextlib.suppress(*DAMAGED):
-            for entry in [*_proven(source), *_measured(source, is_same_aim=source.about.objective == about.objective)]:
+            is_same_aim = source.about.objective == about.objective  # of another aim the finals have proven something else
+            for entry in [*(_proven(source) if is_same_aim else []), *_measured(source, is_same_aim=is_same_aim)]:
                 found.setdefault(frozenset(entry["knobs"].items()), entry)
     return sorted(found.values(), key=lambda entry: (not entry["is_proven"], -entry["ratio"]))[:MAX_SEEDS]
 
@@ -231,36 +255,34 @@ def _measured(source: Source, *, is_same_aim: bool) -> list[dict[str, Any]]:
 def _entry(
     source: Source, trial: int, knobs: Knobs, ratio: float, peak_bytes: int | None, *, is_proven: bool
 ) -> dict[str, Any]:
+    if not math.isfinite(ratio):
+        raise ValueError(f"a ratio that is no number, got {ratio}")
     return {
         "study": source.name,
         "trial": trial,
         "knobs": knobs,
         "ratio": ratio,
         "is_proven": is_proven,
-        "peak_memory_bytes": peak_bytes,
+        "peak_memory_bytes": None if peak_bytes is None else int(peak_bytes),
     }
 
 
 # What to leave out --------------------------------------------------------------------------------------------------------
 
 
-def _out_of_memory(sources: Iterable[Source], about: StudyRecord) -> list[dict[str, Any]]:
+def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
     """Returns the smallest configurations that ran out of memory where there was as much of it, in the same program.
 
-    One that another of these studies has measured, or a larger one, is no limit: something else took the memory then.
+    One that another of these studies has measured, or a larger one, or the baseline here, is no limit: something else took the
+    memory then.
     """
-    own_bytes = _memory_bytes(about)
-    alike = [
-        source
-        for source in sources
-        if not source.differs and own_bytes and (there := _memory_bytes(source.about)) and own_bytes <= there
-    ]
-    ran = [record.knobs for source in alike for record in source.records if record.outcome.has_value]
+    alike = [source for source in sources if not source.differs]
+    ran = [baseline.knobs, *(record.knobs for source in alike for record in source.records if record.outcome.has_value)]
     found: list[dict[str, Any]] = [
         {"study": source.name, "trial": record.number, "knobs": record.knobs, "outcome": str(record.outcome)}
         for source in alike
         for record in source.records
-        if record.kind is Kind.search and record.outcome.is_memory
+        if record.kind is Kind.search and record.outcome.is_memory and _has_no_more(about, source.about, record.outcome)
     ]
     true = [entry for entry in found if not any(_reaches(knobs, entry) for knobs in ran)]
     least: list[dict[str, Any]] = []
@@ -274,9 +296,17 @@ def _reaches(knobs: Knobs, out: dict[str, Any]) -> bool:
     return dominates(knobs, out["knobs"], is_host=out["outcome"] == Outcome.host_oom)
 
 
-def _memory_bytes(about: StudyRecord) -> int | None:
-    """Returns the memory that a trial of a study may fill: the limit it was given, else all of the device's."""
-    with contextlib.suppress(KeyError, TypeError, ValueError, BadInput):
+def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bool:
+    """Returns whether a study has no more of the memory that ran out than another; False where it is not known."""
+    own, there = _memory_bytes(about, outcome), _memory_bytes(other, outcome)
+    return own is not None and there is not None and own <= there
+
+
+def _memory_bytes(about: StudyRecord, outcome: Outcome) -> int | None:
+    """Returns the memory that a trial of a study may fill: of the host beside a GPU all, else the limit, or the device's."""
+    with contextlib.suppress(BadInput, *DAMAGED):
+        if outcome is Outcome.host_oom and about.machine.get("gpus"):
+            return int(about.machine["memory_bytes"])
         there = capacity_bytes(about.machine)
         return memory_limit_bytes(about.identity.get("device.memory_limit"), there) or there
     return None

@@ -28,7 +28,7 @@ from autotune.study.earlier import Earlier, read_earlier
 from autotune.study.finals import Finals
 from autotune.study.front import confirm_front
 from autotune.study.identity import about, differences
-from autotune.study.inheritance import inherit, nearly_alike
+from autotune.study.inheritance import inherit, why_nothing
 from autotune.study.interrupts import Interrupts
 from autotune.study.plan import Listener, Plan, Tracking
 from autotune.study.proposals import Search
@@ -244,11 +244,8 @@ class _Study:
         if plan.is_recording or plan.verify or session.about.warm_start or len(session.searched) > 1:
             return
         session.about.warm_start = plan.secrets.document(inherit(session))
-        if not session.about.warm_start and (name := nearly_alike(session)):
-            self._listener.notice(
-                f"{name} has tuned this command with another version of the script or of torch. To begin with what was best "
-                f"there: search.warm_start={name}"
-            )
+        if not session.about.warm_start and (why := why_nothing(session)):
+            self._listener.notice(plan.secrets.message(why))
 
     def _name_dropped(self, dropped: dict[str, str]) -> None:
         """Says which of the knobs that the user named are not searched; `autotune inspect` has the rest."""

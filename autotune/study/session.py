@@ -260,7 +260,8 @@ class Session:
             raise Ending(f"{name} was edited or removed while the study ran; bring it back as it was before you go on")
         request.cold_compile_s = cold_compile_s(self.records, request.knobs)
         if self.records:
-            self.listener.time_left(self.outlook(is_searching=request.kind is Kind.search))
+            is_searching = request.kind is Kind.search and not self.plan.is_recording
+            self.listener.time_left(self.outlook(is_searching=is_searching))
         try:
             finished = self.runner.run(request)
         except StoppedNow as stopped:

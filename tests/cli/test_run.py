@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import autotune.study
+from autotune.cli import dry_run
 from autotune.cli.main import main
 from autotune.cli.run import tracking, versions
 from autotune.errors import NothingWorked
@@ -94,3 +95,8 @@ def test_dry_run_says_what_the_budget_holds_and_leaves_nothing(tmp_path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
     assert main(["run", "--dry-run", "--json", "--", sys.executable, "train.py"]) == 2
     assert main(["run", "--dry-run", "search.warm_start=nosuch", "--", sys.executable, "train.py"]) == 2
+
+
+def test_dry_run_promises_no_more_trials_than_were_asked_for():
+    assert dry_run._plan(600.0, 300.0, ("s-1", 10.0), most=None).startswith("about 29 trials, if each takes 10 s")
+    assert dry_run._plan(600.0, 300.0, ("s-1", 10.0), most=1).startswith("about 1 trial, if each takes 10 s")

@@ -1,14 +1,16 @@
 """What a study takes over from earlier ones, and what it makes of it."""
 
+import json
+import math
 import shutil
 
 import pytest
 
 from autotune.errors import BadInput
-from autotune.records import Kind
+from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.study import resume_study
 from autotune.study.frontier import dominates
-from autotune.study.inheritance import check_named, foreseen
+from autotune.study.inheritance import Source, _out_of_memory, check_named, foreseen
 from autotune.study.seeds import EARLIER, NUM_EARLIER_SEEDS
 from autotune.testing.fake_launcher import Failure, Surface
 from autotune.wording import warm_start_text
@@ -88,7 +90,24 @@ def test_an_edited_script_is_another_program_and_that_is_said(bench, tmp_path):
     study = bench(Surface(gains=FAST), AUTO, "study.budget.trials=2", command=command)
     study.run()
     assert not taken(study)
-    assert any("search.warm_start=s" in notice for notice in study.listener.named("notice"))
+    said = study.listener.named("notice")
+    (word,) = (notice.rpartition("search.warm_start=")[2] for notice in said if "another version of the script" in notice)
+    third = bench(Surface(gains=FAST), f"search.warm_start={word}", "study.budget.trials=2", command=command)
+    assert [source["study"] for source in third.run()["warm_start"]["sources"]] == ["s"], "the name means the second by then"
+
+
+def test_a_study_that_is_named_and_has_nothing_to_give_is_not_passed_over_in_silence(bench, tiny):
+    bench(Surface(gains={("precision.amp", "bf16"): 0.5, ("loader.num_workers", 2): 0.5}), *tiny).run()
+    study = bench(Surface(gains=FAST), *tiny, "search.warm_start=s")
+    assert study.run()["warm_start"] == {}
+    assert any("nothing was taken over from s: " in notice for notice in study.listener.named("notice"))
+
+
+def test_a_winner_at_another_aim_is_no_proven_one(bench, tiny):
+    bench(Surface(gains=FAST), *tiny).run()
+    seeds = bench(Surface(gains=FAST), *tiny, AUTO, "objective=time_for_samples", "study.samples=1e6").run()["warm_start"]["seeds"]
+    assert seeds
+    assert not any(seed["is_proven"] for seed in seeds)
 
 
 @pytest.mark.parametrize("sampler", ["rates", *(pytest.param(s, marks=pytest.mark.thorough) for s in ("tpe", "random"))])
@@ -152,11 +171,25 @@ def test_a_study_whose_summary_was_edited_keeps_nobody_from_searching(bench, tin
     assert (summary["status"], summary["warm_start"]) == ("complete", {})
 
 
+def test_a_damaged_study_keeps_nobody_from_searching_also_when_it_is_named(bench, tiny):
+    first = bench(Surface(gains=FAST), *tiny)
+    first.run()
+    trial = first.folder.trial_path(1) / "trial.json"
+    record = json.loads(trial.read_text())
+    for damage in ({"ci": []}, {"peak_memory_bytes": "much"}, {"value": math.nan, "scores": {"throughput": math.nan}}):
+        trial.write_text(json.dumps({**record, **damage}))
+        assert bench(Surface(gains=FAST), *tiny, AUTO, "study.budget.trials=1").run()["status"] == "complete"
+    named = bench(Surface(gains=FAST), *tiny, f"search.warm_start={first.folder.path}", "study.budget.trials=1")
+    first.folder.study_file.write_text("{")  # since the start
+    assert named.run()["status"] == "complete"
+
+
 @pytest.mark.thorough
 def test_recordings_take_nothing_over(bench, tiny):
     bench(Surface(gains=FAST), *tiny).run()
     study = bench(Surface(gains=FAST), *tiny, AUTO, "record.repeats=1", is_recording=True)
     assert study.run()["warm_start"] == {}
+    assert all(left.search_s is None for left in study.listener.named("time_left")), "nothing is searched"
 
 
 def test_studies_that_are_named_must_exist(tmp_path, bench):
@@ -195,6 +228,50 @@ def test_an_earlier_study_tells_what_a_trial_takes_before_anything_is_measured(b
 )
 def test_a_larger_batch_of_the_same_way_to_compute_takes_as_much(knobs, is_out):
     assert dominates(knobs, ROOMY, is_host=False) is is_out
+
+
+def test_a_variable_may_make_it_another_program():
+    large = {**ROOMY, "env.WIDTH": "4096"}
+    assert not dominates({**ROOMY, "env.WIDTH": "128"}, large, is_host=False)
+    assert not dominates(ROOMY, large, is_host=False)
+    assert dominates(large, large, is_host=False)
+
+
+def test_what_the_baseline_takes_here_is_no_limit_whatever_ran_out_elsewhere(bench, filled):
+    surface, space = filled
+    bench(surface, space, "search.sampler=grid", minutes=60).run()
+    surface.max_batch = 10_000  # somebody else's process held the memory
+    here = bench(surface, space, AUTO, "loader.batch_size=256", "study.budget.trials=2")
+    out = here.run()["warm_start"]["out_of_memory"]
+    assert not any(entry["knobs"]["precision.amp"] == "off" for entry in out)
+    assert any(trial.outcome.has_value for trial in searched(here))
+
+
+@pytest.mark.parametrize(("own_bytes", "is_left_out"), [(2**34, True), (2**35, False)])
+def test_of_the_hosts_memory_it_is_the_hosts_that_counts_beside_a_gpu(own_bytes, is_left_out):
+    def study(memory_bytes):
+        machine = {"gpus": [{"memory_bytes": 2**36}], "memory_bytes": memory_bytes}
+        return StudyRecord(name="s", title="s", command=["python"], cwd="/", machine=machine)
+
+    records = [
+        TrialRecord(number=0, kind=Kind.baseline, knobs={"loader.batch_size": 8}, changed={}, outcome=Outcome.ok, value=1.0),
+        TrialRecord(number=1, kind=Kind.search, knobs=ROOMY, changed=ROOMY, outcome=Outcome.host_oom),
+    ]
+    source = Source(name="s", about=study(2**34), records=records, summary=None, differs=[])
+    assert bool(_out_of_memory([source], study(own_bytes), records[0])) is is_left_out
+
+
+def test_what_ran_out_of_the_hosts_memory_is_named_with_its_workers():
+    source = {"study": "s", "is_same": True, "differs": []}
+    knobs = {"loader.batch_size": 64, "loader.num_workers": 16, "precision.amp": "off"}
+
+    def text(outcome, knobs):
+        out = [{"study": "s", "trial": 3, "knobs": knobs, "outcome": outcome}]
+        return warm_start_text({"asked": "auto", "sources": [source], "seeds": [], "out_of_memory": out})
+
+    assert "workers 16" in text("host_oom", knobs)
+    assert "workers" not in text("device_oom", knobs)
+    assert "as it is" not in text("device_oom", {"layout.channels_last": True}), "not the program as it was"
 
 
 def test_the_hosts_memory_is_also_the_workers():
