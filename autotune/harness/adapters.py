@@ -106,12 +106,14 @@ class MetricReader(NamedTuple):
         method: its method that begins to train.
         interval: returns the steps between two readings at least, by an instance's settings; None where it reads none.
         seldom: sets an instance to read no more often than every so many steps; what is more seldom stays.
+        why_not: returns why an instance cannot be set; "" when it can.
     """
 
     kind: str
     method: str
     interval: Callable[[Any], Optional[int]]
     seldom: Callable[[Any, int], None]
+    why_not: Callable[[Any], str] = lambda _: ""
 
 
 def _interval_of_transformers(trainer: Any) -> Optional[int]:
@@ -156,7 +158,15 @@ def _counts_batches(bar: Any) -> bool:
     return any(kind.__name__ == "TQDMProgressBar" for kind in type(bar).__mro__) and hasattr(bar, "_refresh_rate")
 
 
-_LIGHTNING = MetricReader("Trainer", "_run", _interval_of_lightning, _seldom_of_lightning)  # below all that a CLI looks at
+def _why_not_of_lightning(trainer: Any) -> str:
+    bar = _bar_of_lightning(trainer)
+    is_fixed = bar is not None and not _counts_batches(bar)
+    return f"the program's progress bar ({type(bar).__name__}) reads its metrics at every batch" if is_fixed else ""
+
+
+_LIGHTNING = MetricReader(  # a method below all that a CLI looks at
+    "Trainer", "_run", _interval_of_lightning, _seldom_of_lightning, _why_not_of_lightning
+)
 METRIC_READERS: Dict[str, MetricReader] = {  # by the module that has the class
     "transformers.trainer": MetricReader("Trainer", "train", _interval_of_transformers, _seldom_of_transformers),
     "lightning.pytorch.trainer.trainer": _LIGHTNING,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 from . import adapters
 from .apply.step import METRICS
@@ -24,6 +24,31 @@ BY_ITSELF = (
 NEVER = "the program's trainer reads no metrics between two epochs"
 
 
+class Met:
+    """A trainer that was met as it began to train; it is not kept alive.
+
+    Attributes:
+        interval: the steps between two readings as it was last seen; None where it reads none.
+        is_reader: whether it read any before it was told.
+        why_not: why it cannot be told to read more seldom; "" when it can.
+
+    Args:
+        trainer: the trainer.
+        reader: its kind.
+    """
+
+    def __init__(self, trainer: Any, reader: adapters.MetricReader) -> None:
+        self.trainer, self._reader = weakref.ref(trainer), reader
+        self.interval = reader.interval(trainer)
+        self.is_reader, self.why_not = self.interval is not None, reader.why_not(trainer)
+
+    def look(self) -> None:
+        """Notes the settings as they are now; of a trainer that is gone they stay as they were."""
+        trainer = self.trainer()
+        if trainer is not None:
+            self.interval = self._reader.interval(trainer)
+
+
 class MetricReads:
     """Sees and sets how often metrics are read in this process.
 
@@ -35,8 +60,9 @@ class MetricReads:
         self._session = session
         self._asked: Optional[int] = session.spec.knobs.get(METRICS)
         self._passed: Optional[int] = session.spec.passed.get(METRICS)
-        self._met: List[Tuple[Any, adapters.MetricReader]] = []  # weak references to trainers
-        self._last_step, self._gap = -1, 0  # of the program's own readings of a loss; 0 before the second
+        self._met: List[Met] = []
+        self._last = (0, 0)  # steps, and turns of the program's loop, at its own last reading of a loss
+        self._gap = 0  # most of either between two readings; 0 before the second
         for name, reader in adapters.METRIC_READERS.items():
             self._await(name, reader)
         if self._passed is not None and not session.is_applying:
@@ -71,51 +97,72 @@ class MetricReads:
         setattr(kind, reader.method, watched_begin)
 
     def _meet(self, trainer: Any, reader: adapters.MetricReader) -> None:
-        if all(known() is not trainer for known, _ in self._met):
-            self._met.append((weakref.ref(trainer), reader))
+        if all(known.trainer() is not trainer for known in self._met):
+            self._met.append(Met(trainer, reader))
         if self._asked is not None:
             reader.seldom(trainer, int(self._asked))
+        for known in self._met:
+            known.look()
 
     def _count(self) -> None:
         from torch import Tensor
 
-        item, session = Tensor.item, self._session
+        item, watch = Tensor.item, self
 
         @functools.wraps(item)
         def counted_item(tensor: Any) -> Any:
-            if tensor.grad_fn is not None and session.num_steps != self._last_step:
-                if self._last_step > 0:
-                    self._gap = min(self._gap or sys.maxsize, session.num_steps - self._last_step)
-                self._last_step = session.num_steps
+            if tensor.grad_fn is not None:
+                watch._read()
             return item(tensor)
 
         Tensor.item = counted_item  # type: ignore[method-assign, assignment]
 
+    def _read(self) -> None:
+        # The longest gap counts: an epoch's end, or a line that is printed beside the others, makes single ones shorter.
+        (steps, turns), (last_steps, last_turns) = self._position, self._last
+        if last_steps:
+            self._gap = max(self._gap, steps - last_steps, turns - last_turns)
+        self._last = steps, turns
+
+    @property
+    def _position(self) -> "tuple[int, int]":
+        """Optimizer steps so far, and turns of the program's loop, several of which may make a step: it may count either."""
+        gradients, training = self._session.gradients, self._session.loaders.training
+        if training is not None:
+            return self._session.num_steps, int(training.total_batches) + training.num_yields
+        return self._session.num_steps, self._session.num_steps * (gradients.every or 1) + gradients.gathered
+
     @property
     def _interval(self) -> Optional[int]:
         """Steps between two readings by a library's loop; None where none reads."""
-        found = [reader.interval(trainer) for ref, reader in self._met if (trainer := ref()) is not None]
-        return min((each for each in found if each is not None), default=None)
+        for each in self._met:
+            each.look()
+        return min((each.interval for each in self._met if each.interval is not None), default=None)
 
     @property
     def observed(self) -> Dict[str, Any]:
         """Knob key -> the steps between two readings as they are now; {} where nobody can say."""
         if self._passed is not None:
-            # An epoch that ends in between makes it more.
+            # An epoch that ends in between may make it more.
             return {METRICS: min(self._gap, self._passed)} if self._gap else {}
         return {} if self._interval is None else {METRICS: self._interval}
 
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be turned in this program."""
-        if self._passed is not None or self._interval is not None:
+        if self._passed is not None:
             return {}
-        return {METRICS: NEVER if self._met else BY_ITSELF}
+        why = next((each.why_not for each in self._met if each.why_not), "")
+        if self._interval is None:
+            why = NEVER if self._met else BY_ITSELF
+        return {METRICS: why} if why else {}
 
     def verify(self) -> Dict[str, KnobReport]:
         """Returns a report where the knob was asked for, read back from the trainers."""
         if self._asked is None:
             return {}
         found = self._interval
+        if found is None and any(each.is_reader for each in self._met):
+            return {METRICS: KnobReport(APPLIED, "", self._asked)}  # what it had read, it reads no more
         if found is None:
             return {METRICS: KnobReport(NOT_APPLICABLE, NEVER if self._met else BY_ITSELF)}
         if found >= self._asked:

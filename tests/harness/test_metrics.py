@@ -3,6 +3,8 @@
 Real Trainers of transformers and Lightning are in the matrix of programs.
 """
 
+import gc
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +12,13 @@ from typing import Any
 import pytest
 
 from autotune.harness import adapters
+from autotune.harness.metrics import NEVER, MetricReads
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Trial
 
 KEY = "step.metrics_sync_interval"
+TRANSFORMERS = adapters.METRIC_READERS["transformers.trainer"]
+LIGHTNING = adapters.METRIC_READERS["lightning.pytorch.trainer.trainer"]
 TABLE = (
     "--num-layers",
     "1",
@@ -47,9 +52,80 @@ def test_a_program_s_own_loop_is_left_alone(trial: Trial) -> None:
     assert "{step.metrics_sync_interval=10}" in found.knobs[KEY].reason == found.applicability[KEY]
 
 
+def test_a_recipe_that_gathers_gradients_reads_as_often_as_asked_too(trial: Trial) -> None:
+    asked = {"knobs": {"step.accumulation": 4}, "passed": {KEY: 5}}
+    run = trial(TABULAR, *TABLE, "--print-every", "5", **asked, mode="parity", seed=1, max_steps=20)
+    assert (run.result().knobs[KEY].status, run.result().observed[KEY]) == (APPLIED, 5)
+
+
+def watching(knobs: dict[str, Any], passed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[MetricReads, Any]:
+    """Returns a watch that waits for no library and counts no tensor, and its session."""
+    monkeypatch.setattr(adapters, "METRIC_READERS", {})
+    session = SimpleNamespace(
+        spec=SimpleNamespace(knobs=knobs, passed=passed),
+        is_applying=True,
+        num_steps=0,
+        gradients=SimpleNamespace(every=1, gathered=0),
+        loaders=SimpleNamespace(training=None),
+    )
+    return MetricReads(session), session
+
+
+@pytest.mark.parametrize(
+    ("read_at", "asked", "observed"),
+    [
+        ([1, 4, 7, 10, 12, 15, 18, 21, 23], 3, 3),  # eleven steps an epoch, counted from nought in each
+        ([10, 20, 27, 37], 10, 10),  # one more at an epoch's end
+        (range(1, 40), 3, 1),
+        ([10, 20, 30], 100, 10),
+        ([10], 10, None),
+    ],
+)
+def test_a_loop_s_own_readings_are_told_by_the_longest_time_without_one(
+    read_at: Iterable[int], asked: int, observed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, session = watching({}, {KEY: asked}, monkeypatch)
+    for session.num_steps in read_at:
+        watch._read()
+    assert watch.observed.get(KEY) == observed
+
+
+class Trainer(SimpleNamespace):
+    """One that there can be weak references to."""
+
+
 def of_transformers(**changed: Any) -> Any:
     given = {"logging_nan_inf_filter": True, "logging_strategy": "steps", "logging_steps": 500, **changed}
-    return SimpleNamespace(args=SimpleNamespace(**given))
+    return Trainer(args=SimpleNamespace(**given))
+
+
+def test_a_trainer_that_read_its_losses_for_the_filter_alone_reads_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, _ = watching({KEY: 100}, {}, monkeypatch)
+    trainer = of_transformers(logging_strategy="epoch")
+    watch._meet(trainer, TRANSFORMERS)
+    assert (watch.verify()[KEY].status, trainer.args.logging_nan_inf_filter) == (APPLIED, False)
+
+
+def test_a_trainer_that_reads_nothing_has_nothing_to_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, _ = watching({KEY: 100}, {}, monkeypatch)
+    trainer = of_transformers(logging_strategy="epoch", logging_nan_inf_filter=False)
+    watch._meet(trainer, TRANSFORMERS)
+    assert (watch.verify()[KEY].status, watch.verify()[KEY].reason) == (NOT_APPLICABLE, NEVER)
+
+
+def test_a_trainer_that_is_gone_by_the_end_is_told_of_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, _ = watching({}, {}, monkeypatch)
+    watch._meet(of_transformers(logging_nan_inf_filter=False), TRANSFORMERS)
+    gc.collect()
+    assert (watch.observed, watch.applicability()) == ({KEY: 500}, {})
+
+
+def test_a_bar_that_reads_at_every_batch_is_the_reason_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, _ = watching({}, {}, monkeypatch)
+    trainer = Trainer(progress_bar_callback=RichProgressBar(), loggers=[1], log_every_n_steps=50)
+    watch._meet(trainer, LIGHTNING)
+    assert "RichProgressBar" in watch.applicability()[KEY]
+    assert watch.observed == {KEY: 1}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +142,7 @@ def of_transformers(**changed: Any) -> Any:
 def test_a_trainer_of_transformers_reads_no_more_often_than_asked(
     changed: dict[str, Any], own: int | None, asked: int, after: int | None
 ) -> None:
-    reader, trainer = adapters.METRIC_READERS["transformers.trainer"], of_transformers(**changed)
+    reader, trainer = TRANSFORMERS, of_transformers(**changed)
     assert reader.interval(trainer) == own
     reader.seldom(trainer, asked)
     assert reader.interval(trainer) == after
@@ -94,7 +170,7 @@ class RichProgressBar:
 def test_a_trainer_of_lightning_reads_for_its_log_and_for_its_bar(
     bar: Any, loggers: list[int], own: int | None, after: int | None
 ) -> None:
-    reader = adapters.METRIC_READERS["lightning.pytorch.trainer.trainer"]
+    reader = LIGHTNING
     trainer = SimpleNamespace(progress_bar_callback=bar, loggers=loggers, log_every_n_steps=50)
     assert reader.interval(trainer) == own
     reader.seldom(trainer, 100)
