@@ -114,7 +114,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     composed = compose(asked.overrides, command=None, facts=facts, document=claim.document(without=keys))
     knobs = {**composed.space.pinned, **best.knobs}
     composed.config.train.epochs = composed.config.train.epochs or 1  # a real run has an end, which a trial needs not
-    template = recipe_command(composed.config)
+    template = recipe_command(composed.config, asked=knobs)
     return _Run(
         best=replace(best, knobs=knobs),
         argv=template.argv(knobs),

@@ -6,14 +6,14 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.config.keys import no_such
 from autotune.config.literals import DOUBLED, PLACEHOLDER
 from autotune.config.program import program_of
-from autotune.config.recipe import words_of
+from autotune.config.recipe import script_of, words_of
 from autotune.config.schema import StudyConfig
 from autotune.config.startable import EXAMPLE, startable
 from autotune.errors import BadInput
@@ -30,7 +30,6 @@ from autotune.wording import one_line
 SHORT = re.compile(r"(?<!\{)\{(\w+)(?:=[^{}]*)?\}(?!\})")
 OPENED = re.compile(rf"(?<!\{{)\{{\s*((?:{'|'.join([*GROUPS, 'env'])})\.[\w.]*)")
 BATCH_SIZE, RECIPE_BATCH_SIZE = "loader.batch_size", 32  # the recipe's own default
-RECIPE_METRICS_INTERVAL = 10  # likewise
 RECIPE_FLAGS = {BATCH_SIZE: "--batch-size", STRATEGY.key: "--strategy", METRICS_SYNC_INTERVAL.key: "--print-every"}
 MAX_TITLE = 300
 
@@ -83,7 +82,7 @@ def user_command(command: Sequence[str], circumstances: Circumstances, cwd: str 
     return CommandTemplate(parts=list(command), placeholders={**silent, **stated}, cwd=folder)
 
 
-def recipe_command(config: StudyConfig, *, has_cuda: bool = False) -> CommandTemplate:
+def recipe_command(config: StudyConfig, *, has_cuda: bool = False, asked: Collection[str] = ()) -> CommandTemplate:
     """Returns the command of a built-in recipe: an ordinary script run by path.
 
     Most knobs are turned by the harness; those that the script itself must be asked for are placeholders.
@@ -91,6 +90,7 @@ def recipe_command(config: StudyConfig, *, has_cuda: bool = False) -> CommandTem
     Args:
         config: the recipe.
         has_cuda: whether there is a CUDA device.
+        asked: knobs that somebody wants set or tuned, beside those that the configuration pins.
     """
     placeholders: Knobs = {}
     if config.data.name == "synthetic" and config.data.factory is None:
@@ -98,8 +98,8 @@ def recipe_command(config: StudyConfig, *, has_cuda: bool = False) -> CommandTem
     if config.launch.nproc > 1:
         placeholders[STRATEGY.key] = STRATEGY.default
     is_on_cuda = has_cuda and config.device.kind != "cpu"  # beside which there is something to wait for
-    if is_on_cuda or config.step.metrics_sync_interval is not None:
-        placeholders[METRICS_SYNC_INTERVAL.key] = RECIPE_METRICS_INTERVAL
+    if is_on_cuda or config.step.metrics_sync_interval is not None or METRICS_SYNC_INTERVAL.key in asked:
+        placeholders[METRICS_SYNC_INTERVAL.key] = script_of(config).print_every
     words = [*words_of(config), *(word for key in placeholders for word in (RECIPE_FLAGS[key], f"{{{key}}}"))]
     parts = [config.program.python or sys.executable, *starter(config.launch.nproc), *words]
     return CommandTemplate(parts=parts, placeholders=placeholders, is_recipe=True)

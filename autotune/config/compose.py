@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -125,7 +125,7 @@ def compose(
         found.add(problems_of_parts(config))
     pinned = found.collect(lambda: _pins(config, given, here))
     space = found.collect(lambda: _space(config, given, pinned or {}, here))
-    template = found.collect(lambda: _command(config, command, overrides, here))
+    template = found.collect(lambda: _command(config, command, overrides, here, given.domains))
     if template is not None:
         found.add(problems_of_knobs(config, pinned or {}, given.domains, template))
     if found.problems or space is None or template is None:
@@ -311,7 +311,11 @@ def _space(config: StudyConfig, given: Split, pinned: Knobs, here: Circumstances
 
 
 def _command(
-    config: StudyConfig, command: Sequence[str] | None, overrides: Sequence[str], here: Circumstances
+    config: StudyConfig,
+    command: Sequence[str] | None,
+    overrides: Sequence[str],
+    here: Circumstances,
+    asked: Collection[str],
 ) -> CommandTemplate:
     if command is not None:
         if config.program.python is not None:
@@ -330,4 +334,4 @@ def _command(
         raise BadInput(
             f"model: nothing to tune. Give model=NAME ({names}), {own}, or a command: autotune run -- python train.py."
         )
-    return recipe_command(config, has_cuda=here.has_cuda)
+    return recipe_command(config, has_cuda=here.has_cuda, asked=asked)

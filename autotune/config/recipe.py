@@ -49,11 +49,13 @@ class Script:
         name: its file.
         data: what it can train on, its own choice first.
         flags: its options -> configuration keys.
+        print_every: steps between two of its lines unless told.
     """
 
     name: str
     data: tuple[str, ...]
     flags: dict[str, str]
+    print_every: int = 10
 
 
 EVERYWHERE = {
@@ -84,6 +86,7 @@ TABULAR = Script(
         "--model": "model.name", "--num-layers": "model.num_layers", "--hidden-size": "model.hidden_size",
         "--num-classes": "model.num_classes", "--data": "data.name", "--num-features": "data.num_features",
     },
+    print_every=100,
 )  # fmt: skip
 SCRIPTS = {"torchvision": VISION, "timm": VISION, "transformers": TEXT, "builtin": TABULAR}
 MODELS = {"transformers": ("gpt2_small", "bert_base", "llama_small"), "builtin": ("mlp",)}

@@ -9,10 +9,12 @@ import time
 
 import pytest
 
+from autotune.cli.apply import Asked, apply
 from tests.apply.conftest import Place, ended, seen
 from tests.faults.trial_studies import QUICK
 
 WORKER_AND_BATCH = {"loader": {"batch_size": 8, "num_workers": 1}}
+MLP = {"model.name": "mlp", "model.source": "builtin", "data.name": "tabular", "device.kind": "cpu"}
 SAYS_WHERE = """
 import os, signal, sys, time
 def own(*_):
@@ -190,11 +192,20 @@ def test_a_recipe_s_file_is_enough(place: Place) -> None:
         "model.name": "resnet18", "data.name": "synthetic", "model.image_size": 32, "device.kind": "cpu",
         "train.samples_per_epoch": 64,
     }  # fmt: skip
-    knobs = {"loader": {"batch_size": 16}, "precision": {"amp": "bf16"}}
+    knobs = {"loader": {"batch_size": 16}, "precision": {"amp": "bf16"}, "step": {"metrics_sync_interval": 3}}
     place.best(knobs, settings=settings, speedup={"ratio": 1.5})
     done = place.apply("apply", "best.yaml", "train.epochs=2", env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    assert "all 2 settings of best.yaml are in effect" in done.stderr
+    assert "all 3 settings of best.yaml are in effect" in done.stderr
+    assert done.stdout.count("loss") == 2  # of four steps an epoch, the third
+
+
+def test_a_recipe_is_asked_by_its_own_options_for_what_its_file_sets(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.best({"step": {"metrics_sync_interval": 100}}, settings=MLP, speedup={"ratio": 1.5})
+    started: list[list[str]] = []
+    monkeypatch.setattr("autotune.cli.apply._become", lambda argv, environment: started.append(argv))
+    apply(Asked(what=str(place.path / "best.yaml"), overrides=(), command=None, runs=place.path))
+    assert started[0][-2:] == ["--print-every", "100"]
 
 
 def test_a_secret_is_not_shown(place: Place) -> None:

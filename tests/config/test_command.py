@@ -71,6 +71,7 @@ def test_a_recipe_is_asked_how_often_it_reads_its_loss_where_that_can_matter() -
     assert asked.placeholders == {"step.metrics_sync_interval": 10}
     assert asked.argv({"step.metrics_sync_interval": 100})[-2:] == ["--print-every", "100"]
     assert recipe_command(config).placeholders == {}
+    assert recipe_command(config, asked=["step.metrics_sync_interval"]).placeholders == asked.placeholders
     config.device.kind = "cpu"
     assert recipe_command(config, has_cuda=True).placeholders == {}
     config.step.metrics_sync_interval = 20
