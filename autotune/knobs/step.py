@@ -9,6 +9,7 @@ from autotune.knobs.loader import BATCH_SIZE, MAX_BATCH_CPU, MAX_BATCH_CUDA
 from autotune.knobs.ranges import observed_int
 from autotune.records import Knobs, KnobValue, Tier
 
+METRICS_SYNC = "step.metrics_sync_interval"
 MAX_ACCUMULATION = 1024
 SELDOM, MAX_INTERVAL = 100, 1_000_000  # steps between two readings
 MAX_HALVINGS = 7  # of the batch of a step: below a 128th of it only the overhead of a step would be measured
@@ -40,12 +41,18 @@ ACCUMULATION = Knob(
     ),
 )
 
+
+def _intervals(here: Circumstances) -> list[KnobValue]:
+    """Returns the interval worth trying: a more seldom one than the program's own."""
+    return [SELDOM] if here.has_cuda and observed_int(here, METRICS_SYNC, 1) < SELDOM else []
+
+
 METRICS_SYNC_INTERVAL = Knob(
-    key="step.metrics_sync_interval",
+    key=METRICS_SYNC,
     tier=Tier.exact,
     type=int,
     default=1,
-    domain=lambda here: [SELDOM] if here.has_cuda else [],
+    domain=_intervals,
     bounds=lambda _: (1, MAX_INTERVAL),
     examples=(1, SELDOM),
     summary=(

@@ -149,3 +149,4 @@ def test_knobs_of_replicas_and_of_shares_exclude_each_other(strategy: str | None
 def test_metrics_are_read_seldom_only_where_there_is_a_device_to_wait_for() -> None:
     assert knob("step.metrics_sync_interval").domain(CPU) == []
     assert knob("step.metrics_sync_interval").domain(HOPPER) == [100]
+    assert knob("step.metrics_sync_interval").domain(replace(HOPPER, observed={"step.metrics_sync_interval": 500})) == []
