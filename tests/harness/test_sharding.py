@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from autotune.harness.apply.sharding import Sharding
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Run, Trial
 
@@ -75,6 +77,18 @@ def test_shares_and_replicas_train_the_same_with_other_knobs_beside(trial: Trial
     whole = trial("sharded.py", "ddp", ranks=2, mode="parity", seed=3, max_steps=6)
     assert {key: report.status for key, report in shares.result().knobs.items()} == dict.fromkeys(knobs, APPLIED)
     assert seen(shares)["losses"] == pytest.approx(seen(whole)["losses"], rel=1e-5)
+
+
+def test_modules_that_do_not_like_questions_are_asked_none() -> None:
+    class Proud(torch.nn.Linear):
+        def __getattr__(self, name: str) -> Any:
+            if name == "sharding_strategy":
+                raise KeyError(name)
+            return super().__getattr__(name)
+
+    sharding = Sharding({}, {}, None)
+    sharding.meet(torch.nn.Sequential(Proud(2, 2)))
+    assert not sharding.is_found
 
 
 TABLE = ("tabular.py", "--num-layers", "2", "--hidden-size", "32", "--samples-per-epoch", "640", "--batch-size", "8")

@@ -61,7 +61,7 @@ class Sharding:
         outermost = [each for each in sharded if id(each) not in below]
         # The outermost of all is needed at once as the backward pass begins: torch keeps it, and so does everybody.
         targets = [each for each in sharded if len(outermost) > 1 or each is not outermost[0]]
-        asked, self._why = self._knobs.get(RESHARD), "" if targets else WHOLE
+        asked, self._why = self._knobs.get(RESHARD), "" if targets or self._targets else WHOLE
         for each in targets:
             if asked is not None and not hasattr(each, "set_reshard_after_forward"):
                 self._why = OLD
@@ -73,8 +73,8 @@ class Sharding:
 
     def _meet_first(self, module: Any) -> None:
         for each in module.modules():
-            strategy = getattr(getattr(each, "sharding_strategy", None), "name", None)
-            if strategy is not None and type(each).__name__ == "FullyShardedDataParallel":
+            if type(each).__name__ == "FullyShardedDataParallel":  # other modules are asked nothing: they may not like it
+                strategy = getattr(getattr(each, "sharding_strategy", None), "name", None)
                 self.is_found, self._first, self._why = True, strategy in RESHARDING, FIRST
 
     def look(self) -> None:
