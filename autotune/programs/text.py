@@ -234,12 +234,13 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields what stands in the model's outermost lists of modules and has parameters."""
-    if isinstance(model, (nn.Sequential, nn.ModuleList)):
-        yield from (child for child in model.children() if any(True for _ in child.parameters()))
-        return
+    """Yields what stands in the model's outermost lists of modules and has parameters; lists among these are looked into."""
+    is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
     for child in model.children():
-        yield from blocks(child)
+        if not is_list or type(child).forward is nn.Module.forward:  # a list in a list, which nobody calls
+            yield from blocks(child)
+        elif any(True for _ in child.parameters()):
+            yield child
 
 
 def begin_epoch(batches: Any, epoch: int) -> None:

@@ -13,6 +13,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from autotune.config.recipe import SCRIPTS, Script
+
 PROGRAMS = Path(__file__).parents[2] / "autotune" / "programs"
 TINY_TEXT = (
     "--num-layers", "1", "--hidden-size", "32", "--vocab-size", "200", "--sequence-length", "16",
@@ -210,6 +212,17 @@ def test_bad_arguments_are_named(
         main(load(program), *arguments, monkeypatch=monkeypatch)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=lambda script: script.name)
+def test_the_baseline_of_a_recipe_prints_as_often_as_its_script(script: Script) -> None:
+    assert load(script.name.removesuffix(".py")).build_parser().get_default("print_every") == script.print_every
+
+
+def test_what_is_shared_out_by_itself_are_parts_that_are_called(tabular: ModuleType) -> None:
+    layers = torch.nn.ModuleList(torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.ReLU()]) for _ in range(2))
+    model = torch.nn.ModuleDict({"layers": layers, "head": torch.nn.Sequential(torch.nn.Linear(2, 1))})
+    assert [type(block) for block in tabular.blocks(model)] == [torch.nn.Linear] * 3
 
 
 OWN_MODEL, OWN_DATA = ("--model-factory", "mine.parts:model"), ("--data-factory", "mine.parts:data")
