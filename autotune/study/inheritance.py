@@ -97,7 +97,7 @@ def inherit(session: Session) -> dict[str, Any]:
 def why_nothing(session: Session) -> str:
     """Returns what is worth a word where nothing was taken over; "" for nothing.
 
-    A study that the user named had nothing to give; or there is one of the same command whose script or torch was another, which
+    A study that the user named had nothing to give; or there is one of the same command whose script or torch was another, that
     only its name brings in.
     """
     config = session.plan.config.search
@@ -105,7 +105,7 @@ def why_nothing(session: Session) -> str:
         return ""
     if names := _names(config.warm_start):
         is_grid = config.sampler == "grid"
-        why = "search.sampler=grid visits all in order" if is_grid else "no trial is there, or can be read, that beat its start"
+        why = "a grid visits all in order" if is_grid else "it has no trial that beat its start, or none that can be read"
         return f"search.warm_start: nothing was taken over from {', '.join(names)}: {why}."
     own, folder = session.about.identity, session.folder
     for other, about in _others(folder.path.parent, without=folder.path) if config.warm_start == AUTO else []:

@@ -105,7 +105,8 @@ def test_a_study_that_is_named_and_has_nothing_to_give_is_not_passed_over_in_sil
 
 def test_a_winner_at_another_aim_is_no_proven_one(bench, tiny):
     bench(Surface(gains=FAST), *tiny).run()
-    seeds = bench(Surface(gains=FAST), *tiny, AUTO, "objective=time_for_samples", "study.samples=1e6").run()["warm_start"]["seeds"]
+    terms = ("objective=time_for_samples", "study.samples=1e6")
+    seeds = bench(Surface(gains=FAST), *tiny, AUTO, *terms).run()["warm_start"]["seeds"]
     assert seeds
     assert not any(seed["is_proven"] for seed in seeds)
 
