@@ -47,7 +47,7 @@ def pairs(name: str, folder: Path, num_pairs: int, *, rules: MeasureRules = RULE
         rules: when a trial stops.
     """
     if name == "resnet18":
-        command, modules = compose(list(RECIPE)).command, ("torch", "torchvision")
+        command, modules = compose(list(RECIPE), command=None).command, ("torch", "torchvision")
     else:
         command = compose([], command=[sys.executable, str(STEP_PROGRAM), "--blocks", ENDLESS]).command
         modules = ("torch",)
