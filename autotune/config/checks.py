@@ -59,6 +59,7 @@ RANGES: dict[str, tuple[float | None, float]] = {
     "device.index": (0, 1023),
     "record.configurations": (2, 100_000),
     "record.repeats": (1, 1000),
+    "record.repeats_of_best": (0, 1000),
     "record.minutes": (None, MINUTES_A_YEAR),
     "parity.steps": (0, 10_000),
     "parity.tolerance": (0, 10),

@@ -21,7 +21,7 @@ from autotune.records import StudyRecord
 from autotune.space import SearchSpace, domain_from_json
 
 CHANGEABLE = ("study.budget.minutes", "study.budget.trials")
-CHANGEABLE_RECORDING = ("record.minutes", "record.repeats")
+CHANGEABLE_RECORDING = ("record.minutes", "record.repeats", "record.repeats_of_best")
 ANOTHER = "Start a new study with `autotune run`."
 
 

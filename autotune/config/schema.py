@@ -295,11 +295,13 @@ class RecordOptions:
     Attributes:
         configurations: at most so many: the whole search space when it has no more, else a sample of it.
         repeats: measurements of each, in fresh processes, one round of all of them after the other.
+        repeats_of_best: further ones of the best few, which lie so close together that a search is judged by chance otherwise.
         minutes: wall time of one go; null for no limit. `autotune resume` goes on.
     """
 
     configurations: int = 48
     repeats: int = 3
+    repeats_of_best: int = 0
     minutes: float | None = None
 
 

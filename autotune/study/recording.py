@@ -2,13 +2,16 @@
 
 Round after round, each in an order of its own, so that a recording that is cut off is still a fair sample, and a machine that
 changes in the course of an hour changes all configurations alike. Every trial is run as the search runs it, without racing.
+
+Searches end among the best few, which may differ by less than two measurements of one of them do. So these can be measured more
+often; which ones is settled by the rounds of all, and further rounds are no part of that.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Iterator
+import statistics
+from collections import Counter, defaultdict
 from typing import Any
 
 from autotune.records import Kind, Knobs, Outcome, StudyRecord, TrialRecord
@@ -18,6 +21,8 @@ from autotune.study.session import ConfigurationKey, Session, configuration_key
 
 RECORDED = "recorded"  # origin of its trials
 MAX_CHANCES = 2  # as often a measurement is tried that chance kept from giving an answer
+
+MAX_BEST, BEST_FRAC = 5, 0.9  # how many are measured more often, and of the best value what they reach at least
 
 Place = tuple[ConfigurationKey, int]  # configuration and round
 
@@ -34,17 +39,18 @@ class Recording:
 
     def run(self) -> tuple[bool, str]:
         """Measures until all is recorded or the time is used; returns whether it is all, and why it ended."""
-        num, repeats = len(self._configurations), self._config.record.repeats
+        num, repeats, further = len(self._configurations), self._config.record.repeats, self._config.record.repeats_of_best
         self._session.listener.notice(
             f"{num} configurations are recorded, {repeats} times each: "
             + ("all that the search space has." if self._is_whole else "a sample of the search space.")
+            + (f" The best few then {further} times more." if further else "")
         )
         while todo := self._todo():
             for knobs, round_number in todo:
                 if not self._is_time_for(knobs):
-                    left = len(self._todo())
-                    minutes = self._config.record.minutes
-                    return False, f"record.minutes={minutes:g} are used, {left} of {num * repeats} measurements are left"
+                    left, minutes = len(self._todo()), self._config.record.minutes
+                    of = "of the best few" if round_number > repeats else f"of {num * repeats} measurements"
+                    return False, f"record.minutes={minutes:g} are used, {left} {of} are left"
                 self._measure(knobs, round_number)
         return True, f"{num} configurations are recorded, {repeats} times each"
 
@@ -53,26 +59,45 @@ class Recording:
         first = self._session.first_of(changed)
         self._session.measure(
             knobs,
-            f"round {round_number} of {self._config.record.repeats}",
+            f"round {round_number} of {self._num_rounds}",
             origin=RECORDED,
             repeats=None if first is None else first.number,
             round_number=round_number,
         )
 
     def _todo(self) -> list[tuple[Knobs, int]]:
-        """Returns what is still to be measured, in order."""
-        answered, chances = _counted(self._session.records)
-        return [
-            (knobs, round_number)
-            for knobs, round_number in self._in_order()
-            if not answered[place := (self._key(knobs), round_number)] and chances[place] < MAX_CHANCES
-        ]
+        """Returns what is still to be measured, in order: of the rounds of all, and when those are over of the best."""
+        num_all, further = self._config.record.repeats, self._config.record.repeats_of_best
+        todo = self._missing(self._configurations, range(1, num_all + 1))
+        return todo or (self._missing(self._best(num_all), range(num_all + 1, num_all + further + 1)) if further else [])
 
-    def _in_order(self) -> Iterator[tuple[Knobs, int]]:
-        for round_number in range(1, self._config.record.repeats + 1):
-            shuffled = list(self._configurations)
+    def _missing(self, configurations: list[Knobs], rounds: range) -> list[tuple[Knobs, int]]:
+        answered, chances = _counted(self._session.records)
+        found = []
+        for round_number in rounds:
+            shuffled = list(configurations)
             random.Random(f"{self._seed} {round_number}").shuffle(shuffled)
-            yield from ((knobs, round_number) for knobs in shuffled)
+            for knobs in shuffled:
+                place = (self._key(knobs), round_number)
+                if not answered[place] and chances[place] < MAX_CHANCES:
+                    found.append((knobs, round_number))
+        return found
+
+    def _best(self, num_rounds: int) -> list[Knobs]:
+        """Returns the best few by the mean of the first rounds, the best first."""
+        values: dict[ConfigurationKey, list[float]] = defaultdict(list)
+        for record in self._session.records:
+            if record.kind in (Kind.baseline, Kind.search) and (record.round or 1) <= num_rounds:
+                may_win = record.outcome.may_win and record.score is not None
+                values[configuration_key(record.changed)].append(record.score or 0.0 if may_win else 0.0)
+        worth = {self._key(knobs): statistics.mean(values[self._key(knobs)] or [0.0]) for knobs in self._configurations}
+        ranked = sorted(self._configurations, key=lambda knobs: -worth[self._key(knobs)])[:MAX_BEST]
+        least = BEST_FRAC * worth[self._key(ranked[0])]
+        return [knobs for knobs in ranked if worth[self._key(knobs)] >= least > 0]
+
+    @property
+    def _num_rounds(self) -> int:
+        return self._config.record.repeats + self._config.record.repeats_of_best
 
     def _key(self, knobs: Knobs) -> ConfigurationKey:
         return configuration_key(self._session.resolved.changed(knobs))

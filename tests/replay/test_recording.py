@@ -62,6 +62,21 @@ def test_a_recording_stops_at_its_minutes_and_goes_on_where_it_was(recording):
     assert len(set(found)) == len(found) == 12
 
 
+def test_the_best_few_are_measured_more_often_when_all_rounds_are_over(recording):
+    surface = Surface(gains={("precision.amp", "bf16"): 2.0}, loader_per_s=1e6, noise_frac=0.01)
+    bench = recording(surface, "record.repeats=2", "record.repeats_of_best=3", "record.minutes=0.7")
+    reasons = [bench.run()["reason"]]
+    while (summary := resume_study(bench.plan, bench.folder, bench.listener))["status"] != "complete":
+        reasons.append(summary["reason"])
+    assert "of 8 measurements are left" in reasons[0]
+    assert any("of the best few are left" in reason for reason in reasons)
+    found = places(bench.trials)
+    assert len(set(found)) == len(found) == 2 * 4 + 3 * 2
+    assert [number for _, number in found] == sorted(number for _, number in found)
+    further = {key for key, number in found if number > 2}
+    assert further == {key_of({"precision.amp": "bf16"}), key_of({"precision.amp": "bf16", "loader.num_workers": 2})}
+
+
 def test_failures_of_every_kind_are_answers_and_chance_gets_a_second_try(recording):
     failures = {"bf16": OUT_OF_MEMORY}
     times = itertools.count()

@@ -13,7 +13,7 @@ from autotune.search.rates import explain
 from autotune.search.rates.coding import Coding
 from autotune.search.rates.forecast import ALL, DEVICE, LOADER, Expected, Forecast, scale
 from autotune.search.rates.history import Seen
-from autotune.search.rates.memory import LEAST_CHANCE, SAFE_CHANCE, MemoryModel
+from autotune.search.rates.memory import LEAST_CHANCE, MemoryModel
 from autotune.search.rates.pool import configuration_key, pool
 from autotune.search.rates.rules import Params, Parts, Rules
 from autotune.search.rates.working import Suspects
@@ -22,7 +22,8 @@ NUM_DRAWS = 64  # functions drawn from what is known: their mean gain is good to
 NUM_RANKED = 200  # open candidates of which most is hoped, to choose among by what they cost
 NUM_BEST_TO_COMPILE = 3  # of the configurations without a costly value, those that one may be added to
 NUM_GREEDY = 20  # open candidates that are expected to be the best, beside them
-RISK_HOPE = 0.05  # gain that must be hoped of what may run out of memory: it has to be worth more than what is safe
+SURE_CHANCE = 0.9  # to fit, from which on nothing need be hoped: where little is, want of memory is all that can come of it
+RISK_HOPE = 0.1  # gain that must be hoped of what may run out of memory: it has to be worth more than what is safe
 COST_POWER = 0.5  # of the seconds that a gain is divided by: to the full, compilations come so late that the budget is over
 POSSIBLE = 0.9  # share of what a change may gain that lies below the "up to" of its line
 RELIEF = 0.1  # gain with a side that costs nothing, from which on that side is worth a change
@@ -84,7 +85,7 @@ class Step:
         gains = (np.exp(expected.draws[1:] - expected.draws[0]) - 1) * works[:, None]
         means = (np.exp(expected.mean[1:] - expected.mean[0]) - 1) * works
         hopes = np.maximum(gains, 0.0).mean(axis=1)
-        is_safe = [self._chance_to_fit(params) >= SAFE_CHANCE for params in candidates]
+        is_safe = [self._chance_to_fit(params) >= SURE_CHANCE for params in candidates]
         is_open = functools.cache(
             lambda place: (is_safe[place] or hopes[place] >= RISK_HOPE) and self._rules.is_open(candidates[place])
         )

@@ -46,6 +46,7 @@ def main() -> int:
     about = [
         "record.configurations=48",
         "record.repeats=3",
+        "record.repeats_of_best=5",
         "search_space=none",
         "tracker.uri=none",
         f"study.name={options.name}",
