@@ -119,9 +119,9 @@ def _strategy(studied: Sequence[tuple[Result, Sequence[Replayed]]]) -> dict[str,
     claims = [study.claim for study in studies if study.claim]
     return {
         "studies": len(studies),
-        "at_trials": {str(num): _spread([at_trials(study.steps, num) for study in studies]) for num in AT_TRIALS},
+        "at_trials": {str(num): _spread([at_trials(study.path, num) for study in studies]) for num in AT_TRIALS},
         "at_seconds_of_trials": {
-            str(num): _spread([at_seconds(study.steps, (num + 1) * each_s) for study, each_s in timed]) for num in AT_TRIALS
+            str(num): _spread([at_seconds(study.path, (num + 1) * each_s) for study, each_s in timed]) for num in AT_TRIALS
         },
         "to": {str(target): _reach(studies, target) for target in TARGETS},
         "final": _spread([study.final_fraction for study in studies]),
@@ -160,9 +160,9 @@ def at_seconds(steps: Sequence[Step], seconds: float) -> float:
 def _reach(studies: Sequence[Replayed], target: float) -> dict[str, Any]:
     """Returns trials and seconds to a fraction of the optimum: median and 90th percentile, null where it was not reached.
 
-    It counts as reached when the best so far is that good and stays so.
+    It counts as reached when the best so far is that good and stays so, to the choice of the finals, whose trials count.
     """
-    firsts = [reached(study.steps, target) for study in studies]
+    firsts = [reached(study.path, target) for study in studies]
     return {
         "reached_frac": sum(first is not None for first in firsts) / len(firsts) if firsts else 0.0,
         "trials": _quantiles([None if first is None else first.trials for first in firsts]),
@@ -171,7 +171,7 @@ def _reach(studies: Sequence[Replayed], target: float) -> dict[str, Any]:
 
 
 def reached(steps: Sequence[Step], target: float) -> Step | None:
-    """Returns the step from which on a search is at `target` or above to its end; None when it does not end there."""
+    """Returns the step from which on a study is at `target` or above to its end; None when it does not end there."""
     found = None
     for step in reversed(steps):
         if step.fraction < target:
@@ -223,12 +223,12 @@ def _worst(tables: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
 
 def curves(result: Result) -> dict[str, dict[str, list[tuple[float, float, float]]]]:
     """Returns the curves of a table: "trials" or "seconds" -> strategy -> [(x, median fraction, 10th percentile)]."""
-    everything = [study.steps for studies in result.studies.values() for study in studies]
-    longest = max(map(len, everything), default=1)
+    everything = [study.path for studies in result.studies.values() for study in studies]
+    longest = max((steps[-1].trials + 1 for steps in everything if steps), default=1)
     last_s = max((steps[-1].seconds for steps in everything if steps), default=1.0)
     by: dict[str, dict[str, list[tuple[float, float, float]]]] = {"trials": {}, "seconds": {}}
     for name, studies in result.studies.items():
-        steps = [study.steps for study in studies]
+        steps = [study.path for study in studies]
         by["trials"][name] = [(float(num), *_band([at_trials(one, num) for one in steps])) for num in range(longest)]
         by["seconds"][name] = [
             (float(s), *_band([at_seconds(one, s) for one in steps])) for s in np.linspace(0, last_s, CURVE_POINTS)

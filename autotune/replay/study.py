@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +24,9 @@ from autotune.replay.launcher import ReplayClock, ReplayLauncher
 from autotune.replay.space import Grid
 from autotune.replay.strategies import Strategy
 from autotune.replay.table import Key, Table, key_of
-from autotune.replay.world import World
+from autotune.replay.world import Use, World
 from autotune.study import Listener, Plan, run_study
+from autotune.study.finals import CHOOSING, REPORTED
 from autotune.study.verify import compare
 
 VERIFY_ROUNDS = 4  # as `autotune verify` measures
@@ -46,10 +48,10 @@ class Limits:
 
 @dataclass(kw_only=True)
 class Step:
-    """Where a search stood after one of its trials.
+    """Where a study stood after one of its search trials, or after the rounds of the finals that choose.
 
     Attributes:
-        trials: search trials so far, the baseline not among them.
+        trials: so far, the baseline of the search not among them; those of the choosing rounds count.
         seconds: recorded seconds so far, the baseline among them.
         fraction: truth of the best so far, as a fraction of the optimum's.
         outcome: how the trial ended.
@@ -88,6 +90,7 @@ class Replayed:
 
     Attributes:
         steps: the search, trial by trial; the first is the baseline.
+        choice: after the rounds of the finals that choose among the best few; None where there was nothing to choose.
         reason: why the search ended.
         final_fraction: truth of what the finals handed over, as a fraction of the optimum's.
         total_s: recorded seconds of everything, finals and attribution among them.
@@ -96,26 +99,47 @@ class Replayed:
     """
 
     steps: list[Step] = field(default_factory=list)
+    choice: Step | None = None
     reason: str = ""
     final_fraction: float = 0.0
     total_s: float = 0.0
     claim: Claim | None = None
     own_s: float = 0.0
 
+    @property
+    def path(self) -> list[Step]:
+        """The search and the choice that follows it."""
+        return [*self.steps, *([self.choice] if self.choice else [])]
+
 
 class _Watcher(Listener):
-    """Notes how good the best so far is after each trial of the search."""
+    """Notes the trials of the search and of the choosing rounds, each with the seconds by its end, and what was chosen."""
 
     def __init__(self, world: World, clock: ReplayClock) -> None:
-        self.found: list[tuple[TrialRecord, float]] = []
+        self.searched: list[tuple[TrialRecord, float]] = []
+        self.choosing: list[tuple[TrialRecord, float]] = []
+        self.chosen: Key | None = None
         self._world, self._clock = world, clock
+
+    def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
+        is_search = kind in (Kind.baseline, Kind.search)
+        self._world.serves = Use.search if is_search else Use.choice if why == CHOOSING else Use.report
 
     def trial_ended(self, trial: TrialRecord) -> None:
         if trial.kind in (Kind.baseline, Kind.search):
-            self.found.append((trial, self._clock.now_s))
+            self.searched.append((trial, self._clock.now_s))
+        elif trial.why == CHOOSING:
+            self.choosing.append((trial, self._clock.now_s))
+        elif trial.why == REPORTED and trial.repeats:
+            self._choose(trial.repeats)
 
-    def finals_started(self, trials: object, reserved_s: float | None) -> None:
-        self._world.is_searching = False
+    def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
+        self._choose(trial)
+
+    def _choose(self, number: int) -> None:
+        """Notes what was chosen, the first time it is told: taken apart it may lose some of its changes."""
+        if self.chosen is None:
+            self.chosen = next((key_of(record.changed) for record, _ in self.searched if record.number == number), None)
 
 
 def config_of(table: Table, strategy: Strategy) -> StudyConfig:
@@ -164,19 +188,22 @@ def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: L
         summary = run_study(plan, NoFolder(), watcher)
     except NothingWorked as failure:
         summary = {"reason": str(failure).partition("\n")[0], "best": None, "speedup": None}
-    made = _judged(watcher.found, summary, world, random.Random(f"verify {seed}"))
+    made = _judged(watcher, summary, world, random.Random(f"verify {seed}"))
     made.total_s, made.own_s = clock.now_s, time.process_time() - begun_s
     return made
 
 
-def _judged(found: list[tuple[TrialRecord, float]], summary: Summary, world: World, rng: random.Random) -> Replayed:
+def _judged(watched: _Watcher, summary: Summary, world: World, rng: random.Random) -> Replayed:
     made = Replayed(reason=str(summary.get("reason") or ""))
     best: tuple[float, Key] = (0.0, key_of({}))
-    for number, (record, seconds) in enumerate(found):
+    for number, (record, seconds) in enumerate(watched.searched):
         if record.outcome.may_win and (record.score or 0.0) > best[0]:
             best = (record.score or 0.0, key_of(record.changed))
-        step = Step(trials=number, seconds=seconds, fraction=world.fraction(best[1]), outcome=record.outcome)
+        step = Step(trials=number, seconds=seconds, fraction=world.fraction(best[1], Use.search), outcome=record.outcome)
         made.steps.append(step)
+    if watched.choosing and watched.chosen is not None:
+        num, fraction = len(made.steps) - 1 + len(watched.choosing), world.fraction(watched.chosen, Use.search, Use.choice)
+        made.choice = Step(trials=num, seconds=watched.choosing[-1][1], fraction=fraction)
     handed: dict[str, Any] = summary.get("best") or {"overrides": {}}
     made.final_fraction = world.final_fraction(key_of(handed["overrides"]))
     made.claim = _claim(summary, world, rng)

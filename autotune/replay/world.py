@@ -2,7 +2,7 @@
 
 A search that is served a lucky repeat picks it and would be praised for its luck: serving and judging by the same numbers
 inflates the optimum. So of each configuration one repeat is held out, drawn anew for each search, and a search is judged by
-repeats that it was not served.
+repeats that it was not served; what the finals choose by those that their choosing rounds were not served either.
 
 Finals ask for more repeats than anybody records. When those of a configuration are used up, further ones are made: the mean
 of what may be served times the residual of another recorded repeat, of whatever configuration (a residual bootstrap: Davison
@@ -12,6 +12,7 @@ of what may be served times the residual of another recorded repeat, of whatever
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 import random
 from collections import defaultdict
@@ -22,12 +23,20 @@ from autotune.replay.table import Key, Measurement, Table
 MIN_REPEATS = 2  # of a configuration: with fewer none can be held out
 
 
+class Use(enum.Enum):
+    """What a served measurement is for."""
+
+    search = "it is what the search sees"
+    choice = "it chooses among the finalists"
+    report = "it is reported, and has no part in any choice"
+
+
 class World:
     """One table as one search meets it.
 
     Attributes:
         optimum: as `optimum_of` says.
-        is_searching: whether what is served now counts as served to the search; the finals set it to False.
+        serves: what is done with what is served now.
 
     Args:
         table: what was recorded.
@@ -36,13 +45,13 @@ class World:
     """
 
     def __init__(self, table: Table, keys: Collection[Key], *, seed: int) -> None:
-        self.is_searching = True
+        self.serves = Use.search
         self._random = random.Random(f"world {seed}")
         everything = table.by_configuration()
         self._all = {key: everything[key] for key in sorted(keys, key=sorted_key)}  # sets differ from process to process
         self._left: dict[Key, list[Measurement]] = {}
         self._may_be_served: dict[Key, list[Measurement]] = {}
-        self._searched: dict[Key, set[int]] = defaultdict(set)
+        self._served: dict[Use, dict[Key, set[int]]] = {use: defaultdict(set) for use in Use}
         for key, repeats in self._all.items():
             shuffled = self._random.sample(repeats, len(repeats))
             self._may_be_served[key] = shuffled[1:] if len(shuffled) >= MIN_REPEATS else shuffled
@@ -55,8 +64,7 @@ class World:
         if key not in self._all:
             return None
         found = self._left[key].pop() if self._left[key] else self.another(key)
-        if self.is_searching:
-            self._searched[key].add(found.number)
+        self._served[self.serves][key].add(found.number)
         return found
 
     def another(self, key: Key) -> Measurement:
@@ -68,9 +76,10 @@ class World:
         centre = sum(map(math.log, served)) / len(served)
         return scaled(like, math.exp(centre + self._random.choice(self._residuals)) / like.value)
 
-    def truth(self, key: Key) -> float:
-        """Returns the mean over the repeats that the search was not served; 0 for a configuration that gives no rate."""
-        unseen = [one for one in self._all[key] if one.number not in self._searched[key]]
+    def truth(self, key: Key, *uses: Use) -> float:
+        """Returns the mean over the repeats that were served for none of the uses; 0 for a configuration that gives no rate."""
+        served = {number for use in uses for number in self._served[use][key]}
+        unseen = [one for one in self._all[key] if one.number not in served]
         return mean(unseen) or mean(self._all[key]) or 0.0
 
     def held_out(self, key: Key) -> float:
@@ -79,9 +88,9 @@ class World:
         unseen = [one for one in self._all[key] if one.number not in served]
         return mean(unseen) or mean(self._all[key]) or 0.0
 
-    def fraction(self, key: Key) -> float:
-        """Returns the truth of a configuration as a fraction of the optimum's."""
-        return self.truth(key) / self.truth(self.optimum)
+    def fraction(self, key: Key, *uses: Use) -> float:
+        """Returns the truth of a configuration as a fraction of the optimum's, see `truth`."""
+        return self.truth(key, *uses) / self.truth(self.optimum, *uses)
 
     def final_fraction(self, key: Key) -> float:
         """Returns the same of what the finals handed over, by what they were not served either."""

@@ -21,7 +21,6 @@ from autotune.study.session import ConfigurationKey, Session, configuration_key
 
 RECORDED = "recorded"  # origin of its trials
 MAX_CHANCES = 2  # as often a measurement is tried that chance kept from giving an answer
-
 MAX_BEST, BEST_FRAC = 5, 0.9  # how many are measured more often, and of the best value what they reach at least
 
 Place = tuple[ConfigurationKey, int]  # configuration and round
@@ -59,7 +58,7 @@ class Recording:
         first = self._session.first_of(changed)
         self._session.measure(
             knobs,
-            f"round {round_number} of {self._num_rounds}",
+            self._why(round_number),
             origin=RECORDED,
             repeats=None if first is None else first.number,
             round_number=round_number,
@@ -87,7 +86,9 @@ class Recording:
         """Returns the best few by the mean of the first rounds, the best first."""
         values: dict[ConfigurationKey, list[float]] = defaultdict(list)
         for record in self._session.records:
-            if record.kind in (Kind.baseline, Kind.search) and (record.round or 1) <= num_rounds:
+            if record.kind not in (Kind.baseline, Kind.search) or record.outcome.is_no_answer:
+                continue
+            if (record.round or 1) <= num_rounds:
                 may_win = record.outcome.may_win and record.score is not None
                 values[configuration_key(record.changed)].append(record.score or 0.0 if may_win else 0.0)
         worth = {self._key(knobs): statistics.mean(values[self._key(knobs)] or [0.0]) for knobs in self._configurations}
@@ -95,9 +96,11 @@ class Recording:
         least = BEST_FRAC * worth[self._key(ranked[0])]
         return [knobs for knobs in ranked if worth[self._key(knobs)] >= least > 0]
 
-    @property
-    def _num_rounds(self) -> int:
-        return self._config.record.repeats + self._config.record.repeats_of_best
+    def _why(self, round_number: int) -> str:
+        num_all, further = self._config.record.repeats, self._config.record.repeats_of_best
+        if round_number <= num_all:
+            return f"round {round_number} of {num_all}"
+        return f"round {round_number - num_all} of {further} of the best few"
 
     def _key(self, knobs: Knobs) -> ConfigurationKey:
         return configuration_key(self._session.resolved.changed(knobs))

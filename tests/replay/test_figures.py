@@ -44,6 +44,16 @@ def test_a_target_is_reached_where_the_search_stays_above_it():
     assert reached(study(0.2, 0.99, 0.5).steps, 0.95) is None
 
 
+def test_what_the_finals_choose_counts_with_their_trials():
+    mended = study(0.2, 0.5)
+    mended.choice = Step(trials=7, seconds=90.0, fraction=0.97)
+    assert reached(mended.path, 0.95).trials == 7
+    assert [at_trials(mended.path, n) for n in (1, 6, 7)] == [0.5, 0.5, 0.97]
+    spoilt = study(0.2, 0.96)
+    spoilt.choice = Step(trials=7, seconds=90.0, fraction=0.9)
+    assert reached(spoilt.path, 0.95) is None
+
+
 def test_between_two_trials_the_earlier_holds():
     steps = study(0.2, 0.5, 0.9).steps
     assert [at_trials(steps, n) for n in (0, 1, 2, 40)] == [0.2, 0.5, 0.9, 0.9]

@@ -117,6 +117,17 @@ def test_claims_of_a_noisy_table_hold_and_overstate_little():
     assert abs(statistics.median(claim.overstated_frac for claim in claims)) < 0.04
 
 
+def test_the_finals_choice_among_the_best_few_is_told_with_its_trials():
+    found = [run("random", seed=seed, trials=20, table=make_table(noise_frac=0.1, seed=seed)) for seed in range(30)]
+    chosen = [one for one in found if one.choice]
+    assert len(chosen) >= 15, "few have one finalist only"
+    for one in chosen:
+        assert one.path == [*one.steps, one.choice]
+        assert one.choice.trials >= len(one.steps) - 1 + 2, "two finalists at least"
+        assert one.steps[-1].seconds < one.choice.seconds < one.total_s
+        assert one.choice.fraction > one.steps[0].fraction, "it was among the best few"
+
+
 @pytest.mark.thorough
 def test_the_gaussian_process_searches_too():
     assert run("gp", trials=12).steps[-1].fraction > 0.5

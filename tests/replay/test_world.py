@@ -4,7 +4,7 @@ import statistics
 import pytest
 
 from autotune.replay.table import key_of
-from autotune.replay.world import World, residuals
+from autotune.replay.world import Use, World, residuals
 from tests.replay.tables import BEST, REFERENCE, make_table, rate_of
 
 
@@ -34,17 +34,21 @@ def test_which_one_is_held_out_is_drawn_anew_for_each_search_and_repeats_with_it
     assert held == [world_of(table, seed).held_out(key) for seed in range(30)]
 
 
-def test_truth_leaves_out_what_the_search_was_served_but_not_what_the_finals_were():
+def test_truth_leaves_out_what_a_choice_was_made_by_and_nothing_else():
     table, key = make_table(noise_frac=0.05), key_of(BEST)
     world = world_of(table)
     recorded = [one.value for one in table.by_configuration()[key]]
     assert world.truth(key) == pytest.approx(statistics.mean(recorded))
     lucky = world.serve(key).value
     others = [value for value in recorded if value != lucky]
-    assert world.truth(key) == pytest.approx(statistics.mean(others))
-    world.is_searching = False
+    assert world.truth(key, Use.search) == pytest.approx(statistics.mean(others))
+    world.serves = Use.choice
+    served = world.serve(key).value
+    world.serves = Use.report
     world.serve(key)
-    assert world.truth(key) == pytest.approx(statistics.mean(others))
+    assert world.truth(key, Use.search) == pytest.approx(statistics.mean(others))
+    rest = [value for value in others if value != served]
+    assert world.truth(key, Use.search, Use.choice) == pytest.approx(statistics.mean(rest))
 
 
 def test_judging_by_served_repeats_would_praise_luck_and_held_out_ones_do_not():
@@ -56,7 +60,7 @@ def test_judging_by_served_repeats_would_praise_luck_and_held_out_ones_do_not():
         picked = max(served, key=served.get)
         top = rate_of(knobs_of(picked))
         best_served.append(served[picked] / top)
-        best_true.append(world.truth(picked) / rate_of(knobs_of(picked)))
+        best_true.append(world.truth(picked, Use.search) / rate_of(knobs_of(picked)))
     assert statistics.mean(best_served) > 1.05
     assert abs(statistics.mean(best_true) - 1) < 0.03
 

@@ -29,9 +29,8 @@ TABLES = {
         *("threads.intra=choice(1,2)", "precision.amp=choice(off,bf16)"),
     ],
     "resnet18": [
-        *("model=resnet18", "model.image_size=96", "data=photos", "loader.batch_size=choice(2,8,32)"),
-        *("loader.num_workers=choice(0,2)", "threads.intra=choice(1,2)", "precision.amp=choice(off,bf16)"),
-        "layout.channels_last=choice(false,true)",
+        *("model=resnet18", "model.image_size=96", "data=photos", "loader.batch_size=choice(1,2,4,8,32)"),
+        *("threads.intra=choice(1,2)", "precision.amp=choice(off,bf16)", "layout.channels_last=choice(false,true)"),
     ],
 }
 
