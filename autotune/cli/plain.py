@@ -108,7 +108,8 @@ class PlainLines(View):
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
         """The winner is taken apart."""
         time = f", at most {seconds_text(left_s)}" if left_s else ""
-        _say(f"attribution  what each change of {trial:04d} is worth: {', '.join(sorted(knobs))}{time}")
+        words = ", ".join(sorted(knobs)) or "what seems to buy nothing, together"
+        _say(f"attribution  what the changes of {trial:04d} are worth: {words}{time}")
 
     def notice(self, message: str) -> None:
         """One line worth reading."""

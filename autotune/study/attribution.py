@@ -112,7 +112,8 @@ class Attributor:
             session.listener.notice(f"No time to find out what each is worth: {', '.join(skipped)}.")
         rules, is_announced = self._rules(evidence, knobs, kept_s), False
         while wanted := evidence.wanted(knobs):
-            configurations = self._that_fit([winner.knobs, *(part.knobs for part in wanted)], kept_s)
+            num_more = max(1, SCREENING_ROUNDS - evidence.num_rounds)  # one round alone has no spread, and tells nothing
+            configurations = self._that_fit([winner.knobs, *(part.knobs for part in wanted)], kept_s, num_more)
             is_enough = session.budget.total_s is None and evidence.num_rounds >= UNTIMED_ROUNDS
             if len(configurations) < 2 or is_enough or self._is_lost(winner):
                 break
@@ -129,9 +130,9 @@ class Attributor:
                 self.found = self._attribution(winner)
             evidence = self._evidence(winner)
 
-    def _that_fit(self, configurations: list[Knobs], kept_s: float) -> list[Knobs]:
-        """Returns the first so many configurations that there is time for."""
-        spare_s = self._session.budget.left_s - kept_s
+    def _that_fit(self, configurations: list[Knobs], kept_s: float, num_rounds: int) -> list[Knobs]:
+        """Returns the first so many configurations that there is time for, in so many rounds."""
+        spare_s = (self._session.budget.left_s - kept_s) / num_rounds
         sums_s = itertools.accumulate(map(self._expected_s, configurations))
         return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ FINALS_TRIALS = 20  # eight pairs and a choosing round of four
 PARITY_TRIALS = 2  # the baseline's first steps and those of what the finalists compute differently
 PARITY_S = 5.0  # of first steps; slow programs take up to 20 s, of time that the finals can spare
 LEAST_STEPS = MeasureRules.slow_min_steps  # of any window
+SEARCH_WINDOW_FRAC = 1 / 30  # of the budget at most: on a noisy machine a window that waits for its interval eats the others
 FINALS_WINDOW_S = 5.0  # window a cheap final is worth; between processes there is more spread than within
 ATTRIBUTION_MAX_FRAC = 0.18  # of the budget, besides what the finals leave over
 ATTRIBUTION_TRIALS = 18  # three rounds of a winner with five changes
@@ -24,7 +26,7 @@ LATE_FRAC = 0.65  # of the search's share: late enough to have a good configurat
 OVERTIME_FRAC = 0.10  # a verdict without an interval is worth little: so much more for the last pairs that make one
 CONFIRMING_ROUNDS = 3  # a winner that cannot be shown to win is no use
 COMPILE_S = 60.0  # what a compilation costs until one was seen: resnet18's training step on two cores
-CACHED_FRAC = 0.5  # of a compilation that the study's own compile cache does not spare, until it was seen
+CACHED_FRAC = 0.25  # of a compilation that the study's own compile cache does not spare, until it was seen: a tenth, resnet18
 START_PHASES = ("spawn", "import", "init", "first_batch")
 _BATCH = "loader.batch_size"
 
@@ -87,6 +89,13 @@ class Budget:
         self.attribution_s = min(most_s, ATTRIBUTION_TRIALS * each_s) if ATTRIBUTION_MIN_TRIALS * each_s <= most_s else 0.0
         self.reserved_s = min(FINALS_MAX_FRAC * self.total_s, FINALS_TRIALS * each_s + parity_s) + self.attribution_s
 
+    def screening_rules(self, rules: MeasureRules) -> MeasureRules:
+        """Returns the search's rules with windows that leave room for others."""
+        if self.total_s is None:
+            return rules
+        window_s = max(2 * rules.min_s, SEARCH_WINDOW_FRAC * self.total_s)
+        return dataclasses.replace(rules, max_s=min(rules.max_s, window_s), slow_max_s=min(rules.slow_max_s, window_s))
+
     def is_time_for_late(self, num_searched: int, late_s: Sequence[float], *, late_frac: float = LATE_FRAC) -> bool:
         """Returns whether the late proposals (costly values, lower tiers) should be tried now, in time for them to fit.
 
@@ -145,8 +154,7 @@ def finals_rules(rules: MeasureRules, *, seconds_each: float, baseline: TrialRec
         baseline: for the part of a trial that is not its window.
     """
     window_s = max(2 * rules.min_s, seconds_each - without_window_s(baseline))
-    changes = {"max_s": min(rules.max_s, window_s), "slow_max_s": min(rules.slow_max_s, window_s)}
-    return MeasureRules(**{**vars(rules), **changes})
+    return dataclasses.replace(rules, max_s=min(rules.max_s, window_s), slow_max_s=min(rules.slow_max_s, window_s))
 
 
 class Costs:

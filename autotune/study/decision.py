@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune import stats
@@ -14,9 +15,11 @@ from autotune.study.turns import Pair
 
 MAX_FINALISTS = 3
 CONTENDER_FRAC = 0.85  # of the best value: below that, noise alone does not explain the difference
+NEAR_FRAC = 0.95  # the same for one whose part measured as fast: on recorded studies, 0.85 let in what was half as fast
 MIN_GAIN_FRAC = 0.97  # of the baseline's value: a finalist must at least come near it
 DEAR_FACTOR = 5.0  # times the other's compile phase: the difference is a compilation
 DEAR_GAIN_FRAC = 0.03  # what a compilation must gain in the search to be worth its cost in every round of the finals
+LIKELY_CONFIDENCE = 0.8  # of the two-sided interval by which what is not shown to be faster is still handed over: nine to one
 ONE_ROUND_FRAC = 0.15  # what a single round must gain to be handed over: three times what two noisy runs, 3.5 % each, differ by
 
 
@@ -32,6 +35,7 @@ class Decision:
         margin: equivalence margin used.
         num_lost: reporting rounds that are left out because one of the two failed in them.
         values: trial number -> rates of its reporting rounds, per second, the baseline (0) and the finalist.
+        is_likely: whether an interval of LIKELY_CONFIDENCE from all rounds, the choosing ones too, holds no loss.
     """
 
     finalist: TrialRecord | None = None
@@ -41,6 +45,7 @@ class Decision:
     margin: float = stats.MARGIN_FRAC
     num_lost: int = 0
     values: dict[int, list[float]] = field(default_factory=dict)
+    is_likely: bool = False
 
     @property
     def is_slower(self) -> bool:
@@ -51,19 +56,22 @@ class Decision:
     def is_better(self) -> bool:
         """Whether the finalist is handed over as the best, rather than the baseline.
 
-        Shown faster; or ambiguous on the right side: by more than the margin, with an interval that holds no loss, or by a
-        lot where there was time for one round only. Everything else goes to the configuration with fewer changes, which is
-        the baseline.
+        Shown faster; or ambiguous on the right side: by more than the margin, and by an interval of less confidence that
+        holds no loss, or by a lot where there was time for one round only. Everything else goes to the configuration with
+        fewer changes, which is the baseline.
+
+        The verdict stays ambiguous and says so. But nine times in ten it is a gain and the tenth a small loss: on a noisy
+        machine, or with a small budget, to hand over nothing until 95 % are reached costs more than it saves.
         """
         if self.finalist is None or self.ratio is None or self.verdict == "same":
             return False
         if self.ratio.ci is None:
             return self.ratio.ratio > 1 + max(self.margin, ONE_ROUND_FRAC)
-        return self.verdict == "faster" or (self.ratio.ci[0] >= 1 and self.ratio.ratio > 1 + self.margin)
+        return self.verdict == "faster" or (self.is_likely and self.ratio.ratio > 1 + self.margin)
 
 
 def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns the search trials worth measuring again, best first, three at most.
+    """Returns the search trials worth measuring again, three at most: best first, then those of which a part is as good.
 
     Args:
         records: first measurements, the baseline first.
@@ -71,25 +79,41 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
     baseline, *searched = records
     able = [record for record in searched if record.outcome.may_win and record.score]
     distinct = {configuration_key(record.changed): record for record in able if record.changed}
-    worthy = [record for record in distinct.values() if not _is_superfluous(record, able)]
-    ranked = sorted(worthy, key=lambda record: -(record.score or 0.0))
+    ranked = sorted(distinct.values(), key=lambda record: -(record.score or 0.0))
+    worthy = [record for record in ranked if not _is_superfluous(record, able)]
     # A baseline that breaks a constraint is no measure of what may win.
     least = 0.0 if baseline.outcome is Outcome.infeasible else MIN_GAIN_FRAC * (baseline.score or 0.0)
-    floor = max(CONTENDER_FRAC * (ranked[0].score or 0.0), least) if ranked else 0.0
-    return [record for record in ranked if (record.score or 0.0) >= floor][:MAX_FINALISTS]
+    floor = max(CONTENDER_FRAC * (worthy[0].score or 0.0), least) if worthy else 0.0
+    # A part that measured as fast as the whole goes first. One measurement each is no proof, so the whole stands beside it
+    # where there is a place left: it may be worth what it changes more. A compilation has to show a gain to come in.
+    near = max(floor, NEAR_FRAC * (ranked[0].score or 0.0)) if ranked else 0.0
+    wholes = [record for record in ranked if record not in worthy and not _is_dear_for_nothing(record, able)]
+    entrants = [record for record in worthy if (record.score or 0.0) >= floor]
+    return [*entrants, *(record for record in wholes if (record.score or 0.0) >= near)][:MAX_FINALISTS]
 
 
 def _is_superfluous(record: TrialRecord, others: list[TrialRecord]) -> bool:
     """Returns whether a part of the record's changes alone is as fast, within what one measurement each can tell."""
+    score = record.score or 0.0
+    return any((part.score or 0.0) * (1 + _needed_frac(record, part)) >= score for part in _parts(record, others))
 
-    def needed(other: TrialRecord) -> float:
-        is_dear = record.phases_s.get("compile", 0.0) > DEAR_FACTOR * max(1.0, other.phases_s.get("compile", 0.0))
-        return 1 + (DEAR_GAIN_FRAC if is_dear else stats.MARGIN_FRAC)
 
-    return any(
-        other.changed.items() < record.changed.items() and (other.score or 0.0) * needed(other) >= (record.score or 0.0)
-        for other in others
-    )
+def _is_dear_for_nothing(record: TrialRecord, others: list[TrialRecord]) -> bool:
+    """Returns whether a part without the record's compilation is as fast."""
+    dearer = [part for part in _parts(record, others) if _is_dearer(record, part)]
+    return _is_superfluous(record, dearer)
+
+
+def _parts(record: TrialRecord, others: list[TrialRecord]) -> list[TrialRecord]:
+    return [other for other in others if other.changed.items() < record.changed.items()]
+
+
+def _needed_frac(record: TrialRecord, part: TrialRecord) -> float:
+    return DEAR_GAIN_FRAC if _is_dearer(record, part) else stats.MARGIN_FRAC
+
+
+def _is_dearer(record: TrialRecord, part: TrialRecord) -> bool:
+    return record.phases_s.get("compile", 0.0) > DEAR_FACTOR * max(1.0, part.phases_s.get("compile", 0.0))
 
 
 def choose(values: dict[int, list[float]], candidates: list[TrialRecord], margin: float = stats.MARGIN_FRAC) -> TrialRecord:
@@ -182,7 +206,13 @@ def _end(record: TrialRecord, side: int) -> float | None:
 
 
 def judge(
-    chosen: TrialRecord, pairs: list[Pair], *, looks: int = 1, num_lost: int = 0, repeats: list[float] | None = None
+    chosen: TrialRecord,
+    pairs: list[Pair],
+    *,
+    looks: int = 1,
+    num_lost: int = 0,
+    repeats: list[float] | None = None,
+    choosing: Sequence[Mapping[int, float]] = (),
 ) -> Decision:
     """Returns what the reporting rounds say.
 
@@ -192,10 +222,14 @@ def judge(
         looks: how often the rounds are judged while they grow; the interval holds at all of them together.
         num_lost: rounds left out because one of the two failed.
         repeats: more measurements of the baseline, in order, for the machine's own spread; None takes those of the pairs.
+        choosing: the rounds that chose it, trial number -> rate. They take no part in what is claimed, only in what is handed
+            over: two pairs alone have an interval from a tenth to ten times, whatever they show.
     """
     own, other = [a for a, _ in pairs], [b for _, b in pairs]
     ratio, margin = stats.paired_ratio(own, other, stats.LOOK_CONFIDENCE[looks]), stats.margin_frac(repeats or other)
     verdict = stats.verdict(ratio, margin)
+    every = [*choosing, *({chosen.number: a, 0: b} for a, b in pairs)]
+    likely = stats.compare_rounds(every, chosen.number, LIKELY_CONFIDENCE).ratios[0].ci
     reasons = []
     if ratio.ci is None:
         reasons.append("one round only: no interval")
@@ -216,4 +250,5 @@ def judge(
         margin=margin,
         num_lost=num_lost,
         values={0: other, chosen.number: own},
+        is_likely=likely is not None and likely[0] >= 1,
     )

@@ -15,7 +15,7 @@ from autotune import stats
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study.budget import finals_rules
-from autotune.study.decision import Decision, by_round, choose, finalists, judge, that_count, without_finalist
+from autotune.study.decision import CONTENDER_FRAC, Decision, by_round, choose, finalists, judge, that_count, without_finalist
 from autotune.study.parity import Parity
 from autotune.study.session import Session
 from autotune.study.turns import Pair, Turns
@@ -24,7 +24,7 @@ MIN_PAIRS = 3
 LOOKS = (8, 16)  # rounds after which the verdict is looked at; what is ambiguous then goes on to the next
 MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is out
 WANTED_TRIALS = 14  # the reserved time is shared by so many: five pairs, a choosing round of four
-CHOOSING_ROUNDS = 2
+CHOOSING_ROUNDS = 2  # of those that are within reach of the leader after the first
 KEPT_PAIRS = 4  # so many reporting pairs are left time for when the chosen configuration is taken apart
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # why a final is run: what it counts for
 
@@ -54,7 +54,9 @@ class Finals:
         self._lost: dict[int, int] = {}  # trial number -> rounds of the finals in which it failed
         for record in self._earlier:
             self._note_loss(record)
-        if unfair := [record for record in finals if record not in self._earlier]:
+        unfair = [record for record in finals if record not in self._earlier]
+        self._unfair = {record.number for record in unfair}
+        if unfair:
             session.listener.notice(
                 f"The finals measured before (trials {unfair[0].number} to {unfair[-1].number}) do not count: the search has "
                 "found other finalists since."
@@ -118,7 +120,7 @@ class Finals:
         for index in range(CHOOSING_ROUNDS):
             if index < len(rounds) - 1:
                 continue  # an earlier run of the study went on to the next
-            entrants = self._that_can_be_paid(entrants)
+            entrants = self._that_can_be_paid(_within_reach(entrants, rounds[:index]))
             if len(entrants) < 2:
                 break
             if index == len(rounds):
@@ -128,7 +130,7 @@ class Finals:
             self._random.shuffle(order)
             for entrant in order:
                 rounds[index][entrant.number] = self._measure(entrant, CHOOSING)
-        rates = stats.round_means([{n: r.score for n, r in measured.items() if r.score} for measured in rounds])
+        rates = _mean_rates(candidates, rounds)
         able = [c for c in candidates if not self._lost.get(c.number)] or candidates
         return choose({number: [rate] for number, rate in rates.items()}, able)
 
@@ -173,11 +175,15 @@ class Finals:
         return 2 if num_pairs > LOOKS[0] or affordable >= LOOKS[0] + MIN_PAIRS else 1
 
     def _judged(self, chosen: TrialRecord, pairs: list[Pair], *, looks: int, num_lost: int) -> Decision:
-        finals = [record for record in self._session.records if record.kind is Kind.final and record.repeats == 0]
-        repeats = [record.score for record in finals if record.score]  # of the choosing rounds too
-        decision = judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats)
-        if decision.verdict == "ambiguous" and not decision.is_better:
-            decision.reason += "; the baseline is kept, it needs no changes"
+        records = [record for record in self._session.records if record.kind is Kind.final]
+        repeats = [record.score for record in records if record.repeats == 0 and record.score]  # of the choosing rounds too
+        fair = [record for record in records if record.number not in self._unfair]
+        choosing = [_rates_of(measured) for measured in by_round(fair, CHOOSING)]
+        decision = judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats, choosing=choosing)
+        if decision.verdict == "ambiguous":
+            is_likely = decision.is_better and decision.is_likely
+            handed = "; the baseline is kept, it needs no changes" if not decision.is_better else ""
+            decision.reason += "; handed over, as it is nine to one no loss" if is_likely else handed
         return decision
 
     def _pairs_before(self, chosen: TrialRecord) -> tuple[list[Pair], int]:
@@ -228,3 +234,23 @@ class Finals:
 
     def _left_s_or_none(self) -> float | None:
         return None if self._session.budget.total_s is None else max(0.0, self._session.budget.left_s)
+
+
+def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecord]]) -> dict[int, float]:
+    """Returns trial number -> rate over the choosing rounds; empty before the first.
+
+    The search's own measurements are a round as well: what brought the candidates here overstates, but each of them alike.
+    """
+    searched = {candidate.number: candidate for candidate in candidates}
+    return stats.round_means([_rates_of(measured) for measured in [searched, *rounds]]) if any(rounds) else {}
+
+
+def _within_reach(entrants: list[TrialRecord], rounds: list[dict[int, TrialRecord]]) -> list[TrialRecord]:
+    """Returns the entrants that may still turn out the fastest, after some choosing rounds."""
+    rates = _mean_rates(entrants, rounds)
+    own = {entrant.number: rates.get(entrant.number, 0.0) for entrant in entrants}  # the baseline's is no measure
+    return [entrant for entrant in entrants if own[entrant.number] >= CONTENDER_FRAC * max(own.values())]
+
+
+def _rates_of(measured: dict[int, TrialRecord]) -> dict[int, float]:
+    return {number: record.score for number, record in measured.items() if record.score}

@@ -28,6 +28,7 @@ SUSPECT_MARGINS = 2.0  # a knob not shown to matter and worth less than so many 
 HINTED_FRAC = 0.03  # a gain that the search did not show: noise of one measurement each
 RIDGE = 0.5  # of the fit behind the hints, in trials: two knobs always turned together share their gain
 NARROW_FRAC = 0.25  # of its gain: a knob's worth is known well enough when its interval's half is no wider
+MAX_LOSS_FRAC = 0.05  # that fewer changes may cost by the estimate, however wide the machine's own spread is
 MAX_FAILURES = 2  # after so many a part cannot be measured: the knob is needed
 
 
@@ -206,8 +207,8 @@ class Evidence:
     def minimal(self) -> Part | None:
         """Returns the part to be handed over instead of the winner; None when the winner stands as it is.
 
-        The one with the fewest changes that were measured beside the winner and stay within the margin of it, and that has
-        every knob that was shown to matter.
+        The one with the fewest changes that were measured beside the winner and stay within the margin of it, though no wider
+        than MAX_LOSS_FRAC, and that has every knob that was shown to matter.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         able = [
@@ -216,7 +217,7 @@ class Evidence:
             if (part := part_of(self._space, self._winner, set(self._winner.changed) - {knob for knob, _ in key})).key == key
             and wanted <= {knob for knob, _ in key}
             and ratio.num_rounds >= SCREENING_ROUNDS
-            and ratio.ratio <= 1 + self.margin
+            and ratio.ratio <= 1 + min(self.margin, MAX_LOSS_FRAC)
             and not self._is_missed(part)
         ]
         return min(able, key=lambda part: (len(part.key), self._ratios[part.key].ratio), default=None)

@@ -146,7 +146,7 @@ class Session:
             round=round_number,
             why=why,
             origin=origin,
-            rules=self.plan.config.measure.screening,
+            rules=self.budget.screening_rules(self.plan.config.measure.screening),
             race_below_per_s=self._race_below_per_s(self.resolved.tier(changed)),
             promote_above_per_s=self._promote_above_per_s(),
             target=self.target,

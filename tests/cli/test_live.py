@@ -124,7 +124,7 @@ def test_attribution_is_a_phase_of_its_own(folder, screen, capsys):
     assert "attribution: " in "\n".join(screen.footer())
     PlainLines(folder.path).attribution_started(5, ["precision.amp", "env.A"], 90.0)
     assert (
-        capsys.readouterr().out == "attribution  what each change of 0005 is worth: env.A, precision.amp, at most 1 min 30 s\n"
+        capsys.readouterr().out == "attribution  what the changes of 0005 are worth: env.A, precision.amp, at most 1 min 30 s\n"
     )
 
 

@@ -30,9 +30,25 @@ def test_no_finalist_when_nothing_comes_near_the_baseline():
     assert finalists([BASELINE]) == []
 
 
-def test_more_changes_for_the_same_speed_are_no_finalist():
+def test_more_changes_for_the_same_speed_come_last_and_only_while_there_is_room():
+    """One measurement each does not show that a part is as fast as the whole."""
     few, many, better = trial(1, 200.0, A="1"), trial(2, 201.0, A="1", B="1"), trial(3, 210.0, A="1", C="1")
-    assert [record.number for record in finalists([BASELINE, few, many, better])] == [3, 1]
+    assert [record.number for record in finalists([BASELINE, few, many, better])] == [3, 1, 2]
+    other = trial(4, 205.0, D="1")
+    assert [record.number for record in finalists([BASELINE, few, many, better, other])] == [3, 4, 1]
+
+
+def test_a_whole_that_is_well_behind_its_part_stays_out():
+    few, many = trial(1, 200.0, A="1"), trial(2, 188.0, A="1", B="1")
+    assert [record.number for record in finalists([BASELINE, few, many])] == [1]
+
+
+def test_a_compilation_that_gains_nothing_stays_out():
+    few, compiled = trial(1, 200.0, A="1"), trial(2, 204.0, A="1", B="1")
+    compiled.phases_s["compile"] = 60.0
+    assert [record.number for record in finalists([BASELINE, few, compiled])] == [1]
+    compiled.value = 207.0
+    assert [record.number for record in finalists([BASELINE, few, compiled])] == [2, 1]
 
 
 def test_among_alike_the_one_with_fewest_changes_is_chosen():
@@ -54,22 +70,36 @@ def test_lower_tier_is_chosen_among_equally_many_changes():
 
 
 @pytest.mark.parametrize(
-    ("ratio", "ci", "verdict", "is_better"),
+    ("ratio", "ci", "verdict", "is_likely", "is_better"),
     [
-        (1.5, (1.4, 1.6), "faster", True),
-        (1.0, (0.995, 1.005), "same", False),
-        (1.1, (1.001, 1.2), "ambiguous", True),
-        (1.008, (1.001, 1.015), "ambiguous", False),
-        (1.1, (0.995, 1.2), "ambiguous", False),
-        (1.1, (0.9, 1.4), "ambiguous", False),
-        (1.3, None, "ambiguous", True),
-        (1.1, None, "ambiguous", False),
-        (0.9, (0.85, 0.95), "ambiguous", False),
+        (1.5, (1.4, 1.6), "faster", True, True),
+        (1.0, (0.995, 1.005), "same", False, False),
+        (1.1, (0.995, 1.2), "ambiguous", True, True),
+        (1.1, (0.995, 1.2), "ambiguous", False, False),
+        (1.008, (0.995, 1.015), "ambiguous", True, False),
+        (1.3, None, "ambiguous", False, True),
+        (1.1, None, "ambiguous", True, False),
+        (0.9, (0.85, 0.95), "ambiguous", False, False),
     ],
 )
-def test_what_is_handed_over_was_shown_to_be_no_slower(ratio, ci, verdict, is_better):
+def test_what_is_handed_over_is_likely_no_slower(ratio, ci, verdict, is_likely, is_better):
     found = Ratio(ratio=ratio, ci=ci, num_rounds=3)
-    assert Decision(finalist=BASELINE, ratio=found, verdict=verdict).is_better is is_better
+    assert Decision(finalist=BASELINE, ratio=found, verdict=verdict, is_likely=is_likely).is_better is is_better
+
+
+@pytest.mark.parametrize(
+    ("pairs", "choosing", "is_likely"),
+    [
+        ([(1075.0, 700.0), (830.0, 733.0)], [], False),  # two pairs: an interval from .19 to 9
+        ([(1075.0, 700.0), (830.0, 733.0)], [{0: 727.0, 1: 1098.0, 2: 821.0}, {0: 700.0, 1: 1027.0, 2: 847.0}], True),
+        ([(830.0, 700.0), (700.0, 733.0)], [{0: 727.0, 1: 720.0, 2: 821.0}, {0: 700.0, 1: 727.0, 2: 847.0}], False),
+        ([(1.1, 1.0), (1.05, 1.0), (1.2, 1.0), (1.01, 1.0)], [], True),
+    ],
+)
+def test_rounds_that_choose_count_for_what_is_handed_over_and_not_for_what_is_claimed(pairs, choosing, is_likely):
+    found, alone = judge(trial(1, 200.0, A="1"), pairs, choosing=choosing), judge(trial(1, 200.0, A="1"), pairs)
+    assert found.is_likely is is_likely
+    assert (found.ratio, found.verdict) == (alone.ratio, alone.verdict)
 
 
 def test_rounds_that_were_lost_are_told():
