@@ -229,7 +229,8 @@ def judge(
     ratio, margin = stats.paired_ratio(own, other, stats.LOOK_CONFIDENCE[looks]), stats.margin_frac(repeats or other)
     verdict = stats.verdict(ratio, margin)
     every = [*choosing, *({chosen.number: a, 0: b} for a, b in pairs)]
-    likely = stats.compare_rounds(every, chosen.number, LIKELY_CONFIDENCE).ratios[0].ci
+    beside = stats.compare_rounds(every, chosen.number, LIKELY_CONFIDENCE).ratios.get(0)  # none where all changes were put back
+    likely = beside.ci if beside else None
     reasons = []
     if ratio.ci is None:
         reasons.append("one round only: no interval")
