@@ -255,7 +255,8 @@ class MeasureOptions:
     """How long is measured, and how long is waited.
 
     Attributes:
-        screening: warm-up and stopping rules of baseline and search trials.
+        screening: warm-up and stopping rules of baseline and search trials; their windows take no more than a thirtieth of the
+            budget each, whatever these allow.
         finals: the same for the finals, tighter.
         racing: whether a search trial is stopped as soon as it is certain that it is slower than 0.8 times the best so far.
         quiet: whether a trial that was disturbed (other programs on its cores or its device, a device too hot) is repeated and,

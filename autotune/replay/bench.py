@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -95,10 +97,22 @@ def _studies(jobs: Sequence[_Job], asked: Asked, on_study: Callable[[], None]) -
         return [_told(_study(job, asked.limits), on_study) for job in jobs]
     # Not forked: torch and Optuna may hold locks and threads in this process.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=asked.num_jobs, mp_context=context) as pool:
+    with ProcessPoolExecutor(max_workers=asked.num_jobs, mp_context=context, initializer=_end_with_parent) as pool:
         # Several at a time, so that handing them over costs little; in order, so that the result does not depend on timing.
         chunk = max(1, min(10, len(jobs) // (4 * asked.num_jobs)))
         return [_told(one, on_study) for one in pool.map(functools.partial(_study, limits=asked.limits), jobs, chunksize=chunk)]
+
+
+def _end_with_parent() -> None:
+    """Makes this process end when the one that started it is killed: it would replay on for minutes, for nobody."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True, name="end-with-parent").start()
 
 
 def _told(study: Replayed, on_study: Callable[[], None]) -> Replayed:

@@ -90,11 +90,12 @@ class Replayed:
 
     Attributes:
         steps: the search, trial by trial; the first is the baseline.
-        choice: after the rounds of the finals that choose among the best few; None where there was nothing to choose.
+        choice: after the rounds of the finals that choose among the best few; None where there was nothing to choose, or
+            nothing came of it.
         reason: why the search ended.
         final_fraction: truth of what the finals handed over, as a fraction of the optimum's.
         total_s: recorded seconds of everything, finals and attribution among them.
-        claim: what was claimed; None when the baseline was handed over, or nothing was compared.
+        claim: what was claimed; None when the baseline was handed over, or something that was not shown to be faster.
         own_s: processor time that the replay took: of the sampler mostly.
     """
 
@@ -130,6 +131,7 @@ class _Watcher(Listener):
             self.searched.append((trial, self._clock.now_s))
         elif trial.why == CHOOSING:
             self.choosing.append((trial, self._clock.now_s))
+            self.chosen = None  # they choose anew, where the one before was lost
         elif trial.why == REPORTED and trial.repeats:
             self._choose(trial.repeats)
 
@@ -211,9 +213,11 @@ def _judged(watched: _Watcher, summary: Summary, world: World, rng: random.Rando
 
 
 def _claim(summary: Summary, world: World, rng: random.Random) -> Claim | None:
-    """Returns what is claimed beside what is so; None where the program is left as it is."""
+    """Returns what is claimed beside what is so; None where nothing is claimed to be faster."""
     best, speedup = summary.get("best"), summary.get("speedup")
-    if not best or not best["overrides"] or not speedup or not speedup.get("ratio") or best.get("measured_in") != "finals":
+    if not best or not best["overrides"] or best.get("measured_in") != "finals" or not speedup:
+        return None
+    if speedup.get("verdict") != "faster":
         return None
     changed: Knobs = best["overrides"]
     key, truth = key_of(changed), world.held_out(key_of(changed))

@@ -112,7 +112,7 @@ class Attributor:
             session.listener.notice(f"No time to find out what each is worth: {', '.join(skipped)}.")
         rules, is_announced = self._rules(evidence, knobs, kept_s), False
         while wanted := evidence.wanted(knobs):
-            num_more = max(1, SCREENING_ROUNDS - evidence.num_rounds)  # one round alone has no spread, and tells nothing
+            num_more = max(1, SCREENING_ROUNDS - min(map(evidence.num_rounds_of, wanted)))  # one alone tells nothing
             configurations = self._that_fit([winner.knobs, *(part.knobs for part in wanted)], kept_s, num_more)
             is_enough = session.budget.total_s is None and evidence.num_rounds >= UNTIMED_ROUNDS
             if len(configurations) < 2 or is_enough or self._is_lost(winner):
@@ -146,7 +146,7 @@ class Attributor:
             changes=evidence.changes(),
             together=None if minimal is None else evidence.ratio(minimal),
             num_rounds=evidence.num_rounds,
-            margin=evidence.margin,
+            margin=evidence.loss_frac,
         )
 
     def _evidence(self, winner: TrialRecord) -> Evidence:

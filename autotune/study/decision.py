@@ -35,7 +35,8 @@ class Decision:
         margin: equivalence margin used.
         num_lost: reporting rounds that are left out because one of the two failed in them.
         values: trial number -> rates of its reporting rounds, per second, the baseline (0) and the finalist.
-        is_likely: whether an interval of LIKELY_CONFIDENCE from all rounds, the choosing ones too, holds no loss.
+        is_likely: whether an interval of LIKELY_CONFIDENCE from all rounds, the choosing ones too, holds no loss; None where
+            all of them together have no interval.
     """
 
     finalist: TrialRecord | None = None
@@ -45,7 +46,7 @@ class Decision:
     margin: float = stats.MARGIN_FRAC
     num_lost: int = 0
     values: dict[int, list[float]] = field(default_factory=dict)
-    is_likely: bool = False
+    is_likely: bool | None = None
 
     @property
     def is_slower(self) -> bool:
@@ -57,17 +58,19 @@ class Decision:
         """Whether the finalist is handed over as the best, rather than the baseline.
 
         Shown faster; or ambiguous on the right side: by more than the margin, and by an interval of less confidence that
-        holds no loss, or by a lot where there was time for one round only. Everything else goes to the configuration with
-        fewer changes, which is the baseline.
+        holds no loss, or by a lot where a single round is all there is. Everything else goes to the configuration with fewer
+        changes, which is the baseline.
 
-        The verdict stays ambiguous and says so. But nine times in ten it is a gain and the tenth a small loss: on a noisy
-        machine, or with a small budget, to hand over nothing until 95 % are reached costs more than it saves.
+        The verdict stays ambiguous and says so. Of equal configurations at most one in ten is handed over, and costs little: on
+        a noisy machine, or with a small budget, to hand over nothing until 95 % are reached costs more than it saves.
         """
         if self.finalist is None or self.ratio is None or self.verdict == "same":
             return False
-        if self.ratio.ci is None:
+        if self.verdict == "faster":
+            return True
+        if self.is_likely is None:
             return self.ratio.ratio > 1 + max(self.margin, ONE_ROUND_FRAC)
-        return self.verdict == "faster" or (self.is_likely and self.ratio.ratio > 1 + self.margin)
+        return self.is_likely and self.ratio.ratio > 1 + self.margin
 
 
 def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
@@ -230,7 +233,7 @@ def judge(
     verdict = stats.verdict(ratio, margin)
     every = [*choosing, *({chosen.number: a, 0: b} for a, b in pairs)]
     beside = stats.compare_rounds(every, chosen.number, LIKELY_CONFIDENCE).ratios.get(0)  # none where all changes were put back
-    likely = beside.ci if beside else None
+    likely = beside.ci if beside else None  # as many were compared, the wider: it holds for the one that was picked of them
     reasons = []
     if ratio.ci is None:
         reasons.append("one round only: no interval")
@@ -243,13 +246,16 @@ def judge(
         reasons.append(
             f"{num_lost} more round{'s' if num_lost > 1 else ''}, in which one of the two failed or was disturbed, left out"
         )
-    return Decision(
+    decision = Decision(
         finalist=chosen,
         ratio=ratio,
         verdict=verdict,
-        reason="; ".join(reasons),
         margin=margin,
         num_lost=num_lost,
         values={0: other, chosen.number: own},
-        is_likely=likely is not None and likely[0] >= 1,
+        is_likely=likely[0] >= 1 if likely else None,
     )
+    if verdict == "ambiguous" and decision.is_better:
+        reasons.append("handed over, as all rounds together hold no loss at 80 %" if decision.is_likely else "handed over")
+    decision.reason = "; ".join(reasons)
+    return decision

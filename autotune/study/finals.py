@@ -74,7 +74,12 @@ class Finals:
         session.listener.finals_started([0, *(c.number for c in candidates)], self._left_s_or_none())
         while candidates:
             chosen = self._chosen_before(candidates) or self._chosen(candidates)
-            if self._report(self._minimal(chosen)):
+            part = self._minimal(chosen)
+            if part.number == 0:  # nothing of it was shown to matter: the baseline beside itself tells nothing
+                reason = f"taken apart, no change of the fastest, trial {chosen.number}, was shown to matter"
+                self.decision = Decision(verdict="same", reason=reason)
+                return self.decision
+            if self._report(part):
                 return self.decision
             self._earlier = []
             candidates = self._left_in()
@@ -102,7 +107,8 @@ class Finals:
         """Returns what is reported of the chosen configuration: all of it, or without the changes that buy nothing."""
         self.decision = Decision(finalist=chosen, reason="it has not been measured again beside the baseline")
         part = self._apart(chosen, KEPT_PAIRS * self._pair_s(chosen))
-        return chosen if self._lost.get(part.number, 0) >= MAX_LOST_ROUNDS else part
+        is_out = self._lost.get(part.number, 0) >= MAX_LOST_ROUNDS or part.outcome is Outcome.infeasible
+        return chosen if is_out else part
 
     def _affordable_rules(self) -> MeasureRules:
         rules = self._session.plan.config.measure.finals
@@ -114,25 +120,26 @@ class Finals:
 
     def _chosen(self, candidates: list[TrialRecord]) -> TrialRecord:
         """Runs choosing rounds while they leave time for the pairs that report, two at most; returns the winner."""
-        rounds = by_round(self._earlier, CHOOSING)
+        # A round that was cut off is not filled up later: what stands in one was measured side by side.
+        rounds = [measured for measured in by_round(self._earlier, CHOOSING) if len(measured) > 1]
         candidates = [c for c in candidates if self._can_be_confirmed(c)] or candidates
         entrants = list(candidates)
         for index in range(CHOOSING_ROUNDS):
-            if index < len(rounds) - 1:
-                continue  # an earlier run of the study went on to the next
+            if index < len(rounds):
+                continue  # measured by an earlier run of the study
             entrants = self._that_can_be_paid(_within_reach(entrants, rounds[:index]))
             if len(entrants) < 2:
                 break
-            if index == len(rounds):
-                self._round += 1
-                rounds.append({})
-            order = [entrant for entrant in self._with_baseline(entrants) if entrant.number not in rounds[index]]
+            self._round += 1
+            rounds.append({})
+            order = self._with_baseline(entrants)
             self._random.shuffle(order)
             for entrant in order:
                 rounds[index][entrant.number] = self._measure(entrant, CHOOSING)
         rates = _mean_rates(candidates, rounds)
+        measured = {number for found in rounds for number in _rates_of(found)}  # a search value alone does not win
         able = [c for c in candidates if not self._lost.get(c.number)] or candidates
-        return choose({number: [rate] for number, rate in rates.items()}, able)
+        return choose({number: [rate] for number, rate in rates.items() if number in measured}, able)
 
     def _that_can_be_paid(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
         """Returns the first so many entrants that a round can hold without taking time from the reporting pairs."""
@@ -180,10 +187,9 @@ class Finals:
         fair = [record for record in records if record.number not in self._unfair]
         choosing = [_rates_of(measured) for measured in by_round(fair, CHOOSING)]
         decision = judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats, choosing=choosing)
-        if decision.verdict == "ambiguous":
-            is_likely = decision.is_better and decision.is_likely
-            handed = "; the baseline is kept, it needs no changes" if not decision.is_better else ""
-            decision.reason += "; handed over, as it is nine to one no loss" if is_likely else handed
+        is_kept = decision.verdict == "ambiguous" and not decision.is_better
+        if is_kept and self._session.baseline.outcome is not Outcome.infeasible:  # one that breaks a constraint gives way
+            decision.reason += "; the baseline is kept, it needs no changes"
         return decision
 
     def _pairs_before(self, chosen: TrialRecord) -> tuple[list[Pair], int]:
@@ -239,7 +245,8 @@ class Finals:
 def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecord]]) -> dict[int, float]:
     """Returns trial number -> rate over the choosing rounds; empty before the first.
 
-    The search's own measurements are a round as well: what brought the candidates here overstates, but each of them alike.
+    The search's own measurements are a round as well. They overstate, the first of them most, but two rounds tell little on a
+    noisy machine: in replayed studies and on landscapes with known truth what is chosen with them is better.
     """
     searched = {candidate.number: candidate for candidate in candidates}
     return stats.round_means([_rates_of(measured) for measured in [searched, *rounds]]) if any(rounds) else {}

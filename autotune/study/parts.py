@@ -148,7 +148,7 @@ class Evidence:
         rounds: dict[int, dict[ConfigurationKey, float]] = {}
         for trial in trials:
             key = configuration_key(trial.changed)
-            if trial.score is not None:
+            if trial.score is not None and trial.outcome is not Outcome.infeasible:
                 rounds.setdefault(trial.round or 0, {})[key] = trial.score
             elif trial.outcome is not Outcome.interrupted:
                 self._failed.setdefault(key, []).append(trial)
@@ -156,15 +156,22 @@ class Evidence:
         found = stats.compare_rounds(list(rounds.values()), configuration_key(winner.changed))
         self._ratios = found.ratios
         self.margin = max(stats.MARGIN_FRAC, found.spread or 0.0)  # here too the machine's own spread
+        self.loss_frac = min(self.margin, MAX_LOSS_FRAC)
 
     def ratio(self, part: Part) -> stats.Ratio | None:
         """Returns the winner over the part; None when they were not measured in one round."""
         return self._ratios.get(part.key)
 
+    def num_rounds_of(self, part: Part) -> int:
+        """Returns how many rounds held both the winner and the part."""
+        ratio = self.ratio(part)
+        return ratio.num_rounds if ratio else 0
+
     def failure(self, part: Part) -> TrialRecord | None:
         """Returns the failure that shows that a part cannot be measured; None while it may be."""
         failed = self._failed.get(part.key, [])
-        is_out = len(failed) >= MAX_FAILURES or any(trial.outcome.is_memory for trial in failed)
+        is_sure = any(trial.outcome.is_memory or trial.outcome is Outcome.infeasible for trial in failed)
+        is_out = len(failed) >= MAX_FAILURES or is_sure
         return failed[-1] if is_out else None
 
     def worth(self, knob: str) -> Worth:
@@ -217,7 +224,7 @@ class Evidence:
             if (part := part_of(self._space, self._winner, set(self._winner.changed) - {knob for knob, _ in key})).key == key
             and wanted <= {knob for knob, _ in key}
             and ratio.num_rounds >= SCREENING_ROUNDS
-            and ratio.ratio <= 1 + min(self.margin, MAX_LOSS_FRAC)
+            and ratio.ratio <= 1 + self.loss_frac
             and not self._is_missed(part)
         ]
         return min(able, key=lambda part: (len(part.key), self._ratios[part.key].ratio), default=None)
@@ -277,7 +284,7 @@ class Evidence:
             return True
         if ratio is None or ratio.ci is None or ratio.num_rounds < SCREENING_ROUNDS:
             return False
-        is_doubtful = ratio.num_rounds >= DECIDED_AFTER and ratio.ratio > 1 + self.margin
+        is_doubtful = ratio.num_rounds >= DECIDED_AFTER and ratio.ratio > 1 + self.loss_frac
         return is_doubtful or stats.verdict(ratio, self.margin) == "faster"
 
     def _is_settled(self, part: Part) -> bool:
@@ -285,4 +292,4 @@ class Evidence:
         ratio = self.ratio(part)
         if ratio is None or ratio.ci is None or ratio.num_rounds < SCREENING_ROUNDS:
             return False
-        return ratio.num_rounds >= DECIDED_AFTER or ratio.ci[1] <= 1 + self.margin
+        return ratio.num_rounds >= DECIDED_AFTER or ratio.ci[1] <= 1 + self.loss_frac

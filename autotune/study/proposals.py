@@ -31,6 +31,7 @@ NUM_SAME_FAILURES = 4  # first trials that all fail alike, memory apart: more of
 MAX_CHANCES = 2  # trials of a configuration that were disturbed, or cut off with autotune: a third would go the same way
 SINGLE, SAMPLER, LATE = "single", "sampler", "late"  # where a proposal comes from; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
+TOO_RISKY = "what is left to try may run out of memory, and promises too little for that"
 OUT_OF_TIME = "the budget is used"  # or what is left of it is kept for the finals
 TOO_DEAR = "no configuration that is left to try fits the rest of the budget together with its finals"
 OUT_OF_TRIALS = "the trial budget is used"
@@ -277,7 +278,10 @@ class Search:
                 num_too_dear += 1
             else:
                 return proposal
-        self._reason = self._why_too_dear() if num_too_dear >= MAX_TOO_DEAR or self._is_too_dear else EXHAUSTED
+        sampler = self._study.sampler
+        is_risky = isinstance(sampler, RatesSampler) and sampler.is_exhausted and sampler.is_held_back
+        why_none = TOO_RISKY if is_risky else EXHAUSTED
+        self._reason = self._why_too_dear() if num_too_dear >= MAX_TOO_DEAR or self._is_too_dear else why_none
         return None
 
     def _ask(self, *, is_random: bool) -> tuple[optuna.trial.Trial, Proposal]:

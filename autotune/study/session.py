@@ -105,7 +105,7 @@ class Session:
         """Runs trial 0 and returns what its ranks found out about the program."""
         plan = self.plan
         knobs: Knobs = {**plan.command.placeholders, **plan.space.pinned}
-        rules = plan.config.measure.screening
+        rules = self.budget.screening_rules(plan.config.measure.screening)
         total_s = self.budget.total_s
         request = Request(
             number=0,

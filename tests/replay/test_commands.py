@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from autotune.cli.main import main
@@ -129,6 +130,33 @@ def test_any_number_of_processes_gives_the_same(tables, capsys):
         assert main([*command, "--jobs", jobs]) == 0
         found.append([{**study, "own_s": 0} for study in json.loads(capsys.readouterr().out)["studies"]])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_replay_that_is_ended_leaves_no_process_behind(tables, end):
+    words = ["replay", str(tables / "one.jsonl.gz"), "--sampler", "default", "--seeds", "5000", "--jobs", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "autotune", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=own_environment()
+    )
+    itself, started, give_up_s = psutil.Process(process.pid), [], time.monotonic() + 60
+    while sum(_is_worker(one) for one in started) < 2:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < give_up_s, started
+        started = itself.children(recursive=True)
+        time.sleep(0.05)
+    time.sleep(1.0)  # until they are at work
+    process.send_signal(end)
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    _, left = psutil.wait_procs(started, timeout=10)
+    assert left == []
+
+
+def _is_worker(process):
+    try:
+        return "spawn_main" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,13 @@ def test_a_configuration_against_itself_is_called_different_in_at_most_5_of_100_
 def test_among_five_equal_ones_no_difference_is_found_either():
     said = Said([100.0] * 6, 0.05)
     assert said.differences <= 0.05 * said.studies, said
+    assert said.handed_over <= 0.1 * said.studies, said
+
+
+@pytest.mark.parametrize("seconds", [100.0, *more(70.0, 140.0)])
+def test_of_three_equal_ones_at_most_one_in_ten_is_handed_over_by_the_rounds_that_chose_it(seconds):
+    said = Said([100.0] * 4, 0.05, seconds=seconds)
+    assert said.handed_over <= 0.1 * said.studies, said
 
 
 @pytest.mark.parametrize(("candidates", "noise_frac"), [(5, 0.05), (60, 0.02), *more((5, 0.02), (60, 0.05))])

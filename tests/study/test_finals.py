@@ -77,8 +77,10 @@ def test_lower_tier_is_chosen_among_equally_many_changes():
         (1.1, (0.995, 1.2), "ambiguous", True, True),
         (1.1, (0.995, 1.2), "ambiguous", False, False),
         (1.008, (0.995, 1.015), "ambiguous", True, False),
-        (1.3, None, "ambiguous", False, True),
-        (1.1, None, "ambiguous", True, False),
+        (1.3, None, "ambiguous", None, True),
+        (1.1, None, "ambiguous", None, False),
+        (1.1, None, "ambiguous", True, True),
+        (1.3, None, "ambiguous", False, False),
         (0.9, (0.85, 0.95), "ambiguous", False, False),
     ],
 )
@@ -94,12 +96,16 @@ def test_what_is_handed_over_is_likely_no_slower(ratio, ci, verdict, is_likely, 
         ([(1075.0, 700.0), (830.0, 733.0)], [{0: 727.0, 1: 1098.0, 2: 821.0}, {0: 700.0, 1: 1027.0, 2: 847.0}], True),
         ([(830.0, 700.0), (700.0, 733.0)], [{0: 727.0, 1: 720.0, 2: 821.0}, {0: 700.0, 1: 727.0, 2: 847.0}], False),
         ([(1.1, 1.0), (1.05, 1.0), (1.2, 1.0), (1.01, 1.0)], [], True),
+        ([(1.2, 1.0)], [], None),
+        ([(1.2, 1.0)], [{0: 1.0, 1: 0.9}, {0: 1.0, 1: 0.9}], False),
+        ([(1.12, 1.0)], [{0: 1.0, 1: 1.1}, {0: 1.0, 1: 1.14}], True),
     ],
 )
 def test_rounds_that_choose_count_for_what_is_handed_over_and_not_for_what_is_claimed(pairs, choosing, is_likely):
     found, alone = judge(trial(1, 200.0, A="1"), pairs, choosing=choosing), judge(trial(1, 200.0, A="1"), pairs)
     assert found.is_likely is is_likely
     assert (found.ratio, found.verdict) == (alone.ratio, alone.verdict)
+    assert ("handed over" in found.reason) is (found.is_better and found.verdict == "ambiguous")
 
 
 def test_rounds_that_were_lost_are_told():

@@ -38,7 +38,7 @@ def test_grid_visits_every_point_once(bench, tiny):
 
 
 def test_search_says_whether_time_or_trials_ended_it(bench):
-    assert bench(Surface(), minutes=2).run()["reason"] == OUT_OF_TIME
+    assert bench(Surface(), minutes=4).run()["reason"] == OUT_OF_TIME
     assert bench(Surface(), "study.budget.trials=2").run()["reason"] == OUT_OF_TRIALS
 
 

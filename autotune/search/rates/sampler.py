@@ -43,6 +43,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         rules: what the study knows of configurations.
         parts: what it makes use of.
         is_exhausted: whether it found no configuration that may still be tried, the last time it was asked.
+        is_held_back: whether there were some that may run out of memory and promise too little for that.
 
     Args:
         fallback: proposes where it cannot help.
@@ -69,7 +70,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._proposed: dict[int, Proposed] = {}
         self._num_unpromising = 0
         self._why_alone = self._told_alone = ""
-        self.is_exhausted = False
+        self.is_exhausted = self.is_held_back = False
 
     @property
     def has_nothing_more(self) -> bool:
@@ -162,7 +163,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
             rng=self._rng,
         )
         found = step.propose(turn=sum(one.rate is not None for one in known))
-        self.is_exhausted = found is None
+        self.is_exhausted, self.is_held_back = found is None, step.is_held_back
         if found is None:
             return Proposed(params={}, why="every configuration that may be tried is known", is_fallback=True)
         if self._why_alone != self._told_alone:

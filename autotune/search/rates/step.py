@@ -69,6 +69,7 @@ class Step:
         self._tried = {configuration_key(one.params) for one in known}
         over = [one for one in known if not one.is_running]
         worked = [one.params for one in over if one.rate is not None or one.is_out]
+        self.is_held_back = False  # whether some candidates may run out of memory and promise too little for that
         self._suspects = Suspects(worked, [one.params for one in over if one.rate is None and not one.is_out])
 
     def propose(self, *, turn: int) -> Proposed | None:
@@ -86,6 +87,7 @@ class Step:
         means = (np.exp(expected.mean[1:] - expected.mean[0]) - 1) * works
         hopes = np.maximum(gains, 0.0).mean(axis=1)
         is_safe = [self._chance_to_fit(params) >= SURE_CHANCE for params in candidates]
+        self.is_held_back = any(not safe and hope < RISK_HOPE for safe, hope in zip(is_safe, hopes, strict=True))
         is_open = functools.cache(
             lambda place: (is_safe[place] or hopes[place] >= RISK_HOPE) and self._rules.is_open(candidates[place])
         )
