@@ -246,7 +246,8 @@ def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecor
     """Returns trial number -> rate over the choosing rounds; empty before the first.
 
     The search's own measurements are a round as well. They overstate, the first of them most, but two rounds tell little on a
-    noisy machine: in replayed studies and on landscapes with known truth what is chosen with them is better.
+    noisy machine: on tables with known truth what was chosen with them is 0.3 to 0.6 % better. Of recorded studies more reached
+    95 % on one table (100 %, not 98), fewer on another (70, not 76), whose best two differ by less than its repeats do.
     """
     searched = {candidate.number: candidate for candidate in candidates}
     return stats.round_means([_rates_of(measured) for measured in [searched, *rounds]]) if any(rounds) else {}
