@@ -48,10 +48,10 @@ class Limits:
 
 @dataclass(kw_only=True)
 class Step:
-    """Where a study stood after one of its search trials, or after the rounds of the finals that choose.
+    """Where a study stood after one of its search trials, after the rounds of the finals that choose, or after the attribution.
 
     Attributes:
-        trials: so far, the baseline of the search not among them; those of the choosing rounds count.
+        trials: so far, the baseline of the search not among them; those of choosing rounds and attribution count.
         seconds: recorded seconds so far, the baseline among them.
         fraction: truth of the best so far, as a fraction of the optimum's.
         outcome: how the trial ended.
@@ -93,7 +93,8 @@ class Replayed:
         choice: after the rounds of the finals that choose among the best few; None where there was nothing to choose, or
             nothing came of it.
         reason: why the search ended.
-        final_fraction: truth of what the finals handed over, as a fraction of the optimum's.
+        final_fraction: truth of what was handed over, as a fraction of the optimum's.
+        handed: the same after the trials of the attribution, which takes off changes that buy nothing; None without any.
         total_s: recorded seconds of everything, finals and attribution among them.
         claim: what was claimed; None when the baseline was handed over, or something that was not shown to be faster.
         own_s: processor time that the replay took: of the sampler mostly.
@@ -103,22 +104,24 @@ class Replayed:
     choice: Step | None = None
     reason: str = ""
     final_fraction: float = 0.0
+    handed: Step | None = None
     total_s: float = 0.0
     claim: Claim | None = None
     own_s: float = 0.0
 
     @property
     def path(self) -> list[Step]:
-        """The search and the choice that follows it."""
-        return [*self.steps, *([self.choice] if self.choice else [])]
+        """The search, the choice that follows it, and what was left of that when it was handed over."""
+        return [*self.steps, *(step for step in (self.choice, self.handed) if step)]
 
 
 class _Watcher(Listener):
-    """Notes the trials of the search and of the choosing rounds, each with the seconds by its end, and what was chosen."""
+    """Notes the trials of search, choosing rounds and attribution, each with the seconds by its end, and what was chosen."""
 
     def __init__(self, world: World, clock: ReplayClock) -> None:
         self.searched: list[tuple[TrialRecord, float]] = []
         self.choosing: list[tuple[TrialRecord, float]] = []
+        self.parts: list[tuple[TrialRecord, float]] = []
         self.chosen: Key | None = None
         self._world, self._clock = world, clock
 
@@ -132,6 +135,8 @@ class _Watcher(Listener):
         elif trial.why == CHOOSING:
             self.choosing.append((trial, self._clock.now_s))
             self.chosen = None  # they choose anew, where the one before was lost
+        elif trial.kind is Kind.attribution:
+            self.parts.append((trial, self._clock.now_s))
         elif trial.why == REPORTED and trial.repeats:
             self._choose(trial.repeats)
 
@@ -208,6 +213,9 @@ def _judged(watched: _Watcher, summary: Summary, world: World, rng: random.Rando
         made.choice = Step(trials=num, seconds=watched.choosing[-1][1], fraction=fraction)
     handed: dict[str, Any] = summary.get("best") or {"overrides": {}}
     made.final_fraction = world.final_fraction(key_of(handed["overrides"]))
+    if watched.parts:
+        num, seconds = made.path[-1].trials + len(watched.parts), watched.parts[-1][1]
+        made.handed = Step(trials=num, seconds=seconds, fraction=made.final_fraction)
     made.claim = _claim(summary, world, rng)
     return made
 

@@ -21,7 +21,7 @@ from autotune.study.session import ConfigurationKey, Session, configuration_key
 
 RECORDED = "recorded"  # origin of its trials
 MAX_CHANCES = 2  # as often a measurement is tried that chance kept from giving an answer
-MAX_BEST, BEST_FRAC = 5, 0.9  # how many are measured more often, and of the best value what they reach at least
+MAX_BEST, BEST_FRAC = 5, 0.8  # how many are measured more often, and of the best value what they reach at least
 
 Place = tuple[ConfigurationKey, int]  # configuration and round
 

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.launchers.base import Launcher
 from autotune.launchers.local import Graces, LocalLauncher
-from autotune.testing.launcher_contract import LauncherContract, a_launch, is_alive, wait, wait_for
+from autotune.testing.launcher_contract import LauncherContract, a_launch, is_alive, marked_processes, wait, wait_for
 from autotune.testing.stub_programs import IGNORES_SIGTERM, program
 
 SHORT = Graces(ranks_s=0.8, leave_s=0.2, orphans_s=0.3, terminate_s=0.5, kill_s=5.0)
@@ -45,7 +45,7 @@ class TestLocalLauncher(LauncherContract):
         body = "open('pids', 'w').write(str(os.getpid())); os.rename('pids', folder + '/pids'); time.sleep(600)"
         (pid,) = self.killed_tuner(folder, body)
         for _ in range(500):
-            if not is_alive(pid):
+            if not marked_processes(folder.parent.parent):  # the supervisor ends the program, and itself after it
                 break
             signal.sigtimedwait([], 0.02)
         assert not is_alive(pid)

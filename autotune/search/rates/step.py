@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.search.rates import explain
-from autotune.search.rates.coding import Coding
+from autotune.search.rates.coding import Array, Coding
 from autotune.search.rates.forecast import ALL, DEVICE, LOADER, Expected, Forecast, scale
 from autotune.search.rates.history import Seen
 from autotune.search.rates.memory import LEAST_CHANCE, MemoryModel
@@ -23,7 +24,13 @@ NUM_RANKED = 200  # open candidates of which most is hoped, to choose among by w
 NUM_BEST_TO_COMPILE = 3  # of the configurations without a costly value, those that one may be added to
 NUM_GREEDY = 20  # open candidates that are expected to be the best, beside them
 SURE_CHANCE = 0.9  # to fit, from which on nothing need be hoped: where little is, want of memory is all that can come of it
-RISK_HOPE = 0.1  # gain that must be hoped of what may run out of memory: it has to be worth more than what is safe
+RISK_HOPE = 0.1  # gain that must be hoped of what may run out of memory: it has to be worth more than what is safe ...
+SAFE_HOPES, LIKELY_CHANCE = (
+    3.0,
+    0.5,
+)  # ... or so many times the best of that, where it is likely to fit and expected to be faster
+FIT_POWER = 2.0  # of the chance to fit, that gains count by: want of memory costs a trial, and tells little of the rates
+IDLE_HOPE = 0.01  # of one change, below which it loses its turn to the most promising configuration
 COST_POWER = 0.5  # of the seconds that a gain is divided by: to the full, compilations come so late that the budget is over
 POSSIBLE = 0.9  # share of what a change may gain that lies below the "up to" of its line
 RELIEF = 0.1  # gain with a side that costs nothing, from which on that side is worth a change
@@ -82,15 +89,15 @@ class Step:
         if not candidates:
             return None
         expected = self._expected([best[0], *candidates])
-        works = np.array([self._suspects.chance(params) * self._chance_to_fit(params) for params in candidates])
+        fits = np.array([self._chance_to_fit(params) for params in candidates])
+        works = np.array([self._suspects.chance(params) for params in candidates]) * fits**FIT_POWER
         gains = (np.exp(expected.draws[1:] - expected.draws[0]) - 1) * works[:, None]
         means = (np.exp(expected.mean[1:] - expected.mean[0]) - 1) * works
         hopes = np.maximum(gains, 0.0).mean(axis=1)
-        is_safe = [self._chance_to_fit(params) >= SURE_CHANCE for params in candidates]
-        self.is_held_back = any(not safe and hope < RISK_HOPE for safe, hope in zip(is_safe, hopes, strict=True))
-        is_open = functools.cache(
-            lambda place: (is_safe[place] or hopes[place] >= RISK_HOPE) and self._rules.is_open(candidates[place])
-        )
+        is_safe = fits >= SURE_CHANCE
+        may_be_tried = is_safe | _is_worth_the_risk(hopes, means, fits, hopes[is_safe].max(initial=0.0))
+        self.is_held_back = not may_be_tried.all()
+        is_open = functools.cache(lambda place: may_be_tried[place] and self._rules.is_open(candidates[place]))
         hoped = itertools.islice(filter(is_open, np.argsort(-hopes).tolist()), NUM_RANKED)
         likely = itertools.islice(filter(is_open, np.argsort(-means).tolist()), NUM_GREEDY)
         places = list(dict.fromkeys([*hoped, *likely]))
@@ -98,7 +105,7 @@ class Step:
             return None
         cost = {place: self._rules.expected_s(candidates[place]) ** COST_POWER if self._parts.cost else 1.0 for place in places}
         single = [place for place in places if is_safe[place] and _side_of(candidates[place], best[0], sides)]
-        if turn % 2 == 0 and single:
+        if turn % 2 == 0 and single and max(hopes[single]) >= IDLE_HOPE:
             chosen = max(single, key=lambda place: (hopes[place] / cost[place], means[place]))
             lead = _side_of(candidates[chosen], best[0], sides)
         elif turn % 4 == 1:
@@ -143,6 +150,15 @@ class Step:
         rest = {key: value for key, value in params.items() if key not in costly}
         bests = [{key: value for key, value in one.items() if key not in costly} for one in best[:NUM_BEST_TO_COMPILE]]
         return rest in bests
+
+
+def _is_worth_the_risk(hopes: Array, means: Array, fits: Array, safe_hope: float) -> NDArray[np.bool_]:
+    """Returns which candidates may be tried although they may run out of memory.
+
+    `safe_hope` is the most that is hoped of one that is sure to fit.
+    """
+    is_likely = (fits >= LIKELY_CHANCE) & (means > 0)
+    return (hopes >= RISK_HOPE) | (is_likely & (hopes >= SAFE_HOPES * safe_hope))
 
 
 def _side_of(params: Params, best: Params, sides: Sequence[str]) -> str:

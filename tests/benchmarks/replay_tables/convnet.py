@@ -18,15 +18,24 @@ NUM_STAGES, NUM_BLOCKS = 3, 4  # blocks of a stage, each of a convolution, a nor
 
 def build_model() -> nn.Module:
     """Returns the net: images of 3 x 32 x 32 to logits of 10 classes."""
+    return _net(num_channels=NUM_CHANNELS, num_blocks=NUM_BLOCKS)
+
+
+def build_deep_model() -> nn.Module:
+    """Returns one of the same shape that is half as wide and twice as deep."""
+    return _net(num_channels=NUM_CHANNELS // 2, num_blocks=2 * NUM_BLOCKS)
+
+
+def _net(*, num_channels: int, num_blocks: int) -> nn.Module:
     layers: list[nn.Module] = []
     num_inputs = 3
     for _ in range(NUM_STAGES):
-        for block in range(NUM_BLOCKS):
+        for block in range(num_blocks):
             stride = 2 if block == 0 else 1
-            layers += [nn.Conv2d(num_inputs, NUM_CHANNELS, 3, stride=stride, padding=1, bias=False)]
-            layers += [nn.BatchNorm2d(NUM_CHANNELS), nn.ReLU()]
-            num_inputs = NUM_CHANNELS
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(NUM_CHANNELS, NUM_CLASSES))
+            layers += [nn.Conv2d(num_inputs, num_channels, 3, stride=stride, padding=1, bias=False)]
+            layers += [nn.BatchNorm2d(num_channels), nn.ReLU()]
+            num_inputs = num_channels
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(num_channels, NUM_CLASSES))
 
 
 class Images(Dataset):
