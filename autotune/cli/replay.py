@@ -94,7 +94,7 @@ def replay(
 LEGEND = (
     "10, 20, 40: median percentage of the optimum after so many trials, judged by repeats that the search was not served; "
     "p10: 10th percentile after 20; time: after as many seconds as 20 average trials of the table take. to 95, p90, to 98: "
-    "trials until the best so far is that good and stays so, with those of the finals that choose among the best few. "
+    "trials until the best so far is that good and stays so, with those that choose among the best few and take it apart. "
     "final: what the finals hand over. memory: percentage of the first 20 trials that ran out of memory. claims: of the "
     "claimed speed-ups, those that a later verify agrees with."
 )

@@ -296,7 +296,7 @@ class RecordOptions:
     Attributes:
         configurations: at most so many: the whole search space when it has no more, else a sample of it.
         repeats: measurements of each, in fresh processes, one round of all of them after the other.
-        repeats_of_best: further ones of the best few, which lie so close together that a search is judged by chance otherwise.
+        repeats_of_best: further ones of the best few (a fifth behind the best at most): a search is judged by chance otherwise.
         minutes: wall time of one go; null for no limit. `autotune resume` goes on.
     """
 

@@ -14,7 +14,7 @@ from autotune.records import Outcome
 from autotune.replay.bench import Result
 from autotune.replay.study import Claim, Replayed, Step
 from autotune.replay.table import Key, Measurement
-from autotune.replay.world import mean, optimum_of
+from autotune.replay.world import mean, optimum_of, worth
 
 SCHEMA = 1
 AT_TRIALS = (10, 20, 40)
@@ -82,7 +82,7 @@ def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
     The median over all draws without replacement, by means over all repeats, so without noise: the best of n out of N is at
     most the k-th smallest in C(k, n) of C(N, n) draws.
     """
-    rates = {key: mean(group) or 0.0 for key, group in groups.items()}
+    rates = {key: worth(group) for key, group in groups.items()}
     others = sorted(rate for key, rate in rates.items() if key)
     num = min(AT_TRIALS[0], len(others))
     half = math.comb(len(others), num) / 2
@@ -160,7 +160,8 @@ def at_seconds(steps: Sequence[Step], seconds: float) -> float:
 def _reach(studies: Sequence[Replayed], target: float) -> dict[str, Any]:
     """Returns trials and seconds to a fraction of the optimum: median and 90th percentile, null where it was not reached.
 
-    It counts as reached when the best so far is that good and stays so, to the choice of the finals, whose trials count.
+    It counts as reached when the best so far is that good and stays so, through the choice of the finals and the attribution:
+    their trials count.
     """
     firsts = [reached(study.path, target) for study in studies]
     return {

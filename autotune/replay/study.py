@@ -48,7 +48,7 @@ class Limits:
 
 @dataclass(kw_only=True)
 class Step:
-    """Where a study stood after one of its search trials, after the rounds of the finals that choose, or after the attribution.
+    """Where a study stood after one of its search trials, after the rounds of the finals that choose, or the attribution.
 
     Attributes:
         trials: so far, the baseline of the search not among them; those of choosing rounds and attribution count.
@@ -93,8 +93,8 @@ class Replayed:
         choice: after the rounds of the finals that choose among the best few; None where there was nothing to choose, or
             nothing came of it.
         reason: why the search ended.
-        final_fraction: truth of what was handed over, as a fraction of the optimum's.
-        handed: the same after the trials of the attribution, which takes off changes that buy nothing; None without any.
+        apart: after the attribution, which takes off what seems to buy nothing; None without any.
+        final_fraction: truth of what was handed over, as a fraction of the optimum's; the baseline where nothing is claimed.
         total_s: recorded seconds of everything, finals and attribution among them.
         claim: what was claimed; None when the baseline was handed over, or something that was not shown to be faster.
         own_s: processor time that the replay took: of the sampler mostly.
@@ -103,45 +103,54 @@ class Replayed:
     steps: list[Step] = field(default_factory=list)
     choice: Step | None = None
     reason: str = ""
+    apart: Step | None = None
     final_fraction: float = 0.0
-    handed: Step | None = None
     total_s: float = 0.0
     claim: Claim | None = None
     own_s: float = 0.0
 
     @property
     def path(self) -> list[Step]:
-        """The search, the choice that follows it, and what was left of that when it was handed over."""
-        return [*self.steps, *(step for step in (self.choice, self.handed) if step)]
+        """The search, the choice that follows it, and what is left of that when it was taken apart."""
+        return [*self.steps, *(step for step in (self.choice, self.apart) if step)]
 
 
 class _Watcher(Listener):
-    """Notes the trials of search, choosing rounds and attribution, each with the seconds by its end, and what was chosen."""
+    """Notes the trials of search, choosing rounds and attribution, each with the seconds by its end, and what came of them."""
 
     def __init__(self, world: World, clock: ReplayClock) -> None:
         self.searched: list[tuple[TrialRecord, float]] = []
         self.choosing: list[tuple[TrialRecord, float]] = []
-        self.parts: list[tuple[TrialRecord, float]] = []
+        self.parts: list[tuple[TrialRecord, float]] = []  # of what was chosen last
+        self.num_parts_before = 0  # trials that took what had been chosen before, and was lost, apart
         self.chosen: Key | None = None
+        self.reported: Key | None = None
         self._world, self._clock = world, clock
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
         is_search = kind in (Kind.baseline, Kind.search)
-        self._world.serves = Use.search if is_search else Use.choice if why == CHOOSING else Use.report
+        of_finals = Use.parts if kind is Kind.attribution else Use.choice if why == CHOOSING else Use.report
+        self._world.serves = Use.search if is_search else of_finals
 
     def trial_ended(self, trial: TrialRecord) -> None:
         if trial.kind in (Kind.baseline, Kind.search):
             self.searched.append((trial, self._clock.now_s))
         elif trial.why == CHOOSING:
+            self._begin_anew()
             self.choosing.append((trial, self._clock.now_s))
-            self.chosen = None  # they choose anew, where the one before was lost
         elif trial.kind is Kind.attribution:
             self.parts.append((trial, self._clock.now_s))
         elif trial.why == REPORTED and trial.repeats:
             self._choose(trial.repeats)
+            self.reported = self.reported or key_of(trial.changed)
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
         self._choose(trial)
+
+    def _begin_anew(self) -> None:
+        """Forgets what was chosen and taken apart: it was lost, where the finals choose once more."""
+        self.num_parts_before += len(self.parts)
+        self.parts, self.chosen, self.reported = [], None, None
 
     def _choose(self, number: int) -> None:
         """Notes what was chosen, the first time it is told: taken apart it may lose some of its changes."""
@@ -208,14 +217,17 @@ def _judged(watched: _Watcher, summary: Summary, world: World, rng: random.Rando
             best = (record.score or 0.0, key_of(record.changed))
         step = Step(trials=number, seconds=seconds, fraction=world.fraction(best[1], Use.search), outcome=record.outcome)
         made.steps.append(step)
+    num = len(made.steps) - 1 + len(watched.choosing) + watched.num_parts_before
     if watched.choosing and watched.chosen is not None:
-        num, fraction = len(made.steps) - 1 + len(watched.choosing), world.fraction(watched.chosen, Use.search, Use.choice)
+        fraction = world.fraction(watched.chosen, Use.search, Use.choice)
         made.choice = Step(trials=num, seconds=watched.choosing[-1][1], fraction=fraction)
     handed: dict[str, Any] = summary.get("best") or {"overrides": {}}
     made.final_fraction = world.final_fraction(key_of(handed["overrides"]))
     if watched.parts:
-        num, seconds = made.path[-1].trials + len(watched.parts), watched.parts[-1][1]
-        made.handed = Step(trials=num, seconds=seconds, fraction=made.final_fraction)
+        left = watched.reported or key_of(handed["overrides"])
+        is_whole = left == watched.chosen  # judged already
+        fraction = made.path[-1].fraction if is_whole else world.fraction(left, Use.search, Use.choice, Use.parts)
+        made.apart = Step(trials=num + len(watched.parts), seconds=watched.parts[-1][1], fraction=fraction)
     made.claim = _claim(summary, world, rng)
     return made
 

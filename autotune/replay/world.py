@@ -28,6 +28,7 @@ class Use(enum.Enum):
 
     search = "it is what the search sees"
     choice = "it chooses among the finalists"
+    parts = "it takes the chosen one apart"
     report = "it is reported, and has no part in any choice"
 
 
@@ -99,12 +100,13 @@ class World:
 
 def optimum_of(groups: Mapping[Key, Sequence[Measurement]]) -> Key:
     """Returns the configuration with the highest mean over all its repeats, of those that may win in most of them."""
+    return max(groups, key=lambda key: (worth(groups[key]), sorted_key(key)))
 
-    def worth(key: Key) -> float:
-        may_win = [one for one in groups[key] if one.outcome.may_win]
-        return (mean(may_win) or 0.0) if 2 * len(may_win) > len(groups[key]) else 0.0
 
-    return max(groups, key=lambda key: (worth(key), sorted_key(key)))
+def worth(repeats: Sequence[Measurement]) -> float:
+    """Returns what a configuration is worth: its mean rate where it may win in most of its repeats, else 0."""
+    may_win = [one for one in repeats if one.outcome.may_win]
+    return (mean(may_win) or 0.0) if 2 * len(may_win) > len(repeats) else 0.0
 
 
 def mean(measurements: Sequence[Measurement]) -> float | None:

@@ -28,8 +28,9 @@ SUSPECT_MARGINS = 2.0  # a knob not shown to matter and worth less than so many 
 HINTED_FRAC = 0.03  # a gain that the search did not show: noise of one measurement each
 RIDGE = 0.5  # of the fit behind the hints, in trials: two knobs always turned together share their gain
 NARROW_FRAC = 0.25  # of its gain: a knob's worth is known well enough when its interval's half is no wider
-# That fewer changes may cost by the estimate, however wide the machine's own spread is. With 0.05, one in ten of the studies
-# replayed on two tables (mlp, resnet18) lost a change that buys 17 and 9 %; with 0.02, three in a hundred.
+# That fewer changes may cost by the estimate, however wide the machine's own spread is. Replayed, 50 studies a table: with
+# 0.05, 11 of those on mlp and resnet18 lost what buys 17 and 9 %, with 0.02 three. The price is that on a noisy machine (5 %) a
+# change that buys nothing stays in about a third of the studies, by reckoning, where it was a tenth.
 MAX_LOSS_FRAC = 0.02
 MAX_FAILURES = 2  # after so many a part cannot be measured: the knob is needed
 

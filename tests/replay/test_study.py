@@ -122,14 +122,17 @@ def test_the_finals_choice_among_the_best_few_is_told_with_its_trials():
     chosen = [one for one in found if one.choice]
     assert len(chosen) >= 15, "few have one finalist only"
     for one in chosen:
-        assert one.path == [*one.steps, one.choice, *([one.handed] if one.handed else [])]
+        assert one.path == [*one.steps, one.choice, *([one.apart] if one.apart else [])]
         assert one.choice.trials >= len(one.steps) - 1 + 2, "two finalists at least"
         assert one.steps[-1].seconds < one.choice.seconds < one.total_s
         assert one.choice.fraction > one.steps[0].fraction, "it was among the best few"
-    handed = [one.handed for one in chosen if one.handed]
-    assert len(handed) >= 15, "few were taken apart"
-    assert all(one.handed.fraction == one.final_fraction for one in chosen if one.handed)
-    assert all(one.handed.trials > one.choice.trials for one in chosen if one.handed)
+    apart = [one for one in chosen if one.apart]
+    assert len(apart) >= 15, "few have several changes"
+    for one in apart:
+        assert one.apart.trials >= one.choice.trials + 4, "the winner and a part, in two rounds at least"
+        assert one.choice.seconds < one.apart.seconds < one.total_s
+    assert any(one.apart.fraction != one.choice.fraction for one in apart), "some lose a change"
+    assert any(one.apart.fraction == one.choice.fraction for one in apart), "what stays whole is judged once"
 
 
 @pytest.mark.thorough

@@ -32,7 +32,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
     """Proposes by what device rate, loader capacity and memory will be; see `Forecast` and `MemoryModel`.
 
     In turn: the change of one knob on a side that binds, a configuration drawn by its chance to be the best (Thompson), the
-    change of one knob again, and the one expected to be the best; a gain counts by what finding out costs. Everything is read
+    change of one knob again, and the one expected to be the best, which also takes the turn of a change that promises next to
+    nothing; a gain counts by what finding out costs, and by the chance to fit the memory. Everything is read
     from the journal: trials that others added, that ran before or that run beside count as those it proposed itself.
 
     Where that cannot help (several objectives, no rates, another objective than the rate) the fallback proposes, and that is
@@ -43,7 +44,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         rules: what the study knows of configurations.
         parts: what it makes use of.
         is_exhausted: whether it found no configuration that may still be tried, the last time it was asked.
-        is_held_back: whether there were some that may run out of memory and promise too little for that.
+        is_held_back: whether there were some that are not worth their risk to run out of memory.
 
     Args:
         fallback: proposes where it cannot help.

@@ -76,7 +76,7 @@ class Step:
         self._tried = {configuration_key(one.params) for one in known}
         over = [one for one in known if not one.is_running]
         worked = [one.params for one in over if one.rate is not None or one.is_out]
-        self.is_held_back = False  # whether some candidates may run out of memory and promise too little for that
+        self.is_held_back = False  # whether some candidates are not worth their risk to run out of memory
         self._suspects = Suspects(worked, [one.params for one in over if one.rate is None and not one.is_out])
 
     def propose(self, *, turn: int) -> Proposed | None:
@@ -90,16 +90,20 @@ class Step:
             return None
         expected = self._expected([best[0], *candidates])
         fits = np.array([self._chance_to_fit(params) for params in candidates])
-        works = np.array([self._suspects.chance(params) for params in candidates]) * fits**FIT_POWER
+        works = np.array([self._suspects.chance(params) for params in candidates]) * fits
         gains = (np.exp(expected.draws[1:] - expected.draws[0]) - 1) * works[:, None]
         means = (np.exp(expected.mean[1:] - expected.mean[0]) - 1) * works
-        hopes = np.maximum(gains, 0.0).mean(axis=1)
-        is_safe = fits >= SURE_CHANCE
-        may_be_tried = is_safe | _is_worth_the_risk(hopes, means, fits, hopes[is_safe].max(initial=0.0))
+        # The chance to fit counts twice where candidates are compared: want of memory costs a trial and tells of no rate.
+        counted, ranks = gains * fits[:, None], means * fits
+        hopes = np.maximum(counted, 0.0).mean(axis=1)
+        by_hope, is_safe = np.argsort(-hopes).tolist(), fits >= SURE_CHANCE
+        is_new = functools.cache(lambda place: self._rules.is_open(candidates[place]))
+        safe_hope = next((float(hopes[place]) for place in by_hope if is_safe[place] and is_new(place)), 0.0)
+        may_be_tried = is_safe | _is_worth_the_risk(hopes, means, fits, safe_hope)
         self.is_held_back = not may_be_tried.all()
-        is_open = functools.cache(lambda place: may_be_tried[place] and self._rules.is_open(candidates[place]))
-        hoped = itertools.islice(filter(is_open, np.argsort(-hopes).tolist()), NUM_RANKED)
-        likely = itertools.islice(filter(is_open, np.argsort(-means).tolist()), NUM_GREEDY)
+        is_open = functools.cache(lambda place: may_be_tried[place] and is_new(place))
+        hoped = itertools.islice(filter(is_open, by_hope), NUM_RANKED)
+        likely = itertools.islice(filter(is_open, np.argsort(-ranks).tolist()), NUM_GREEDY)
         places = list(dict.fromkeys([*hoped, *likely]))
         if not places:
             return None
@@ -110,10 +114,10 @@ class Step:
             lead = _side_of(candidates[chosen], best[0], sides)
         elif turn % 4 == 1:
             draw = int(self._rng.integers(NUM_DRAWS))
-            chosen = max(places, key=lambda place: (max(gains[place, draw], 0.0) / cost[place], gains[place, draw]))
+            chosen = max(places, key=lambda place: (max(counted[place, draw], 0.0) / cost[place], counted[place, draw]))
             lead = "may be better"
         else:
-            worth = means if max(means[places]) > 0 else hopes
+            worth = ranks if max(ranks[places]) > 0 else hopes
             chosen = max(places, key=lambda place: (worth[place] / cost[place], means[place]))
             lead = "most promising"
         possible = float(np.quantile(gains[chosen], POSSIBLE))
@@ -158,7 +162,7 @@ def _is_worth_the_risk(hopes: Array, means: Array, fits: Array, safe_hope: float
     `safe_hope` is the most that is hoped of one that is sure to fit.
     """
     is_likely = (fits >= LIKELY_CHANCE) & (means > 0)
-    return (hopes >= RISK_HOPE) | (is_likely & (hopes >= SAFE_HOPES * safe_hope))
+    return (hopes >= RISK_HOPE) | (is_likely & (hopes >= max(SAFE_HOPES * safe_hope, IDLE_HOPE)))
 
 
 def _side_of(params: Params, best: Params, sides: Sequence[str]) -> str:
