@@ -132,7 +132,7 @@ def test_any_number_of_processes_gives_the_same(tables, capsys):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_a_replay_that_is_ended_leaves_no_process_behind(tables, end):
     words = ["replay", str(tables / "one.jsonl.gz"), "--sampler", "default", "--seeds", "5000", "--jobs", "2"]
     process = subprocess.Popen(

@@ -96,7 +96,7 @@ def test_of_three_equal_ones_at_most_one_in_ten_is_handed_over_by_the_rounds_tha
     assert said.handed_over <= 0.1 * said.studies, said
 
 
-@pytest.mark.parametrize(("candidates", "noise_frac"), [(5, 0.05), (60, 0.02), *more((5, 0.02), (60, 0.05))])
+@pytest.mark.parametrize(("candidates", "noise_frac"), [(5, 0.05), *more((60, 0.02), (5, 0.02), (60, 0.05))])
 def test_the_reported_winner_is_as_fast_as_it_says(candidates, noise_frac):
     said = Said([100.0] * (candidates + 1), noise_frac)
     assert abs(said.value_bias) < 0.003, said
