@@ -82,7 +82,8 @@ EXPLAINED = (
     "not served: median over the seeds, with the 10th percentile as a thin line. Seconds of 10: after as many recorded seconds "
     "as 10 average trials of the table take. To 95 %: until it is that good and stays so, with the trials that "
     "choose among the best few and take the chosen one apart. Trials: how many the search took. Final: what is handed over. "
-    "Out of memory: share of the first 20 trials. Verified: claimed winners within their own interval of a later verify."
+    "Out of memory: share of the first 20 trials. Verified: claimed winners within their own interval of a later verify. "
+    "Overstated: by how much the winner's reported rate lies above the repeat that nobody was served, in the median."
 )
 
 

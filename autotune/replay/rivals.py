@@ -153,15 +153,21 @@ class Sampled(Rival):
         session: the study.
         make: returns the sampler for a seed.
         has_seeds: whether the expert's seeds come first.
+        patience: proposals in a row that are known already, after which one is drawn at random; None waits for the sampler.
     """
 
     def __init__(
-        self, session: Session, make: Callable[[int], optuna.samplers.BaseSampler], *, has_seeds: bool = False
+        self,
+        session: Session,
+        make: Callable[[int], optuna.samplers.BaseSampler],
+        *,
+        has_seeds: bool = False,
+        patience: int | None = None,
     ) -> None:
         super().__init__(session)
         self._distributions = self.space.distributions()
         self._study = begin_study(session.folder.journal_file, session.folder.name, make(self.seed))
-        self._has_seeds = has_seeds
+        self._has_seeds, self._patience = has_seeds, patience
         for record in session.searched:
             self.learn(record, None)
 
@@ -169,8 +175,14 @@ class Sampled(Rival):
         """Yields the sampler's, passing over what is known: told at once, at no cost."""
         if self._has_seeds:
             yield from ((knobs, None) for knobs in self.seeds())
-        num_known = 0
+        num_known, at_random = 0, iter(self.shuffled())
         while num_known < MAX_REPEATED:
+            if num_known == self._patience:
+                drawn = next((knobs for knobs in at_random if not self.known(knobs)), None)
+                if drawn is None:
+                    return
+                num_known = 0
+                yield drawn, None
             trial = self._study.ask()
             knobs = self.space.suggest(trial)
             if record := self.known(knobs):

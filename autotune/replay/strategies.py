@@ -37,6 +37,9 @@ class Strategy:
     search: Callable[[Session], Searching] | None = None
 
 
+GP_PATIENCE = 5  # in a small space it asks for its best again and again, half a second each
+
+
 def _tpe(seed: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
 
@@ -60,7 +63,7 @@ STRATEGIES: dict[str, Strategy] = {
         Strategy(name="expert", search=Ladder),
         Strategy(name="tpe", search=lambda session: Sampled(session, _tpe)),
         Strategy(name="tpe+seeds", search=lambda session: Sampled(session, _tpe_after_seeds, has_seeds=True)),
-        Strategy(name="gp", search=lambda session: Sampled(session, _gp)),
+        Strategy(name="gp", search=lambda session: Sampled(session, _gp, patience=GP_PATIENCE)),
     )
 }
 
@@ -84,7 +87,9 @@ def strategy(text: str) -> Strategy:
     name, *words = text.split(":")
     found = STRATEGIES.get(name) or (Strategy(name=name, keys={"search.sampler": name}) if name in SAMPLERS else None)
     if found is None:
-        raise BadInput(f"--sampler: no such strategy, got {name!r}. {one_of(name, [*STRATEGIES, *GROUPS, *SAMPLERS])}")
+        raise BadInput(
+            f"--sampler: no such strategy, got {name!r}. {one_of(name, dict.fromkeys([*STRATEGIES, *GROUPS, *SAMPLERS]))}"
+        )
     keys = dict(found.keys)
     for word in words:
         key, equals, value = word.partition("=")

@@ -154,13 +154,18 @@ def read(path: Path) -> Table:
         BadInput: no such file, or it is not a table of this version.
     """
     try:
-        lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+        text = gzip.decompress(path.read_bytes()).decode()
+        lines = [json.loads(line, parse_constant=_no_number) for line in text.splitlines()]
         return _table(lines)
     except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, RecursionError) as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise BadInput(
             f"TABLE: cannot be read, got {str(path)!r} ({why}). Give a file that `autotune record` wrote."
         ) from error
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
 
 
 def _table(lines: Sequence[Any]) -> Table:
@@ -170,7 +175,9 @@ def _table(lines: Sequence[Any]) -> Table:
     fields = {field.name for field in dataclasses.fields(Table)}
     table = Table(**{name: value for name, value in header.items() if name in fields})
     known = {field.name for field in dataclasses.fields(Measurement)}
-    for line in lines[1:]:
+    for number, line in enumerate(lines[1:], 2):
+        if not isinstance(line, dict) or "outcome" not in line:
+            raise ValueError(f"line {number} is no measurement")
         values = {name: value for name, value in line.items() if name in known}
         values["outcome"] = Outcome(values["outcome"])
         values["changed"] = values.get("changed", {})

@@ -156,6 +156,7 @@ class _Study:
                 self._finals, ended_because = Verification(self._session, self._plan.verify), VERIFIED
             else:
                 ended_because = (self._plan.search or Search)(self._session).run()
+                self._session.listener.notice(f"The search is over: {ended_because}.")
                 self._finals = Finals(self._session, self._attributor.run, self._attributor.known_part)
             self._decision = self._finals.run()
             if not self._plan.verify:

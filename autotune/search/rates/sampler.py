@@ -44,7 +44,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         rules: what the study knows of configurations.
         parts: what it makes use of.
         is_exhausted: whether it found no configuration that may still be tried, the last time it was asked.
-        is_held_back: whether there were some that are not worth their risk to run out of memory.
+        is_held_back: whether there were some that would run out of memory, or are not worth the risk.
 
     Args:
         fallback: proposes where it cannot help.

@@ -76,7 +76,7 @@ class Step:
         self._tried = {configuration_key(one.params) for one in known}
         over = [one for one in known if not one.is_running]
         worked = [one.params for one in over if one.rate is not None or one.is_out]
-        self.is_held_back = False  # whether some candidates are not worth their risk to run out of memory
+        self.is_held_back = False  # whether some would run out of memory, or are not worth the risk
         self._suspects = Suspects(worked, [one.params for one in over if one.rate is None and not one.is_out])
 
     def propose(self, *, turn: int) -> Proposed | None:
@@ -85,7 +85,9 @@ class Step:
         order = np.argsort(-tried.mean)
         best, sides = [self._winners[place].params for place in order], self._sides(tried, int(order[0]))
         considered = pool(self._coding, best, active=self._rules.active, rng=self._rng)
-        candidates = [params for params in considered if self._may_try(params, best)]
+        wanted = [params for params in considered if self._is_wanted(params, best)]
+        candidates = [params for params in wanted if self._chance_to_fit(params) >= LEAST_CHANCE]
+        self.is_held_back = len(candidates) < len(wanted)
         if not candidates:
             return None
         expected = self._expected([best[0], *candidates])
@@ -100,7 +102,7 @@ class Step:
         is_new = functools.cache(lambda place: self._rules.is_open(candidates[place]))
         safe_hope = next((float(hopes[place]) for place in by_hope if is_safe[place] and is_new(place)), 0.0)
         may_be_tried = is_safe | _is_worth_the_risk(hopes, means, fits, safe_hope)
-        self.is_held_back = not may_be_tried.all()
+        self.is_held_back |= not may_be_tried.all()
         is_open = functools.cache(lambda place: may_be_tried[place] and is_new(place))
         hoped = itertools.islice(filter(is_open, by_hope), NUM_RANKED)
         likely = itertools.islice(filter(is_open, np.argsort(-ranks).tolist()), NUM_GREEDY)
@@ -136,12 +138,9 @@ class Step:
         most = max(relief, key=lambda side: relief[side])
         return [most, *(side for side in relief if side != most and relief[side] >= RELIEF)]
 
-    def _may_try(self, params: Params, best: Sequence[Params]) -> bool:
-        if configuration_key(params) in self._tried or not self._suspects.chance(params):
-            return False
-        if self._chance_to_fit(params) < LEAST_CHANCE:
-            return False
-        return self._is_worth_compiling(params, best)
+    def _is_wanted(self, params: Params, best: Sequence[Params]) -> bool:
+        is_new = configuration_key(params) not in self._tried
+        return is_new and self._suspects.chance(params) > 0 and self._is_worth_compiling(params, best)
 
     def _chance_to_fit(self, params: Params) -> float:
         return self._memory.chance(params) if self._memory else 1.0
