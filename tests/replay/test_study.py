@@ -3,11 +3,12 @@
 import itertools
 import statistics
 
+import optuna
 import pytest
 
 from autotune.errors import BadInput
 from autotune.records import Outcome
-from autotune.replay.rivals import Rival
+from autotune.replay.rivals import EXHAUSTED, Rival, Sampled
 from autotune.replay.space import grid_of
 from autotune.replay.strategies import STRATEGIES, Strategy, strategy
 from autotune.replay.study import Limits, replay
@@ -133,6 +134,22 @@ def test_the_finals_choice_among_the_best_few_is_told_with_its_trials():
         assert one.choice.seconds < one.apart.seconds < one.total_s
     assert any(one.apart.fraction != one.choice.fraction for one in apart), "some lose a change"
     assert any(one.apart.fraction == one.choice.fraction for one in apart), "what stays whole is judged once"
+
+
+class Insisting(optuna.samplers.RandomSampler):
+    """Asks for the same configuration for ever."""
+
+    def sample_independent(self, study, trial, name, distribution):
+        return distribution.to_external_repr(0.0)
+
+
+def test_a_sampler_that_asks_for_what_is_known_gets_a_draw_until_everything_is():
+    insisting = Strategy(name="insisting", search=lambda session: Sampled(session, lambda _: Insisting(), patience=3))
+    found = run(insisting, trials=99)
+    assert found.reason == EXHAUSTED
+    assert len(found.steps) == len(GRID.keys)
+    waiting = Strategy(name="waiting", search=lambda session: Sampled(session, lambda _: Insisting()))
+    assert len(run(waiting, trials=99).steps) == 2
 
 
 @pytest.mark.thorough

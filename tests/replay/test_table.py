@@ -45,6 +45,22 @@ def test_what_is_no_table_is_refused_with_its_name(tmp_path, content):
         read(file)
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("[1, 2]", "line 3 is no measurement"),
+        ('{"a": 1}', "line 3 is no measurement"),
+        ('{"outcome": "ok", "value": NaN}', "NaN is no number"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, line, problem):
+    write(make_table(), tmp_path / "t.jsonl.gz")
+    lines = gzip.decompress((tmp_path / "t.jsonl.gz").read_bytes()).decode().splitlines()
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress("\n".join([*lines[:2], line, *lines[3:]]).encode()))
+    with pytest.raises(BadInput, match=problem):
+        read(tmp_path / "t.jsonl.gz")
+
+
 def test_a_field_that_a_later_version_adds_is_passed_over(tmp_path):
     write(make_table(), tmp_path / "t.jsonl.gz")
     lines = gzip.decompress((tmp_path / "t.jsonl.gz").read_bytes()).decode().splitlines()

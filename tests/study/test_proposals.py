@@ -26,6 +26,7 @@ def test_every_point_of_a_tiny_space_is_measured_then_the_search_ends(bench, tin
     summary = study.run()
     assert summary["reason"] == EXHAUSTED
     assert len(searched(study)) == 4
+    assert f"The search is over: {EXHAUSTED}." in study.listener.named("notice")
     assert summary["seconds"]["total"] < 30 * 60, "what is left of the budget is not waited for"
 
 

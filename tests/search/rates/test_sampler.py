@@ -186,6 +186,18 @@ def test_configuration_that_would_not_fit_is_never_proposed():
         tell(study, trial, params)
 
 
+def test_a_space_of_which_the_rest_would_not_fit_is_told_from_one_that_is_used_up():
+    known = [one for one in all_configurations() if one[BATCH] <= 32]
+    known = [one for n, one in enumerate(known) if one not in known[:n]]
+    study = new_study(known[:-1], machine=Machine(num_cores=16, memory_bytes=3e6 * 40))
+    trial, params = asked(study)
+    assert params == known[-1]
+    tell(study, trial, params)
+    asked(study)
+    assert study.sampler.is_exhausted
+    assert study.sampler.is_held_back, "64 and 128 are left"
+
+
 def test_what_is_as_large_as_what_ran_out_is_never_proposed():
     study = new_study(SOME, machine=Machine(num_cores=16))
     add(
