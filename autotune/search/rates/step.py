@@ -24,13 +24,10 @@ NUM_RANKED = 200  # open candidates of which most is hoped, to choose among by w
 NUM_BEST_TO_COMPILE = 3  # of the configurations without a costly value, those that one may be added to
 NUM_GREEDY = 20  # open candidates that are expected to be the best, beside them
 SURE_CHANCE = 0.9  # to fit, from which on nothing need be hoped: where little is, want of memory is all that can come of it
-RISK_HOPE = 0.1  # gain that must be hoped of what may run out of memory: it has to be worth more than what is safe ...
-SAFE_HOPES, LIKELY_CHANCE = (
-    3.0,
-    0.5,
-)  # ... or so many times the best of that, where it is likely to fit and expected to be faster
-FIT_POWER = 2.0  # of the chance to fit, that gains count by: want of memory costs a trial, and tells little of the rates
-IDLE_HOPE = 0.01  # of one change, below which it loses its turn to the most promising configuration
+RISK_HOPE = 0.1  # gain that must be hoped of what may run out of memory ...
+SAFE_HOPES = 3.0  # ... or so many times the best that is safe, where it is expected to be faster ...
+LIKELY_CHANCE = 0.5  # ... and to fit
+IDLE_HOPE = 0.01  # gain, below which memory is never risked, and one change loses its turn to the most promising configuration
 COST_POWER = 0.5  # of the seconds that a gain is divided by: to the full, compilations come so late that the budget is over
 POSSIBLE = 0.9  # share of what a change may gain that lies below the "up to" of its line
 RELIEF = 0.1  # gain with a side that costs nothing, from which on that side is worth a change
