@@ -39,7 +39,8 @@ NEAR_CAP_FRAC = 0.9  # of the device's memory: evidence enough to read an unclea
 MIN_LOSS_SCALE = 1.0  # below it fp16 does not hold the gradients at all: they were never scaled down on purpose
 MAX_SKIPPED_FRAC = 0.02  # of the window's steps; a scaler that tries a larger scale every 2000 steps skips one of them
 CALIBRATING_SKIPS = 16  # from the first scale, 2**16, down to 1: more cannot come of looking for a scale
-STARTING = ("spawn", "import", "init", "first_batch")
+BUILDING = ("spawn", "import", "init")  # before the model is called
+STARTING = (*BUILDING, "first_batch")
 
 LONGER = "Let it train longer: more epochs, or more data"
 UNTRAINED = (
@@ -108,7 +109,8 @@ def classify(facts: Facts) -> Verdict:
     outcome, reason = _decide(facts)
     line, note = " ".join(reason.split()), ""
     if outcome in (Outcome.device_oom, Outcome.host_oom) and facts.memory_limit_bytes:
-        note = f" (under device.memory_limit, {bytes_text(facts.memory_limit_bytes)} a process)"
+        early = ", before the model was first called" if facts.phase in BUILDING else ""
+        note = f" (under device.memory_limit, {bytes_text(facts.memory_limit_bytes)} a process{early})"
     room = MAX_REASON_CHARS - len(note)
     return outcome, (line if len(line) <= room else f"{line[: room - 1]}…") + note
 

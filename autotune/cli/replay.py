@@ -76,14 +76,13 @@ def replay(
         out.print(_grid(found["strategies"]))
         for name, figure in found["strategies"].items():
             worst = figure["worst_table"]
-            out.print(
-                Text(f"  {name}: worst table {worst['table']}, {_percent(worst['median_at_20'])} after 20 trials", style="dim")
-            )
+            reached = f"worst table {worst['table']}, {_percent(worst['median_at_20'])} after 20 trials"
+            out.print(Text(f"  {_label(name)}: {reached}", style="dim"))
     for line in _losses(found["losses"]):
         out.print(Text(line))
     first, figure = next(iter(found["strategies"].items()))
     if figure["calibration"]["verifiable"]:
-        out.print(Text(f"{first}: {agreeing(figure)} claimed winners lie within their own interval of a later verify"))
+        out.print(Text(f"{_label(first)}: {agreeing(figure)} claimed winners lie within their own interval of a later verify"))
     out.print()
     out.print(Text(LEGEND, style="dim"))
     if html is not None:
@@ -138,15 +137,15 @@ def _about(table: dict[str, Any]) -> list[str]:
 def _losses(losses: Sequence[dict[str, Any]]) -> list[str]:
     """Returns where the first strategy is behind, a line each."""
     return [
-        f"{loss['strategy']} is behind {loss['rival']} on {loss['table']} after the seconds of {loss['trials']} trials: "
-        f"{_percent(loss['own'])} against {_percent(loss['other'])}"
+        f"{_label(loss['strategy'])} is behind {_label(loss['rival'])} on {loss['table']} after the seconds of "
+        f"{loss['trials']} trials: {_percent(loss['own'])} against {_percent(loss['other'])}"
         for loss in losses
     ]
 
 
 def _grid(strategies: dict[str, dict[str, Any]]) -> Grid:
     made = Grid(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    made.add_column(HEAD[0], overflow="fold", min_width=12)
+    made.add_column(HEAD[0], overflow="fold", min_width=14)
     for head in HEAD[1:]:
         made.add_column(head, justify="right", no_wrap=True)
     for name, found in strategies.items():
@@ -155,8 +154,13 @@ def _grid(strategies: dict[str, dict[str, Any]]) -> Grid:
         shares += [trials["20"]["p10"], found["at_seconds_of_trials"]["20"]["median"]]
         counts = [reach["0.95"]["trials"]["median"], reach["0.95"]["trials"]["p90"], reach["0.98"]["trials"]["median"]]
         last = [found["final"]["median"], found["out_of_memory_frac"]["20"], found["calibration"]["verified_frac"]]
-        made.add_row(name, *map(_share, shares), *map(_count, counts), *map(_share, last))
+        made.add_row(_label(name), *map(_share, shares), *map(_count, counts), *map(_share, last))
     return made
+
+
+def _label(name: str) -> str:
+    """Returns a strategy's name so that it breaks between words: "default: memory_model off"."""
+    return name.replace(":", ": ").replace("search.", "").replace("=false", " off")
 
 
 def _share(value: float | None) -> str:

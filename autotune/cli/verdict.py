@@ -250,7 +250,7 @@ def front_lines(summary: Summary) -> list[str]:
 
 
 def noise_lines(summary: Summary) -> list[tuple[str, str]]:
-    """Returns what of the machine bears on the numbers, as (label, text): noise that did not end, data read from memory."""
+    """Returns what bears on the numbers, as (label, text): noise that did not end, rates that do not repeat, data in memory."""
     said = []
     if beside := summary.get("disturbed_by"):
         since = f" from trial {beside['since_trial']} on" if beside["since_trial"] else ""
@@ -258,6 +258,8 @@ def noise_lines(summary: Summary) -> list[tuple[str, str]]:
         if (summary.get("speedup") or {}).get("ci"):
             text += "; the finals took turns, so the ratio holds"
         said.append(("beside", text))
+    if why := summary.get("drift"):
+        said.append(("drift", str(why)))
     if why := summary.get("page_cache"):
         said.append(("disk", str(why)))
     return said

@@ -177,7 +177,8 @@ def _space_path(name: str) -> Path:
     folders = [folder("search_spaces").parent]
     names = options("search_spaces", folders)
     if name not in names:
-        raise BadInput(f"{no_such('search_space', name, names, 'search space')} Or give a path to a YAML file.")
+        problem = no_such("search_space", name, [*names, NOTHING], "search space")
+        raise BadInput(f"{problem} Or give a path to a YAML file.")
     return folder("search_spaces") / f"{name}.yaml"
 
 

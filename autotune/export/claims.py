@@ -71,7 +71,8 @@ class Claimed:
     def caveats(self) -> list[str]:
         """What was not as it should be while it was measured."""
         beside = (self.summary.get("disturbed_by") or {}).get("words")
-        found = [f"measured beside other work: {beside}" if beside else "", self.summary.get("page_cache")]
+        noise = f"measured beside other work: {beside}" if beside else ""
+        found = [noise, self.summary.get("drift"), self.summary.get("page_cache")]
         return [str(line) for line in found if line]
 
     def remark(self, key: str, *, is_pinned: bool) -> str:

@@ -10,7 +10,7 @@ import time
 import traceback
 from typing import Any, Dict, Optional
 
-from . import boot, protocol
+from . import boot, protocol, sockets
 
 EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
 LAST_RANK_S = 5.0
@@ -177,6 +177,10 @@ def _say(line: str) -> None:
 def _end_daemons() -> None:
     # What multiprocessing does at a normal exit: loader workers would notice only after seconds that nobody needs them.
     multiprocessing = sys.modules.get("multiprocessing")
-    for child in multiprocessing.active_children() if multiprocessing is not None else ():
-        if child.daemon:
-            child.terminate()
+    if multiprocessing is None:
+        return
+    daemons = [child for child in multiprocessing.active_children() if child.daemon]
+    left = sockets.listening([os.getpid(), *(child.pid for child in daemons)])
+    for child in daemons:
+        child.terminate()
+    sockets.remove(left)

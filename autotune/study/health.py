@@ -19,9 +19,10 @@ from typing import Any
 from autotune.harness.protocol import RankResult
 from autotune.monitors.cpu import CpuUse, describe
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.wording import bytes_text
+from autotune.wording import bytes_text, number_text
 
 MOSTLY_FRAC = 0.5  # of what was read
+DRIFT_FACTOR = 1.5  # between measurements of one configuration: three repeats of 272 recorded ones lay as far apart in 18
 MIN_WINDOW_S = 1.0  # processor time is counted in hundredths of a second: shorter windows tell nothing
 FOREIGN_CORES = 0.1  # used by others on a machine without room for them; above it a step waits for them
 FOREIGN_FRAC = 0.01  # of the machine's cores, when that is more: a large machine is never quite at rest
@@ -193,6 +194,26 @@ def caveat(records: Iterable[TrialRecord]) -> dict[str, Any] | None:
     last = accepted[-1]
     words = "; ".join(one["words"] for one in last.evidence.get(DISTURBANCES, []))
     return {"since_trial": accepted[0].number, "level": last.evidence[ACCEPTED], "words": words}
+
+
+def drift(records: Sequence[TrialRecord]) -> str:
+    """Returns a sentence on how far the baseline's measurements lie apart where that is more than noise, "" otherwise.
+
+    The finals compare rounds with each other only; but two rounds may agree by chance, and what holds in them is not what held
+    before.
+
+    Args:
+        records: by number.
+    """
+    again = [record for record in records if record.number and record.repeats == 0 and record.kind is not Kind.parity]
+    rates = [record.value for record in [*records[:1], *again] if record.value and record.outcome.may_win]
+    if len(rates) < 2 or rates[0] != records[0].value or max(rates) < DRIFT_FACTOR * min(rates):
+        return ""
+    rest = f"{number_text(min(rates[1:]))} to {number_text(max(rates[1:]))}" if len(rates) > 2 else number_text(rates[-1])
+    return (
+        f"the program as it is ran at {number_text(rates[0])} {records[0].unit}/s first and at {rest} when measured again: "
+        "these rates do not repeat, and the ratio is that of the runs made in turn"
+    )
 
 
 def _was_in_want(use: CpuUse) -> bool:

@@ -83,15 +83,19 @@ class Recording:
         return found
 
     def _best(self, num_rounds: int) -> list[Knobs]:
-        """Returns the best few by the mean of the first rounds, the best first."""
-        values: dict[ConfigurationKey, list[float]] = defaultdict(list)
+        """Returns the best few by the mean of the first rounds, the best first.
+
+        As a replay takes them, one that may not win in half of its measurements is not among them; by a single unsteady one of
+        three the best would not get its further ones.
+        """
+        values: dict[ConfigurationKey, list[float | None]] = defaultdict(list)
         for record in self._session.records:
             if record.kind not in (Kind.baseline, Kind.search) or record.outcome.is_no_answer:
                 continue
             if (record.round or 1) <= num_rounds:
                 may_win = record.outcome.may_win and record.score is not None
-                values[configuration_key(record.changed)].append(record.score or 0.0 if may_win else 0.0)
-        worth = {self._key(knobs): statistics.mean(values[self._key(knobs)] or [0.0]) for knobs in self._configurations}
+                values[configuration_key(record.changed)].append(record.score if may_win else None)
+        worth = {self._key(knobs): _worth(values[self._key(knobs)]) for knobs in self._configurations}
         ranked = sorted(self._configurations, key=lambda knobs: -worth[self._key(knobs)])[:MAX_BEST]
         least = BEST_FRAC * worth[self._key(ranked[0])]
         return [knobs for knobs in ranked if worth[self._key(knobs)] >= least > 0]
@@ -114,6 +118,11 @@ class Recording:
         first = session.first_of(changed)
         expected_s = first.attempt_s if first else session.costs.expected_s(knobs, changed)
         return session.budget.spent_s - session.budget.before_s + expected_s <= minutes * 60
+
+
+def _worth(scores: list[float | None]) -> float:
+    able = [score for score in scores if score is not None]
+    return statistics.mean(able) if 2 * len(able) > len(scores) else 0.0
 
 
 def _counted(records: list[TrialRecord]) -> tuple[Counter[Place], Counter[Place]]:

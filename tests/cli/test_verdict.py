@@ -162,11 +162,13 @@ def test_plain_lines_say_what_each_change_is_worth(tmp_path):
 def test_noise_that_did_not_end_and_data_read_from_memory_are_said_with_the_verdict(tmp_path):
     folder = make_study(tmp_path / "runs")
     quiet = folder.read_summary()
-    assert not any(line.startswith(("beside", "disk")) for line in lines(quiet, folder.path))
+    assert not any(line.startswith(("beside", "drift", "disk")) for line in lines(quiet, folder.path))
     beside = {"since_trial": 4, "level": {"cpu": 1.2}, "words": "other programs used 1.2 of 2 cores"}
-    said = lines({**quiet, "disturbed_by": beside, "page_cache": "the data set does not fit"}, folder.path)
+    noisy = {"disturbed_by": beside, "drift": "405 first", "page_cache": "the data set does not fit"}
+    said = lines({**quiet, **noisy}, folder.path)
     assert any(line.startswith("beside  other programs used 1.2 of 2 cores from trial 4 on") for line in said)
     assert "disk  the data set does not fit" in said
+    assert "drift  405 first" in said
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ PYTHON = sys.executable
 def test_every_problem_of_one_input_is_in_one_message(refused) -> None:
     problems = refused("loader.batchsize=3", "tiers=exakt", "objective=latency", "search_space=no", "study.name=a/b", "foo")
     assert len(problems) == 6
+    assert any("Did you mean 'none'?" in problem for problem in problems)
 
 
 def test_the_foreign_message_is_the_cause() -> None:

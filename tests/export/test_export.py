@@ -55,7 +55,7 @@ def test_yaml_tells_the_machine_the_program_the_tiers_and_what_was_not_checked(s
         "parity": {"verdict": "not checked", "text": "not checked: the program was not seen to call backward()"},
         "command": ["torchrun", "train.py", "--lr", "${LR}"], "cwd": "/home/me", "is_recipe": False, "placeholders": {},
         "identity": {"space.loader.num_workers": {}, "space.backend.cudnn_benchmark": {}, "machine.num_cores": 4},
-        "disturbed_by": {"words": "other programs took 1.0 core"},
+        "disturbed_by": {"words": "other programs took 1.0 core"}, "drift": "ran at 405 first",
     }  # fmt: skip
     text = render(summary, "yaml", None).text
     said = loaded(text)["provenance"]
@@ -69,7 +69,7 @@ def test_yaml_tells_the_machine_the_program_the_tiers_and_what_was_not_checked(s
     assert said["tiers"]["numerics"]["ci"] == [1.75, 1.85]
     assert said["parity"].startswith("not checked: ")
     assert said["left_alone"] == ["backend.cudnn_benchmark"]
-    assert said["caveats"] == ["measured beside other work: other programs took 1.0 core"]
+    assert said["caveats"] == ["measured beside other work: other programs took 1.0 core", "ran at 405 first"]
     assert "# Loss parity: not checked: " in text
     assert "# Note: measured beside other work: " in text
 

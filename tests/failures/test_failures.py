@@ -42,7 +42,7 @@ def failed(kind, message, rank=0, world_size=1, **more):
 
 
 def answered(*results, **more):
-    return Facts(cause="result", results=results, is_harness_seen=True, **more)
+    return Facts(cause="result", results=results, is_harness_seen=True, **{"phase": "steady", **more})
 
 
 def log(line, before=""):
@@ -232,6 +232,12 @@ def test_an_unclear_failure_near_a_limit_of_the_process_is_want_of_host_memory(m
     assert reason.endswith("(with 95% of the memory in use) (under device.memory_limit, 1.50 GiB a process)")
     facts.results[0].memory["peak_bytes"] = 50
     assert classify(facts)[0] is Outcome.crash
+
+
+@pytest.mark.parametrize(("phase", "is_early"), [("import", True), ("init", True), ("first_batch", False), ("steady", False)])
+def test_want_of_memory_before_the_model_is_called_is_told_as_that(phase, is_early):
+    facts = answered(failed("MemoryError", "no"), memory_limit_bytes=1 << 30, phase=phase)
+    assert ("a process, before the model was first called)" in classify(facts)[1]) is is_early
 
 
 def test_the_limit_is_named_also_behind_a_long_message():

@@ -98,6 +98,13 @@ def test_replay_as_json_is_one_document_with_every_study_when_asked(tables, caps
     assert [len(study["steps"]) for study in document["studies"]] == [4, 4]
 
 
+def test_a_strategy_with_keys_has_a_name_that_breaks_between_words(tables, capsys):
+    command = ["replay", str(tables / "one.jsonl.gz"), "--sampler", "default:search.memory_model=false:measure.racing=false"]
+    assert main([*command, "--seeds", "1", "--trials", "2", "--jobs", "1"]) == 0
+    words = capsys.readouterr().out.split()
+    assert {"default:", "memory_model", "off:", "measure.racing", "off"} <= set(words)
+
+
 def test_what_each_part_is_worth_is_a_markdown_table_in_one_command(tables, capsys):
     command = ["replay", str(tables / "one.jsonl.gz"), "--sampler", "ablations", "--markdown"]
     assert main([*command, "--seeds", "1", "--trials", "2", "--jobs", "1"]) == 0

@@ -77,6 +77,20 @@ def test_the_best_few_are_measured_more_often_when_all_rounds_are_over(recording
     assert further == {key_of({"precision.amp": "bf16"}), key_of({"precision.amp": "bf16", "loader.num_workers": 2})}
 
 
+@pytest.mark.parametrize(("num_failures", "is_measured_more"), [(1, True), (2, False)])
+def test_among_the_best_few_is_what_may_win_in_most_of_its_repeats(recording, num_failures, is_measured_more):
+    best, times = {"precision.amp": "bf16", "loader.num_workers": 2}, itertools.count()
+
+    def fail(trial, knobs):
+        return OUT_OF_MEMORY if knobs.items() >= best.items() and next(times) < num_failures else None
+
+    surface = Surface(gains={("precision.amp", "bf16"): 2.0}, loader_per_s=1e6, failures=fail)
+    bench = recording(surface, "record.repeats=3", "record.repeats_of_best=2")
+    bench.run()
+    further = {key for key, number in places(bench.trials) if number > 3}
+    assert (key_of(best) in further) is is_measured_more
+
+
 def test_failures_of_every_kind_are_answers_and_chance_gets_a_second_try(recording):
     failures = {"bf16": OUT_OF_MEMORY}
     times = itertools.count()

@@ -252,6 +252,32 @@ def test_data_larger_than_memory_that_came_from_memory_is_flagged(num_samples, d
     assert health.page_cache(None, [], 16 * GIB) == ""
 
 
+@pytest.mark.parametrize(
+    ("first", "again", "said"),
+    [
+        (405.0, [73.0, 65.0], "ran at 405 samples/s first and at 65.0 to 73.0 when measured again"),
+        (40.0, [65.0], "ran at 40.0 samples/s first and at 65.0 when measured again"),
+        (405.0, [73.0, None], "first and at 73.0 when"),
+        (100.0, [75.0, 110.0], ""),  # as repeats differ anyway
+        (100.0, [None], ""),
+        (None, [100.0, 30.0], ""),  # nothing to compare with came first
+        (100.0, [], ""),
+    ],
+)
+def test_a_baseline_whose_measurements_lie_far_apart_is_told(first, again, said):
+    def record(number, value, *, kind=Kind.final, repeats=0):
+        outcome = Outcome.ok if value else Outcome.crash
+        found = TrialRecord(number=number, kind=kind, knobs={}, changed={}, outcome=outcome, value=value, repeats=repeats)
+        found.unit = "samples"
+        return found
+
+    baseline = record(0, first, kind=Kind.baseline, repeats=None)
+    others = [record(1, 9.0, kind=Kind.search, repeats=None), record(2, 9.0, kind=Kind.parity), record(3, 9.0, repeats=1)]
+    found = health.drift([baseline, *others, *(record(4 + n, value) for n, value in enumerate(again))])
+    assert said in found
+    assert bool(found) is bool(said)
+
+
 def test_a_baseline_that_crashes_once_and_is_disturbed_once_ends_no_study(bench):
     study = []
 

@@ -171,7 +171,7 @@ def test_a_child_process_does_not_keep_a_study_after_its_owner(tmp_path):
         child.wait()
 
 
-@pytest.mark.parametrize(("pid", "is_alive"), [(os.getpid(), True), (2**22 + 1, False)])
+@pytest.mark.parametrize(("pid", "is_alive"), [(None, True), (2**22 + 1, False)], ids=["own", "nobody"])
 def test_without_locks_the_owner_is_believed_while_it_lives_and_the_user_is_warned(tmp_path, monkeypatch, pid, is_alive):
     """A network file system without locks cannot be had in a test: the system call says what it would say there."""
 
@@ -180,7 +180,7 @@ def test_without_locks_the_owner_is_believed_while_it_lives_and_the_user_is_warn
 
     folder = make_study(tmp_path / "runs", status="running")
     started_at = psutil.Process().create_time()
-    owner = {"host": platform.node(), "pid": pid, "started_at": started_at}
+    owner = {"host": platform.node(), "pid": pid or os.getpid(), "started_at": started_at}
     (folder.path / OWNER_FILE).write_text(json.dumps(owner))
     monkeypatch.setattr(fcntl, "flock", refused)
     assert folder.is_owned is is_alive

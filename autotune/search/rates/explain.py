@@ -9,6 +9,7 @@ from autotune.wording import knob_phrase, value_text
 
 MAX_CHANGES = 4  # named; of more the number is said
 LEAST_SAID = 0.005  # gain that does not round to 0 %
+MOST_SAID = 1.0  # possible gain, from which on it tells what is not known rather than what is hoped
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -20,7 +21,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def gain(expected: float, possible: float) -> str:
-    """Returns what is hoped of a change: "+14 % expected", "up to +9 %", "no gain expected, to be sure".
+    """Returns what is hoped of a change: "+14 % expected", "up to +9 %", "gain unknown", "little gain expected".
 
     Args:
         expected: mean gain, a fraction.
@@ -28,9 +29,11 @@ def gain(expected: float, possible: float) -> str:
     """
     if expected >= LEAST_SAID:
         return f"{expected:+.0%} expected".replace("%", " %")
+    if possible >= MOST_SAID:
+        return "gain unknown"
     if possible >= LEAST_SAID:
         return f"up to {possible:+.0%}".replace("%", " %")
-    return "no gain expected, to be sure"
+    return "little gain expected"
 
 
 def _change(key: str, old: Any, new: Any) -> str:

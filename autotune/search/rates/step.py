@@ -110,7 +110,7 @@ class Step:
         single = [place for place in places if is_safe[place] and _side_of(candidates[place], best[0], sides)]
         if turn % 2 == 0 and single and max(hopes[single]) >= IDLE_HOPE:
             chosen = max(single, key=lambda place: (hopes[place] / cost[place], means[place]))
-            lead = _side_of(candidates[chosen], best[0], sides)
+            lead = lead_of(_side_of(candidates[chosen], best[0], sides), sides)
         elif turn % 4 == 1:
             draw = int(self._rng.integers(NUM_DRAWS))
             chosen = max(places, key=lambda place: (max(counted[place, draw], 0.0) / cost[place], counted[place, draw]))
@@ -162,12 +162,18 @@ def _is_worth_the_risk(hopes: Array, means: Array, fits: Array, safe_hope: float
 
 
 def _side_of(params: Params, best: Params, sides: Sequence[str]) -> str:
-    """Returns what a change of one knob of the best is for: "loader-bound", "device-bound"; "" when it is no such change.
+    """Returns the side that a change of one knob of the best is for; "" when it is no such change.
 
     Knobs that come or go with the one that is changed do not count.
     """
     keys = [key for key in params if key in best and params[key] != best[key]]
     if len(keys) != 1:
         return ""
-    side = next((side for side in sides if scale(keys[0], side) >= BELONGS), "")
-    return ("one change" if side == ALL else f"{side}-bound") if side else ""
+    return next((side for side in sides if scale(keys[0], side) >= BELONGS), "")
+
+
+def lead_of(side: str, sides: Sequence[str]) -> str:
+    """Returns what a change is for: the side that binds most, or one that holds it back as well."""
+    if side == ALL:
+        return "one change"
+    return f"{side}-bound" if side == sides[0] else f"{side}-bound, too"

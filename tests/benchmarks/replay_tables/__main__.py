@@ -35,6 +35,12 @@ TABLES = {
         *("loader.batch_size=choice(4,16,32,512,1024,2048)", "loader.num_workers=choice(0,2)", "threads.intra=choice(1,2)"),
         *("precision.amp=choice(off,bf16)", "device.memory_limit=1.09GiB"),
     ],
+    # A larger net than `mlp`, which threads and bf16 matter more to.
+    "wide": [
+        *("model=mlp", "model.num_layers=6", "model.hidden_size=768", "data=tabular"),
+        *("loader.batch_size=choice(4,16,32,128,256,1024)", "loader.num_workers=choice(0,2)", "threads.intra=choice(1,2)"),
+        "precision.amp=choice(off,bf16)",
+    ],
     "transformer": [
         *("model=gpt2_small", "model.num_layers=2", "model.hidden_size=64", "model.vocab_size=2000"),
         *("data.sequence_length=16", "loader.batch_size=choice(2,8,32,256)", "loader.num_workers=choice(0,1,2)"),

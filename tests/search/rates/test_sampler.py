@@ -5,6 +5,7 @@ from optuna.trial import TrialState, create_trial
 
 from autotune.search import make_sampler
 from autotune.search.rates import MACHINE, MEASURED, Machine, Parts, Rules
+from autotune.search.rates.step import lead_of
 
 BATCH, WORKERS, AMP, PREFETCH = "loader.batch_size", "loader.num_workers", "precision.amp", "loader.prefetch_factor"
 SPACE = {
@@ -125,6 +126,11 @@ def test_device_bound_program_is_changed_on_the_device_side():
     _, found = proposal(study)
     assert found.why.startswith("device-bound: ")
     assert "workers" not in found.why
+
+
+@pytest.mark.parametrize(("side", "lead"), [("loader", "loader-bound"), ("device", "device-bound, too"), ("all", "one change")])
+def test_only_what_binds_most_is_called_a_bound(side, lead):
+    assert lead_of(side, ["loader", "device"]) == lead
 
 
 def test_no_configuration_is_proposed_twice_and_it_says_when_none_is_left():

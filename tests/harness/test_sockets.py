@@ -1,0 +1,65 @@
+"""What ended loader workers leave among the temporary files."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from autotune.harness import sockets
+from tests.harness.conftest import Trial
+
+HOLDS_A_SOCKET = """
+import os, time
+from multiprocessing import reduction, util
+reduction.DupFd(0)
+print(util.get_temp_dir(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder():
+    """Returns a process that hands descriptors over at a socket, and the socket's folder."""
+    with subprocess.Popen([sys.executable, "-c", HOLDS_A_SOCKET], stdout=subprocess.PIPE, text=True) as process:
+        yield process, Path(process.stdout.readline().strip())
+        process.kill()
+
+
+def test_sockets_of_these_processes_are_found_and_go_with_their_folder(holder):
+    process, folder = holder
+    (listener,) = folder.iterdir()
+    assert sockets.listening([os.getpid()]) == [], "another's"
+    assert sockets.listening([]) == []
+    assert sockets.listening([os.getpid(), process.pid, 2**22 + 1]) == [str(listener)]
+    sockets.remove([str(listener), str(folder.with_name("pymp-gone") / "listener")])
+    assert not folder.exists()
+
+
+def test_a_folder_in_which_others_have_something_stays(holder):
+    process, folder = holder
+    (folder / "listener-another").touch()
+    sockets.remove(sockets.listening([process.pid]))
+    assert [path.name for path in folder.iterdir()] == ["listener-another"]
+    (folder / "listener-another").unlink()
+    folder.rmdir()
+
+
+def test_a_kernel_that_does_not_tell_is_borne(holder, monkeypatch):
+    process, folder = holder
+    monkeypatch.setattr(sockets, "BOUND", "/nowhere")
+    assert sockets.listening([process.pid]) == []
+    process.kill()
+    process.wait()
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+def test_a_measured_trial_with_workers_leaves_no_sockets(trial: Trial) -> None:
+    with tempfile.TemporaryDirectory() as place:  # a socket's path is 107 characters long at most
+        run = trial("basic.py", "workers=2", is_fresh=True, env={"TMPDIR": place})
+        assert run.result().status == "measured"
+        assert [name for name in os.listdir(place) if name.startswith(sockets.FOLDER)] == []
