@@ -30,12 +30,12 @@ def test_measurements_are_grouped_by_configuration_and_true_is_not_one():
     "content",
     [
         b"not gzip",
-        gzip.compress(b"not json\n"),
-        gzip.compress(b"{}\n"),
-        gzip.compress(b""),
-        gzip.compress(json.dumps({"format": "autotune table", "schema": 99}).encode()),
-        gzip.compress(json.dumps({"format": "autotune table", "schema": 1}).encode()),
-        gzip.compress(b"{}\n")[:-4],
+        gzip.compress(b"not json\n", mtime=0),
+        gzip.compress(b"{}\n", mtime=0),
+        gzip.compress(b"", mtime=0),
+        gzip.compress(json.dumps({"format": "autotune table", "schema": 99}).encode(), mtime=0),
+        gzip.compress(json.dumps({"format": "autotune table", "schema": 1}).encode(), mtime=0),
+        gzip.compress(b"{}\n", mtime=0)[:-4],
     ],
 )
 def test_what_is_no_table_is_refused_with_its_name(tmp_path, content):
