@@ -45,6 +45,8 @@ def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
         runs_dir=asked.runs_dir,
         facts=facts,
     )
+    if not composed.space.domains:
+        raise BadInput("search_space: nothing to record but the program as it is. Give domains: 'threads.intra=choice(1,2)'.")
     composed.name = f"{PREFIX}{composed.name.removeprefix(PREFIX)}"
     runs = Path(composed.config.runs_dir)
     begun = _begun(runs, composed)

@@ -281,7 +281,7 @@ class Search:
         sampler = self._study.sampler
         is_risky = isinstance(sampler, RatesSampler) and sampler.is_exhausted and sampler.is_held_back
         why_none = TOO_RISKY if is_risky else EXHAUSTED
-        self._reason = self._why_too_dear() if num_too_dear >= MAX_TOO_DEAR or self._is_too_dear else why_none
+        self._reason = self._why_too_dear() if num_too_dear or self._is_too_dear else why_none
         return None
 
     def _ask(self, *, is_random: bool) -> tuple[optuna.trial.Trial, Proposal]:

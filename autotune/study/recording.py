@@ -49,7 +49,7 @@ class Recording:
                 if not self._is_time_for(knobs):
                     left, minutes = len(self._todo()), self._config.record.minutes
                     of = "of the best few" if round_number > repeats else f"of {num * repeats} measurements"
-                    return False, f"record.minutes={minutes:g} are used, {left} {of} are left"
+                    return False, f"record.minutes={minutes:g} have no room for the next, {left} {of} are left"
                 self._measure(knobs, round_number)
         return True, f"{num} configurations are recorded, {repeats} times each"
 

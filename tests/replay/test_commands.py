@@ -171,6 +171,7 @@ def _is_worker(process):
     [
         (["replay"], "TABLE: nothing to replay"),
         (["replay", "nosuch.jsonl.gz"], "TABLE: cannot be read, got 'nosuch.jsonl.gz'"),
+        (["record", "search_space=none", "model=mlp"], "nothing to record"),
         (["record", "study.budget.minutes=3", "--", sys.executable, "x.py"], "Give record.minutes=M"),
         (["record", "-o", "table.json", "--", sys.executable, "x.py"], "a table is a file NAME.jsonl.gz"),
         (["record", "record.repeats=0", "model=mlp"], "record.repeats: too small, got 0"),

@@ -38,6 +38,12 @@ def test_grid_visits_every_point_once(bench, tiny):
     assert all("grid" in trial.why for trial in searched(study)[1:])
 
 
+def test_a_grid_whose_points_do_not_fit_the_budget_is_not_called_used_up(bench, tiny):
+    summary = bench(Surface(start_s=40.0), *tiny, "search.sampler=grid", minutes=2).run()
+    assert summary["counts"] == {"ok": 1}
+    assert "give study.budget.minutes=" in summary["reason"]
+
+
 def test_search_says_whether_time_or_trials_ended_it(bench):
     assert bench(Surface(), minutes=4).run()["reason"] == OUT_OF_TIME
     assert bench(Surface(), "study.budget.trials=2").run()["reason"] == OUT_OF_TRIALS

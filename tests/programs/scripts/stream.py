@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-NUM, IS_SHARDED = 480, "sharded" in sys.argv
+NUM, IS_SHARDED = 240, "sharded" in sys.argv
 
 
 class Stream(IterableDataset):
