@@ -46,9 +46,11 @@ def replay(
 
     if not tables:
         raise BadInput("TABLE: nothing to replay. Give files that `autotune record` wrote: tests/data/replay/*.jsonl.gz.")
+    if is_raw and not as_json:
+        raise BadInput("--raw: says something of --json alone. Give both, or neither.")
     asked = Asked(
-        tables=tables,
-        strategies=names(samplers) if samplers else USUAL,
+        tables=list(dict.fromkeys(tables)),
+        strategies=USUAL if samplers is None else names(samplers),
         num_seeds=seeds,
         limits=Limits(trials=trials, minutes=minutes),
         num_jobs=jobs or max(1, int(num_cores())),
@@ -128,6 +130,8 @@ def _about(table: dict[str, Any]) -> list[str]:
     lines.append(f"  ten random trials reach {_percent(table['random_after_10'])} of it: {verdict}")
     if table["disturbed"]:
         lines.append(f"  {table['disturbed']} measurements were made on a machine that did not get quiet")
+    if table["measured_once"]:
+        lines.append(f"  {table['measured_once']} were measured once: what chance did to them is taken for what they are worth")
     if memory["out_of_memory"]:
         filled = f", the optimum fills {_percent(memory['optimum_frac'])} of it" if memory["optimum_frac"] else ""
         lines.append(f"  {memory['out_of_memory']} configurations run out of memory{filled}")

@@ -40,7 +40,7 @@ class Recording:
         """Measures until all is recorded or the time is used; returns whether it is all, and why it ended."""
         num, repeats, further = len(self._configurations), self._config.record.repeats, self._config.record.repeats_of_best
         self._session.listener.notice(
-            f"{num} configurations are recorded, {repeats} times each: "
+            f"{_of_all(num, repeats)}: "
             + ("all that the search space has." if self._is_whole else "a sample of the search space.")
             + (f" The best few then {further} times more." if further else "")
         )
@@ -51,7 +51,7 @@ class Recording:
                     of = "of the best few" if round_number > repeats else f"of {num * repeats} measurements"
                     return False, f"record.minutes={minutes:g} have no room for the next, {left} {of} are left"
                 self._measure(knobs, round_number)
-        return True, f"{num} configurations are recorded, {repeats} times each"
+        return True, _of_all(num, repeats)
 
     def _measure(self, knobs: Knobs, round_number: int) -> None:
         changed = self._session.resolved.changed(knobs)
@@ -118,6 +118,11 @@ class Recording:
         first = session.first_of(changed)
         expected_s = first.attempt_s if first else session.costs.expected_s(knobs, changed)
         return session.budget.spent_s - session.budget.before_s + expected_s <= minutes * 60
+
+
+def _of_all(num: int, repeats: int) -> str:
+    times = "once" if repeats == 1 else f"{repeats} times each"
+    return f"{num} configurations are recorded, {times}" if num != 1 else f"one configuration is recorded, {times}"
 
 
 def _worth(scores: list[float | None]) -> float:

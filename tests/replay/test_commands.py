@@ -98,6 +98,21 @@ def test_replay_as_json_is_one_document_with_every_study_when_asked(tables, caps
     assert [len(study["steps"]) for study in document["studies"]] == [4, 4]
 
 
+def test_a_table_given_twice_is_replayed_once_and_one_measured_once_is_said_to_be(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    path = str(tmp_path / "once.jsonl.gz")
+    write(make_table(repeats=1), tmp_path / "once.jsonl.gz")
+    assert main(["replay", path, path, "--sampler", "random", "--seeds", "1", "--trials", "2", "--jobs", "1"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("ten random trials reach") == 1
+    assert "30 were measured once" in said
+
+
+def test_an_empty_strategy_is_refused(tables, capsys):
+    assert main(["replay", str(tables / "one.jsonl.gz"), "--sampler", ""]) == 2
+    assert "no such strategy, got ''" in capsys.readouterr().err
+
+
 def test_a_strategy_with_keys_has_a_name_that_breaks_between_words(tables, capsys):
     command = ["replay", str(tables / "one.jsonl.gz"), "--sampler", "default:search.memory_model=false:measure.racing=false"]
     assert main([*command, "--seeds", "1", "--trials", "2", "--jobs", "1"]) == 0
@@ -171,6 +186,7 @@ def _is_worker(process):
     [
         (["replay"], "TABLE: nothing to replay"),
         (["replay", "nosuch.jsonl.gz"], "TABLE: cannot be read, got 'nosuch.jsonl.gz'"),
+        (["replay", "t.jsonl.gz", "--raw"], "--raw: says something of --json alone"),
         (["record", "search_space=none", "model=mlp"], "nothing to record"),
         (["record", "study.budget.minutes=3", "--", sys.executable, "x.py"], "Give record.minutes=M"),
         (["record", "-o", "table.json", "--", sys.executable, "x.py"], "a table is a file NAME.jsonl.gz"),
