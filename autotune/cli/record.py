@@ -46,7 +46,10 @@ def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
         facts=facts,
     )
     if not composed.space.domains:
-        raise BadInput("search_space: nothing to record but the program as it is. Give domains: 'threads.intra=choice(1,2)'.")
+        raise BadInput(
+            "search_space: no domain in it, nothing to record but one configuration. "
+            "Give domains: 'threads.intra=choice(1,2,4,8)'."
+        )
     composed.name = f"{PREFIX}{composed.name.removeprefix(PREFIX)}"
     runs = Path(composed.config.runs_dir)
     begun = _begun(runs, composed)

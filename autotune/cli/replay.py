@@ -48,8 +48,10 @@ def replay(
         raise BadInput("TABLE: nothing to replay. Give files that `autotune record` wrote: tests/data/replay/*.jsonl.gz.")
     if is_raw and not as_json:
         raise BadInput("--raw: says something of --json alone. Give both, or neither.")
+    if as_markdown and as_json:
+        raise BadInput("--markdown: not together with --json. Give one of them.")
     asked = Asked(
-        tables=list(dict.fromkeys(tables)),
+        tables=list({path.resolve(): path for path in tables}.values()),
         strategies=USUAL if samplers is None else names(samplers),
         num_seeds=seeds,
         limits=Limits(trials=trials, minutes=minutes),
@@ -131,7 +133,8 @@ def _about(table: dict[str, Any]) -> list[str]:
     if table["disturbed"]:
         lines.append(f"  {table['disturbed']} measurements were made on a machine that did not get quiet")
     if table["measured_once"]:
-        lines.append(f"  {table['measured_once']} were measured once: what chance did to them is taken for what they are worth")
+        once = "1 configuration was" if table["measured_once"] == 1 else f"{table['measured_once']} configurations were"
+        lines.append(f"  {once} measured once: what chance did to them is taken for what they are worth")
     if memory["out_of_memory"]:
         filled = f", the optimum fills {_percent(memory['optimum_frac'])} of it" if memory["optimum_frac"] else ""
         lines.append(f"  {memory['out_of_memory']} configurations run out of memory{filled}")

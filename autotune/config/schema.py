@@ -170,7 +170,7 @@ class SearchOptions:
         decomposition: whether `rates` learns device rate and loader capacity apart; otherwise the rate by itself.
         memory_model: whether `rates` leaves out what it expects not to fit the memory.
         cost_aware: whether `rates` weighs an expected gain against the seconds that finding out takes.
-        stop: whether the search ends when `rates` expects nothing more; false goes on until the budget is used.
+        stop: whether the search ends when `rates` expects nothing more; false goes on until its part of the budget is used.
     """
 
     sampler: str = "rates"

@@ -61,7 +61,7 @@ def _table(result: Result) -> dict[str, Any]:
         "recorded": len(groups),
         "disturbed": sum(one.is_disturbed for one in table.measurements),
         "repeats": statistics.median(len(group) for group in kept.values()),
-        "measured_once": sum(len(group) == 1 and mean(group) is not None for group in kept.values()),
+        "measured_once": sum(sum(bool(one.value) for one in group) == 1 for group in kept.values()),
         "spread_frac": _spread_frac(kept.values()),
         "unit": table.unit,
         "optimum": {

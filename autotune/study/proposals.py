@@ -32,7 +32,7 @@ MAX_CHANCES = 2  # trials of a configuration that were disturbed, or cut off wit
 SINGLE, SAMPLER, LATE = "single", "sampler", "late"  # where a proposal comes from; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
 TOO_RISKY = "what is left to try would run out of memory, or may and does not promise enough for that"
-OUT_OF_TIME = "its part of the budget is used"  # what is left is the finals'
+OUT_OF_TIME = "the search's part of the budget is used"  # what is left is the finals'
 TOO_DEAR = "no configuration that is left to try fits the rest of the budget together with its finals"
 OUT_OF_TRIALS = "the trial budget is used"
 NOTHING_PROMISED = "nothing more is promised: no configuration is expected to be 1 % faster"
@@ -74,6 +74,7 @@ class Search:
         self._num_singles = 0
         self._unfinished: list[TrialRecord] = []
         self._is_too_dear = False
+        self._left_out: dict[ConfigurationKey, Knobs] = {}  # what the sampler proposed and did not fit
         self._reason = OUT_OF_TIME
         self._recall(session.searched)
 
@@ -116,6 +117,8 @@ class Search:
         if self._num_searched or total_s is None or not is_for_want_of_time:
             return ""
         expected_s, again_s = self._costs_of(baseline.knobs, {})
+        if session.budget.fits(expected_s, again_s=again_s, is_first=True):
+            return ""  # one that costs what the baseline does would have fitted
         needed_s = session.budget.needed_s(expected_s, again_s=again_s)
         needed_s = max(needed_s, 60 * (math.floor(total_s / 60) + 1))
         return (
@@ -261,10 +264,11 @@ class Search:
 
     def _asked(self) -> Proposal | None:
         """Returns what the sampler proposes, passing over what is known or too dear; None when it has nothing new."""
-        limit = MAX_REPEATED_GRID_POINTS if self._sampler_name == "grid" else MAX_REPEATED_PROPOSALS
+        is_grid = self._sampler_name == "grid"
+        limit, limit_too_dear = (MAX_REPEATED_GRID_POINTS,) * 2 if is_grid else (MAX_REPEATED_PROPOSALS, MAX_TOO_DEAR)
         self._is_too_dear = False
         num_known = num_too_dear = 0
-        while num_known < limit and num_too_dear < MAX_TOO_DEAR and not self._is_grid_done():
+        while num_known < limit and num_too_dear < limit_too_dear and not self._is_grid_done():
             trial, proposal = self._ask(is_random=num_known >= SAMPLER_GIVES_UP_AFTER)
             if isinstance(self._study.sampler, RatesSampler) and self._study.sampler.is_exhausted:
                 self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -274,14 +278,16 @@ class Search:
                 tell(self._study, trial, known, **self._limits())
                 num_known += 1
             elif not self._fits(proposal.knobs):
-                self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # not measured: may come again
+                self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # not measured: may come again, except in a grid
+                self._left_out[configuration_key(self._space.changed(proposal.knobs))] = proposal.knobs
                 num_too_dear += 1
             else:
                 return proposal
         sampler = self._study.sampler
         is_risky = isinstance(sampler, RatesSampler) and sampler.is_exhausted and sampler.is_held_back
         why_none = TOO_RISKY if is_risky else EXHAUSTED
-        self._reason = self._why_too_dear() if num_too_dear or self._is_too_dear else why_none
+        is_left = any(not self._is_known(knobs) for knobs in self._left_out.values())
+        self._reason = self._why_too_dear() if is_left or self._is_too_dear else why_none
         return None
 
     def _ask(self, *, is_random: bool) -> tuple[optuna.trial.Trial, Proposal]:

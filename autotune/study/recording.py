@@ -42,7 +42,7 @@ class Recording:
         self._session.listener.notice(
             f"{_of_all(num, repeats)}: "
             + ("all that the search space has." if self._is_whole else "a sample of the search space.")
-            + (f" The best few then {further} times more." if further else "")
+            + (f" The best few then {further} more each." if further else "")
         )
         while todo := self._todo():
             for knobs, round_number in todo:

@@ -17,6 +17,7 @@ from tests.programs.expectations import PYTHON, Program
 NUM_PLAIN_STEPS = 80
 # On a busy machine, too, so many steps that what happens once an epoch has happened.
 WINDOW = dataclasses.replace(RULES, min_s=0.4, min_steps=60, max_s=10.0, slow_max_s=10.0)
+MAX_LATE = 2  # stamps at an edge of the window
 MAX_LATE_FRAC = 0.01  # of the window: a program's stamp that trails the harness's by this more than nine in ten do is late
 
 
@@ -40,8 +41,9 @@ class Journal:
         facts: dict[str, Any] = {}
         for line in self.lines(rank):
             facts.update(line.get("saw", {}))
-        if "batch" in facts:  # not the last of an epoch, which may be a smaller one
-            facts["batch"] = max(line["saw"]["batch"] for line in self.lines(rank) if "batch" in line.get("saw", {}))
+        batches = [line["saw"]["batch"] for line in self.lines(rank) if "batch" in line.get("saw", {})]
+        if batches:  # the last of an epoch may be a smaller one
+            facts["batch"] = max(batches[-2:])
         return facts
 
     def window(self, found: RankResult, rank: int | None = None) -> "SameWindow":
@@ -54,32 +56,47 @@ class Journal:
         # The program is ended at the end of the last step, before it can tell of it.
         told = [number for number in inside if number < len(steps)]
         assert len(told) >= len(inside) - 1
-        # The machine may stop a process between the two stamps of one step; at an edge that would be a difference.
-        delays_s = {number: steps[number]["t"] - ends[number] for number in range(inside[0] - 1, told[-1] + 1)}
-        late_s = statistics.quantiles(delays_s.values(), n=10)[-1] + MAX_LATE_FRAC * found.window.seconds
-        while delays_s[told[0] - 1] > late_s:
-            told.pop(0)
-        while delays_s[told[-1]] > late_s:
-            told.pop()
-        assert len(told) >= 0.9 * len(inside) - 1
+        told_harness_s, told_own_s = seconds_of_both(told, ends, [step["t"] for step in steps])
         return SameWindow(
-            harness_s=sum(ends[number] - ends[number - 1] for number in inside),
-            told_harness_s=sum(ends[number] - ends[number - 1] for number in told),
-            told_own_s=sum(steps[number]["t"] - steps[number - 1]["t"] for number in told),
+            samples=sum(found.steps["samples"][number - 1] for number in inside),
             told_harness_samples=sum(found.steps["samples"][number - 1] for number in told),
             told_own_samples=sum(steps[number]["n"] for number in told),
+            harness_s=sum(ends[number] - ends[number - 1] for number in inside),
+            told_harness_s=told_harness_s,
+            told_own_s=told_own_s,
         )
+
+
+def seconds_of_both(told: list[int], ends: list[float], stamps: list[float]) -> tuple[float, float]:
+    """Returns both clocks' seconds of the same steps.
+
+    The machine may stop a process between the two stamps of one step. That is neither's time, and between two other steps it
+    is in neither's sum; at an edge, up to `MAX_LATE` steps are left out for it. What the harness really misses of a step, all
+    later stamps show.
+    """
+    delays_s = [stamp - end for stamp, end in zip(stamps, ends, strict=False)]
+    usual_s = statistics.quantiles([delays_s[number] for number in told], n=10)[-1]
+    late_s = usual_s + MAX_LATE_FRAC * (ends[told[-1]] - ends[told[0] - 1])
+    first, last = 0, len(told)
+    while delays_s[told[first] - 1] > late_s and first < MAX_LATE:
+        first += 1
+    while delays_s[told[last - 1]] > late_s and len(told) - last < MAX_LATE:
+        last -= 1
+    inner = told[first:last]
+    harness_s, own_s = (sum(clock[number] - clock[number - 1] for number in inner) for clock in (ends, stamps))
+    return harness_s, own_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SameWindow:
     """The steps of one window in the harness's records and in the program's own; those the program has told of."""
 
+    samples: float
+    told_harness_samples: float
+    told_own_samples: float
     harness_s: float
     told_harness_s: float
     told_own_s: float
-    told_harness_samples: float
-    told_own_samples: float
 
 
 @dataclasses.dataclass

@@ -13,7 +13,7 @@ import pytest
 from autotune.harness.protocol import APPLIED
 from tests.harness.conftest import REPOSITORY, SCRIPTS
 from tests.programs.expectations import PROGRAMS, PYTHON, SEEN_AS, Program
-from tests.programs.starting import Journal, Seen, run_trial
+from tests.programs.starting import Journal, Seen, run_trial, seconds_of_both
 
 Look = Callable[[Program], Seen]
 COUNTED = ("num_steps", "num_loaders", "batches_per_step")
@@ -54,13 +54,27 @@ def test_samples_are_counted_and_timed_as_the_program_does(seen: Look, program: 
             assert found.window is not None
             same = journal.window(found, rank)
             assert found.window.seconds == pytest.approx(same.harness_s, abs=1e-4)
-            rate_per_s, own_per_s = same.told_harness_samples / same.told_harness_s, same.told_own_samples / same.told_own_s
-            assert rate_per_s == pytest.approx(own_per_s, rel=0.03)
+            assert found.window.samples == pytest.approx(same.samples)
+            assert same.told_harness_samples == pytest.approx(same.told_own_samples, rel=0.03)
+            assert same.told_harness_s == pytest.approx(same.told_own_s, rel=0.02)
             if not found.regime:  # without workers there is no queue whose fall is allowed for
                 assert found.throughput_per_s == pytest.approx(found.window.samples / same.harness_s, rel=0.001)
     own = [step["n"] for step in seen(program).bare.steps(ranks_of(program)[0])]
     if program.samples is not None:
         assert max(set(own), key=own.count) == program.samples
+
+
+@pytest.mark.parametrize(
+    ("late", "lost", "is_alike"),
+    [(None, None, True), (100, None, True), (0, None, True), (50, None, True)] + [(None, lost, False) for lost in (2, 50, 98)],
+)
+def test_clocks_are_alike_though_a_stamp_is_late_but_not_where_the_harness_misses_time(late, lost, is_alike):
+    stamps = [number * 0.01 for number in range(103)]
+    ends = [end_s - (0.05 if lost is not None and number >= lost else 0.0) for number, end_s in enumerate(stamps)]
+    stamps = [stamp_s + (0.009 * 50 if number == late else 0.0) for number, stamp_s in enumerate(stamps)]
+    harness_s, own_s = seconds_of_both(list(range(1, 101)), ends, stamps)
+    assert (harness_s == pytest.approx(own_s, rel=0.02)) == is_alike
+    assert own_s > 0.95
 
 
 @EVERY

@@ -2,7 +2,7 @@ import pytest
 
 from autotune.errors import NothingWorked
 from autotune.records import Kind, Outcome
-from autotune.study.proposals import EXHAUSTED, OUT_OF_TIME, OUT_OF_TRIALS
+from autotune.study.proposals import EXHAUSTED, OUT_OF_TIME, OUT_OF_TRIALS, TOO_DEAR
 from autotune.testing.fake_launcher import Failure, Surface
 from tests.study.conftest import RATES
 
@@ -42,6 +42,16 @@ def test_a_grid_whose_points_do_not_fit_the_budget_is_not_called_used_up(bench, 
     summary = bench(Surface(start_s=40.0), *tiny, "search.sampler=grid", minutes=2).run()
     assert summary["counts"] == {"ok": 1}
     assert "give study.budget.minutes=" in summary["reason"]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_grid_of_which_a_part_does_not_fit_measures_the_rest_and_says_so(bench, tmp_path, seed):
+    (tmp_path / "space.yaml").write_text("loader.batch_size: [32, 64, 1024]\nprecision.amp: ['off', 'bf16']\n")
+    words = [f"search_space={tmp_path / 'space.yaml'}", "search.sampler=grid", f"study.seed={seed}"]
+    study = bench(Surface(start_s=10.0), *words, minutes=2)
+    assert study.run()["reason"] == TOO_DEAR
+    assert len(set(configurations(study))) == 4
+    assert {trial.knobs["loader.batch_size"] for trial in searched(study)} == {32, 64}
 
 
 def test_search_says_whether_time_or_trials_ended_it(bench):
