@@ -56,7 +56,7 @@ class Journal:
         # The program is ended at the end of the last step, before it can tell of it.
         told = [number for number in inside if number < len(steps)]
         assert len(told) >= len(inside) - 1
-        told_harness_s, told_own_s = seconds_of_both(told, ends, [step["t"] for step in steps])
+        told_harness_s, told_own_s, jitter_s = seconds_of_both(told, ends, [step["t"] for step in steps])
         return SameWindow(
             samples=sum(found.steps["samples"][number - 1] for number in inside),
             told_harness_samples=sum(found.steps["samples"][number - 1] for number in told),
@@ -64,11 +64,12 @@ class Journal:
             harness_s=sum(ends[number] - ends[number - 1] for number in inside),
             told_harness_s=told_harness_s,
             told_own_s=told_own_s,
+            jitter_s=jitter_s,
         )
 
 
-def seconds_of_both(told: list[int], ends: list[float], stamps: list[float]) -> tuple[float, float]:
-    """Returns both clocks' seconds of the same steps.
+def seconds_of_both(told: list[int], ends: list[float], stamps: list[float]) -> tuple[float, float, float]:
+    """Returns both clocks' seconds of the same steps, and how far apart they may be because two edges are not alike.
 
     The machine may stop a process between the two stamps of one step. That is neither's time, and between two other steps it
     is in neither's sum; at an edge, up to `MAX_LATE` steps are left out for it. What the harness really misses of a step, all
@@ -84,7 +85,8 @@ def seconds_of_both(told: list[int], ends: list[float], stamps: list[float]) -> 
         last -= 1
     inner = told[first:last]
     harness_s, own_s = (sum(clock[number] - clock[number - 1] for number in inner) for clock in (ends, stamps))
-    return harness_s, own_s
+    changes_s = [abs(delays_s[number] - delays_s[number - 1]) for number in inner]
+    return harness_s, own_s, statistics.quantiles(changes_s, n=10)[-1]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,7 @@ class SameWindow:
     harness_s: float
     told_harness_s: float
     told_own_s: float
+    jitter_s: float
 
 
 @dataclasses.dataclass

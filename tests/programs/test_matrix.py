@@ -56,7 +56,7 @@ def test_samples_are_counted_and_timed_as_the_program_does(seen: Look, program: 
             assert found.window.seconds == pytest.approx(same.harness_s, abs=1e-4)
             assert found.window.samples == pytest.approx(same.samples)
             assert same.told_harness_samples == pytest.approx(same.told_own_samples, rel=0.03)
-            assert same.told_harness_s == pytest.approx(same.told_own_s, rel=0.02)
+            assert same.told_harness_s == pytest.approx(same.told_own_s, abs=0.03 * same.told_own_s + same.jitter_s)
             if not found.regime:  # without workers there is no queue whose fall is allowed for
                 assert found.throughput_per_s == pytest.approx(found.window.samples / same.harness_s, rel=0.001)
     own = [step["n"] for step in seen(program).bare.steps(ranks_of(program)[0])]
@@ -72,8 +72,8 @@ def test_clocks_are_alike_though_a_stamp_is_late_but_not_where_the_harness_misse
     stamps = [number * 0.01 for number in range(103)]
     ends = [end_s - (0.05 if lost is not None and number >= lost else 0.0) for number, end_s in enumerate(stamps)]
     stamps = [stamp_s + (0.009 * 50 if number == late else 0.0) for number, stamp_s in enumerate(stamps)]
-    harness_s, own_s = seconds_of_both(list(range(1, 101)), ends, stamps)
-    assert (harness_s == pytest.approx(own_s, rel=0.02)) == is_alike
+    harness_s, own_s, jitter_s = seconds_of_both(list(range(1, 101)), ends, stamps)
+    assert (harness_s == pytest.approx(own_s, abs=0.03 * own_s + jitter_s)) == is_alike
     assert own_s > 0.95
 
 
