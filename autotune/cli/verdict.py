@@ -266,18 +266,33 @@ def noise_lines(summary: Summary) -> list[tuple[str, str]]:
 
 
 def file_lines(summary: Summary) -> list[tuple[str, str]]:
-    """Returns what the trials did to files of the user's, as (label, text)."""
+    """Returns what became of the user's files beside the trials, as (label, text)."""
     files = summary.get("files") or {}
-    left = [f"{entry['name']} ({bytes_text(entry['bytes'])}, trial {entry['trial']})" for entry in files.get("left") or []]
     said = []
-    if left:
-        more = f" and {len(left) - MAX_FILES} more" if len(left) > MAX_FILES else ""
-        said.append(("left", f"{', '.join(left[:MAX_FILES])}{more}: new in the folder since, not removed"))
-    for entry in files.get("restored") or []:
+    if left := _listed([f"{_sized(entry)}, trial {entry['trial']})" for entry in files.get("left") or []]):
+        said.append(("left", f"{left}: written by trials, not removed"))
+    known = {entry["name"] for entry in files.get("left") or []}
+    others = {entry["name"]: entry for entry in files.get("new") or [] if entry["name"] not in known}
+    if new := _listed([f"{_sized(entry)})" for entry in others.values()]):
+        said.append(("new", f"{new}: written meanwhile, by a trial or by another program"))
+    for entry in files.get("kept") or []:
         numbers = entry["trials"]
         who = f"trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-        said.append(("put back", f"{entry['path']}: {who} wrote over it; it is as it was"))
+        said.append(("kept", f"{entry['path']}: {who} would have changed it; it is as it was"))
+    for entry in files.get("aside") or []:
+        said.append(("changed", f"{entry['path']}: by trial {entry['trial']}; what it was is in {entry['copy']}"))
+    if open_ := [f"{entry['path']} ({entry['why']})" for entry in files.get("unguarded") or []]:
+        said.append(("not guarded", f"{_listed(open_)}: a trial that saves there writes over it"))
     return said
+
+
+def _sized(entry: dict[str, Any]) -> str:
+    return f"{entry['name']} ({bytes_text(entry['bytes'])}"
+
+
+def _listed(texts: list[str]) -> str:
+    more = f" and {len(texts) - MAX_FILES} more" if len(texts) > MAX_FILES else ""
+    return f"{', '.join(texts[:MAX_FILES])}{more}" if texts else ""
 
 
 def lines(summary: Summary, path: Path) -> list[str]:

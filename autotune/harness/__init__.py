@@ -6,6 +6,7 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
 
     inject/sitecustomize.py   gets in, and chains to the sitecustomize it shadows
     boot.py, imports.py       waits for `import torch`
+    keeping.py                keeps the user's checkpoints from being renamed over or removed
     warm_server.py            a program of its own: imports torch once and forks the trials that may start so
     applied.py, sites.py      a real run with a file's knobs: what took effect, which loader trains; then at rest
     session.py                one per process: what was asked, who watches what, what happens at a step
@@ -43,13 +44,14 @@ def wake(spec_path: str) -> None:
     Args:
         spec_path: what protocol.SPEC_VARIABLE holds.
     """
-    from . import boot, protocol
+    from . import boot, keeping, protocol
 
     if not protocol.is_real_run(os.environ):  # of one nobody asks
         boot.note_start()
         boot.answer_stack_requests()
         boot.sign_in(spec_path)
         boot.keep_records_away()
+        keeping.keep(os.path.dirname(spec_path))
     boot.wait_for_torch(spec_path)
 
 

@@ -12,7 +12,7 @@ from autotune.launchers.injection import first_on
 
 PACKAGE = Path(autotune.__file__).resolve().parent
 
-SUPERVISOR, SERVER = "supervisor", "server"  # in the place of a trial's number in the mark
+SUPERVISOR, SERVER, KEEPER = "supervisor", "server", "keeper"  # in the place of a trial's number in the mark
 
 # Set by the user for a real run of theirs, and wrong in a trial: they name records that trials must not write to.
 UNWANTED = (
@@ -33,9 +33,9 @@ def mark_of(study: Path, whose: int | str) -> str:
 
 
 def is_mark_of(study: Path, mark: str) -> bool:
-    """Whether a process that carries `mark` was started for this study: by a trial of it, to be its supervisor or server."""
+    """Whether a process that carries `mark` was started for this study: by a trial of it, to be its supervisor, server or keeper."""
     prefix = mark_of(study, "")
-    return mark.startswith(prefix) and (mark[len(prefix) :].isdigit() or mark[len(prefix) :] in (SUPERVISOR, SERVER))
+    return mark.startswith(prefix) and (mark[len(prefix) :].isdigit() or mark[len(prefix) :] in (SUPERVISOR, SERVER, KEEPER))
 
 
 def study_of(folder: Path) -> Path:

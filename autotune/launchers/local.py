@@ -63,7 +63,7 @@ class LocalLauncher(Launcher):
         self._graces = graces or Graces()
         self._supervisor: SupervisorProcess | None = None
         self._server = WarmServer()
-        self._files_left: set[str] = set()
+        self._files = UserFiles()
 
     def start(self, launch: Launch) -> Running:
         """Returns the trial, started. See `Launcher.start`."""
@@ -88,9 +88,10 @@ class LocalLauncher(Launcher):
         return lines
 
     def close(self) -> None:
-        """Ends the supervisor, which ends whatever still runs."""
+        """Ends the supervisor, which ends whatever still runs, then the keeper of the user's files."""
         if self._supervisor:
             self._supervisor.close()
+        self._files.close()
 
     def _start(self, launch: Launch) -> Running:
         study = study_of(launch.folder)
@@ -100,7 +101,7 @@ class LocalLauncher(Launcher):
                 server = self._server if launch.warm else None
                 if server is not None:
                     server.prepare(launch, supervisor)
-                return LocalRunning(launch, self._graces, supervisor, files_left=self._files_left, server=server)
+                return LocalRunning(launch, self._graces, supervisor, files=self._files, server=server)
             self.sweep(study)
         raise AutotuneError(f"the process that watches over the trials cannot be kept running: it was {supervisor.end}")
 
@@ -121,7 +122,7 @@ class LocalRunning(Running):
         launch: what to start; its folder is prepared.
         graces: how long to wait for what usually happens by itself.
         supervisor: whose child the trial is to be.
-        files_left: names that earlier trials left in the working directory; this one's are added.
+        files: guards the user's files beside the study's trials.
         server: forks the trial where it can, prepared for it; None for a fresh start.
     """
 
@@ -131,7 +132,7 @@ class LocalRunning(Running):
         graces: Graces,
         supervisor: SupervisorProcess,
         *,
-        files_left: set[str],
+        files: UserFiles,
         server: WarmServer | None = None,
     ) -> None:
         self._launch, self._graces, self._supervisor = launch, graces, supervisor
@@ -140,7 +141,7 @@ class LocalRunning(Running):
         self._mark = self._environment[protocol.MARK_VARIABLE]
         self._progress = ProgressFile(self._folder / protocol.PROGRESS_FILE)
         self._results = RankResults(self._folder, launch.spec)
-        self._files = UserFiles(launch.argv, launch.cwd, self._folder, files_left)
+        self._files = files
         self._oom_kills_before = host.oom_kills()
         self._seen: dict[int, float] = {}  # every process it has had: id -> created, seconds since the epoch
         self._own_exit: int | None = None  # as subprocess.returncode; stays None when our signals came first
@@ -155,10 +156,11 @@ class LocalRunning(Running):
         self._server = server
         self._started_s = time.monotonic()
         self._next_search_s = self._started_s + LATE_S
+        files.begin(launch.argv, launch.cwd, self._folder)
         try:
             self._start()
         except BaseException:
-            self._files.restore()
+            files.end()
             raise
 
     def _start(self) -> None:
@@ -179,7 +181,6 @@ class LocalRunning(Running):
     def poll(self) -> Ended | None:
         """See `Running.poll`."""
         if self._ended is None:
-            self._files.look()
             for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
                 logs.bound(self._folder / name)
             now_s = time.monotonic()
@@ -316,6 +317,7 @@ class LocalRunning(Running):
         secrets = Secrets.known(self._environment)
         oom_kills = host.oom_kills()
         is_counted = oom_kills is not None and self._oom_kills_before is not None
+        files = self._files.end()
         newest, ready_s = self._progress.newest, self._progress.entered_s.get("init")
         return {
             "ready_s": None if ready_s is None else ready_s - self._started_s,
@@ -324,8 +326,11 @@ class LocalRunning(Running):
             "oom_kills": (oom_kills or 0) - (self._oom_kills_before or 0) if is_counted else None,
             "is_harness_seen": newest is not None or bool(self._results.by_rank),
             "num_steps": newest.step if newest else 0,
-            "files_left": self._files.left(),
-            "files_restored": self._files.restore(),
+            "files_left": files.left,
+            "files_new": files.new,
+            "files_kept": files.kept,
+            "files_aside": files.aside,
+            "files_unguarded": files.unguarded,
             **self._why,
         }
 
@@ -344,7 +349,8 @@ def _prepare(launch: Launch) -> None:
     for pattern in ("result.rank*.json", "*.tmp", "loader*.bin"):
         for file in launch.folder.glob(pattern):
             file.unlink()
-    for name in (protocol.PROGRESS_FILE, protocol.STOP_FILE, protocol.STDOUT_FILE, protocol.STDERR_FILE):
+    files = (protocol.PROGRESS_FILE, protocol.STOP_FILE, protocol.KEPT_FILE, protocol.SPARED_FILE)
+    for name in (*files, protocol.STDOUT_FILE, protocol.STDERR_FILE):
         (launch.folder / name).unlink(missing_ok=True)
     for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
         (launch.folder / name).touch(mode=0o600)

@@ -1,211 +1,268 @@
-"""The user's files beside a trial: what it leaves behind, and checkpoints, which it must not write over.
+"""The user's files beside the trials: checkpoints, which no trial may write over, and what a trial leaves behind.
 
-A trial is the user's own command, so it saves where the real training saves. Which file it will write to is not known before;
-copying every model and data set that a command names would cost more than the trial. So the kernel is asked: under a read
-lease (fcntl(2), "Leases") whoever opens a file for writing waits until its holder gives way, and only then is a copy made.
-Where a file system knows no leases, files that are not too large are copied beforehand.
+A process of its own does the guarding (keeper.py); this is the tuner's end of it. What is new in the working directory, and
+in folders that the command names, is a trial's when one of its processes was seen to write it. Anything else may be another
+program's, an editor's or a person's, and is told apart.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
+import json
 import os
-import shutil
-import signal
-import stat
+import select
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import Any
 
+from autotune.harness.protocol import MARK_VARIABLE
+from autotune.launchers.environment import KEEPER, mark_of, own_environment, study_of
+from autotune.launchers.keeper import CHECKPOINTS, MAX_GUARDED
 from autotune.run_dir import RESERVED_NAMES
 
-CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".h5", ".npz", ".msgpack")
-MAX_KEPT = 64  # files under a lease: each takes a descriptor
-MAX_COPIED_BYTES = 1 << 30  # beforehand, where there are no leases
+ANSWER_S = 30.0  # from a machine that swaps
+CLOSE_S = 1.0
 MAX_ENTRIES = 10_000  # of one folder: a data set's is not searched to its end
 MAX_LEFT = 50
-MAX_FOLDERS, MAX_INSIDE = 100, 1000  # folders of the working directory that are looked into, and entries of one: logs, no data
+MAX_FOLDERS, MAX_INSIDE = 100, 1000  # folders that are looked into, and entries of one: logs, no data
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})
 
 
-class UserFiles:
-    """The files beside one trial, from just before it starts until all its processes are gone.
-
-    Args:
-        argv: the trial's command.
-        cwd: its working directory.
-        place: folder for copies, the trial's own, `<study>/trials/0007`.
-        ours: names that earlier trials of the study left in `cwd`; those of this one are added at the end.
-    """
-
-    def __init__(self, argv: Iterable[str], cwd: str, place: Path, ours: set[str]) -> None:
-        self._cwd, self._ours = Path(cwd), ours
-        trial = place.resolve()
-        self._study = trial.parent.parent
-        self._own = (self._study, trial.parent, trial)
-        self._before = self._all_names()
-        own = {(self._cwd / name).resolve() for name in ours}
-        candidates = dict.fromkeys(path for path in _candidates(argv, self._cwd) if path not in own)
-        self._kept = [kept for path in list(candidates)[:MAX_KEPT] if (kept := Kept(path, place)).is_open]
-
-    def look(self) -> None:
-        """Lets the trial go on that waits to write to a kept file, once there is a copy. Called several times a second."""
-        for kept in self._kept:
-            kept.look()
-
-    def left(self) -> dict[str, int]:
-        """Returns the names that are new in the working directory, with the bytes they hold.
-
-        Also those one folder below it, where programs keep a folder a run: "lightning_logs/version_3".
-        """
-        new = self._all_names() - self._before
-        new = {name for name in new if os.path.dirname(name) not in new and os.path.basename(name) not in IGNORED}
-        named = sorted(new)[:MAX_LEFT]
-        self._ours.update(named)
-        return {name: _size_bytes(self._cwd / name) for name in named}
-
-    def _all_names(self) -> set[str]:
-        names = _names(self._cwd)
-        folders = [name for name in sorted(names) if not name.startswith(".") and name not in IGNORED][:MAX_FOLDERS]
-        for name in folders:
-            folder = self._cwd / name
-            if folder.is_symlink() or not folder.is_dir() or folder.resolve() in self._own:
-                continue
-            inside = _names(folder)
-            if folder == self._study.parent:  # `runs`, where TensorBoard's writer puts its own folders, too
-                ours = {name for name in inside if name.startswith((".", *RESERVED_NAMES)) or _is_study(folder / name)}
-                inside -= ours
-            if len(inside) <= MAX_INSIDE:
-                names |= {f"{name}/{entry}" for entry in inside}
-        return names
-
-    def restore(self) -> list[str]:
-        """Puts back every kept file that the trial has changed; returns their paths. Called once, at the end."""
-        return [str(kept.path) for kept in self._kept if kept.close()]
-
-
-class Kept:
-    """One file that will be as it was.
+@dataclass(kw_only=True)
+class Report:
+    """What became of the user's files beside a trial. Names are relative to the working directory where they are below it.
 
     Attributes:
-        path: the file.
-        is_open: whether it is watched.
+        left: new names that the trial has made -> the bytes they hold.
+        new: new names of which it is not known who has made them -> bytes.
+        kept: the user's files that the trial would have changed and did not.
+        aside: the user's files that it did change or remove -> copy of what they were.
+        unguarded: the user's files that could not be guarded -> why.
     """
 
-    def __init__(self, path: Path, place: Path) -> None:
-        self.path, self.is_open = path, False
-        self._copy = place / f"kept.{path.name}"
-        try:
-            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return  # unreadable: a trial of the same user cannot read it either
-        self._status = os.fstat(self._file)
-        try:
-            fcntl.fcntl(self._file, fcntl.F_SETSIG, signal.SIGURG)  # ignored by default; SIGIO would end this process
-            fcntl.fcntl(self._file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-            self.is_open = True
-        except OSError as error:
-            # EAGAIN: somebody is writing to it right now, so it is not the trial that changes it.
-            self.is_open = error.errno != errno.EAGAIN and self._status.st_size <= MAX_COPIED_BYTES and self._keep()
-        if not self.is_open:
-            os.close(self._file)
-
-    def look(self) -> None:
-        """Makes the copy and gives the lease up when somebody waits to write."""
-        with contextlib.suppress(OSError):
-            if not self._copy.exists() and fcntl.fcntl(self._file, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
-                self._keep()
-                fcntl.fcntl(self._file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-
-    def close(self) -> bool:
-        """Ends the watch; returns whether the file had changed and was put back."""
-        try:
-            is_changed = self._is_changed()
-            if is_changed:
-                self._put_back()
-            return is_changed
-        except OSError:
-            return False
-        finally:
-            os.close(self._file)  # with the lease
-            self._copy.unlink(missing_ok=True)
-
-    def _keep(self) -> bool:
-        """Copies the file beside the trial; returns whether there was room."""
-        try:
-            if shutil.disk_usage(self._copy.parent).free < 2 * self._status.st_size:
-                return False
-            with self._original() as source:
-                _write(source, self._copy)
-        except OSError:
-            self._copy.unlink(missing_ok=True)
-            return False
-        return True
-
-    def _is_changed(self) -> bool:
-        try:
-            now = os.stat(self.path)
-        except FileNotFoundError:
-            return True
-        was = self._status
-        return (now.st_ino, now.st_size, now.st_mtime_ns) != (was.st_ino, was.st_size, was.st_mtime_ns)
-
-    def _put_back(self) -> None:
-        # Written over in place: the copy has it. Replaced or removed: the open descriptor still holds the old file.
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        try:
-            with self._copy.open("rb") if self._copy.exists() else self._original() as source:
-                _write(source, temporary)
-            os.chmod(temporary, stat.S_IMODE(self._status.st_mode))
-            with contextlib.suppress(PermissionError):
-                os.chown(temporary, self._status.st_uid, self._status.st_gid)
-            os.utime(temporary, ns=(self._status.st_atime_ns, self._status.st_mtime_ns))
-            os.replace(temporary, self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def _original(self) -> IO[bytes]:
-        file = open(os.dup(self._file), "rb")  # noqa: SIM115 (the caller closes it)
-        file.seek(0)
-        return file
+    left: dict[str, int] = field(default_factory=dict)
+    new: dict[str, int] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
+    aside: dict[str, str] = field(default_factory=dict)
+    unguarded: dict[str, str] = field(default_factory=dict)
 
 
-def _write(source: IO[bytes], path: Path) -> None:
-    """Copies to a file that nobody else can read until it has the permissions of the one it stands for."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as target:
-        shutil.copyfileobj(source, target, 1 << 20)
+class UserFiles:
+    """Guards the user's files beside the trials of a study, one trial after the other."""
+
+    def __init__(self) -> None:
+        self._keeper: Keeper | None = None
+        self._made: set[Path] = set()  # by earlier trials
+        self._folders: Folders | None = None
+
+    def begin(self, argv: Iterable[str], cwd: str, place: Path) -> None:
+        """Guards and watches from now on; returns when the trial may start.
+
+        Args:
+            argv: the trial's command.
+            cwd: its working directory.
+            place: the trial's own folder, `<study>/trials/0007`.
+        """
+        place = place.resolve()
+        self._folders = folders = Folders(list(argv), Path(cwd), place)
+        files = [path for path in folders.checkpoints() if path not in self._made]
+        self._ask(
+            place,
+            {
+                "do": "begin",
+                "files": [str(path) for path in files[:MAX_GUARDED]],
+                "folders": [str(path) for path in dict.fromkeys([*folders.watched(), *(path.parent for path in files)])],
+                "own": [str(path) for path in self._made],
+                "place": str(place),
+            },
+        )
+
+    def end(self) -> Report:
+        """Ends guard and watch; called once all processes of the trial are gone."""
+        folders, self._folders = self._folders, None
+        if folders is None or self._keeper is None:
+            return Report()
+        said = self._keeper.ask({"do": "end"}) or {}
+        wrote = [Path(path) for path in said.get("wrote", [])]
+        made, new = folders.new(wrote)
+        self._made.update(wrote)
+        self._made.update(made)
+        return Report(
+            left=folders.sizes(made),
+            new=folders.sizes(new),
+            kept=said.get("kept", []),
+            aside=said.get("aside", {}),
+            unguarded=said.get("open", {}),
+        )
+
+    def close(self) -> None:
+        """Ends the keeper."""
+        if self._keeper is not None:
+            self._keeper.close()
+
+    def _ask(self, place: Path, message: dict[str, Any]) -> None:
+        for _ in range(2):  # it may have been killed since the last trial
+            if self._keeper is None:
+                self._keeper = Keeper(study_of(place))
+            if self._keeper.ask(message) is not None:
+                return
+            self._keeper.close()
+            self._keeper = None
 
 
-def _candidates(argv: Iterable[str], cwd: Path) -> Iterator[Path]:
-    """Yields the files to keep: binary ones that the command names, checkpoints in its folders and in the current one.
+class Keeper:
+    """The keeper's process. It ends with this object; with the tuner, as soon as no process of the study is left.
 
-    Text is left out: it is configuration, which people change while a study runs.
+    Args:
+        study: the study's folder, for the mark.
     """
-    folders = [cwd]
-    for word in argv:
-        path = cwd / word.partition("=")[2] if word.startswith("-") and "=" in word else cwd / word
-        with contextlib.suppress(OSError, ValueError):  # a word too long for a path, or with a NUL
-            if path.is_dir():
-                folders.append(path)
-            elif path.is_file() and _is_binary(path):
-                yield path.resolve()
-    for folder in folders:
-        for name in sorted(_names(folder)):
-            path = folder / name
-            if name.endswith(CHECKPOINTS) and path.is_file():
-                yield path.resolve()
+
+    def __init__(self, study: Path) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "autotune.launchers.keeper", mark_of(study, "")],
+            cwd="/",
+            env={**own_environment(), MARK_VARIABLE: mark_of(study, KEEPER)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        self.close = weakref.finalize(self, _close, self._process, self._log)
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        """Returns the answer to a message; None from a keeper that has ended or does not answer."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(message).encode() + b"\n")
+            process.stdin.flush()
+        except OSError:
+            return None
+        line, until_s = b"", time.monotonic() + ANSWER_S
+        while not line.endswith(b"\n"):
+            if not select.select([process.stdout], [], [], max(0.0, until_s - time.monotonic()))[0]:
+                return None
+            chunk = os.read(process.stdout.fileno(), 1 << 16)
+            if not chunk:
+                return None
+            line += chunk
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
-def _is_study(path: Path) -> bool:
-    return (path / "study.json").exists() or (path / "trials").is_dir()
+class Folders:
+    """The folders that a trial may leave something in: the working directory and those its command names.
+
+    Args:
+        argv: the command.
+        cwd: the working directory.
+        place: the trial's folder.
+    """
+
+    def __init__(self, argv: list[str], cwd: Path, place: Path) -> None:
+        self._cwd = cwd.resolve()
+        self._study = place.parent.parent
+        named = dict.fromkeys(path for word in argv for path in _paths(word, self._cwd))
+        self._files = [path for path in named if path.is_file()]
+        existing = [self._cwd, *(path for path in named if path.is_dir() and path != self._cwd)]
+        self._roots = [path for path in existing if len(_names(path)) < MAX_ENTRIES]
+        self._awaited = [path for path in named if not os.path.lexists(path) and not path.is_relative_to(self._cwd)]
+        self._before = self._entries()
+
+    def checkpoints(self) -> list[Path]:
+        """Returns the files to guard: binary ones that the command names, checkpoints in the folders.
+
+        Text is left out: it is configuration, which people change while a study runs.
+        """
+        found = [path for path in self._files if _is_binary(path)]
+        for root in self._roots:
+            found += [root / name for name in sorted(_names(root)) if name.endswith(CHECKPOINTS) and (root / name).is_file()]
+        return list(dict.fromkeys(path.resolve() for path in found))
+
+    def watched(self) -> Iterator[Path]:
+        """Yields the folders in which new names may appear."""
+        for root in self._roots:
+            yield root
+            yield from _looked_into(root, self._study)
+        yield from (path.parent for path in self._awaited if path.parent.is_dir())
+
+    def new(self, wrote: list[Path]) -> tuple[list[Path], list[Path]]:
+        """Returns what is new: (what the trial has made, that of which it is not known).
+
+        Args:
+            wrote: files that the trial was seen to write.
+        """
+        entries = self._entries() - self._before
+        outermost = [path for path in sorted(entries) if path.parent not in entries and path.name not in IGNORED]
+        awaited = {path for path in self._awaited if os.path.lexists(path)}
+        outermost += sorted(awaited - entries)
+        made = [path for path in outermost if path in awaited or any(file.is_relative_to(path) for file in wrote)]
+        unknown = [path for path in outermost if path not in made]
+        elsewhere = [file for file in wrote if self._is_elsewhere(file) and not any(file.is_relative_to(path) for path in made)]
+        return (made + elsewhere)[:MAX_LEFT], unknown[:MAX_LEFT]
+
+    def sizes(self, paths: list[Path]) -> dict[str, int]:
+        """Returns the bytes of files, or of what lies in folders, by name."""
+        return {str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path): _size_bytes(path) for path in paths}
+
+    def _is_elsewhere(self, file: Path) -> bool:
+        """Whether a file that the trial wrote lies where nobody looks for it, and is no temporary one."""
+        places = [*self._roots, *_temporary_places()]
+        return file.is_file() and not any(file.is_relative_to(place) for place in places)
+
+    def _entries(self) -> set[Path]:
+        found: set[Path] = set()
+        for root in self._roots:
+            found |= {root / name for name in _names(root)}
+            for folder in _looked_into(root, self._study):
+                inside = _names(folder)
+                if folder == self._study.parent:  # `runs`, where TensorBoard's writer puts its own folders, too
+                    inside = {name for name in inside if not _is_ours(folder / name)}
+                if len(inside) <= MAX_INSIDE:
+                    found |= {folder / name for name in inside}
+        return {path for path in found if not _is_ours(path)}
+
+
+def _paths(word: str, cwd: Path) -> Iterator[Path]:
+    """Yields the paths that a word of a command may name: `out`, `--output=out`, `project=out`."""
+    for part in {word, word.partition("=")[2]}:
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long for a path, a NUL in it, a loop of links
+            path = (cwd / part).resolve()
+            if part and not part.startswith("-") and (os.sep in part or path.exists()):
+                yield path
+
+
+def _looked_into(root: Path, study: Path) -> list[Path]:
+    """Returns the folders of a folder in which a program may keep one a run: "lightning_logs/version_3"."""
+    names = [name for name in sorted(_names(root)) if not name.startswith(".") and name not in IGNORED]
+    folders = [root / name for name in names]
+    found = [path for path in folders if path.is_dir() and not path.is_symlink() and not path.is_relative_to(study)]
+    return found[:MAX_FOLDERS]
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether an entry is a study's folder, or of the tracking store that lies beside the studies."""
+    return path.name.startswith(RESERVED_NAMES) or (path / "study.json").exists() or (path / "trials").is_dir()
+
+
+def _temporary_places() -> Iterator[Path]:
+    yield Path(tempfile.gettempdir()).resolve()
+    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve()
 
 
 def _is_binary(path: Path) -> bool:
-    with path.open("rb") as file:
+    with contextlib.suppress(OSError), path.open("rb") as file:
         return b"\0" in file.read(HEAD_BYTES)
+    return False
 
 
 def _names(folder: Path) -> set[str]:
@@ -227,3 +284,17 @@ def _size_bytes(path: Path) -> int:
                 with contextlib.suppress(OSError):
                     total += (Path(root) / name).lstat().st_size
     return total
+
+
+def _close(process: subprocess.Popen[bytes], log: Any) -> None:
+    """Lets go of a keeper, which ends by itself as soon as it guards nothing. Also called at the tuner's exit."""
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            if pipe is not None:
+                pipe.close()
+    try:
+        process.wait(CLOSE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    log.close()

@@ -359,17 +359,32 @@ def _seconds(records: list[TrialRecord], total_s: float) -> dict[str, float]:
 
 
 def _files(records: list[TrialRecord]) -> dict[str, Any]:
-    """Returns what trials left in the working directory, and which of the user's checkpoints were written over and put back."""
-    left = [
-        {"name": name, "bytes": size, "trial": record.number}
-        for record in records
-        for name, size in record.evidence.get("files_left", {}).items()
-    ]
-    restored: dict[str, list[int]] = {}
+    """Returns what became of the user's files beside the trials; see launchers/user_files.Report."""
+    named = {"left": "files_left", "new": "files_new"}
+    sizes = {
+        what: [
+            {"name": name, "bytes": size, "trial": record.number}
+            for record in records
+            for name, size in record.evidence.get(key, {}).items()
+        ]
+        for what, key in named.items()
+    }
+    kept: dict[str, list[int]] = {}
     for record in records:
-        for path in record.evidence.get("files_restored", []):
-            restored.setdefault(path, []).append(record.number)
-    return {"left": left, "restored": [{"path": path, "trials": numbers} for path, numbers in restored.items()]}
+        for path in record.evidence.get("files_kept", []):
+            kept.setdefault(path, []).append(record.number)
+    aside = [
+        {"path": path, "copy": copy, "trial": record.number}
+        for record in records
+        for path, copy in record.evidence.get("files_aside", {}).items()
+    ]
+    unguarded = {path: why for record in records for path, why in record.evidence.get("files_unguarded", {}).items()}
+    return {
+        **sizes,
+        "kept": [{"path": path, "trials": numbers} for path, numbers in kept.items()],
+        "aside": aside,
+        "unguarded": [{"path": path, "why": why} for path, why in unguarded.items()],
+    }
 
 
 def _trial(record: TrialRecord) -> dict[str, Any]:

@@ -1,134 +1,287 @@
-"""Checkpoints that trials write over: with real files, and a real process that writes to them."""
+"""The user's files beside trials: with real files, a real keeper, and real processes that write, of the trial and of others."""
 
 import os
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from autotune.harness import protocol
+from autotune.launchers.environment import mark_of
 from autotune.launchers.user_files import UserFiles
 
 PRECIOUS = b"precious\0" * 1000
 WRITE = "import sys; file = open(sys.argv[1], 'wb'); file.write(b'worthless'); file.close()"
 APPEND = "import sys; file = open(sys.argv[1], 'r+b'); file.seek(0, 2); file.write(b'worthless'); file.close()"
-REPLACE = "import os, sys; open('new', 'wb').write(b'worthless'); os.replace('new', sys.argv[1])"
-REMOVE = "import os, sys; os.remove(sys.argv[1])"
+HARNESS = f"import os, sys; sys.path.insert(0, {str(Path(protocol.__file__).parents[2])!r})\n"
+HARNESS += "from autotune.harness.keeping import keep; keep(os.environ['PLACE'])\n"
+REPLACE = HARNESS + "open('new', 'wb').write(b'worthless'); os.replace('new', sys.argv[1])"
+PATHLIB = HARNESS + "import pathlib; pathlib.Path('new').write_bytes(b'worthless'); pathlib.Path('new').rename(sys.argv[1])"
+MOVE = HARNESS + "import shutil; open('new', 'wb').write(b'worthless'); shutil.move('new', sys.argv[1])"
+REMOVE = HARNESS + "os.remove(sys.argv[1])"
+RENAME_AWAY = HARNESS + "os.rename(sys.argv[1], 'old'); assert open('old', 'rb').read(8) == b'precious'"
 READ = "import sys; open(sys.argv[1], 'rb').read()"
+WITHOUT_HARNESS = (
+    "import os, sys, time; file = open('new', 'wb'); time.sleep(0.3); file.write(b'worthless'); file.close()\n"
+    "os.system('mv new ' + sys.argv[1])"
+)
 
 
 @pytest.fixture
 def cwd(tmp_path):
     folder = tmp_path / "work"
     (folder / "out").mkdir(parents=True)
-    (tmp_path / "place").mkdir()
+    (tmp_path / "study" / "trials" / "0000").mkdir(parents=True)
     return folder
 
 
-def run(cwd, code, file, argv=(), ours=()):
-    """Runs a program beside the watch; returns (paths put back, names left)."""
-    ours = set(ours)
-    files = UserFiles(argv, str(cwd), cwd.parent / "place", ours)
-    program = subprocess.Popen([sys.executable, "-S", "-c", code, str(file)], cwd=cwd)
-    while program.poll() is None:
-        files.look()
-        time.sleep(0.01)
-    assert program.returncode == 0
-    left = files.left()
-    assert ours >= set(left)
-    return files.restore(), left
+@pytest.fixture
+def files():
+    files = UserFiles()
+    yield files
+    files.close()
 
 
-@pytest.mark.parametrize("code", [WRITE, APPEND, REPLACE, REMOVE])
+def place_of(cwd):
+    return cwd.parent / "study" / "trials" / "0000"
+
+
+def start(cwd, code, *words, is_trial=True):
+    mark = {protocol.MARK_VARIABLE: mark_of(cwd.parent / "study", 0)} if is_trial else {}
+    env = {**os.environ, **mark, "PLACE": str(place_of(cwd))}
+    return subprocess.Popen([sys.executable, "-S", "-c", code, *map(str, words)], cwd=cwd, env=env)
+
+
+def run(cwd, code, *words, is_trial=True):
+    assert start(cwd, code, *words, is_trial=is_trial).wait() == 0
+
+
+def trial(files, cwd, code, file, argv=()):
+    """Runs a program as a trial; returns the report."""
+    files.begin(argv, str(cwd), place_of(cwd))
+    run(cwd, code, file)
+    return files.end()
+
+
+@pytest.mark.parametrize("code", [WRITE, APPEND, REPLACE, PATHLIB, MOVE, REMOVE, RENAME_AWAY])
 @pytest.mark.parametrize(
     ("file", "argv"),
     [
         ("named", ["python", "--output", "named"]),
         ("named", ["python", "--output=named"]),
+        ("named", ["python", "output=named"]),
         ("here.pt", []),
         ("out/best.ckpt", ["--output_dir", "out"]),
     ],
 )
-def test_a_checkpoint_is_put_back_as_it_was(cwd, code, file, argv):
+def test_a_checkpoint_stays_as_it_is(files, cwd, code, file, argv):
     path = cwd / file
     path.write_bytes(PRECIOUS)
     path.chmod(0o640)
     before = path.stat()
-    assert run(cwd, code, path, argv)[0] == [str(path)]
+    assert trial(files, cwd, code, path, argv).kept == [str(path)]
     after = path.stat()
     assert path.read_bytes() == PRECIOUS
     assert (after.st_mode, after.st_mtime_ns, after.st_uid) == (before.st_mode, before.st_mtime_ns, before.st_uid)
-    assert list((cwd.parent / "place").iterdir()) == []
+    assert {entry.name for entry in path.parent.iterdir()} <= {path.name, "old", "out"}
 
 
-def test_what_is_only_read_is_not_copied(cwd):
+def test_a_checkpoint_is_whole_at_every_moment(files, cwd):
+    path = cwd / "best.pt"
+    path.write_bytes(PRECIOUS)
+    files.begin([], str(cwd), place_of(cwd))
+    program = start(cwd, "for _ in range(200): open('best.pt', 'wb').write(b'worthless')")
+    while program.poll() is None:
+        assert path.stat().st_size == len(PRECIOUS)  # a descriptor from before the trial opened it sees what the trial writes
+    assert path.read_bytes() == PRECIOUS
+    assert files.end().kept == [str(path)]
+
+
+def test_what_another_program_saves_stays_as_it_saved_it(files, cwd):
+    path = cwd / "best.pt"
+    path.write_bytes(PRECIOUS)
+    files.begin([], str(cwd), place_of(cwd))
+    run(cwd, WRITE, path, is_trial=False)
+    assert path.read_bytes() == b"worthless"
+    replaced = "import os; open('new', 'wb').write(b'newest'); os.replace('new', 'best.pt')"
+    run(cwd, replaced, is_trial=False)
+    report = files.end()
+    assert path.read_bytes() == b"newest"
+    assert (report.kept, report.left, report.aside) == ([], {}, {})
+
+
+def test_what_another_program_saves_is_kept_from_the_trial_too(files, cwd):
+    path = cwd / "best.pt"
+    path.write_bytes(PRECIOUS)
+    files.begin([], str(cwd), place_of(cwd))
+    run(cwd, "import os; open('new', 'wb').write(b'newest'); os.replace('new', 'best.pt')", is_trial=False)
+    run(cwd, "open('first.pt', 'wb').write(b'first')", is_trial=False)
+    wait_for(lambda: "first.pt" in (place_of(cwd) / protocol.KEPT_FILE).read_text())
+    for code in (WRITE, REPLACE):
+        run(cwd, code, path)
+        run(cwd, code, cwd / "first.pt")
+    files.end()
+    assert (path.read_bytes(), (cwd / "first.pt").read_bytes()) == (b"newest", b"first")
+
+
+def test_two_programs_that_save_in_turn_each_have_their_own(files, cwd):
+    path = cwd / "best.pt"
+    path.write_bytes(b"0000")
+    files.begin([], str(cwd), place_of(cwd))
+    for number in range(1, 20):
+        run(cwd, f"import os; open('mine', 'wb').write(b'{number:04d}'); os.replace('mine', 'best.pt')", is_trial=False)
+        time.sleep(0.05)  # the keeper guards what is new at once, but not in the same instant
+        run(cwd, WRITE, path)
+        assert path.read_bytes() == f"{number:04d}".encode()
+    assert files.end().kept == [str(path)]
+
+
+@pytest.mark.parametrize("whose", ["tuner", "supervisor"])
+def test_it_stays_when_the_tuner_or_the_supervisor_is_killed(cwd, whose):
+    """A program that saves when it is told to end must not save over the user's file then."""
+    path = cwd / "best.pt"
+    path.write_bytes(PRECIOUS)
+    saving = "import signal, sys, time\ndef save(*_):\n    open('best.pt', 'wb').write(b'worthless'); sys.exit()\n"
+    saving += "signal.signal(signal.SIGTERM, save); print(flush=True); time.sleep(60)"
+    tuner = HARNESS.splitlines()[0] + (
+        "\nimport subprocess, time\nfrom pathlib import Path\n"
+        "from autotune.launchers.user_files import UserFiles\nfiles = UserFiles()\n"
+        f"files.begin([], {str(cwd)!r}, Path({str(place_of(cwd))!r}))\nprint(files._keeper._process.pid, flush=True)\ntime.sleep(60)"
+    )
+    watching = subprocess.Popen([sys.executable, "-c", tuner], stdout=subprocess.PIPE, text=True)
+    keeper = psutil.Process(int(watching.stdout.readline()))
+    mark = {protocol.MARK_VARIABLE: mark_of(cwd.parent / "study", 0)}
+    program = subprocess.Popen(
+        [sys.executable, "-c", saving], cwd=cwd, env={**os.environ, **mark}, stdout=subprocess.PIPE, text=True
+    )
+    program.stdout.readline()
+    if whose == "tuner":
+        watching.kill()
+        time.sleep(0.3)
+        assert keeper.is_running()
+    program.send_signal(signal.SIGTERM)
+    program.wait()
+    assert path.read_bytes() == PRECIOUS
+    watching.kill()
+    watching.wait()
+    keeper.wait(5)
+    for pipe in (watching.stdout, program.stdout):
+        pipe.close()
+
+
+def test_a_keeper_that_was_killed_is_started_again(files, cwd):
+    trial(files, cwd, READ, __file__)
+    files._keeper._process.kill()
+    (cwd / "best.pt").write_bytes(PRECIOUS)
+    assert trial(files, cwd, WRITE, cwd / "best.pt").kept == [str(cwd / "best.pt")]
+
+
+def test_what_a_trial_replaces_without_python_is_kept_aside(files, cwd):
+    path = cwd / "best.pt"
+    path.write_bytes(PRECIOUS)
+    report = trial(files, cwd, WITHOUT_HARNESS, path)
+    assert path.read_bytes().startswith(b"worthless")
+    assert Path(report.aside[str(path)]).read_bytes() == PRECIOUS
+
+
+def test_a_file_with_other_names_is_kept_aside(files, cwd):
+    path = cwd / "best.pt"
+    path.write_bytes(PRECIOUS)
+    os.link(path, cwd / "epoch3")
+    report = trial(files, cwd, WRITE, path)
+    assert Path(report.aside[str(path)]).read_bytes() == PRECIOUS
+    assert "hard links" in report.unguarded[str(path)]
+
+
+def test_what_is_only_read_is_not_copied(files, cwd):
     (cwd / "data.bin").write_bytes(PRECIOUS)
-    files = UserFiles(["--data", "data.bin"], str(cwd), cwd.parent / "place", set())
-    subprocess.run([sys.executable, "-S", "-c", READ, "data.bin"], cwd=cwd, check=True)
-    files.look()
-    assert list((cwd.parent / "place").iterdir()) == []
-    assert files.restore() == []
+    before = (cwd / "data.bin").stat()
+    report = trial(files, cwd, READ, "data.bin", ["--data", "data.bin"])
+    assert (cwd / "data.bin").stat().st_ino == before.st_ino
+    assert (report.kept, report.aside) == ([], {})
 
 
-def test_text_that_people_change_meanwhile_is_left_to_them(cwd):
+def test_text_that_people_change_meanwhile_is_left_to_them(files, cwd):
     (cwd / "config.yaml").write_text("lr: 0.1")
-    assert run(cwd, WRITE, cwd / "config.yaml", ["--config", "config.yaml"]) == ([], {})
+    report = trial(files, cwd, WRITE, cwd / "config.yaml", ["--config", "config.yaml"])
+    assert (report.kept, report.left, report.aside) == ([], {}, {})
     assert (cwd / "config.yaml").read_bytes() == b"worthless"
 
 
-def test_a_file_that_somebody_is_writing_is_left_to_them(cwd):
-    path = cwd / "other.pt"
-    with path.open("wb") as file:
-        file.write(PRECIOUS)
-        file.flush()
-        assert run(cwd, WRITE, path)[0] == []
-
-
-def test_what_an_earlier_trial_left_is_not_the_user_s(cwd):
+def test_what_an_earlier_trial_left_is_not_the_user_s(files, cwd):
     path = cwd / "checkpoint.pt"
-    assert run(cwd, WRITE, path)[1] == {"checkpoint.pt": len(b"worthless")}
-    assert run(cwd, APPEND, path, ours={"checkpoint.pt"}) == ([], {})
+    slowly = "import time; file = open('checkpoint.pt', 'wb'); time.sleep(0.3); file.write(b'worthless')"
+    assert trial(files, cwd, slowly, path).left == {"checkpoint.pt": len(b"worthless")}
+    report = trial(files, cwd, APPEND, path)
+    assert (report.kept, report.left) == ([], {})
     assert path.read_bytes() == b"worthless" * 2
 
 
-def test_new_folders_are_left_with_the_bytes_in_them(cwd):
-    code = "import os, sys; os.makedirs('logs/a'); open('logs/a/b', 'w').write('1234'); os.mkdir('__pycache__')"
-    assert run(cwd, code, "x")[1] == {"logs": 4}
+def test_new_folders_are_left_with_the_bytes_in_them(files, cwd):
+    code = "import os, sys, time; os.makedirs('logs/a'); file = open('logs/a/b', 'w'); file.write('1234'); file.flush()"
+    assert trial(files, cwd, code + "; os.mkdir('__pycache__'); time.sleep(0.3)", "x").left == {"logs": 4}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes a user who may have no lease on the file")
-def test_a_file_without_a_lease_is_copied_beforehand():
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to other users
-        path = Path(folder) / "foreign.pt"
-        path.write_bytes(PRECIOUS)
-        path.chmod(0o666)
-        Path(folder).chmod(0o777)
-        os.seteuid(65534)
-        try:
-            files = UserFiles([], folder, Path(folder), set())
-            path.write_bytes(b"worthless")  # nothing makes the writer wait
-            assert files.restore() == [str(path)]
-        finally:
-            os.seteuid(0)
-        assert path.read_bytes() == PRECIOUS
+def test_a_file_that_gets_its_name_last_is_left_by_the_trial(files, cwd):
+    code = "import os, time; file = open('.part', 'w'); time.sleep(0.3); file.write('1234'); file.close(); os.rename('.part', 'done')"
+    assert trial(files, cwd, code, "x").left == {"done": 4}
 
 
-def test_a_run_s_folder_beside_older_ones_is_left(cwd):
+def test_files_of_other_programs_are_not_the_trial_s(files, cwd):
+    files.begin([], str(cwd), place_of(cwd))
+    run(cwd, "import time; file = open('theirs.log', 'w'); time.sleep(0.3); file.write('123')", is_trial=False)
+    report = files.end()
+    assert (report.left, report.new) == ({}, {"theirs.log": 3})
+
+
+def test_what_is_left_in_a_folder_that_the_command_names_is_listed(files, cwd):
+    there, new = cwd.parent / "there", cwd.parent / "new" / "out"
+    there.mkdir()
+    new.parent.mkdir()
+    code = "import os, sys, time\nos.makedirs(sys.argv[2])\nopened = [open(folder + '/a', 'w') for folder in sys.argv[1:]]\n"
+    code += "for file in opened: file.write('12345'); file.flush()\ntime.sleep(0.3)"
+    files.begin(["--output", str(there), f"project={new}"], str(cwd), place_of(cwd))
+    run(cwd, code, there, new)
+    assert files.end().left == {str(there / "a"): 5, str(new): 5}
+
+
+def test_a_run_s_folder_beside_older_ones_is_left(files, cwd):
     (cwd / "logs" / "version_0").mkdir(parents=True)
-    code = "import os; os.mkdir('logs/version_1'); open('logs/version_1/b', 'w').write('1234')"
-    assert run(cwd, code, "x")[1] == {"logs/version_1": 4}
+    code = "import os, time; os.mkdir('logs/version_1'); file = open('logs/version_1/b', 'w'); file.write('1234'); time.sleep(0.3)"
+    assert trial(files, cwd, code, "x").left == {"logs/version_1": 4}
 
 
-def test_what_a_program_leaves_among_the_studies_is_told_from_them(cwd):
+def test_what_a_program_leaves_among_the_studies_is_told_from_them(files, cwd):
     runs, study = cwd / "runs", cwd / "runs" / "train"
     place = study / "trials" / "0000"
     place.mkdir(parents=True)
-    files = UserFiles([], str(cwd), place, set())
+    files.begin([], str(cwd), place)
     (study / "trials" / "0001").mkdir()
     (runs / "mlflow.db-wal").write_text("ours")
     (runs / "other" / "trials").mkdir(parents=True)
     (runs / "Nov21_host").mkdir()
     (runs / "Nov21_host" / "events").write_text("123")
-    assert files.left() == {"runs/Nov21_host": 3}
+    report = files.end()
+    assert {**report.left, **report.new} == {"runs/Nov21_host": 3}
+
+
+def test_a_real_run_that_saves_is_not_slowed(files, cwd):
+    """Another program's save waits for one answer of the keeper, not for a copy."""
+    path = cwd / "large.pt"
+    path.write_bytes(b"x" * 50_000_000)
+    before = path.stat().st_ino
+    files.begin([], str(cwd), place_of(cwd))
+    run(cwd, WRITE, path, is_trial=False)
+    files.end()
+    assert path.stat().st_ino == before  # no copy was put in its place
+
+
+def wait_for(condition, seconds=10.0):
+    until_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.005)

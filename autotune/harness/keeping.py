@@ -1,0 +1,144 @@
+"""Keeps the user's checkpoints from being renamed over or removed by a trial.
+
+The tuner's keeper (launchers/keeper.py) guards them against being written into; no lease keeps a name. So the functions of
+`os` by which Python programs, their libraries, `shutil` and `pathlib` change names leave the names alone that stand in
+protocol.KEPT_FILE, and do everything else as before. The program is told that it was done: what it put there lies in the
+trial's folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from typing import Any, Callable, Dict, Optional
+
+from . import protocol
+
+Call = Callable[..., None]
+
+
+def keep(folder: str) -> None:
+    """Replaces the functions of `os` in this process, until its end.
+
+    Args:
+        folder: the trial's.
+    """
+    kept = Kept(folder)
+    for name in ("rename", "replace"):
+        _put(name, kept.renaming(getattr(os, name)))
+    for name in ("remove", "unlink"):
+        _put(name, kept.removing(getattr(os, name)))
+    _put("rmdir", kept.removing_folders(os.rmdir))
+
+
+def _put(name: str, new: Call) -> None:
+    old = getattr(os, name)
+    for functions in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+        if old in functions:
+            functions.add(new)
+    setattr(os, name, functools.wraps(old, assigned=("__name__", "__qualname__", "__doc__"))(new))
+    getattr(os, name).__module__ = "os"  # by which it can be pickled
+
+
+class Kept:
+    """The guarded paths, read again when the keeper has changed them.
+
+    Args:
+        folder: the trial's.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._file = os.path.join(folder, protocol.KEPT_FILE)
+        self._version: Any = None
+        self._paths: Dict[str, str] = {}  # path -> its last part
+
+    def renaming(self, rename: Call) -> Call:
+        """Returns `os.rename` or `os.replace` that leaves guarded names alone."""
+
+        def renamed(src: Any, dst: Any, *, src_dir_fd: Optional[int] = None, dst_dir_fd: Optional[int] = None) -> None:
+            taken, source = self._kept(dst, dst_dir_fd), self._kept(src, src_dir_fd)
+            if taken is None and source is None:
+                rename(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+                return
+            import shutil  # costs milliseconds, and hardly any program comes here
+
+            self._spare(taken or source or "")
+            target = _at(dst, dst_dir_fd) if taken is None else self._place_for(taken)
+            move = shutil.move if source is None else shutil.copy2
+            move(_at(src, src_dir_fd), target)
+
+        return renamed
+
+    def removing(self, remove: Call) -> Call:
+        """Returns `os.remove` or `os.unlink` that leaves guarded names alone."""
+
+        def removed(path: Any, *, dir_fd: Optional[int] = None) -> None:
+            kept = self._kept(path, dir_fd)
+            if kept is None:
+                remove(path, dir_fd=dir_fd)
+            else:
+                self._spare(kept)
+
+        return removed
+
+    def removing_folders(self, remove: Call) -> Call:
+        """Returns `os.rmdir` that leaves a folder alone in which nothing but guarded files is left."""
+
+        def removed(path: Any, *, dir_fd: Optional[int] = None) -> None:
+            try:
+                remove(path, dir_fd=dir_fd)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or not self._holds_kept(os.path.realpath(_at(path, dir_fd))):
+                    raise
+
+        return removed
+
+    def _kept(self, path: Any, dir_fd: Optional[int]) -> Optional[str]:
+        """Returns the guarded path that is meant; None for any other."""
+        self._read()
+        if not self._paths:
+            return None
+        text = os.fsdecode(path)
+        if os.path.basename(text) not in self._paths.values():
+            return None
+        folder, name = os.path.split(_at(text, dir_fd))
+        full = os.path.join(os.path.realpath(folder), name)
+        return full if full in self._paths else None
+
+    def _holds_kept(self, folder: str) -> bool:
+        self._read()
+        return all(any(_is_within(kept, entry.path) for kept in self._paths) for entry in os.scandir(folder))
+
+    def _read(self) -> None:
+        try:
+            status = os.stat(self._file)
+            version = (status.st_mtime_ns, status.st_ino)
+            if version != self._version:
+                with open(self._file, encoding="utf-8", errors="surrogateescape") as file:
+                    self._paths = {path: os.path.basename(path) for path in file.read().splitlines()}
+                self._version = version
+        except OSError:  # nothing is guarded
+            self._paths = {}
+
+    def _spare(self, path: str) -> None:
+        try:
+            with open(os.path.join(self._folder, protocol.SPARED_FILE), "a", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(path + "\n")
+        except OSError:  # a full disk: it is not told, but done
+            pass
+
+    def _place_for(self, path: str) -> str:
+        folder = os.path.join(self._folder, "scratch", "instead")
+        os.makedirs(folder, exist_ok=True)
+        return os.path.join(folder, os.path.basename(path))
+
+
+def _at(path: Any, dir_fd: Optional[int]) -> str:
+    text = os.fsdecode(path)
+    return text if dir_fd is None else os.path.join("/proc/self/fd/%d" % dir_fd, text)
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + os.sep)

@@ -1,0 +1,256 @@
+"""Keeps the user's files from a study's trials: `python -m autotune.launchers.keeper PREFIX`, one process a study.
+
+A trial is the user's own command, so it saves where the real training saves, and other programs may save there meanwhile.
+This process guards the checkpoints that are there (guarded.py), those that other programs make while a trial runs, too, and
+notes which files the trial's processes write. It is a process of its own so that a kill of the tuner, the supervisor or a
+trial leaves no file unguarded: when the tuner is gone, it stays until the last process of the study has ended.
+
+PREFIX is what the marks of the study's processes begin with. One JSON object a line, on standard input and output:
+
+    tuner   {"do": "begin", "files", "folders", "own", "place"}   files: to guard; folders: to watch; own: files that earlier
+                                                                   trials made; place: the trial's folder
+    keeper  {"is": "ready"}                                       all of it is in force: the trial may start
+    tuner   {"do": "end"}                                         the trial's processes are gone
+    keeper  {"is": "ended", "kept", "aside", "open", "wrote"}     kept: files that the trial would have changed and did not;
+            aside: changed or removed file -> copy of what it was; open: file -> why it could not be guarded; wrote: files
+            that the trial was seen to write, wherever they are
+
+The guarded paths stand in `place`, one a line, in protocol.KEPT_FILE: the harness keeps them from being renamed over or
+removed (harness/keeping.py), which no lease can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from autotune.harness import protocol
+from autotune.launchers.guarded import Guarded
+from autotune.launchers.leases import SIGNAL
+from autotune.launchers.writers import IN_CREATE, IN_ISDIR, IN_MOVED_FROM, IN_MOVED_TO, Event, Folders, Processes
+
+CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".h5", ".npz", ".msgpack")
+STDIN = 0
+READ_BYTES = 1 << 16
+AGAIN_S = 0.1  # until a file that is being written by others is asked for again
+LOOK_S = 5.0  # between two looks at what the trial has open when nothing happens
+IDLE_FACTOR = 10  # looking takes a tenth of one core at most, beside a trial that makes thousands of files
+MAX_GUARDED, MAX_WATCHED = 64, 400  # each guarded file takes a descriptor
+MAX_WROTE = 1000
+ALONE_LOOK_S, ALONE_S = 0.1, 120.0  # without the tuner: trials end within seconds then
+
+
+class Trial:
+    """The files of the user's beside one trial, from before it starts until its processes are gone.
+
+    Args:
+        message: the tuner's "begin".
+        processes: of the study.
+    """
+
+    def __init__(self, message: dict[str, Any], processes: Processes) -> None:
+        self._place, self._processes, self._folders = Path(message["place"]), processes, Folders()
+        self._study = self._place.parent.parent
+        self._wrote = {Path(path) for path in message["own"]}
+        self._own = frozenset(self._wrote)
+        self._moved: dict[int, bool] = {}  # cookie of a rename -> whether the trial has made the file
+        self._num_watched, self._published = 0, ""
+        self._not_before_s, self._due_s = 0.0, time.monotonic() + LOOK_S  # of the next look at what is open
+        self._guarded: dict[Path, Guarded] = {}
+        self._ended: list[Guarded] = []  # of files that the trial has replaced
+        for path in message["files"]:
+            self._guard(Path(path))
+        self._there = frozenset(self._guarded)
+        for folder in message["folders"]:
+            self._watch(Path(folder))
+        self._processes.opened()  # takes longest the first time
+        self._publish()
+
+    @property
+    def file(self) -> int:
+        """Descriptor, readable when a watched folder has changed."""
+        return self._folders.file
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until there is something to do, whatever happens."""
+        now_s = time.monotonic()
+        is_any_open = any(not guarded.is_leased and not guarded.why_not for guarded in self._guarded.values())
+        return max(0.0, min(self._due_s, now_s + AGAIN_S if is_any_open else math.inf) - now_s)
+
+    def look(self, *, is_last: bool = False) -> None:
+        """Answers the processes that wait to write, and takes in what has changed.
+
+        Args:
+            is_last: whether this is the last time: then all of it, at once.
+        """
+        for guarded in self._guarded.values():
+            guarded.look()
+        events = self._folders.events()
+        now_s = time.monotonic()
+        if now_s >= self._not_before_s and (events or now_s >= self._due_s) or is_last:
+            self._scan()
+        elif events:
+            self._due_s = min(self._due_s, self._not_before_s)
+        for event in events:
+            self._take(event)
+        if events:
+            for path in [path for path, guarded in self._guarded.items() if guarded.was_replaced()]:
+                self._take_replaced(path)
+            self._publish()
+
+    def _scan(self) -> None:
+        """Looks at what the trial's processes have open."""
+        began_s = time.thread_time()
+        self._note(self._processes.opened())
+        now_s = time.monotonic()
+        self._not_before_s, self._due_s = now_s + IDLE_FACTOR * (time.thread_time() - began_s), now_s + LOOK_S
+
+    def end(self) -> dict[str, Any]:
+        """Ends all guards; returns the report."""
+        self.look(is_last=True)
+        for guarded in self._guarded.values():
+            if guarded.is_leased and not guarded.path.exists():
+                guarded.copy_aside()
+            guarded.end()
+        self._folders.close()
+        there = [guarded for path, guarded in self._guarded.items() if path in self._there] + self._ended
+        return {
+            "is": "ended",
+            "kept": sorted({str(guarded.path) for guarded in there if guarded.is_kept} | self._spared()),
+            "aside": {str(guarded.path): str(guarded.aside) for guarded in there if guarded.aside},
+            "open": {str(guarded.path): guarded.why_not for guarded in there if guarded.why_not},
+            "wrote": sorted(map(str, self._wrote - self._own)),
+        }
+
+    def _guard(self, path: Path) -> None:
+        if len(self._guarded) < MAX_GUARDED and path not in self._wrote:
+            self._guarded[path] = Guarded(path, is_of_trial=self._processes.has, aside=self._place / "kept")
+
+    def _watch(self, folder: Path) -> None:
+        if self._num_watched < MAX_WATCHED and not folder.is_relative_to(self._study):
+            self._num_watched += 1
+            self._folders.watch(folder)
+
+    def _note(self, opened: set[Path]) -> None:
+        """Takes files as the trial's that it has open, and gives up the guard of new ones: they are its own."""
+        seen = {path for path in opened if not path.is_relative_to(self._study)}
+        if len(self._wrote) < MAX_WROTE:
+            self._wrote |= seen - self._there
+        for path in seen & self._guarded.keys() - self._there:
+            self._guarded.pop(path).end()
+
+    def _take(self, event: Event) -> None:
+        path = event.path
+        if event.mask & IN_MOVED_FROM:
+            self._moved[event.cookie] = path in self._wrote
+        if event.mask & IN_MOVED_TO and self._moved.pop(event.cookie, False):
+            self._wrote.add(path)
+        if event.mask & (IN_CREATE | IN_MOVED_TO):
+            self._take_new(path, is_folder=bool(event.mask & IN_ISDIR))
+
+    def _take_new(self, path: Path, *, is_folder: bool) -> None:
+        if not is_folder:
+            if path.name.endswith(CHECKPOINTS) and path not in self._guarded:
+                self._guard(path)
+        elif path.parent != self._study.parent:  # where studies are
+            self._watch(path)
+            with contextlib.suppress(OSError):
+                for entry in os.scandir(path):  # what was there before the watch
+                    self._take_new(Path(entry.path), is_folder=entry.is_dir(follow_symlinks=False))
+
+    def _take_replaced(self, path: Path) -> None:
+        guarded = self._guarded[path]
+        if path in self._wrote:  # by the trial, in a way that neither lease nor harness could keep it from
+            guarded.copy_aside()
+            guarded.end()
+            self._ended.append(self._guarded.pop(path))
+        elif path.exists():
+            guarded.follow()
+
+    def _publish(self) -> None:
+        text = "".join(f"{path}\n" for path in sorted(self._guarded))
+        if text != self._published:
+            self._published = text
+            temporary = self._place / f"{protocol.KEPT_FILE}.tmp"
+            temporary.write_text(text, errors="surrogateescape")
+            os.replace(temporary, self._place / protocol.KEPT_FILE)
+
+    def _spared(self) -> set[str]:
+        """Returns the files that the harness has kept from being renamed over or removed."""
+        with contextlib.suppress(OSError):
+            return set((self._place / protocol.SPARED_FILE).read_text(errors="surrogateescape").splitlines())
+        return set()
+
+
+class Keeper:
+    """The program's state; `run` is the program.
+
+    Args:
+        prefix: what the marks of the study's processes begin with.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._processes = Processes(prefix)
+        self._trial: Trial | None = None
+        self._incoming = b""
+        self._alone_until_s: float | None = None
+
+    def run(self) -> None:
+        """Serves until the tuner is gone and no process of the study is left."""
+        woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(SIGNAL, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # it ends by itself
+        while not self._is_over():
+            folders = [self._trial.file] if self._trial else []
+            tuner = [] if self._alone_until_s else [STDIN]
+            readable, _, _ = select.select([woken, *folders, *tuner], [], [], self._pause_s())
+            if woken in readable:
+                os.read(woken, READ_BYTES)
+            if self._trial is not None:
+                self._trial.look()
+            if STDIN in readable:
+                self._hear()
+
+    def _pause_s(self) -> float | None:
+        pauses = [self._trial.pause_s] if self._trial else []
+        return min([*pauses, *([ALONE_LOOK_S] if self._alone_until_s else [])], default=None)
+
+    def _is_over(self) -> bool:
+        if self._alone_until_s is None:
+            return False
+        return self._trial is None or time.monotonic() > self._alone_until_s or not self._processes.is_any_left()
+
+    def _hear(self) -> None:
+        chunk = os.read(STDIN, READ_BYTES)
+        if not chunk:
+            self._alone_until_s = time.monotonic() + ALONE_S
+        *lines, self._incoming = (self._incoming + chunk).split(b"\n")
+        for message in map(json.loads, lines):
+            if self._trial is not None:
+                report = self._trial.end()
+                self._trial = None
+                if message["do"] == "end":
+                    _say(report)
+            if message["do"] == "begin":
+                self._trial = Trial(message, self._processes)
+                _say({"is": "ready"})
+
+
+def _say(message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # the tuner is gone
+        print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    Keeper(sys.argv[1]).run()

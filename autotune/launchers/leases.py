@@ -1,0 +1,63 @@
+"""Read leases (fcntl(2), "Leases"): a process that opens a leased file for writing waits until the holder gives way.
+
+Linux only. The owner of a file may lease it, and root; network file systems mostly know no leases.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from pathlib import Path
+
+SIGNAL = signal.SIGURG  # the holder hears it when a writer waits; ignored by default, where SIGIO would end the process
+LOCKS = Path("/proc/locks")
+
+
+class Lease:
+    """A read lease on one file, until `close`.
+
+    Attributes:
+        file: descriptor, open for reading: it shows this file also after another one has taken its path.
+        status: of the file when the lease was taken.
+
+    Raises:
+        BlockingIOError: some process has the file open for writing.
+        OSError: there is no such file, it may not be read, or it cannot be leased here.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            self.status = os.fstat(self.file)
+            fcntl.fcntl(self.file, fcntl.F_SETSIG, SIGNAL)
+            fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        except BaseException:
+            os.close(self.file)
+            raise
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a process waits to open the file for writing, or has opened it because the lease ran out."""
+        return fcntl.fcntl(self.file, fcntl.F_GETLEASE) != fcntl.F_RDLCK
+
+    def waiting(self) -> set[int]:
+        """Returns the ids of the processes that wait to open the file for writing, as /proc/locks tells them.
+
+        A waiting process stands below the lease it waits for:
+
+            1: LEASE  BREAKING  UNLCK 7076 fe:00:2146541 0 EOF
+            1: -> LEASE  BREAKER   WRITE 7117 <none>:0 0 EOF
+        """
+        mine, found, is_below = os.readlink("/proc/self"), set(), False
+        for line in LOCKS.read_text().splitlines():
+            words = line.split()
+            if words[1:2] != ["->"]:
+                is_below = words[1:3] == ["LEASE", "BREAKING"] and words[4] == mine and words[5].endswith(f":{self.status.st_ino}")
+            elif is_below and words[2:4] == ["LEASE", "BREAKER"]:
+                found.add(int(words[5]))
+        return found
+
+    def close(self) -> None:
+        """Gives the lease back, and the descriptor."""
+        os.close(self.file)

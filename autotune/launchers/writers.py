@@ -1,0 +1,143 @@
+"""Which files a study's own processes write: the kernel tells of new names at once (inotify(7)), /proc tells who has them open."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.harness.protocol import MARK_VARIABLE
+
+IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE, IN_ISDIR = 0x40, 0x80, 0x100, 0x200, 0x40000000
+IN_ONLYDIR = 0x01000000
+EVENT = struct.Struct("iIII")  # struct inotify_event: watch, mask, cookie, length of the name
+READ_BYTES = 1 << 16
+MAX_PARENTS = 64  # from a process up to the supervisor
+WRITABLE = 0o200  # of the mode of /proc/PID/fd/N: open for writing
+
+
+@dataclass(frozen=True)
+class Event:
+    """One change of a watched folder.
+
+    Attributes:
+        path: the entry that is new, gone, or has another name.
+        mask: IN_CREATE, IN_DELETE, IN_MOVED_FROM or IN_MOVED_TO; of a folder with IN_ISDIR.
+        cookie: the same in both events of one rename.
+    """
+
+    path: Path
+    mask: int
+    cookie: int
+
+
+class Folders:
+    """Watched folders.
+
+    Attributes:
+        file: descriptor, readable when something has changed.
+    """
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.file = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.file < 0:
+            raise OSError(ctypes.get_errno(), "inotify is not to be had")
+        self._paths: dict[int, Path] = {}
+
+    def watch(self, folder: Path) -> None:
+        """Watches the entries of a folder, not those below it; one that cannot be watched is left alone."""
+        mask = IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE | IN_ONLYDIR
+        number = self._libc.inotify_add_watch(self.file, os.fsencode(folder), mask)
+        if number >= 0:
+            self._paths[number] = folder
+
+    def events(self) -> list[Event]:
+        """Returns what has changed since the last call."""
+        found = []
+        while data := self._read():
+            at = 0
+            while at < len(data):
+                number, mask, cookie, length = EVENT.unpack_from(data, at)
+                name = data[at + EVENT.size : at + EVENT.size + length].rstrip(b"\0")
+                at += EVENT.size + length
+                if number in self._paths and name:
+                    found.append(Event(self._paths[number] / os.fsdecode(name), mask, cookie))
+        return found
+
+    def close(self) -> None:
+        """Ends all watches."""
+        os.close(self.file)
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self.file, READ_BYTES)
+        except BlockingIOError:
+            return b""
+
+
+@dataclass
+class Processes:
+    """The processes of a study's trials: those that carry its mark in their environment, and what these have started.
+
+    Attributes:
+        prefix: what the marks of the study begin with.
+    """
+
+    prefix: str
+    _known: dict[int, bool] = field(default_factory=dict)
+
+    def has(self, pid: int) -> bool:
+        """Returns whether a process belongs to the study, as /proc has it now."""
+        for _ in range(MAX_PARENTS):
+            if self._is_marked(pid):
+                return True
+            pid = _parent(pid)
+            if pid <= 1:
+                return False
+        return False
+
+    def opened(self) -> set[Path]:
+        """Returns the files that the study's processes have open for writing."""
+        found: set[Path] = set()
+        for pid in self._members():
+            files = f"/proc/{pid}/fd"
+            try:
+                for name in os.listdir(files):
+                    link = f"{files}/{name}"
+                    if os.lstat(link).st_mode & WRITABLE:
+                        path = os.readlink(link)
+                        if path.startswith("/") and not path.startswith(("/dev/", "/proc/", "/memfd:")):
+                            found.add(Path(path))
+            except OSError:  # it has ended
+                continue
+        return found
+
+    def is_any_left(self) -> bool:
+        """Returns whether a process of the study runs, besides this one."""
+        return bool(self._members())
+
+    def _members(self) -> list[int]:
+        present = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        known = self._known
+        self._known = {pid: known[pid] if pid in known else self.has(pid) for pid in present if pid != os.getpid()}
+        return [pid for pid, is_member in self._known.items() if is_member and self.has(pid)]  # an id may be used again
+
+    def _is_marked(self, pid: int) -> bool:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environment = file.read().split(b"\0")
+        except OSError:
+            return False
+        return any(entry.startswith(f"{MARK_VARIABLE}={self.prefix}".encode()) for entry in environment)
+
+
+def _parent(pid: int) -> int:
+    """Returns the id of a process's parent; 0 for one that has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
