@@ -49,15 +49,19 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
     result = _result(ended, launch, composed)
     argv = composed.secrets.words(launch.argv)
     rows = _rows(result, composed, facts)
-    left: dict[str, int] = dict(ended.evidence.get("files_left") or {})
+    left, new = (dict(ended.evidence.get(name) or {}) for name in ("files_left", "files_new"))
     if as_json:
         document = composed.secrets.document(dataclasses.asdict(result))
-        print_json({"command": argv, "result": document, "knobs": rows, "files_left": left})
+        print_json({"command": argv, "result": document, "knobs": rows, "files_left": left, "files_new": new})
     else:
         _print(result, rows, argv, composed)
-        if left:
-            names = ", ".join(f"{name} ({bytes_text(size)})" for name, size in left.items())
-            console().print(Text(f"\nwritten by the program, not removed: {names}", style="quiet"))
+        for sizes, what in (
+            (left, "written by the program, not removed"),
+            (new, "written meanwhile, by it or another program"),
+        ):
+            if sizes:
+                names = ", ".join(f"{name} ({bytes_text(size)})" for name, size in sizes.items())
+                console().print(Text(f"\n{what}: {names}", style="quiet"))
     return 0
 
 

@@ -50,7 +50,7 @@ class Kept:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._file = os.path.join(folder, protocol.KEPT_FILE)
+        self._file, self._spared = (os.path.join(folder, name) for name in (protocol.KEPT_FILE, protocol.SPARED_FILE))
         self._version: Any = None
         self._paths: Dict[str, str] = {}  # path -> its last part
 
@@ -124,7 +124,7 @@ class Kept:
 
     def _spare(self, path: str) -> None:
         try:
-            with open(os.path.join(self._folder, protocol.SPARED_FILE), "a", encoding="utf-8", errors="surrogateescape") as file:
+            with open(self._spared, "a", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(path + "\n")
         except OSError:  # a full disk: it is not told, but done
             pass

@@ -77,10 +77,10 @@ class Ended:
         start: how it started: "fresh", or "warm" as a fork of a process that had imported torch. Never warm unasked.
         spared_s: what the warm start has spared: a fresh one takes so much longer to the program's first line.
         evidence: {"log_tail", "stdout_tail" (last 8 KiB each, secrets masked), "oom_kills" (rise of the cgroup's counter;
-            None where it cannot be read), "is_harness_seen", "num_steps", what became of the user's files, see
-            user_files.Report ("files_left", "files_new", "files_kept", "files_aside", "files_unguarded"), "ready_s" (from launch to torch
-            imported; None where it was not), "why_fresh" (only where a warm start was asked for and there was none)} and, by
-            cause, "deadline" with "hang" (see hangs.Hang.as_json), "stop_reason". Plain JSON values.
+            None where it cannot be read), "is_harness_seen", "num_steps", "files_left", "files_new", "files_kept",
+            "files_aside", "files_unguarded" (what became of the user's files, see user_files.Report), "ready_s" (from launch
+            to torch imported; None where it was not), "why_fresh" (only where a warm start was asked for and there was none)}
+            and, by cause, "deadline" with "hang" (see hangs.Hang.as_json), "stop_reason". Plain JSON values.
     """
 
     exit_code: int | None

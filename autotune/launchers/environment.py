@@ -33,7 +33,7 @@ def mark_of(study: Path, whose: int | str) -> str:
 
 
 def is_mark_of(study: Path, mark: str) -> bool:
-    """Whether a process that carries `mark` was started for this study: by a trial of it, to be its supervisor, server or keeper."""
+    """Whether a process that carries `mark` was started for this study: by a trial, or as its supervisor, server or keeper."""
     prefix = mark_of(study, "")
     return mark.startswith(prefix) and (mark[len(prefix) :].isdigit() or mark[len(prefix) :] in (SUPERVISOR, SERVER, KEEPER))
 

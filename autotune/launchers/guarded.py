@@ -15,6 +15,7 @@ import fcntl
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,12 +33,14 @@ class Guarded:
         path: the file, resolved.
         is_kept: the trial opened it for writing and was given the old file.
         why_not: why it cannot be guarded any more; "" while it is.
+        open_since_s: since when it is not guarded because another program writes it, monotonic; None otherwise.
         aside: copy of the file as it was before the trial wrote over it, where it could not be kept from that; else None.
     """
 
     def __init__(self, path: Path, *, is_of_trial: Callable[[int], bool], aside: Path) -> None:
         self.path, self.is_kept, self.why_not = path, False, ""
         self.aside: Path | None = None
+        self.open_since_s: float | None = None
         self._is_of_trial, self._target = is_of_trial, aside / path.name
         self._lease: Lease | None = None
         self.look()
@@ -49,15 +52,17 @@ class Guarded:
 
     def look(self) -> None:
         """Answers a process that waits to write, and takes the lease where there is none."""
-        try:
-            if self._lease is not None and self._lease.is_wanted:
-                self._answer(self._lease)
-            if self._lease is None and not self.why_not:
-                self._lease = Lease(self.path)
-        except (BlockingIOError, FileNotFoundError):  # it is being written by others, or is just being replaced: later
+        if self._lease is not None and self._lease.is_wanted:
+            self._answer(self._lease)
+        if self._lease is not None or self.why_not:
             return
+        try:
+            self._lease = Lease(self.path)
+            self.open_since_s = None
+        except (BlockingIOError, FileNotFoundError):  # others write it, or are replacing it: later
+            self.open_since_s = self.open_since_s or time.monotonic()
         except OSError as error:
-            self.why_not = error.strerror or str(error)
+            self.why_not, self.open_since_s = error.strerror or str(error), None
 
     def was_replaced(self) -> bool:
         """Returns whether another file, or none, has the path now."""

@@ -40,7 +40,7 @@ from autotune.launchers.writers import IN_CREATE, IN_ISDIR, IN_MOVED_FROM, IN_MO
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".h5", ".npz", ".msgpack")
 STDIN = 0
 READ_BYTES = 1 << 16
-AGAIN_S = 0.1  # until a file that is being written by others is asked for again
+AGAIN_S, SOON_S, SOON_FOR_S = 0.1, 0.005, 2.0  # until a file is asked for again that others are writing; sooner at first
 LOOK_S = 5.0  # between two looks at what the trial has open when nothing happens
 IDLE_FACTOR = 10  # looking takes a tenth of one core at most, beside a trial that makes thousands of files
 MAX_GUARDED, MAX_WATCHED = 64, 400  # each guarded file takes a descriptor
@@ -58,7 +58,6 @@ class Trial:
 
     def __init__(self, message: dict[str, Any], processes: Processes) -> None:
         self._place, self._processes, self._folders = Path(message["place"]), processes, Folders()
-        self._study = self._place.parent.parent
         self._wrote = {Path(path) for path in message["own"]}
         self._own = frozenset(self._wrote)
         self._moved: dict[int, bool] = {}  # cookie of a rename -> whether the trial has made the file
@@ -83,8 +82,9 @@ class Trial:
     def pause_s(self) -> float:
         """Seconds until there is something to do, whatever happens."""
         now_s = time.monotonic()
-        is_any_open = any(not guarded.is_leased and not guarded.why_not for guarded in self._guarded.values())
-        return max(0.0, min(self._due_s, now_s + AGAIN_S if is_any_open else math.inf) - now_s)
+        since_s = [guarded.open_since_s for guarded in self._guarded.values() if guarded.open_since_s is not None]
+        again_s = SOON_S if since_s and now_s - max(since_s) < SOON_FOR_S else AGAIN_S
+        return max(0.0, min(self._due_s, now_s + again_s if since_s else math.inf) - now_s)
 
     def look(self, *, is_last: bool = False) -> None:
         """Answers the processes that wait to write, and takes in what has changed.
@@ -96,7 +96,7 @@ class Trial:
             guarded.look()
         events = self._folders.events()
         now_s = time.monotonic()
-        if now_s >= self._not_before_s and (events or now_s >= self._due_s) or is_last:
+        if is_last or (now_s >= self._not_before_s and (events or now_s >= self._due_s)):
             self._scan()
         elif events:
             self._due_s = min(self._due_s, self._not_before_s)
@@ -136,13 +136,13 @@ class Trial:
             self._guarded[path] = Guarded(path, is_of_trial=self._processes.has, aside=self._place / "kept")
 
     def _watch(self, folder: Path) -> None:
-        if self._num_watched < MAX_WATCHED and not folder.is_relative_to(self._study):
+        if self._num_watched < MAX_WATCHED and not folder.is_relative_to(self._place):
             self._num_watched += 1
             self._folders.watch(folder)
 
     def _note(self, opened: set[Path]) -> None:
         """Takes files as the trial's that it has open, and gives up the guard of new ones: they are its own."""
-        seen = {path for path in opened if not path.is_relative_to(self._study)}
+        seen = {path for path in opened if not path.is_relative_to(self._place)}
         if len(self._wrote) < MAX_WROTE:
             self._wrote |= seen - self._there
         for path in seen & self._guarded.keys() - self._there:
@@ -161,7 +161,7 @@ class Trial:
         if not is_folder:
             if path.name.endswith(CHECKPOINTS) and path not in self._guarded:
                 self._guard(path)
-        elif path.parent != self._study.parent:  # where studies are
+        elif path.parent != self._place.parents[2]:  # where studies are
             self._watch(path)
             with contextlib.suppress(OSError):
                 for entry in os.scandir(path):  # what was there before the watch

@@ -53,7 +53,9 @@ class Lease:
         for line in LOCKS.read_text().splitlines():
             words = line.split()
             if words[1:2] != ["->"]:
-                is_below = words[1:3] == ["LEASE", "BREAKING"] and words[4] == mine and words[5].endswith(f":{self.status.st_ino}")
+                is_below = [*words[1:3], words[4]] == ["LEASE", "BREAKING", mine] and words[5].endswith(
+                    f":{self.status.st_ino}"
+                )
             elif is_below and words[2:4] == ["LEASE", "BREAKER"]:
                 found.add(int(words[5]))
         return found

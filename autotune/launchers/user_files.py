@@ -172,8 +172,8 @@ class Folders:
         self._cwd = cwd.resolve()
         self._study = place.parent.parent
         named = dict.fromkeys(path for word in argv for path in _paths(word, self._cwd))
-        self._files = [path for path in named if path.is_file()]
-        existing = [self._cwd, *(path for path in named if path.is_dir() and path != self._cwd)]
+        self._files = [path for path in named if os.path.isfile(path)]
+        existing = [self._cwd, *(path for path in named if os.path.isdir(path) and path != self._cwd)]
         self._roots = [path for path in existing if len(_names(path)) < MAX_ENTRIES]
         self._awaited = [path for path in named if not os.path.lexists(path) and not path.is_relative_to(self._cwd)]
         self._before = self._entries()
@@ -193,7 +193,7 @@ class Folders:
         for root in self._roots:
             yield root
             yield from _looked_into(root, self._study)
-        yield from (path.parent for path in self._awaited if path.parent.is_dir())
+        yield from (path.parent for path in self._awaited if os.path.isdir(path.parent))
 
     def new(self, wrote: list[Path]) -> tuple[list[Path], list[Path]]:
         """Returns what is new: (what the trial has made, that of which it is not known).
@@ -212,11 +212,14 @@ class Folders:
 
     def sizes(self, paths: list[Path]) -> dict[str, int]:
         """Returns the bytes of files, or of what lies in folders, by name."""
-        return {str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path): _size_bytes(path) for path in paths}
+        return {self._name(path): _size_bytes(path) for path in paths}
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
 
     def _is_elsewhere(self, file: Path) -> bool:
         """Whether a file that the trial wrote lies where nobody looks for it, and is no temporary one."""
-        places = [*self._roots, *_temporary_places()]
+        places = [self._study, *self._roots, *_temporary_places()]
         return file.is_file() and not any(file.is_relative_to(place) for place in places)
 
     def _entries(self) -> set[Path]:
@@ -234,10 +237,10 @@ class Folders:
 
 def _paths(word: str, cwd: Path) -> Iterator[Path]:
     """Yields the paths that a word of a command may name: `out`, `--output=out`, `project=out`."""
-    for part in {word, word.partition("=")[2]}:
+    for part in filter(None, {word, word.partition("=")[2]}):
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long for a path, a NUL in it, a loop of links
             path = (cwd / part).resolve()
-            if part and not part.startswith("-") and (os.sep in part or path.exists()):
+            if not part.startswith("-") and (os.path.exists(path) if os.sep not in part else part.isprintable()):
                 yield path
 
 

@@ -1,4 +1,4 @@
-"""Which files a study's own processes write: the kernel tells of new names at once (inotify(7)), /proc tells who has them open."""
+"""Which files a study's processes write: the kernel tells of new names at once (inotify(7)), /proc of what is open."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Folders:
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self.file = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.file: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self.file < 0:
             raise OSError(ctypes.get_errno(), "inotify is not to be had")
         self._paths: dict[int, Path] = {}

@@ -363,5 +363,14 @@ open(folder + '/done', 'w').write('x'); time.sleep(600)
 
     def test_files_left_in_the_working_directory_are_listed(self, launcher: Launcher, folder: Path) -> None:
         """A trial may have written a checkpoint."""
-        ended = self.run(launcher, a_launch(folder, program("open('left.pt', 'w').write('xyz'); result()")))
-        assert ended.evidence["files_left"] == {"left.pt": 3}
+        body = "with open('left.pt', 'w') as file: file.write('xyz'); time.sleep(0.5)\nresult()"
+        assert self.run(launcher, a_launch(folder, program(body))).evidence["files_left"] == {"left.pt": 3}
+
+    def test_a_new_file_that_no_process_of_the_trial_was_seen_to_write_is_told_apart(
+        self, launcher: Launcher, folder: Path
+    ) -> None:
+        """Other programs write there, too."""
+        running = launcher.start(a_launch(folder, program("time.sleep(0.5); result()")))
+        (folder.parent / "theirs.pt").write_text("xyz")
+        evidence = wait(running).evidence
+        assert (evidence["files_left"], evidence["files_new"]) == ({}, {"theirs.pt": 3})

@@ -3,8 +3,11 @@
     python -m tests.benchmarks.chaos --kills 100 [--seed 0] [--minutes 30]
 
 Victims are drawn at random, at random moments: a trial's first process, one of its loader workers, the supervisor, the tuner
-(then `autotune resume`), the tracker. A study that reached its verdict is followed by a new one until all kills are done; the
-last one is left to reach its verdict. Exit status 1 when anything is lost, repeated or left behind.
+(then `autotune resume`), the tracker. Trials save over checkpoints of the user's, also when they are told to end; another
+program trains in the same folder meanwhile, and looks before each of its saves whether its last one is still there.
+
+A study that reached its verdict is followed by a new one until all kills are done; the last one is left to reach its verdict.
+Exit status 1 when anything is lost, repeated, left behind or spoiled.
 """
 
 from __future__ import annotations
@@ -30,10 +33,21 @@ from autotune.run_dir import StudyFolder
 from tests.benchmarks.reporting import machine_lines, table
 
 PROGRAM = """
+import os, signal, sys, time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_num_threads(1)
+
+def save(*_):
+    torch.save(model.state_dict(), "named.pt")
+    torch.save(model.state_dict(), "new.tmp")
+    os.replace("new.tmp", "replaced.pt")
+    if _:
+        sys.exit()
+
+signal.signal(signal.SIGTERM, save)
+saved_s = 0.0
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 data = TensorDataset(torch.randn(20000, 64))
@@ -43,7 +57,27 @@ if __name__ == "__main__":
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
+            if time.monotonic() - saved_s > 0.3:
+                save()
+                saved_s = time.monotonic()
 """
+# Saves a number in place and under another name first, in turn; says which one was not there any more.
+OTHER = """
+import os, pathlib, time
+path, number = pathlib.Path("audio_best.pt"), 0
+path.write_text("0")
+while True:
+    time.sleep(0.2)
+    if path.read_text() != str(number):
+        print(f"checkpoint {number} of another program: {path.read_text()[:20]!r}", flush=True)
+    number += 1
+    if number % 2:
+        path.write_text(str(number))
+    else:
+        pathlib.Path("audio.tmp").write_text(str(number))
+        os.replace("audio.tmp", path)
+"""
+PRECIOUS, CHECKPOINTS = b"precious" * 1000, ("named.pt", "replaced.pt")  # the user's own
 RULES = {"warmup_min_device_s": 0.05, "warmup_max_s": 1.0, "min_s": 0.2, "max_s": 0.5, "slow_max_s": 1.0, "min_steps": 5}
 OPTIONS = [
     "study.name=chaos", "device.kind=cpu", "compile.mode=off", "study.budget.trials=8", "measure.quiet=false",
@@ -65,6 +99,7 @@ class Toll:
         lost, repeated: names of trials that were finished and then were not, or were measured twice.
         orphans: processes that were left, described.
         segments: names in /dev/shm that were left.
+        spoiled: checkpoints of the user's or of another program that were not as they were left.
         verdicts: of the studies that were completed.
         trials: how many were finished.
     """
@@ -74,13 +109,14 @@ class Toll:
     repeated: list[str] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
     segments: list[str] = field(default_factory=list)
+    spoiled: list[str] = field(default_factory=list)
     verdicts: list[str] = field(default_factory=list)
     num_trials: int = 0
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing was lost, repeated or left, and every study came to a verdict."""
-        nothing = not (self.lost or self.repeated or self.orphans or self.segments)
+        nothing = not (self.lost or self.repeated or self.orphans or self.segments or self.spoiled)
         return nothing and bool(self.verdicts) and all(self.verdicts)
 
     def lines(self) -> list[str]:
@@ -93,9 +129,10 @@ class Toll:
             ("finished trials repeated", len(self.repeated)),
             ("orphan processes", len(self.orphans)),
             ("leaked shared-memory segments", len(self.segments)),
+            ("checkpoints spoiled", len(self.spoiled)),
             ("studies with a verdict", f"{sum(map(bool, self.verdicts))} of {len(self.verdicts)}"),
         ]
-        return [table(("", ""), rows), *self.lost, *self.repeated, *self.orphans, *self.segments]
+        return [table(("", ""), rows), *self.lost, *self.repeated, *self.orphans, *self.segments, *self.spoiled]
 
 
 class Victimized:
@@ -115,6 +152,8 @@ class Victimized:
         self._finished: dict[int, TrialRecord] = {}
         self._environment = {k: v for k, v in own_environment().items() if k != "MLFLOW_TRACKING_URI"}
         (cwd / "train.py").write_text(PROGRAM, encoding="utf-8")
+        for name in CHECKPOINTS:
+            (cwd / name).write_bytes(PRECIOUS)
 
     def run(self, minutes: float) -> int:
         """Kills until the study has its verdict all the same; returns how many kills are still wanted.
@@ -123,6 +162,18 @@ class Victimized:
             minutes: the study's budget.
         """
         budget = f"study.budget.minutes={minutes:g}"
+        with (self._cwd / "other.log").open("wb") as log:
+            other = subprocess.Popen([sys.executable, "-c", OTHER], cwd=self._cwd, stdout=log, stderr=log)
+        try:
+            self._attack_all(budget)
+        finally:
+            other.kill()
+            other.wait()
+        self._toll.spoiled += (self._cwd / "other.log").read_text().splitlines()
+        self._close()
+        return self._kills
+
+    def _attack_all(self, budget: str) -> None:
         tuner, num_idle = self._start("run", *OPTIONS, budget, "--", sys.executable, "train.py"), 0
         while True:
             before = self._kills
@@ -134,8 +185,6 @@ class Victimized:
             if num_idle == MAX_STARTS_WITHOUT_A_KILL:
                 break
             tuner = self._start("resume", "chaos")
-        self._close()
-        return self._kills
 
     def _attack(self, tuner: subprocess.Popen[bytes]) -> bool:
         """Kills parts of the study until the tuner is gone; whether that was of its own."""
@@ -190,7 +239,11 @@ class Victimized:
         return found
 
     def _look(self) -> None:
-        """Compares the records on disk with those seen before."""
+        """Compares the records on disk, and the user's checkpoints, with those seen before."""
+        for name in CHECKPOINTS:
+            if (self._cwd / name).read_bytes() != PRECIOUS:
+                self._toll.spoiled.append(f"{self._cwd.name}: {name}, after {self._toll.kills.total()} kills")
+                (self._cwd / name).write_bytes(PRECIOUS)
         now = {record.number: record for record in self.folder.read_trials() if record.outcome is not Outcome.interrupted}
         for number, record in self._finished.items():
             later = now.get(number)

