@@ -277,7 +277,7 @@ def file_lines(summary: Summary) -> list[tuple[str, str]]:
         said.append(("new", f"{new}: written meanwhile, by a trial or by another program"))
     for entry in files.get("kept") or []:
         numbers = entry["trials"]
-        who = f"trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+        who = f"trial{'s' if len(numbers) > 1 else ''} {_listed([str(number) for number in numbers])}"
         said.append(("kept", f"{entry['path']}: {who} would have changed it; it is as it was"))
     for entry in files.get("aside") or []:
         said.append(("changed", f"{entry['path']}: by trial {entry['trial']}; what it was is in {entry['copy']}"))

@@ -6,7 +6,7 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
 
     inject/sitecustomize.py   gets in, and chains to the sitecustomize it shadows
     boot.py, imports.py       waits for `import torch`
-    keeping.py                keeps the user's checkpoints from being renamed over or removed
+    keeping.py                keeps the user's checkpoints from being saved or renamed over, or removed
     warm_server.py            a program of its own: imports torch once and forks the trials that may start so
     applied.py, sites.py      a real run with a file's knobs: what took effect, which loader trains; then at rest
     session.py                one per process: what was asked, who watches what, what happens at a step

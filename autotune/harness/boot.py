@@ -11,7 +11,7 @@ import time
 import traceback
 from typing import Any, Callable, Dict, List
 
-from . import adapters, protocol
+from . import adapters, keeping, protocol
 from .imports import Awaited
 
 session: Any = None  # this process's, once torch is there
@@ -62,6 +62,7 @@ def wait_for_torch(spec_path: str) -> None:
     """Installs the import hook, or starts at once when torch is already imported."""
     if "torch" in sys.modules:
         startup.clear()
+        _guarded(keeping.torch_is_there)
         session = _begin(spec_path)
         if session is not None:
             _guarded(session.torch_is_there)
@@ -71,6 +72,7 @@ def wait_for_torch(spec_path: str) -> None:
         _note_changes()
         session = _begin(spec_path)
         execute()
+        _guarded(keeping.torch_is_there)
         if session is not None:
             _guarded(session.torch_is_there)
 

@@ -1,9 +1,9 @@
-"""Keeps the user's checkpoints from being renamed over or removed by a trial.
+"""Keeps the user's checkpoints from being saved over, renamed over or removed by a trial.
 
-The tuner's keeper (launchers/keeper.py) guards them against being written into; no lease keeps a name. So the functions of
-`os` by which Python programs, their libraries, `shutil` and `pathlib` change names leave the names alone that stand in
-protocol.KEPT_FILE, and do everything else as before. The program is told that it was done: what it put there lies in the
-trial's folder.
+The tuner's keeper (launchers/keeper.py) guards them against being written into, where the file system knows leases; no lease
+keeps a name. So `torch.save`, and the functions of `os` by which Python programs, their libraries, `shutil` and `pathlib`
+change names, leave the files alone that stand in protocol.KEPT_FILE, and do everything else as before. The program is told
+that it was done: what it put there lies in the trial's folder.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import sys
 from typing import Any, Callable, Dict, Optional
 
 from . import protocol
@@ -24,12 +25,20 @@ def keep(folder: str) -> None:
     Args:
         folder: the trial's.
     """
+    global kept
     kept = Kept(folder)
     for name in ("rename", "replace"):
         _put(name, kept.renaming(getattr(os, name)))
     for name in ("remove", "unlink"):
         _put(name, kept.removing(getattr(os, name)))
     _put("rmdir", kept.removing_folders(os.rmdir))
+
+
+def torch_is_there() -> None:
+    """Replaces `torch.save`, too."""
+    if kept is not None:
+        torch: Any = sys.modules["torch"]
+        torch.save = torch.serialization.save = functools.wraps(torch.save)(kept.saving(torch.save))
 
 
 def _put(name: str, new: Call) -> None:
@@ -50,9 +59,25 @@ class Kept:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._file, self._spared = (os.path.join(folder, name) for name in (protocol.KEPT_FILE, protocol.SPARED_FILE))
+        names = (protocol.KEPT_FILE, protocol.SPARED_FILE, protocol.MADE_FILE)
+        self._file, self._spared, self._made = (os.path.join(folder, name) for name in names)
         self._version: Any = None
         self._paths: Dict[str, str] = {}  # path -> its last part
+
+    def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `torch.save` that leaves guarded files alone, and notes those that it is about to make."""
+
+        def saved(obj: Any, f: Any, *arguments: Any, **named: Any) -> Any:
+            if isinstance(f, (str, os.PathLike)):
+                kept = self._kept(f, None)
+                if kept is not None:
+                    self._spare(kept)
+                    f = self._place_for(kept)
+                elif not os.path.lexists(f):
+                    _append(self._made, os.path.realpath(f))
+            return save(obj, f, *arguments, **named)
+
+        return saved
 
     def renaming(self, rename: Call) -> Call:
         """Returns `os.rename` or `os.replace` that leaves guarded names alone."""
@@ -123,16 +148,23 @@ class Kept:
             self._paths = {}
 
     def _spare(self, path: str) -> None:
-        try:
-            with open(self._spared, "a", encoding="utf-8", errors="surrogateescape") as file:
-                file.write(path + "\n")
-        except OSError:  # a full disk: it is not told, but done
-            pass
+        _append(self._spared, path)
 
     def _place_for(self, path: str) -> str:
         folder = os.path.join(self._folder, "scratch", "instead")
         os.makedirs(folder, exist_ok=True)
         return os.path.join(folder, os.path.basename(path))
+
+
+def _append(file: str, line: str) -> None:
+    try:
+        with open(file, "a", encoding="utf-8", errors="surrogateescape") as opened:
+            opened.write(line + "\n")
+    except OSError:  # a full disk: it is not told, but done
+        pass
+
+
+kept: Optional[Kept] = None  # this process's
 
 
 def _at(path: Any, dir_fd: Optional[int]) -> str:

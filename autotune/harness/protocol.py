@@ -11,7 +11,8 @@ document carries `schema`. History of the schema: 1, the first.
     stop.json             rank 0 -> ranks    {"step": n}: every rank writes its result and leaves after its n-th step
     loader<K>.bin         loader workers     counters of each worker of the K-th DataLoader, see worker.py
     kept.txt              keeper -> harness  paths of the user's files that no trial may rename over or remove, one a line
-    spared.txt            harness -> tuner   those of them that the program would have, one a line
+    spared.txt            harness -> keeper  those of them that the program would have changed, one a line
+    made.txt              harness -> keeper  files that the program begins to save where there was none, one a line
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>", inherited by every 
 HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256}: what `env.NAME` must be where the spec holds a stand-in
 STAND_IN = "***"  # what the spec holds, followed by a number, for the value of a secret environment variable
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
-KEPT_FILE, SPARED_FILE = "kept.txt", "spared.txt"
+KEPT_FILE, SPARED_FILE, MADE_FILE = "kept.txt", "spared.txt", "made.txt"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
 # Every Python process of a trial answers this signal by writing its stacks to standard error: how a hang is placed. A
 # real-time one, which nobody means anything by; None where the system has none.

@@ -16,7 +16,7 @@ PREFIX is what the marks of the study's processes begin with. One JSON object a 
             that the trial was seen to write, wherever they are
 
 The guarded paths stand in `place`, one a line, in protocol.KEPT_FILE: the harness keeps them from being renamed over or
-removed (harness/keeping.py), which no lease can.
+removed (harness/keeping.py), which no lease can, and tells which files the trial begins to save.
 """
 
 from __future__ import annotations
@@ -95,17 +95,14 @@ class Trial:
         for guarded in self._guarded.values():
             guarded.look()
         events = self._folders.events()
+        if events:
+            self._take_all(events)
         now_s = time.monotonic()
         if is_last or (now_s >= self._not_before_s and (events or now_s >= self._due_s)):
             self._scan()
         elif events:
             self._due_s = min(self._due_s, self._not_before_s)
-        for event in events:
-            self._take(event)
-        if events:
-            for path in [path for path, guarded in self._guarded.items() if guarded.was_replaced()]:
-                self._take_replaced(path)
-            self._publish()
+        self._publish()
 
     def _scan(self) -> None:
         """Looks at what the trial's processes have open."""
@@ -122,10 +119,11 @@ class Trial:
                 guarded.copy_aside()
             guarded.end()
         self._folders.close()
+        spared = self._told(protocol.SPARED_FILE)
         there = [guarded for path, guarded in self._guarded.items() if path in self._there] + self._ended
         return {
             "is": "ended",
-            "kept": sorted({str(guarded.path) for guarded in there if guarded.is_kept} | self._spared()),
+            "kept": sorted(map(str, {guarded.path for guarded in there if guarded.is_kept} | spared & self._there)),
             "aside": {str(guarded.path): str(guarded.aside) for guarded in there if guarded.aside},
             "open": {str(guarded.path): guarded.why_not for guarded in there if guarded.why_not},
             "wrote": sorted(map(str, self._wrote - self._own)),
@@ -147,6 +145,13 @@ class Trial:
             self._wrote |= seen - self._there
         for path in seen & self._guarded.keys() - self._there:
             self._guarded.pop(path).end()
+
+    def _take_all(self, events: list[Event]) -> None:
+        self._wrote |= self._told(protocol.MADE_FILE)
+        for event in events:
+            self._take(event)
+        for path in [path for path, guarded in self._guarded.items() if guarded.was_replaced()]:
+            self._take_replaced(path)
 
     def _take(self, event: Event) -> None:
         path = event.path
@@ -184,10 +189,10 @@ class Trial:
             temporary.write_text(text, errors="surrogateescape")
             os.replace(temporary, self._place / protocol.KEPT_FILE)
 
-    def _spared(self) -> set[str]:
-        """Returns the files that the harness has kept from being renamed over or removed."""
+    def _told(self, name: str) -> set[Path]:
+        """Returns the files that the harness has named in a file of its own."""
         with contextlib.suppress(OSError):
-            return set((self._place / protocol.SPARED_FILE).read_text(errors="surrogateescape").splitlines())
+            return set(map(Path, (self._place / name).read_text(errors="surrogateescape").splitlines()))
         return set()
 
 

@@ -349,7 +349,7 @@ def _prepare(launch: Launch) -> None:
     for pattern in ("result.rank*.json", "*.tmp", "loader*.bin"):
         for file in launch.folder.glob(pattern):
             file.unlink()
-    files = (protocol.PROGRESS_FILE, protocol.STOP_FILE, protocol.KEPT_FILE, protocol.SPARED_FILE)
+    files = (protocol.PROGRESS_FILE, protocol.STOP_FILE, protocol.KEPT_FILE, protocol.SPARED_FILE, protocol.MADE_FILE)
     for name in (*files, protocol.STDOUT_FILE, protocol.STDERR_FILE):
         (launch.folder / name).unlink(missing_ok=True)
     for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):

@@ -61,6 +61,7 @@ class UserFiles:
         self._keeper: Keeper | None = None
         self._made: set[Path] = set()  # by earlier trials
         self._folders: Folders | None = None
+        self._too_many: dict[str, str] = {}
 
     def begin(self, argv: Iterable[str], cwd: str, place: Path) -> None:
         """Guards and watches from now on; returns when the trial may start.
@@ -73,6 +74,7 @@ class UserFiles:
         place = place.resolve()
         self._folders = folders = Folders(list(argv), Path(cwd), place)
         files = [path for path in folders.checkpoints() if path not in self._made]
+        self._too_many = {str(path): f"only {MAX_GUARDED} files are" for path in files[MAX_GUARDED:]}
         self._ask(
             place,
             {
@@ -99,7 +101,7 @@ class UserFiles:
             new=folders.sizes(new),
             kept=said.get("kept", []),
             aside=said.get("aside", {}),
-            unguarded=said.get("open", {}),
+            unguarded={**said.get("open", {}), **self._too_many},
         )
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from autotune.harness import protocol
 from autotune.launchers.environment import mark_of
@@ -18,12 +19,16 @@ PRECIOUS = b"precious\0" * 1000
 WRITE = "import sys; file = open(sys.argv[1], 'wb'); file.write(b'worthless'); file.close()"
 APPEND = "import sys; file = open(sys.argv[1], 'r+b'); file.seek(0, 2); file.write(b'worthless'); file.close()"
 HARNESS = f"import os, sys; sys.path.insert(0, {str(Path(protocol.__file__).parents[2])!r})\n"
-HARNESS += "from autotune.harness.keeping import keep; keep(os.environ['PLACE'])\n"
+HARNESS += "from autotune.harness.keeping import keep, torch_is_there; keep(os.environ['PLACE'])\n"
 REPLACE = HARNESS + "open('new', 'wb').write(b'worthless'); os.replace('new', sys.argv[1])"
 PATHLIB = HARNESS + "import pathlib; pathlib.Path('new').write_bytes(b'worthless'); pathlib.Path('new').rename(sys.argv[1])"
 MOVE = HARNESS + "import shutil; open('new', 'wb').write(b'worthless'); shutil.move('new', sys.argv[1])"
 REMOVE = HARNESS + "os.remove(sys.argv[1])"
 RENAME_AWAY = HARNESS + "os.rename(sys.argv[1], 'old'); assert open('old', 'rb').read(8) == b'precious'"
+SAVE = (
+    HARNESS
+    + f"sys.path.append({str(Path(torch.__file__).parents[1])!r}); import torch; torch_is_there(); torch.save(torch.zeros(1), sys.argv[1])"
+)
 READ = "import sys; open(sys.argv[1], 'rb').read()"
 WITHOUT_HARNESS = (
     "import os, sys, time; file = open('new', 'wb'); time.sleep(0.3); file.write(b'worthless'); file.close()\n"
@@ -67,7 +72,7 @@ def trial(files, cwd, code, file, argv=()):
     return files.end()
 
 
-@pytest.mark.parametrize("code", [WRITE, APPEND, REPLACE, PATHLIB, MOVE, REMOVE, RENAME_AWAY])
+@pytest.mark.parametrize("code", [WRITE, APPEND, SAVE, REPLACE, PATHLIB, MOVE, REMOVE, RENAME_AWAY])
 @pytest.mark.parametrize(
     ("file", "argv"),
     [
@@ -88,6 +93,26 @@ def test_a_checkpoint_stays_as_it_is(files, cwd, code, file, argv):
     assert path.read_bytes() == PRECIOUS
     assert (after.st_mode, after.st_mtime_ns, after.st_uid) == (before.st_mode, before.st_mtime_ns, before.st_uid)
     assert {entry.name for entry in path.parent.iterdir()} <= {path.name, "old", "out"}
+
+
+@pytest.mark.parametrize("code", [SAVE, REPLACE, REMOVE])
+def test_where_there_are_no_leases_the_harness_keeps_what_it_can(cwd, code):
+    path = cwd / "best.pt"
+    path.write_bytes(PRECIOUS)
+    (place_of(cwd) / protocol.KEPT_FILE).write_text(f"{path}\n")
+    run(cwd, code, path)
+    assert path.read_bytes() == PRECIOUS
+    assert (place_of(cwd) / protocol.SPARED_FILE).read_text() == f"{path}\n"
+
+
+def test_what_the_trial_saves_itself_is_its_own(files, cwd):
+    """It can be saved again, read, and removed."""
+    code = SAVE + "\nfor n in range(9): torch.save(torch.full((1,), float(n)), 'own.pt')\n"
+    code += "assert torch.load('own.pt').item() == 8; torch.save(1, 'gone.pt'); os.remove('gone.pt')"
+    report = trial(files, cwd, code, cwd / "own.pt")
+    assert list(report.left) == ["own.pt"]
+    report = trial(files, cwd, code, cwd / "own.pt")
+    assert (report.left, report.kept, report.new) == ({}, [], {})
 
 
 def test_a_checkpoint_is_whole_at_every_moment(files, cwd):
