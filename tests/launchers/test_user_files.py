@@ -26,8 +26,8 @@ MOVE = HARNESS + "import shutil; open('new', 'wb').write(b'worthless'); shutil.m
 REMOVE = HARNESS + "os.remove(sys.argv[1])"
 RENAME_AWAY = HARNESS + "os.rename(sys.argv[1], 'old'); assert open('old', 'rb').read(8) == b'precious'"
 SAVE = (
-    HARNESS
-    + f"sys.path.append({str(Path(torch.__file__).parents[1])!r}); import torch; torch_is_there(); torch.save(torch.zeros(1), sys.argv[1])"
+    HARNESS + f"sys.path.append({str(Path(torch.__file__).parents[1])!r}); import torch; "
+    "torch_is_there(); torch.save(torch.zeros(1), sys.argv[1])"
 )
 READ = "import sys; open(sys.argv[1], 'rb').read()"
 WITHOUT_HARNESS = (
