@@ -7,7 +7,7 @@ known messages in the log. Nothing here looks for the word "error".
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autotune.harness.protocol import APPLIED, UNMEASURABLE, RankResult
@@ -41,6 +41,7 @@ MAX_SKIPPED_FRAC = 0.02  # of the window's steps; a scaler that tries a larger s
 CALIBRATING_SKIPS = 16  # from the first scale, 2**16, down to 1: more cannot come of looking for a scale
 BUILDING = ("spawn", "import", "init")  # before the model is called
 STARTING = (*BUILDING, "first_batch")
+LOSS, SCALING = "loss", "scaling"  # what a program may lose by itself, so that its trials are not to blame for it
 
 LONGER = "Let it train longer: more epochs, or more data"
 UNTRAINED = (
@@ -82,6 +83,7 @@ class Facts:
         mode: the spec's mode; only "measure" has to bring a number.
         device_used_frac: largest share of device memory seen in use; None unknown.
         memory_limit_bytes: cap of one process that the user has set; None for none.
+        excused: of LOSS and SCALING what the program does not keep by itself either: no reason against a trial.
     """
 
     exit_code: int | None = None
@@ -102,6 +104,7 @@ class Facts:
     mode: str = "measure"
     device_used_frac: float | None = None
     memory_limit_bytes: int | None = None
+    excused: frozenset[str] = frozenset()
 
 
 def classify(facts: Facts) -> Verdict:
@@ -145,12 +148,9 @@ def root(facts: Facts) -> RankResult | None:
 
 
 def _of_answers(facts: Facts) -> Verdict:
-    for result in facts.results:
-        if result.loss is not None and result.loss.get("is_finite") is False:
-            return Outcome.nonfinite, f"the loss is not finite after {_steps_of(result)} steps{_on(result, facts)}"
-        if result.scaling is not None and result.scaling["scale"] < MIN_LOSS_SCALE:
-            counted = f"; {_skipped(result, facts)}" if result.scaling["skipped"] else ""
-            return Outcome.nonfinite, f"the loss scale fell to {result.scaling['scale']:g}: the gradients overflow{counted}"
+    for kind, reason in _overflows(facts):
+        if kind not in facts.excused:
+            return Outcome.nonfinite, reason
     for result in facts.results:
         if reason := _unapplied(result, facts.asked):
             return Outcome.invalid, f"{reason}{_on(result, facts)}"
@@ -169,14 +169,52 @@ def _of_answers(facts: Facts) -> Verdict:
     return Outcome.ok, ""
 
 
+def not_finite(facts: Facts) -> dict[str, str]:
+    """Returns what of the training was no number, LOSS or SCALING -> when, or how much, in words; {} when nothing was."""
+    skips = [(SCALING, _skipped(result, facts)) for result in facts.results if _skips(result) and _is_lasting(result)]
+    found = dict(reversed([*_overflows(facts), *skips]))
+    return found | ({LOSS: _since(facts.results)} if LOSS in found else {})
+
+
+def _overflows(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Yields what became no number by the end, rank by rank, and why it is out where that is not excused."""
+    for result in facts.results:
+        if _is_lost(result):
+            yield LOSS, f"the loss is not finite after {_steps_of(result)} steps{_on(result, facts)}"
+        if result.scaling is not None and result.scaling["scale"] < MIN_LOSS_SCALE:
+            counted = f"; {_skipped(result, facts)}" if result.scaling["skipped"] else ""
+            yield SCALING, f"the loss scale fell to {result.scaling['scale']:g}: the gradients overflow{counted}"
+
+
+def _is_lost(result: RankResult) -> bool:
+    return result.loss is not None and result.loss.get("is_finite") is False
+
+
+def _since(results: Sequence[RankResult]) -> str:
+    """Returns since when the loss is no number; only the first losses were kept one by one."""
+    curves = [result.loss.get("curve") or [] for result in results if result.loss is not None and _is_lost(result)]
+    steps = [max((n for n, loss in enumerate(curve, 1) if loss is not None), default=0) + 1 for curve in curves]
+    known = [step for step, curve in zip(steps, curves, strict=True) if step <= len(curve)]
+    return f"from step {min(known)} on" if known else f"by step {max(map(_steps_of, results))}"
+
+
+def _skips(result: RankResult) -> bool:
+    """Whether a gradient scaler skipped so many steps of the window that it is no measurement: a skipped step is a fast one."""
+    if result.window is None or result.scaling is None:
+        return False
+    return bool(result.scaling["skipped_in_window"] > max(1, MAX_SKIPPED_FRAC * result.window.steps))
+
+
+def _is_lasting(result: RankResult) -> bool:
+    return bool((result.scaling or {"skipped": 0})["skipped"] > CALIBRATING_SKIPS)
+
+
 def _of_window(result: RankResult, facts: Facts) -> Verdict | None:
     """Returns why a rank's number may not win; None when it may."""
     if result.window is None:
         return None
-    scaling = result.scaling or {"skipped": 0, "skipped_in_window": 0}
-    if scaling["skipped_in_window"] > max(1, MAX_SKIPPED_FRAC * result.window.steps):  # a skipped step is a fast one
-        is_lasting = scaling["skipped"] > CALIBRATING_SKIPS
-        return Outcome.nonfinite if is_lasting else Outcome.unsteady, _skipped(result, facts)
+    if _skips(result) and not (_is_lasting(result) and SCALING in facts.excused):
+        return Outcome.nonfinite if _is_lasting(result) else Outcome.unsteady, _skipped(result, facts)
     if retries := result.memory.get("alloc_retries"):
         why = f"memory is thrashing: the allocator gave everything back and took it again {retries} times in the window"
         return Outcome.unsteady, f"{why}{_on(result, facts)}"

@@ -21,6 +21,7 @@ from autotune.replay.table import Measurement, Table
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace, SearchSpace, domain_from_json, resolve
 from autotune.study.design import configurations
+from autotune.study.finite import NOT_FINITE
 from autotune.study.health import ACCEPTED
 
 DIGITS = 6  # significant, of every number: far below what a clock tells
@@ -31,7 +32,7 @@ FACTS = (
     "num_local_ranks", "num_nodes", "collectives", "nccl",
 )  # fmt: skip
 GPU = ("name", "memory_bytes", "compute_capability", "driver")
-EVIDENCE = ("num_steps", "is_harness_seen", "oom_kills", "deadline", "shut_out")
+EVIDENCE = (NOT_FINITE, "num_steps", "is_harness_seen", "oom_kills", "deadline", "shut_out")
 VERSIONS = ("autotune", "torch", "python", "optuna")
 SETTINGS_WITH_PATHS = ("data.root", "program.python", "model.factory", "data.factory", "train.step")
 

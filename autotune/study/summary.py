@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune import stats
 from autotune.records import SCHEMA, Kind, StudyRecord, Summary, Tier, TrialRecord, objective_names
-from autotune.study import parity
+from autotune.study import finite, parity
 from autotune.study.attribution import Attribution
 from autotune.study.budget import START_PHASES
 from autotune.study.decision import ONE_ROUND_FRAC, Decision
@@ -101,6 +101,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "detected": about.detected,
         "disturbed_by": caveat(records),
         "drift": None if about.recording else drift(records) or None,
+        "not_finite": finite.caveat(records) or None,
         "page_cache": best.evidence.get(PAGE_CACHE) if best else None,
         "cwd": about.cwd,
         "is_recipe": about.is_recipe,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.failures import Facts, classify
+from autotune.failures import LOSS, SCALING, Facts, classify, not_finite
 from autotune.harness.protocol import KnobReport, RankResult, Window
 from autotune.log_messages import raised_in
 from autotune.records import Outcome
@@ -97,6 +97,48 @@ def test_steps_that_a_scaler_skips_are_no_training(found, outcome):
 def test_a_skipping_scaler_is_counted_in_the_reason():
     reason = classify(answered(answer(scaling=scaling(2048.0, 40, 10), detected={"num_steps": 50})))[1]
     assert reason == "the gradient scaler skipped 40 of 50 optimizer steps, 10 of them in the window"
+
+
+LOST = {"is_finite": False, "curve": [2.0, None, 3.0, None, None]}
+
+
+def test_a_loss_that_the_program_loses_by_itself_disqualifies_nothing():
+    facts = answered(answer(loss=LOST), excused=frozenset({LOSS}))
+    assert classify(facts) == (Outcome.ok, "")
+    facts.results = [answer(loss=LOST, scaling=scaling(0.5, 17, 0))]
+    assert classify(facts)[0] is Outcome.nonfinite, "a scaler that skips all steps is no part of a lost loss"
+
+
+@pytest.mark.parametrize("found", [scaling(0.5, 17, 0), scaling(2048.0, 40, 10)])
+def test_steps_that_the_program_s_own_scaler_skips_disqualify_nothing(found):
+    facts = answered(answer(scaling=found), excused=frozenset({SCALING}))
+    assert classify(facts) == (Outcome.ok, "")
+    assert list(not_finite(facts)) == [SCALING]
+
+
+def test_a_scaler_that_still_looks_for_its_scale_is_unsteady_whatever_is_excused():
+    facts = answered(answer(scaling=scaling(2048.0, 5, 5)), excused=frozenset({SCALING}))
+    assert classify(facts)[0] is Outcome.unsteady
+    assert not_finite(facts) == {}
+
+
+@pytest.mark.parametrize(
+    ("losses", "since"),
+    [
+        ([LOST], "from step 4 on"),
+        ([{"is_finite": True, "curve": [1.0] * 5}, LOST], "from step 4 on"),
+        ([{"is_finite": False, "curve": [1.0] * 5}], "by step 90"),  # later than it was looked at one by one
+        ([{"is_finite": False, "curve": []}], "by step 90"),
+        ([{"is_finite": False, "curve": [None] * 5}], "from step 1 on"),
+    ],
+)
+def test_since_when_a_loss_is_not_finite_is_said_as_far_as_it_was_seen(losses, since):
+    ranks = [answer(n, len(losses), loss=loss, detected={"num_steps": 90}) for n, loss in enumerate(losses)]
+    assert not_finite(answered(*ranks)) == {LOSS: since}
+
+
+def test_a_loss_that_stays_finite_is_no_news():
+    assert not_finite(answered(answer(loss={"is_finite": True, "curve": [1.0]}, scaling=scaling(1.0, 0, 0)))) == {}
 
 
 def test_an_allocator_that_retries_in_the_window_is_thrashing_and_may_not_win():
