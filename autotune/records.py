@@ -419,6 +419,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "warm_start": as in StudyRecord,
 #  "recording": study/recording.py's document | null for a study that searches,
 #  "disturbed_by": {"since_trial", "level": {kind: amount}, "words"} | null: what went on beside all trials from one on,
+#  "own_share": what autotune itself took from trials that had no core to spare | null,
 #  "drift": how far the baseline's measurements lie apart, where that is more than noise | null,
 #  "not_finite": that the program's own loss or gradients are no numbers, and what follows | null,
 #  "page_cache": why a long run may read slower than the best trial did | null,

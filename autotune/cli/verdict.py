@@ -258,6 +258,8 @@ def noise_lines(summary: Summary) -> list[tuple[str, str]]:
         if (summary.get("speedup") or {}).get("ci"):
             text += "; the finals took turns, so the ratio holds"
         said.append(("beside", text))
+    if why := summary.get("own_share"):
+        said.append(("shared", str(why)))
     if why := summary.get("drift"):
         said.append(("drift", str(why)))
     if why := summary.get("page_cache"):

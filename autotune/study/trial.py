@@ -267,6 +267,8 @@ class TrialRunner:
         """Notes what the machine did meanwhile; takes the number from a trial that it disturbed by more than is borne."""
         found = self._watch.disturbances()
         health.note(record, found)
+        if why := health.own_share(self._watch.cpu_use):
+            record.evidence[health.OWN_SHARE] = why
         if why := health.page_cache(self._watch.cpu_use, results, int(self._plan.machine.get("memory_bytes") or 0)):
             record.evidence[health.PAGE_CACHE] = why
         if self._plan.config.measure.quiet and record.outcome.has_value and (beyond := self._level.beyond(found)):
