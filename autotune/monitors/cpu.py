@@ -27,6 +27,7 @@ import psutil
 
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.monitors.host import CGROUPS, PROC, cgroup_quota
+from autotune.wording import one_line
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h, in the flags of /proc/<pid>/stat
@@ -275,7 +276,7 @@ def describe(pid: int) -> str:
         process = psutil.Process(pid)
         program, *arguments = process.cmdline() or [process.name()]
         scripts = [os.path.basename(argument) for argument in arguments if argument.endswith(SCRIPTS)]
-        command = " ".join([os.path.basename(program), *scripts[:1]])[:60]
+        command = one_line(" ".join([os.path.basename(program), *scripts[:1]]), 60)
     except (psutil.Error, OSError):
         return f"pid {pid}, which has ended"
     try:

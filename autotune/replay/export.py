@@ -15,6 +15,7 @@ from autotune.harness.protocol import KnobReport, RankResult
 from autotune.knobs.base import Circumstances
 from autotune.launchers.rank_results import RankResults
 from autotune.machine import circumstances
+from autotune.plain_text import shortened
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.replay.results import ended_of, facts_of
 from autotune.replay.table import Measurement, Table
@@ -205,7 +206,7 @@ def _machine(facts: dict[str, Any]) -> dict[str, Any]:
 
 def plain(text: str) -> str:
     """Returns a text in one line, its paths reduced to their last part."""
-    return PATH.sub(r"\1", " ".join(text.split()))[:400]
+    return shortened(PATH.sub(r"\1", " ".join(text.split())), 400)
 
 
 def _without_paths(value: Any) -> Any:

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.failures import LOSS, SCALING, Facts, classify, not_finite
-from autotune.harness.protocol import KnobReport, RankResult, Window
+from autotune.harness.protocol import UNMEASURABLE, KnobReport, RankResult, Window
 from autotune.log_messages import raised_in
 from autotune.records import Outcome
 
@@ -234,7 +234,7 @@ def test_an_exception_is_read_by_class_first_and_known_message_second(kind, mess
 
 def test_an_exception_is_named_by_the_last_line_of_its_traceback():
     facts = answered(failed("my.pkg.ShapeError", "mat1 and mat2\nmore"), exit_code=1, log_tail=log("ZeroDivisionError: no"))
-    assert classify(facts) == (Outcome.error, "ShapeError: mat1 and mat2")
+    assert classify(facts) == (Outcome.error, "ShapeError: mat1 and mat2 more")
 
 
 @pytest.mark.parametrize(
@@ -526,6 +526,41 @@ def test_an_unusable_result_is_named():
 def test_a_silent_rank_is_named():
     facts = answered(answer(0, 3), answer(2, 3), exit_code=0)
     assert classify(facts) == (Outcome.error, "no result from rank 1")
+
+
+WEIGHTS_ONLY = (
+    "Weights only load failed. This file can still be loaded, to do so you have two options, \x1b[1mdo those steps only if you "
+    "trust the source of the checkpoint\x1b[0m. \n\t(1) Re-running `torch.load` with `weights_only` set to `False` will likely "
+    "succeed.\n\t(2) Alternatively, please check the recommended steps in the following error message.\n\tWeights"
+    "Unpickler error: Unsupported global: GLOBAL __main__.A was not an allowed global by default."
+)
+
+
+def test_a_library_s_advice_is_quoted_without_colours_up_to_the_end_of_a_sentence():
+    outcome, reason = classify(answered(failed("_pickle.UnpicklingError", WEIGHTS_ONLY)))
+    assert outcome is Outcome.error
+    assert "two options, do those steps only if you trust the source of the checkpoint. (1) Re-running" in reason
+    assert reason.endswith("in the following error message. …")
+
+
+def test_frames_of_cpp_are_no_part_of_what_an_exception_says():
+    message = "it failed\nhere is why\nException raised from get at x.cpp:3 (most recent call first):\nframe #0: f() + 0x1"
+    assert classify(answered(failed("RuntimeError", message)))[1] == "RuntimeError: it failed here is why"
+
+
+def test_a_coloured_traceback_in_a_log_is_read():
+    text = log("\x1b[1;35mValueError\x1b[0m: \x1b[35mbad shape\x1b[0m").replace("Traceback", "\x1b[1mTraceback")
+    assert classify(Facts(exit_code=1, is_harness_seen=True, log_tail=text)) == (Outcome.error, "ValueError: bad shape")
+
+
+@pytest.mark.parametrize("size", [10, 5000])
+def test_autotune_s_own_advice_is_never_cut(size):
+    facts = answered(failed("OSError", f"[Errno 24] Too many open files: {'x' * size}"))
+    assert classify(facts)[1].endswith(" (open files ran out; raise the hard limit, see `ulimit -Hn`)")
+    facts = answered(failed(UNMEASURABLE, "advice " * size))
+    assert classify(facts)[1] == ("advice " * size).strip()
+    facts = Facts(cause="deadline", deadline="step: nothing moved", log_tail=log(f"ValueError: {'word ' * size}"))
+    assert classify(facts)[1].startswith("step: nothing moved; the log's last exception: ValueError: word")
 
 
 def test_a_reason_is_one_short_line():
