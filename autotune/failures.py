@@ -6,12 +6,14 @@ known messages in the log. Nothing here looks for the word "error".
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autotune.harness.protocol import APPLIED, UNMEASURABLE, RankResult
 from autotune.log_messages import (
+    CPP_FRAMES,
     CPP_SAID,
     DEVICE_OOM,
     HOST_OOM,
@@ -27,6 +29,7 @@ from autotune.log_messages import (
     WORKER_SIGNALS,
     raised_in,
 )
+from autotune.plain_text import plain, shortened
 from autotune.process_ends import Killed, failed_ranks, killed
 from autotune.ranks import pace
 from autotune.records import Knobs, Outcome
@@ -34,13 +37,14 @@ from autotune.wording import bytes_text
 
 Verdict = tuple[Outcome, str]
 
-MAX_REASON_CHARS = 400
+MAX_QUOTED_CHARS = 340  # of what the program said; what autotune says of it is never cut
 NEAR_CAP_FRAC = 0.9  # of the device's memory: evidence enough to read an unclear failure as want of memory
 MIN_LOSS_SCALE = 1.0  # below it fp16 does not hold the gradients at all: they were never scaled down on purpose
 MAX_SKIPPED_FRAC = 0.02  # of the window's steps; a scaler that tries a larger scale every 2000 steps skips one of them
 CALIBRATING_SKIPS = 16  # from the first scale, 2**16, down to 1: more cannot come of looking for a scale
 BUILDING = ("spawn", "import", "init")  # before the model is called
 STARTING = (*BUILDING, "first_batch")
+LOSS, SCALING = "loss", "scaling"  # what a program may lose by itself, so that its trials are not to blame for it
 
 LONGER = "Let it train longer: more epochs, or more data"
 UNTRAINED = (
@@ -82,6 +86,7 @@ class Facts:
         mode: the spec's mode; only "measure" has to bring a number.
         device_used_frac: largest share of device memory seen in use; None unknown.
         memory_limit_bytes: cap of one process that the user has set; None for none.
+        excused: of LOSS and SCALING what the program does not keep by itself either: no reason against a trial.
     """
 
     exit_code: int | None = None
@@ -102,17 +107,17 @@ class Facts:
     mode: str = "measure"
     device_used_frac: float | None = None
     memory_limit_bytes: int | None = None
+    excused: frozenset[str] = frozenset()
 
 
 def classify(facts: Facts) -> Verdict:
     """Returns how a trial ended and why, in one line; the line is empty for a plain ok."""
     outcome, reason = _decide(facts)
-    line, note = " ".join(reason.split()), ""
+    note = ""
     if outcome in (Outcome.device_oom, Outcome.host_oom) and facts.memory_limit_bytes:
         early = ", before the model was first called" if facts.phase in BUILDING else ""
         note = f" (under device.memory_limit, {bytes_text(facts.memory_limit_bytes)} a process{early})"
-    room = MAX_REASON_CHARS - len(note)
-    return outcome, (line if len(line) <= room else f"{line[: room - 1]}…") + note
+    return outcome, " ".join(reason.split()) + note
 
 
 def _decide(facts: Facts) -> Verdict:
@@ -145,12 +150,9 @@ def root(facts: Facts) -> RankResult | None:
 
 
 def _of_answers(facts: Facts) -> Verdict:
-    for result in facts.results:
-        if result.loss is not None and result.loss.get("is_finite") is False:
-            return Outcome.nonfinite, f"the loss is not finite after {_steps_of(result)} steps{_on(result, facts)}"
-        if result.scaling is not None and result.scaling["scale"] < MIN_LOSS_SCALE:
-            counted = f"; {_skipped(result, facts)}" if result.scaling["skipped"] else ""
-            return Outcome.nonfinite, f"the loss scale fell to {result.scaling['scale']:g}: the gradients overflow{counted}"
+    for kind, reason in _overflows(facts):
+        if kind not in facts.excused:
+            return Outcome.nonfinite, reason
     for result in facts.results:
         if reason := _unapplied(result, facts.asked):
             return Outcome.invalid, f"{reason}{_on(result, facts)}"
@@ -169,14 +171,52 @@ def _of_answers(facts: Facts) -> Verdict:
     return Outcome.ok, ""
 
 
+def not_finite(facts: Facts) -> dict[str, str]:
+    """Returns what of the training was no number, LOSS or SCALING -> when, or how much, in words; {} when nothing was."""
+    skips = [(SCALING, _skipped(result, facts)) for result in facts.results if _skips(result) and _is_lasting(result)]
+    found = dict(reversed([*_overflows(facts), *skips]))
+    return found | ({LOSS: _since(facts.results)} if LOSS in found else {})
+
+
+def _overflows(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Yields what became no number by the end, rank by rank, and why it is out where that is not excused."""
+    for result in facts.results:
+        if _is_lost(result):
+            yield LOSS, f"the loss is not finite after {_steps_of(result)} steps{_on(result, facts)}"
+        if result.scaling is not None and result.scaling["scale"] < MIN_LOSS_SCALE:
+            counted = f"; {_skipped(result, facts)}" if result.scaling["skipped"] else ""
+            yield SCALING, f"the loss scale fell to {result.scaling['scale']:g}: the gradients overflow{counted}"
+
+
+def _is_lost(result: RankResult) -> bool:
+    return result.loss is not None and result.loss.get("is_finite") is False
+
+
+def _since(results: Sequence[RankResult]) -> str:
+    """Returns since when the loss is no number; only the first losses were kept one by one."""
+    curves = [result.loss.get("curve") or [] for result in results if result.loss is not None and _is_lost(result)]
+    steps = [max((n for n, loss in enumerate(curve, 1) if loss is not None), default=0) + 1 for curve in curves]
+    known = [step for step, curve in zip(steps, curves, strict=True) if step <= len(curve)]
+    return f"from step {min(known)} on" if known else f"by step {max(map(_steps_of, results))}"
+
+
+def _skips(result: RankResult) -> bool:
+    """Whether a gradient scaler skipped so many steps of the window that it is no measurement: a skipped step is a fast one."""
+    if result.window is None or result.scaling is None:
+        return False
+    return bool(result.scaling["skipped_in_window"] > max(1, MAX_SKIPPED_FRAC * result.window.steps))
+
+
+def _is_lasting(result: RankResult) -> bool:
+    return bool((result.scaling or {"skipped": 0})["skipped"] > CALIBRATING_SKIPS)
+
+
 def _of_window(result: RankResult, facts: Facts) -> Verdict | None:
     """Returns why a rank's number may not win; None when it may."""
     if result.window is None:
         return None
-    scaling = result.scaling or {"skipped": 0, "skipped_in_window": 0}
-    if scaling["skipped_in_window"] > max(1, MAX_SKIPPED_FRAC * result.window.steps):  # a skipped step is a fast one
-        is_lasting = scaling["skipped"] > CALIBRATING_SKIPS
-        return Outcome.nonfinite if is_lasting else Outcome.unsteady, _skipped(result, facts)
+    if _skips(result) and not (_is_lasting(result) and SCALING in facts.excused):
+        return Outcome.nonfinite if _is_lasting(result) else Outcome.unsteady, _skipped(result, facts)
     if retries := result.memory.get("alloc_retries"):
         why = f"memory is thrashing: the allocator gave everything back and took it again {retries} times in the window"
         return Outcome.unsteady, f"{why}{_on(result, facts)}"
@@ -230,7 +270,7 @@ def _steps_of(result: RankResult) -> int:
 def _of_loss(lost: RankResult, facts: Facts) -> Verdict:
     """Returns the verdict where ranks have lost another one that has raised nothing."""
     told = {one.rank for one in facts.results if one.status == "failed" and _class_of(one) not in PARENT_CLASSES}
-    then = f"; {_raised(lost)}{_on(lost, facts)}" if lost.rank in told else ""
+    then = f"; {_quoted(_raised(lost))}{_on(lost, facts)}" if lost.rank in told else ""
     for rank, code in failed_ranks(facts.log_tail):
         if rank not in told:
             return Outcome.error, f"rank {rank} ended with exit status {code}{then}"
@@ -256,7 +296,7 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
     error = result.error or {}
     if error.get("type") == UNMEASURABLE:
         return Outcome.error, str(error.get("message"))
-    line = f"{_raised(result)}{_on(result, facts)}"
+    line = f"{_quoted(_said(result))}{_on(result, facts)}"
     if _class_of(result) in OOM_CLASSES:
         return Outcome.device_oom, line
     if _class_of(result) in HOST_OOM_CLASSES:
@@ -271,10 +311,23 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
 
 def _raised(result: RankResult) -> str:
     """Returns the last line of the user's traceback: "ValueError: bad shape"; of a worker's, when a worker raised it."""
-    message = (result.error or {}).get("message", "")
+    message = plain((result.error or {}).get("message", ""))
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     name = _class_of(result) or "an exception of unknown class"
     return raised_in(message) or (f"{name}: {lines[0]}" if lines else name)
+
+
+def _said(result: RankResult) -> str:
+    """Returns the same with what an exception says in further lines: libraries put their advice there."""
+    first, message = _raised(result), plain((result.error or {}).get("message", ""))
+    lines = list(itertools.takewhile(lambda line: not CPP_FRAMES.match(line), message.strip().splitlines()))
+    is_quoted = raised_in(message) or not lines  # of a worker: the traceback in the message ends with it
+    return first if is_quoted else "\n".join([first, *lines[1:]])
+
+
+def _quoted(text: str) -> str:
+    """Returns what a program said as part of a sentence: one line, cut where a thought ends."""
+    return shortened(" ".join(plain(text).split()), MAX_QUOTED_CHARS)
 
 
 def _of_message(text: str, line: str, facts: Facts) -> Verdict | None:
@@ -322,20 +375,22 @@ def _memory_in_use(facts: Facts) -> list[tuple[float, Outcome]]:
 
 def _of_ending(facts: Facts) -> Verdict:
     signal = _killed(facts)
-    raised = raised_in(facts.log_tail) if facts.exit_code != 0 else ""  # a program that succeeded has survived what it logged
+    log = plain(facts.log_tail)
+    raised = raised_in(log) if facts.exit_code != 0 else ""  # a program that succeeded has survived what it logged
     if signal.name in ("SIGKILL", "SIGBUS") and facts.oom_kills:
         rank = "" if signal.rank is None else f", rank {signal.rank} first,"
         return Outcome.host_oom, f"the kernel killed {facts.oom_kills} process(es){rank} for memory in phase {facts.phase}"
     if facts.cause == "deadline":
         return _of_silence(facts)
     if signal.name:
-        said = raised or "".join(CPP_SAID.findall(facts.log_tail)[-1:])
-        if known := _of_message(said, said, facts):
+        said = raised or "".join(CPP_SAID.findall(log)[-1:])
+        if known := _of_message(said, _quoted(said), facts):
             return known
-        quoted = f": {said}" if said and not PEER_LOST.search(said) else ""
+        quoted = f": {_quoted(said)}" if said and not PEER_LOST.search(said) else ""
         return Outcome.crash, f"{_crash(signal, facts)}{quoted}"
     if raised:
-        return _of_message(f"{raised}\n{_relevant(facts.log_tail, raised)}", raised, facts) or (Outcome.error, raised)
+        line = _quoted(raised)
+        return _of_message(f"{raised}\n{_relevant(log, raised)}", line, facts) or (Outcome.error, line)
     if facts.results:
         return Outcome.error, "; ".join(facts.problems) or f"no result from rank {_missing(facts.results)[0]}"
     if facts.problems:
@@ -353,18 +408,19 @@ def _of_silence(facts: Facts) -> Verdict:
     limit += f"; {facts.hang}" if facts.hang else ""
     if WORKER_KILLED.search(facts.log_tail) and facts.oom_kills:
         return Outcome.host_oom, f"the kernel killed {facts.oom_kills} loader worker(s) for memory, then {limit}"
-    raised = raised_in(facts.log_tail)
-    known = _of_message(raised, raised, facts) if raised else None
+    raised = raised_in(plain(facts.log_tail))
+    known = _of_message(raised, _quoted(raised), facts) if raised else None
     if known and known[0] in (Outcome.device_oom, Outcome.host_oom):
         return known
-    return Outcome.timeout, f"{limit}; the log's last exception: {raised}" if raised else limit
+    return Outcome.timeout, f"{limit}; the log's last exception: {_quoted(raised)}" if raised else limit
 
 
 def _of_status(facts: Facts) -> Verdict:
-    lines = [line.strip() for line in facts.log_tail.splitlines() if line.strip()]
+    lines = [line.strip() for line in plain(facts.log_tail).splitlines() if line.strip()]
     last = lines[-1] if lines else "nothing on standard error"
     if last.startswith(START_REFUSED):
         return Outcome.error, last.removeprefix("autotune: ")
+    last = _quoted(last)
     return _of_message(facts.log_tail, last, facts) or (Outcome.error, f"exit status {facts.exit_code}: {last}")
 
 

@@ -40,6 +40,7 @@ PARENT_CLASSES = frozenset({"ChildFailedError", "SignalException", "CalledProces
 # How a parent says which signal ended its child: subprocess, torch.multiprocessing.spawn. For torchrun see process_ends.py.
 RELAYED_NAME = re.compile(r"(?:died with <Signals\.|terminated with signal )(SIG[A-Z0-9]+)")
 CPP_SAID = re.compile(r"what\(\):\s*(\S.*)")  # of an exception that ends a C++ program by SIGABRT
+CPP_FRAMES = re.compile(r"Exception raised from |frame #\d+: ")  # what torch adds to a message, of no use in a sentence
 RANK_PREFIX = re.compile(r"^\[rank\d+\]:[ ]?", re.MULTILINE)  # torch puts it before every line of a traceback
 TRACEBACK = re.compile(r"^[ |+-]*(?:Original )?Traceback \(most recent call last\):", re.MULTILINE)
 RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*)?$")  # "torch.OutOfMemoryError: CUDA out of memory ..."

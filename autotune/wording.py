@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.log_messages import without_our_frames
+from autotune.plain_text import plain, shortened
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Knobs, KnobValue, Outcome, Summary, objective_names
 
 DASH = "-"  # what stands in for a number that could not be had
@@ -350,14 +351,13 @@ def own_command_text(*words: str, runs: Path) -> str:
 
 def one_line(text: str, most: int) -> str:
     """Returns text as one line of printable characters, cut to `most` of them: fit for a terminal, a comment, a table."""
-    plain = "".join(letter if letter.isprintable() else " " for letter in text)
-    plain = " ".join(plain.split())
-    return plain if len(plain) <= most else f"{plain[: most - 3]}..."
+    printable = "".join(letter if letter.isprintable() else " " for letter in plain(text))
+    return shortened(" ".join(printable.split()), most, "...")
 
 
 def log_lines(evidence: dict[str, Any], *, most: int = 15) -> list[str]:
     """Returns the end of what a failed trial said, its traceback or else its log, set off for a message."""
     error = evidence.get("error") or {}
     log = without_our_frames(str(error.get("traceback") or evidence.get("log_tail") or ""))
-    tail = log.rstrip().splitlines()[-most:]
+    tail = plain(log).rstrip().splitlines()[-most:]
     return [f"  | {line}" for line in tail]

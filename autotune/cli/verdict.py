@@ -250,14 +250,16 @@ def front_lines(summary: Summary) -> list[str]:
 
 
 def noise_lines(summary: Summary) -> list[tuple[str, str]]:
-    """Returns what bears on the numbers, as (label, text): noise that did not end, rates that do not repeat, data in memory."""
-    said = []
+    """Returns what bears on the numbers, as (label, text): a lost loss, lasting noise, rates that vary, data in memory."""
+    said = [("not finite", str(why))] if (why := summary.get("not_finite")) else []
     if beside := summary.get("disturbed_by"):
         since = f" from trial {beside['since_trial']} on" if beside["since_trial"] else ""
         text = f"{beside['words']}{since}: rates are lower than on a quiet machine"
         if (summary.get("speedup") or {}).get("ci"):
             text += "; the finals took turns, so the ratio holds"
         said.append(("beside", text))
+    if why := summary.get("own_share"):
+        said.append(("shared", str(why)))
     if why := summary.get("drift"):
         said.append(("drift", str(why)))
     if why := summary.get("page_cache"):

@@ -19,6 +19,7 @@ from autotune.errors import BadInput
 from autotune.harness.protocol import HIDDEN_VARIABLE
 from autotune.knobs.environment import PREFIX
 from autotune.masking import MASK, is_masked, is_secret
+from autotune.plain_text import shortened
 from autotune.records import Knobs, KnobValue
 from autotune.space import Choice, SearchSpace
 
@@ -120,7 +121,8 @@ def recovered(config: StudyConfig, space: SearchSpace, command: CommandTemplate)
     """
     hidden, problems = HiddenValues(), []
     if is_masked(command.parts):
-        problems.append(f"COMMAND: holds a secret that was not written down, got {shlex.join(command.parts)!r:.200}. {ANEW}")
+        got = shortened(repr(shlex.join(command.parts)), 200)
+        problems.append(f"COMMAND: holds a secret that was not written down, got {got}. {ANEW}")
     for key, stand_in in {**command.placeholders, **space.pinned}.items():
         if is_masked(stand_in):
             problems += hidden.recover(key, str(stand_in), config.env.get(key.removeprefix(PREFIX), MASK))

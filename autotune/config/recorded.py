@@ -17,6 +17,7 @@ from autotune.config.hidden import recovered
 from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput
 from autotune.masking import Secrets
+from autotune.plain_text import plain, shortened
 from autotune.records import StudyRecord
 from autotune.space import SearchSpace, domain_from_json
 
@@ -71,7 +72,7 @@ def _read(file: Path) -> DictConfig:
             raise BadInput(f"{file}: not a configuration, got {document!r:.80}. {ANOTHER}")
         return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(StudyConfig), OmegaConf.create(document)))
     except (OSError, ValueError, yaml.YAMLError, RecursionError, OmegaConfBaseException) as error:
-        why = " ".join(str(error).split())[:200]
+        why = shortened(" ".join(plain(str(error)).split()), 200)
         raise BadInput(f"{file}: not a configuration that this version can read, got: {why}. {ANOTHER}") from error
 
 

@@ -72,7 +72,7 @@ class Claimed:
         """What was not as it should be while it was measured."""
         beside = (self.summary.get("disturbed_by") or {}).get("words")
         noise = f"measured beside other work: {beside}" if beside else ""
-        found = [noise, self.summary.get("drift"), self.summary.get("page_cache")]
+        found = [noise, *map(self.summary.get, ("own_share", "drift", "not_finite", "page_cache"))]
         return [str(line) for line in found if line]
 
     def remark(self, key: str, *, is_pinned: bool) -> str:

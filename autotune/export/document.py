@@ -77,7 +77,7 @@ def expressed(winner: Winner, rows: dict[str, Row], *, skip: Iterable[str] = ())
 
 def left_out_line(key: str, value: KnobValue) -> str:
     """Returns a knob that a format cannot express, and how it is set in code: "threads.intra=2: torch.set_num_threads(2)"."""
-    return one_line(f"{key}={value_text(value)}: {how(key, value)}", MAX_LINE)
+    return f"{one_line(f'{key}={value_text(value)}', MAX_LINE)}: {one_line(how(key, value), 1 << 16)}"  # what to do is not cut
 
 
 def as_yaml(winner: Winner, document: Document) -> Exported:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from typing import Any
 
 from autotune.config.command import CommandTemplate
@@ -11,6 +12,7 @@ from autotune.records import THROUGHPUT, Knobs, Summary
 from autotune.wording import BETTER, gain_words, number_text, objective_of, one_line, side_texts
 
 MAX_LINE = 160
+INDENT = "  "
 NOTHING_BETTER = "Nothing measured was better than the program as it was run: there is nothing to change."
 NOTHING_BESIDE = "Nothing was measured beside the baseline, the program as it was run: there is nothing to change."
 
@@ -39,8 +41,15 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
     if summary.get("placeholders") and not summary.get("is_recipe"):
         lines.append(f"The program takes some of it as arguments: {_filled_in(summary, entry)}")
     lines.append(_where(summary))
-    lines = [one_line(line, MAX_LINE) for line in lines]  # they become comments, which a line's end would end
+    lines = [part for line in lines for part in _wrapped(line)]  # they become comments, which a line's end would end
     return lines + [f"{key}={value}: a secret, which is not written down: set it yourself." for key, value in hidden.items()]
+
+
+def _wrapped(line: str) -> list[str]:
+    """Returns a sentence in lines of at most MAX_LINE; a word that is longer, of the user's command line, is cut."""
+    plain = one_line(line, len(line) + 1)
+    words = " ".join(one_line(word, MAX_LINE - len(INDENT)) for word in plain.split())
+    return textwrap.wrap(words, MAX_LINE, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)
 
 
 def _where(summary: Summary) -> str:

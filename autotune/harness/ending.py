@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
@@ -14,6 +15,8 @@ from . import boot, protocol, sockets
 
 EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
 LAST_RANK_S = 5.0
+MAX_MESSAGE = 2000  # characters of an exception's: half from its beginning, half from its end
+COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # torch.load, rich and others write for a terminal
 
 
 class Ending:
@@ -144,8 +147,8 @@ class Ending:
         """Keeps the exception that is about to end the program."""
         self.failed_s = time.monotonic()
         name = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else kind.__qualname__
-        text = "".join(traceback.format_exception(kind, value, trace))
-        self.error = {"type": name, "message": str(value)[-2000:], "traceback": text[-8000:]}
+        text = COLOURS.sub("", "".join(traceback.format_exception(kind, value, trace)))
+        self.error = {"type": name, "message": _bounded(COLOURS.sub("", str(value))), "traceback": text[-8000:]}
 
     def _write_result(self, status: str) -> None:
         from . import report
@@ -164,6 +167,11 @@ class Ending:
             if all(os.path.exists(os.path.join(session.spec.folder, name)) for name in names):
                 return
             time.sleep(0.01)
+
+
+def _bounded(message: str) -> str:
+    half = MAX_MESSAGE // 2
+    return message if len(message) <= MAX_MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
 
 def _say(line: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import batches, sites, worker
+from . import batches, sites, startable, worker
 
 _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -19,7 +19,9 @@ class Loader:
         from torch.utils.data import IterableDataset
 
         self.number, self.ordinal = number, 0
-        self.stack, code, self.main_line = _construction()
+        self.stack, code = _construction()
+        self.main_line = startable.main_line()
+        self.began_lines: Set[int] = set()  # of the main module: iterations began there
         self.site = self.stack[0]
         self.code, self.nth = sites.marked(code, arguments), 0  # the same for a program that was edited or moved, see sites.py
         self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
@@ -83,6 +85,12 @@ class Loader:
         loader = self._made()
         return {"dataset": self.dataset} if loader is None else {name: getattr(loader, name, None) for name in names}
 
+    def begins(self) -> None:
+        """Notes where the program iterates over it: that starts its workers."""
+        line = startable.main_line()
+        if line is not None:
+            self.began_lines.add(line)
+
     @property
     def is_shared_out(self) -> bool:
         """Whether several workers do not each yield all of the data: a stream must ask which worker it is in.
@@ -130,11 +138,10 @@ def _length(dataset: Any) -> Optional[int]:
         return None
 
 
-def _construction() -> Tuple[List[str], str, Optional[int]]:
+def _construction() -> Tuple[List[str], str]:
     """Returns who makes the loader.
 
-    "file:line" of the callers outside torch and the harness, nearest first; the code there (see sites.py); and the line of
-    the main module that all of it began with, None when it began elsewhere.
+    "file:line" of the callers outside torch and the harness, nearest first; and the code there (see sites.py).
     """
     import torch
 
@@ -145,12 +152,10 @@ def _construction() -> Tuple[List[str], str, Optional[int]]:
 
     nearest: Any = None
     frame: Any = sys._getframe(1)
-    found, main_line = [], None
+    found = []
     while frame is not None:
         if not is_skipped(frame.f_code.co_filename):
             nearest = nearest or frame
             found.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-            if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
-                main_line = frame.f_lineno
         frame = frame.f_back
-    return found or ["?"], sites.code_of(nearest, is_skipped), main_line
+    return found or ["?"], sites.code_of(nearest, is_skipped)

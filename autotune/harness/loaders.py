@@ -83,6 +83,8 @@ class LoaderWatch:
         def __init__(self: Any, loader: Any) -> None:
             apply_process.share(knobs)  # again: the program may have set its own since
             self._autotune = watch._current = info = loader.__dict__.get("_autotune")
+            if info is not None:
+                info.begins()
             start(self, loader)
             self._autotune_ear = None if info is None or info.sizes.is_known else batches.put_ear_to(self)
 

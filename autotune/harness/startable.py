@@ -8,31 +8,48 @@ from __future__ import annotations
 import ast
 import linecache
 import multiprocessing.context as contexts
+import os
 import sys
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterable, List, Optional, Set
 
 # Bytes pickled before it is taken for granted that the rest can be, too: a table of a billion rows is not gone through.
 ENOUGH_BYTES = 64 * 2**20
 PARTS = {"dataset": "data set", "collate_fn": "collate_fn", "worker_init_fn": "worker_init_fn"}  # what a worker is sent
-UNGUARDED = (
-    "each worker that is not forked imports the program's main module, which trains as it is imported: "
-    'it has no `if __name__ == "__main__":` round it'
-)
+UNGUARDED = "each worker that is not forked imports the program's main module ({}), which trains as it is imported: {}"
+NO_GUARD, OUTSIDE = 'it has no `if __name__ == "__main__":` round it', 'it trains outside its `if __name__ == "__main__":`'
+# Of a package or a folder; it is run, and no worker imports it (multiprocessing.spawn says so, too).
+NEVER_IMPORTED = "__main__"
 
 
-def problem(parts: Dict[str, Any], main_line: Optional[int]) -> str:
-    """Returns why workers cannot be started by spawn or forkserver; "" when nothing speaks against it.
+def problem(parts: Dict[str, Any], main_line: Optional[int], began_lines: Iterable[int] = ()) -> str:
+    """Returns why workers cannot be started by spawn or forkserver; "" when nothing is known to speak against it.
 
     Args:
         parts: "dataset", "collate_fn" and "worker_init_fn" of a loader, as far as they are known.
         main_line: the line of the main module that led to its construction; None when it was made elsewhere.
+        began_lines: those that led to its iterations, which start its workers; () where none has begun, or elsewhere.
     """
     for name, words in PARTS.items():
         why = _unpicklable(parts.get(name))
         if why:
             return f"the {words} cannot be sent to workers that are not forked: {why}"
-    return UNGUARDED if _is_unguarded(main_line) else ""
+    return _unguarded(main_line, sorted(began_lines))
+
+
+def main_line() -> Optional[int]:
+    """Returns the line of the main module, as a worker would import it, that led here; None when it began elsewhere.
+
+    Elsewhere is a thread, or a process that was itself started by spawn. What runs a program in its own process (coverage,
+    `runpy.run_path`) has put the program's module in its place.
+    """
+    main, line = sys.modules.get("__main__"), None
+    frame: Any = sys._getframe(1) if getattr(main, "__file__", None) else None  # `python -c`, and what spawn begins with
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals is vars(main):
+            line = frame.f_lineno
+        frame = frame.f_back
+    return line
 
 
 class _Enough(Exception):
@@ -90,17 +107,51 @@ def _unpicklable(value: Any) -> str:
     return ""
 
 
-def _is_unguarded(main_line: Optional[int]) -> bool:
-    source = "".join(linecache.getlines(getattr(sys.modules.get("__main__"), "__file__", None) or ""))
-    if main_line is None or not source:
-        return False  # `python -c`: nothing is imported anew
+def _unguarded(made_line: Optional[int], began_lines: List[int]) -> str:
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None) or ""
+    name = getattr(getattr(main, "__spec__", None), "name", None) or os.path.splitext(os.path.basename(path))[0]
+    source = "".join(linecache.getlines(path))
+    if name.rpartition(".")[2] == NEVER_IMPORTED or not source:
+        return ""  # without a file (`python -c`) nothing is imported anew either
     try:
-        statements = ast.parse(source).body
+        tree = ast.parse(source)
     except SyntaxError:  # changed since it was started
-        return False
-    led = next((each for each in statements if each.lineno <= main_line <= (each.end_lineno or each.lineno)), None)
-    return led is not None and not (isinstance(led, ast.If) and _asks_name(led.test))
+        return ""
+    if _asks_in_function(tree):
+        return ""  # `if is_main(): ...`: not known
+    asks = _guards(tree)
+    lines = began_lines or ([] if made_line is None or (asks and _is_assigned(tree, made_line)) else [made_line])
+    if all(any(_covers(each, line) for each in asks) for line in lines):
+        return ""
+    return UNGUARDED.format(os.path.basename(path), OUTSIDE if asks else NO_GUARD)
 
 
-def _asks_name(test: ast.expr) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(test))
+def _guards(tree: ast.Module) -> List[ast.AST]:
+    """Returns what is run or not by the module's name: `if __name__ == ...`, wherever it stands, and `... and main()`."""
+    told = {"__name__"}  # and what was asked beforehand: is_main = __name__ == "__main__"
+    for each in ast.walk(tree):
+        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Compare) and _asks(each.value, told):
+            told |= {target.id for target in each.targets if isinstance(target, ast.Name)}
+    tested = (
+        (each, each.values[0] if isinstance(each, ast.BoolOp) else getattr(each, "test", None)) for each in ast.walk(tree)
+    )
+    return [each for each, test in tested if test is not None and not isinstance(each, ast.Assert) and _asks(test, told)]
+
+
+def _asks_in_function(tree: ast.Module) -> bool:
+    functions = (each for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.Lambda)))
+    return any(isinstance(each, ast.Compare) and _asks(each, {"__name__"}) for one in functions for each in ast.walk(one))
+
+
+def _asks(test: ast.AST, names: Set[str]) -> bool:
+    return any(isinstance(node, ast.Name) and node.id in names for node in ast.walk(test))
+
+
+def _covers(node: Any, line: int) -> bool:
+    return bool(node.lineno <= line <= (node.end_lineno or node.lineno))
+
+
+def _is_assigned(tree: ast.Module, line: int) -> bool:
+    """Whether a line only makes something (`loader = ...`); where it is used is not known from it."""
+    return any(isinstance(each, (ast.Assign, ast.AnnAssign)) and _covers(each, line) for each in ast.walk(tree))

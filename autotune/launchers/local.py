@@ -28,6 +28,7 @@ from autotune.launchers.user_files import UserFiles
 from autotune.launchers.warm import WarmServer
 from autotune.masking import Secrets
 from autotune.monitors import host, logs
+from autotune.plain_text import shortened
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STUCK_S = 10.0  # beyond all graces: then the supervisor itself is stuck
@@ -77,7 +78,8 @@ class LocalLauncher(Launcher):
         try:
             return self._start(launch)
         except (OSError, ValueError) as error:  # a NUL, a variable's name with "=", more arguments than the system takes
-            problem = f"COMMAND: cannot be passed on to a process, got {launch.argv!r:.200} ({error}). Change the command."
+            got = shortened(repr(launch.argv), 200)
+            problem = f"COMMAND: cannot be passed on to a process, got {got} ({error}). Change the command."
             raise BadInput(problem) from error
 
     def sweep(self, study: Path) -> list[str]:

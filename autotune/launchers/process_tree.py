@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 import psutil
 
 from autotune.harness.protocol import MARK_VARIABLE
+from autotune.wording import one_line
 
 SAME_S = 0.5  # two processes may read the start of a third a little differently; an id is not used again so soon
 
@@ -117,7 +118,7 @@ def describe(process: psutil.Process) -> str:
         command = " ".join(process.cmdline()) or process.name()
     except psutil.Error:
         command = "gone"
-    return f"{process.pid} ({command[:80]})"
+    return f"{process.pid} ({one_line(command, 80)})"
 
 
 def mark(process: psutil.Process) -> str:

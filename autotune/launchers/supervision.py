@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from autotune.harness import protocol
 from autotune.launchers.environment import SUPERVISOR, mark_of, own_environment
+from autotune.plain_text import plain, shortened
 
 READ_BYTES = 1 << 16
 ANSWER_S = 30.0  # a start takes milliseconds; on a machine that swaps, seconds
@@ -220,6 +221,6 @@ def _name(number: int) -> str:
 
 def _last_line(log: IO[bytes]) -> str:
     log.seek(0)
-    lines = log.read().decode("utf-8", "replace").split("\n")
+    lines = plain(log.read().decode("utf-8", "replace")).split("\n")
     said = [line.strip() for line in lines if line.strip()]
-    return f": {said[-1][:200]}" if said else ""
+    return f": {shortened(said[-1], 200)}" if said else ""

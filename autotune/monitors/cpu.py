@@ -10,13 +10,16 @@ Three machines look alike from inside and are not. Of a machine of our own, or o
 /proc/stat count, of those cores alone. In a container with a quota they would show the whole host, whose other cores are
 nobody's business: there the cgroup's own account counts, against the quota. In one without a quota it is the whole host
 again, with all who live on it, because any of them may take a core that the trial could use.
+
+A trial may be bound to fewer cores than the tuner (`autotune run -- taskset -c 0 ...`): then those count, and what is used
+elsewhere, by anybody, takes nothing from it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,12 +27,15 @@ import psutil
 
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.monitors.host import CGROUPS, PROC, cgroup_quota
+from autotune.wording import one_line
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h, in the flags of /proc/<pid>/stat
 SCRIPTS = (".py", ".sh", ".pl", ".rb", ".R", ".jar")  # arguments that say what a program runs
-COVERED_FRAC = 0.5  # of a window: looks at less of it do not speak for it
 NAMED_CORES = 0.05  # a stranger below it is not worth naming
+
+
+Times = tuple[float, float, float]  # busy, idle and stolen seconds of a core
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +48,7 @@ class Process:
         own_s: processor time of all its threads.
         waited_for_s: of the children that it has waited for, and theirs.
         is_kernel: whether it is a thread of the kernel.
+        core: where its first thread ran last; None unknown.
     """
 
     parent: int
@@ -49,6 +56,7 @@ class Process:
     own_s: float
     waited_for_s: float
     is_kernel: bool
+    core: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +71,7 @@ class CpuLook:
         steal_s: time the hypervisor gave to others; None unknown.
         processes: by id.
         read_bytes: by this study, from anywhere and from the disk alone; None unknown.
+        by_core: core -> (busy, idle, steal), of all that the machine shows; {} where a quota counts, or unknown.
     """
 
     time_s: float
@@ -72,6 +81,7 @@ class CpuLook:
     steal_s: float | None
     processes: Mapping[int, Process]
     read_bytes: tuple[int, int] | None = None
+    by_core: Mapping[int, Times] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +90,10 @@ class CpuUse:
 
     Attributes:
         seconds: between them.
-        num_cores: as in CpuLook.
+        num_cores: what the trial may use at most.
+        is_part: whether the machine has more cores than these; then culprits may have been busy elsewhere as well.
         own_cores: used by this study, in cores: 1.0 is one core all the time.
+        tuner_cores: of it by autotune itself, on the trial's cores: the tuner, its supervisor and its tracker.
         foreign_cores: used by others, the kernel's own work left out.
         kernel_cores: used by kernel threads, as far as they can be seen.
         idle_cores: that nobody used.
@@ -95,6 +107,8 @@ class CpuUse:
     seconds: float
     num_cores: float
     own_cores: float
+    is_part: bool = False
+    tuner_cores: float | None = None
     foreign_cores: float | None = None
     kernel_cores: float | None = None
     idle_cores: float | None = None
@@ -108,6 +122,7 @@ class CpuUse:
         """Returns the numbers by name for the tracker; unknown is absent."""
         known = {
             "host.own_cores": self.own_cores,
+            "host.tuner_cores": self.tuner_cores,
             "host.foreign_cores": self.foreign_cores,
             "host.kernel_cores": self.kernel_cores,
             "host.idle_cores": self.idle_cores,
@@ -117,55 +132,6 @@ class CpuUse:
             "host.disk_bytes_per_s": None if self.disk_bytes is None else self.disk_bytes / self.seconds,
         }
         return {name: float(value) for name, value in known.items() if value is not None}
-
-
-class WaitingWatch:
-    """How long the threads of a trial were ready to run and had no core: the kernel's run-queue delay, thread by thread.
-
-    It is what foreign work costs a trial, and nothing else sees it: beside a program that takes one core, a trial of one thread
-    on two cores loses nothing (measured: 1.07 of its speed), one of two threads almost all (0.06). A thread that has ended
-    takes its counter along, so looks are taken about once a second, while the trial runs.
-
-    Args:
-        proc: where the kernel's files are.
-    """
-
-    def __init__(self, proc: Path = PROC) -> None:
-        self._proc = proc
-        self._last: dict[str, int] = {}
-        self._last_s: float | None = None
-        self._waited_s = self._seconds = 0.0
-
-    def waiting_cores(self, seconds: float) -> float | None:
-        """Returns the threads waiting, on the average over the looks.
-
-        Args:
-            seconds: length of what is asked about; None is the answer when the looks cover too little of it, as with a trial
-                that ended before the second one, and where the kernel does not say.
-        """
-        return self._waited_s / self._seconds if self._seconds > COVERED_FRAC * seconds else None
-
-    def look(self, now_s: float, pids: Iterable[int]) -> None:
-        """Reads the delays of all threads of the processes.
-
-        Args:
-            now_s: monotonic clock.
-            pids: the trial's processes, as far as they are there.
-        """
-        delays = {file: delay for pid in pids for file, delay in self._delays(pid)}
-        known = delays.keys() & self._last.keys()
-        if self._last_s is not None and known:
-            self._waited_s += sum(delays[file] - self._last[file] for file in known) / 1e9
-            self._seconds += now_s - self._last_s
-        self._last, self._last_s = delays, now_s
-
-    def _delays(self, pid: int) -> Iterator[tuple[str, int]]:
-        with contextlib.suppress(OSError):  # gone
-            for thread in os.listdir(f"{self._proc}/{pid}/task"):
-                file = f"{self._proc}/{pid}/task/{thread}/schedstat"  # nanoseconds run, nanoseconds waited, times it ran
-                words = _read(Path(file)).split()
-                if len(words) == 3:
-                    yield file, int(words[1])
 
 
 class CpuMonitor:
@@ -188,8 +154,10 @@ class CpuMonitor:
         Args:
             now_s: monotonic clock.
         """
-        processes = read_processes(self._proc)
-        busy_s, idle_s, steal_s = self._times()
+        processes, by_core = read_processes(self._proc), self._times()
+        busy_s, idle_s, steal_s = _sums(by_core, self._cores)
+        if self._quota and busy_s is not None:
+            busy_s, idle_s = self._quota.used_s(), None
         return CpuLook(
             time_s=now_s,
             num_cores=self._quota.cores if self._quota else float(len(self._cores)),
@@ -198,6 +166,7 @@ class CpuMonitor:
             steal_s=steal_s,
             processes=processes,
             read_bytes=self._read_bytes(tree(processes, self._root)),
+            by_core={} if self._quota else by_core,
         )
 
     def own(self, look: CpuLook) -> frozenset[int]:
@@ -209,45 +178,54 @@ class CpuMonitor:
         parents = {pid: look.processes[pid].parent for pid in self.own(look) if pid != self._root}
         return frozenset(pid for pid, parent in parents.items() if parent != self._root)
 
-    def use(self, before: CpuLook, after: CpuLook) -> CpuUse | None:
-        """Returns what happened between two looks; None when no time has passed."""
+    def use(self, before: CpuLook, after: CpuLook, cores: frozenset[int] = frozenset()) -> CpuUse | None:
+        """Returns what happened between two looks; None when no time has passed.
+
+        Args:
+            before: the first.
+            after: the second.
+            cores: those that the trial may use, where they are known: what goes on elsewhere takes nothing from it. Empty for
+                those that the tuner may use.
+        """
         seconds = after.time_s - before.time_s
         if seconds <= 0:
             return None
         own = tree(before.processes, self._root), tree(after.processes, self._root)
         own_s = _total_s(after.processes, own[1]) - _total_s(before.processes, own[0])
-        kernel_s = _kernel_s(after.processes) - _kernel_s(before.processes)
+        here = cores if cores <= before.by_core.keys() & after.by_core.keys() else frozenset()
+        here = here or frozenset(self._cores)
+        kernel_s, _ = _used_s(before, after, [pid for pid, one in after.processes.items() if one.is_kernel], here)
+        tuner_s, elsewhere_s = _used_s(before, after, own[1] - self.trial(after), here)
+        (busy_s, idle_s, steal_s), num_cores = _between(before, after, cores and here), float(len(here))
         foreign_s = None
-        if before.busy_s is not None and after.busy_s is not None:
+        if busy_s is not None:
             of_kernel_s = 0.0 if self._quota else kernel_s  # the kernel's threads are in no cgroup but the root's
-            foreign_s = max(0.0, after.busy_s - before.busy_s - own_s - of_kernel_s)
+            foreign_s = max(0.0, busy_s - (own_s - elsewhere_s) - of_kernel_s)
         reads = before.read_bytes, after.read_bytes
         return CpuUse(
             seconds=seconds,
-            num_cores=after.num_cores,
+            num_cores=num_cores if cores and after.by_core else after.num_cores,
+            is_part=0 < num_cores < len(after.by_core),
             own_cores=max(0.0, own_s) / seconds,
+            tuner_cores=tuner_s / seconds if after.processes else None,
             foreign_cores=None if foreign_s is None else foreign_s / seconds,
             kernel_cores=kernel_s / seconds if any(process.is_kernel for process in after.processes.values()) else None,
-            idle_cores=_rate(before.idle_s, after.idle_s, seconds),
-            steal_cores=_rate(before.steal_s, after.steal_s, seconds),
-            culprits=_culprits(before.processes, after.processes, own[0] | own[1], seconds),
+            idle_cores=None if idle_s is None else max(0.0, idle_s) / seconds,
+            steal_cores=None if steal_s is None else max(0.0, steal_s) / seconds,
+            culprits=_culprits(before.processes, after.processes, own[0] | own[1], seconds, here),
             read_bytes=reads[1][0] - reads[0][0] if reads[0] and reads[1] else None,
             disk_bytes=reads[1][1] - reads[0][1] if reads[0] and reads[1] else None,
         )
 
-    def _times(self) -> tuple[float | None, float | None, float | None]:
-        """Returns busy, idle and stolen seconds of the cores we may use; with a quota, busy ones of the cgroup."""
-        busy_s = idle_s = steal_s = 0.0
-        wanted = {f"cpu{core}" for core in self._cores}
+    def _times(self) -> dict[int, Times]:
+        """Returns busy, idle and stolen seconds of each core; {} without /proc."""
+        found = {}
         for line in _read(self._proc / "stat").splitlines():
             name, *ticks = line.split()
-            if name in wanted:
-                wanted.remove(name)
+            if name.startswith("cpu") and name[3:].isdigit():
                 user, nice, system, idle, waiting, _, _, steal = [int(tick) / TICKS_PER_S for tick in [*ticks, "0"][:8]]
-                busy_s, idle_s, steal_s = busy_s + user + nice + system, idle_s + idle + waiting, steal_s + steal
-        if wanted or not self._cores:  # no /proc, or one that shows other cores than ours
-            return None, None, None
-        return (self._quota.used_s(), None, steal_s) if self._quota else (busy_s, idle_s, steal_s)
+                found[int(name[3:])] = (user + nice + system, idle + waiting, steal)
+        return found
 
     def _read_bytes(self, own: frozenset[int]) -> tuple[int, int] | None:
         """Returns the bytes that the study's processes, and those they waited for, have read: in all, and from the disk."""
@@ -280,6 +258,15 @@ def tree(processes: Mapping[int, Process], root: int) -> frozenset[int]:
     return frozenset(found)
 
 
+def cores_of(pids: Iterable[int]) -> frozenset[int]:
+    """Returns the cores that any thread of these processes may use; empty where none of them is there or told."""
+    found: set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError, AttributeError):  # gone, or a system that does not say
+            found.update(*(os.sched_getaffinity(int(thread)) for thread in os.listdir(f"{PROC}/{pid}/task")))
+    return frozenset(found)
+
+
 def describe(pid: int) -> str:
     """Returns who a process is, for a message: "python hog.py, pid 4242", or which study of autotune it belongs to.
 
@@ -289,7 +276,7 @@ def describe(pid: int) -> str:
         process = psutil.Process(pid)
         program, *arguments = process.cmdline() or [process.name()]
         scripts = [os.path.basename(argument) for argument in arguments if argument.endswith(SCRIPTS)]
-        command = " ".join([os.path.basename(program), *scripts[:1]])[:60]
+        command = one_line(" ".join([os.path.basename(program), *scripts[:1]]), 60)
     except (psutil.Error, OSError):
         return f"pid {pid}, which has ended"
     try:
@@ -310,6 +297,7 @@ def _process(file: str) -> Process | None:
             own_s=user + system,
             waited_for_s=waited_user + waited_system,
             is_kernel=bool(int(fields[6]) & KERNEL_THREAD),
+            core=int(fields[36]) if len(fields) > 36 else None,
         )
     except (OSError, ValueError, IndexError):  # gone meanwhile
         return None
@@ -319,12 +307,55 @@ def _total_s(processes: Mapping[int, Process], members: frozenset[int]) -> float
     return sum(processes[pid].own_s + processes[pid].waited_for_s for pid in members if pid in processes)
 
 
-def _kernel_s(processes: Mapping[int, Process]) -> float:
-    return sum(process.own_s for process in processes.values() if process.is_kernel)
+def _used_s(before: CpuLook, after: CpuLook, pids: Iterable[int], cores: frozenset[int]) -> tuple[float, float]:
+    """Returns what processes that were there all the time have used themselves, on these cores and on others."""
+    here_s = elsewhere_s = 0.0
+    for pid in pids:
+        first, last = before.processes.get(pid), after.processes.get(pid)
+        used_s = max(0.0, last.own_s - first.own_s) if first and last else 0.0
+        if first and last and (_was_on(first, cores) or _was_on(last, cores)):
+            here_s += used_s
+        else:
+            elsewhere_s += used_s
+    return here_s, elsewhere_s
+
+
+def _was_on(process: Process, cores: frozenset[int]) -> bool:
+    return process.core is None or not cores or process.core in cores
+
+
+def _may_use(pid: int, cores: frozenset[int]) -> bool:
+    try:
+        return not cores or bool(os.sched_getaffinity(pid) & cores)
+    except (OSError, AttributeError):  # gone, or a system that does not say
+        return True
+
+
+def _sums(by_core: Mapping[int, Times], cores: Iterable[int]) -> tuple[float | None, float | None, float | None]:
+    """Returns the times of some cores together; None where the machine does not show all of them."""
+    found = [by_core.get(core) for core in cores]
+    if not found or None in found:
+        return None, None, None
+    busy_s, idle_s, steal_s = (sum(column) for column in zip(*filter(None, found), strict=True))
+    return busy_s, idle_s, steal_s
+
+
+def _between(before: CpuLook, after: CpuLook, cores: frozenset[int]) -> tuple[float | None, float | None, float | None]:
+    """Returns busy, idle and stolen seconds between two looks, of the tuner's cores or of these."""
+    looks = [
+        _sums(look.by_core, sorted(cores)) if cores and look.by_core else (look.busy_s, look.idle_s, look.steal_s)
+        for look in (before, after)
+    ]
+    busy_s, idle_s, steal_s = (None if one is None or two is None else two - one for one, two in zip(*looks, strict=True))
+    return busy_s, idle_s, steal_s
 
 
 def _culprits(
-    before: Mapping[int, Process], after: Mapping[int, Process], own: frozenset[int], seconds: float
+    before: Mapping[int, Process],
+    after: Mapping[int, Process],
+    own: frozenset[int],
+    seconds: float,
+    cores: frozenset[int],
 ) -> tuple[tuple[int, float], ...]:
     used = []
     for pid, process in after.items():
@@ -332,14 +363,10 @@ def _culprits(
             continue
         earlier = before.get(pid)
         is_same = earlier is not None and earlier.started_ticks == process.started_ticks
-        cores = (process.own_s - (earlier.own_s if earlier and is_same else 0.0)) / seconds
-        if cores >= NAMED_CORES:
-            used.append((pid, cores))
+        num_cores = (process.own_s - (earlier.own_s if earlier and is_same else 0.0)) / seconds
+        if num_cores >= NAMED_CORES and _may_use(pid, cores):
+            used.append((pid, num_cores))
     return tuple(sorted(used, key=lambda entry: -entry[1])[:3])
-
-
-def _rate(before: float | None, after: float | None, seconds: float) -> float | None:
-    return None if before is None or after is None else max(0.0, after - before) / seconds
 
 
 def _read(file: Path) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from autotune.plain_text import plain
+
 TAIL_BYTES = 8 << 10
 MAX_BYTES = 8 << 20  # a log that has grown past this is cut back
 HEAD_BYTES, KEEP_BYTES = 256 << 10, 1 << 20  # to its beginning and its end
 
 
 def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
-    """Returns the end of a text file, cut at a line's start; "" when there is none. Not masked."""
+    """Returns the end of a text file as plain text, cut at a line's start; "" when there is none. Not masked."""
     try:
-        return _end(path, max_bytes).decode("utf-8", errors="replace")
+        return plain(_end(path, max_bytes).decode("utf-8", errors="replace"))
     except OSError:
         return ""
 

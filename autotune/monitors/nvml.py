@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import psutil
 
 from autotune.machine.nvml import SLOWDOWN_QUESTIONS, SLOWDOWNS
+from autotune.wording import one_line
 
 Value = TypeVar("Value")
 
@@ -377,7 +378,7 @@ def _counted(window: list[DeviceCounters]) -> dict[str, float]:
 def _holder(pid: int, used_bytes: int | None) -> str:
     try:
         process = psutil.Process(pid)
-        command = " ".join(process.cmdline())[:80] or process.name()
+        command = one_line(" ".join(process.cmdline()) or process.name(), 80)
     except psutil.Error:
         command = "of another container or user"
     return f"{pid} ({command}{'' if used_bytes is None else f', {used_bytes / MIB:.0f} MiB'})"

@@ -15,12 +15,14 @@ from autotune.harness.protocol import KnobReport, RankResult
 from autotune.knobs.base import Circumstances
 from autotune.launchers.rank_results import RankResults
 from autotune.machine import circumstances
+from autotune.plain_text import shortened
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.replay.results import ended_of, facts_of
 from autotune.replay.table import Measurement, Table
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace, SearchSpace, domain_from_json, resolve
 from autotune.study.design import configurations
+from autotune.study.finite import NOT_FINITE
 from autotune.study.health import ACCEPTED
 
 DIGITS = 6  # significant, of every number: far below what a clock tells
@@ -31,7 +33,7 @@ FACTS = (
     "num_local_ranks", "num_nodes", "collectives", "nccl",
 )  # fmt: skip
 GPU = ("name", "memory_bytes", "compute_capability", "driver")
-EVIDENCE = ("num_steps", "is_harness_seen", "oom_kills", "deadline", "shut_out")
+EVIDENCE = (NOT_FINITE, "num_steps", "is_harness_seen", "oom_kills", "deadline", "shut_out")
 VERSIONS = ("autotune", "torch", "python", "optuna")
 SETTINGS_WITH_PATHS = ("data.root", "program.python", "model.factory", "data.factory", "train.step")
 
@@ -204,7 +206,7 @@ def _machine(facts: dict[str, Any]) -> dict[str, Any]:
 
 def plain(text: str) -> str:
     """Returns a text in one line, its paths reduced to their last part."""
-    return PATH.sub(r"\1", " ".join(text.split()))[:400]
+    return shortened(PATH.sub(r"\1", " ".join(text.split())), 400)
 
 
 def _without_paths(value: Any) -> Any:

@@ -8,6 +8,7 @@ from autotune.failures import Facts
 from autotune.harness.protocol import KnobReport, RankResult, Window
 from autotune.launchers.base import Ended
 from autotune.replay.table import Measurement
+from autotune.study.finite import NOT_FINITE
 
 
 def ended_of(measurement: Measurement, *, trial: int, nonce: str) -> Ended:
@@ -45,6 +46,7 @@ def facts_of(ended: Ended) -> Facts:
         is_harness_seen=bool(ended.evidence.get("is_harness_seen")),
         num_steps=int(ended.evidence.get("num_steps", 0)),
         asked={},
+        excused=frozenset(ended.evidence.get(NOT_FINITE) or ()),
     )
 
 

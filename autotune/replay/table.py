@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
+from autotune.plain_text import plain, shortened
 from autotune.records import Knobs, Outcome
 
 SCHEMA = 1  # 1: the first
@@ -158,7 +159,7 @@ def read(path: Path) -> Table:
         lines = [json.loads(line, parse_constant=_no_number) for line in text.splitlines()]
         return _table(lines)
     except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, RecursionError) as error:
-        why = " ".join(str(error).split())[:200] or type(error).__name__
+        why = shortened(" ".join(plain(str(error)).split()), 200) or type(error).__name__
         raise BadInput(
             f"TABLE: cannot be read, got {str(path)!r} ({why}). Give a file that `autotune record` wrote."
         ) from error

@@ -34,6 +34,7 @@ MIN_CLOCK_FRAC = 0.75  # of the default clock of the multiprocessors
 DEVICE_FRAC = 0.05  # of the device's multiprocessors, used by another process
 NUM_STUCK = 4  # attempts in a row that were disturbed, two of each trial: the machine is like that now
 DISTURBANCES, MEASURED, ACCEPTED, PAGE_CACHE = "disturbances", "measured", "accepted_level", "page_cache"  # in the evidence
+OWN_SHARE = "own_share"  # there as well: what autotune used beside the trial, in words
 CPU, STEAL, DEVICE, THERMAL, BRAKE, CLOCK = "cpu", "steal", "device", "thermal", "power_brake", "clock"
 
 
@@ -66,10 +67,10 @@ def of_cpu(use: CpuUse | None, *, is_trial_running: bool = True) -> list[Disturb
     found = []
     limit = max(FOREIGN_CORES, FOREIGN_FRAC * use.num_cores)
     if use.foreign_cores is not None and use.foreign_cores > limit and (_was_in_want(use) or not is_trial_running):
-        words = f"other programs used {use.foreign_cores:.2g} of {use.num_cores:g} cores{_named(use.culprits)}"
+        words = f"other programs used {use.foreign_cores:.2g} of {_of(use)}{_named(use)}"
         found.append(Disturbance(kind=CPU, amount=use.foreign_cores, limit=limit, words=words))
     if use.steal_cores is not None and use.steal_cores > STEAL_CORES:
-        words = f"the hypervisor gave {use.steal_cores:.2g} of {use.num_cores:g} cores to others (steal)"
+        words = f"the hypervisor gave {use.steal_cores:.2g} of {_of(use)} to others (steal)"
         found.append(Disturbance(kind=STEAL, amount=use.steal_cores, limit=STEAL_CORES, words=words))
     return found
 
@@ -180,6 +181,25 @@ def disturb(record: TrialRecord, beyond: Sequence[Disturbance]) -> None:
     record.value = record.ci = None
 
 
+def own_share(use: CpuUse | None) -> str:
+    """Returns that autotune itself took a core from a trial that had too few, in words; "" when it did not or it is not known.
+
+    It is told and not judged: the next trial would have the same, and so would any that it is compared with.
+    """
+    if use is None or use.seconds < MIN_WINDOW_S or (use.tuner_cores or 0.0) <= FOREIGN_CORES or not _was_in_want(use):
+        return ""
+    return f"autotune itself used {use.tuner_cores:.2g} of {_of(use)}, for which the trial waited: give them one core more"
+
+
+def shared(records: Iterable[TrialRecord]) -> str:
+    """Returns what autotune took from the trials that are compared with each other, the last of them; "" for nothing."""
+    told = [(record.number, words) for record in records if (words := record.evidence.get(OWN_SHARE))]
+    if not told:
+        return ""
+    numbers = ", ".join(str(number) for number, _ in told)
+    return f"{told[-1][1]} (trial{'s' if len(told) > 1 else ''} {numbers})"
+
+
 def note(record: TrialRecord, found: Sequence[Disturbance]) -> None:
     """Writes what was found into a trial's evidence, borne or not."""
     if found:
@@ -225,7 +245,14 @@ def _was_in_want(use: CpuUse) -> bool:
     return use.waiting_cores is None or use.waiting_cores > WAITING_CORES
 
 
-def _named(culprits: Sequence[tuple[int, float]]) -> str:
-    if not culprits:
+def _of(use: CpuUse) -> str:
+    """Returns the cores that were judged, in words."""
+    cores = f"{use.num_cores:g} core{'' if use.num_cores == 1 else 's'}"
+    return f"the {cores} that the trial may use" if use.is_part else cores
+
+
+def _named(use: CpuUse) -> str:
+    if not use.culprits:
         return " (by processes that have ended or cannot be seen)"
-    return f" ({'; '.join(f'{describe(pid)}: {cores:.2g}' for pid, cores in culprits)})"
+    anywhere = " on all cores" if use.is_part else ""
+    return f" ({'; '.join(f'{describe(pid)}: {cores:.2g}{anywhere}' for pid, cores in use.culprits)})"

@@ -218,6 +218,7 @@ class _Study:
         session.runner.program = dict(first.facts)
         session.runner.warm.learn(first)
         session.runner.baseline_losses = record.losses
+        session.learn_excuses()
         session.space = _resolved(self._plan, first)
         if earlier is None or earlier.first is None:
             self._name_dropped(session.space.dropped)

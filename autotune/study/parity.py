@@ -20,6 +20,7 @@ from typing import Any
 from autotune.knobs.catalogue import knob
 from autotune.knobs.step import tier_of
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
+from autotune.study.finite import loss_words
 from autotune.study.losses import Comparison, Verdict, compare
 from autotune.study.session import RACED_FRAC, ConfigurationKey, Session, configuration_key
 from autotune.wording import changes_phrase
@@ -63,7 +64,7 @@ class Parity:
     def is_open(self, candidate: TrialRecord) -> bool:
         """Returns whether a configuration has yet to be compared: nothing with these changes, or with more, has passed."""
         suspect = configuration_key(arithmetic(candidate.changed, is_held=self._is_held))
-        can_be = self._config.parity.steps > 0 and bool(self._session.baseline.losses)
+        can_be = self._config.parity.steps > 0 and bool(self._session.baseline.losses) and not loss_words(self._session.records)
         passed = [key for key, found in self._settled.items() if found.verdict is Verdict.passed]
         is_settled = suspect in self._settled or any(suspect <= key for key in passed)
         return bool(suspect) and can_be and not is_settled
@@ -194,7 +195,7 @@ def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: boo
         passed = [run for run in runs if run.evidence["parity"]["verdict"] == Verdict.passed]
         run = next((run for run in passed if suspect.items() <= run.changed.items()), None)
         run = run or next((run for run in runs if run.changed == suspect), None)
-        why = no_losses(records[0]) if not records[0].losses else "nobody has compared it yet"
+        why = no_losses(records[0]) if not records[0].losses else loss_words(records) or "nobody has compared it yet"
         found = {"verdict": str(Verdict.unknown), "reason": why, "trial": None}
         if run is not None:
             found = {**run.evidence["parity"], "trial": run.number}

@@ -12,6 +12,7 @@ from autotune.records import Kind, Knobs, KnobValue, StudyRecord, Tier, TrialRec
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
 from autotune.study.budget import Budget, Costs
+from autotune.study.finite import caveat, excused
 from autotune.study.identity import SCRIPT, script
 from autotune.study.interrupts import Interrupts
 from autotune.study.objective import cold_compile_s
@@ -276,3 +277,11 @@ class Session:
     def _add(self, record: TrialRecord) -> None:
         self.records.append(record)
         self.records.sort(key=lambda one: one.number)  # a baseline that is measured late comes first all the same
+        self.learn_excuses()
+
+    def learn_excuses(self) -> None:
+        """Excuses trials for what the program as it is does not keep finite, and says so when that is news."""
+        known, self.runner.excused = self.runner.excused, excused(self.records)
+        if self.runner.excused - known:
+            text = caveat(self.records)
+            self.listener.notice(f"{text[:1].upper()}{text[1:]}.")

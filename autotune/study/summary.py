@@ -9,13 +9,13 @@ from typing import Any
 
 from autotune import stats
 from autotune.records import SCHEMA, Kind, StudyRecord, Summary, Tier, TrialRecord, objective_names
-from autotune.study import parity
+from autotune.study import finite, parity
 from autotune.study.attribution import Attribution
 from autotune.study.budget import START_PHASES
 from autotune.study.decision import ONE_ROUND_FRAC, Decision
 from autotune.study.diagnosis import diagnose
 from autotune.study.front import front, measured_again
-from autotune.study.health import PAGE_CACHE, caveat, drift
+from autotune.study.health import PAGE_CACHE, caveat, drift, shared
 from autotune.study.objective import means
 from autotune.study.paying import break_even, search_cost
 from autotune.study.recording import recorded
@@ -100,7 +100,9 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "placeholders": about.placeholders,
         "detected": about.detected,
         "disturbed_by": caveat(records),
+        "own_share": shared(records) or None,
         "drift": None if about.recording else drift(records) or None,
+        "not_finite": finite.caveat(records) or None,
         "page_cache": best.evidence.get(PAGE_CACHE) if best else None,
         "cwd": about.cwd,
         "is_recipe": about.is_recipe,

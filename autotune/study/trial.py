@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.config.recipe import tokens_per_sample
 from autotune.errors import BadInput
-from autotune.failures import classify, root
+from autotune.failures import classify, not_finite, root
 from autotune.harness.protocol import STDERR_FILE, STDOUT_FILE, MeasureRules, RankResult, Spec
 from autotune.knobs.catalogue import knob
 from autotune.launchers.base import Ended, Launch, Running
@@ -19,6 +19,7 @@ from autotune.monitors.sealing import first_attempt, seal
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
 from autotune.study import health
+from autotune.study.finite import EXCUSABLE, NOT_FINITE
 from autotune.study.losses import exploded
 from autotune.study.numbers import metrics, numbers
 from autotune.study.objective import Goal
@@ -102,6 +103,7 @@ class TrialRunner:
         goal: what the study is after; the baseline completes it.
         baseline_losses: the losses of the baseline's first steps; [] until it has run.
         warm: which trials may start warm; the baseline completes it.
+        excused: what the program as it is does not keep finite, see `Facts.excused`: no trial is out for it.
 
     Args:
         plan: what the study was given.
@@ -114,6 +116,7 @@ class TrialRunner:
         self.program: dict[str, Any] = {}
         self.goal = Goal.of(plan.config)
         self.baseline_losses: list[float | None] = []
+        self.excused: frozenset[str] = frozenset()
         self.warm = WarmStarts(plan.config.launch.warm)
         self._plan, self._folder, self._listener = plan, folder, listener
         self._watch = MachineWatch(plan.device or configured_device(plan.config), plan.clock, plan.cpu)
@@ -169,7 +172,7 @@ class TrialRunner:
             running, is_stopped = self._plan.launcher.start(launch), False
         except KeyboardInterrupt:  # a warm server may take seconds to start
             unstarted = _unstarted(self._plan.clock.time() - started_at)
-            record = _record(request, launch.spec, unstarted, self._watch)
+            record = self._record(request, launch.spec, unstarted)
             record.started_at = started_at
             raise StoppedNow(self._keep(Finished(record=record))) from None
         try:
@@ -181,7 +184,7 @@ class TrialRunner:
         except BaseException:
             running.stop("autotune failed")
             raise
-        record = _record(request, launch.spec, ended, self._watch)
+        record = self._record(request, launch.spec, ended)
         self._tell_why_fresh(record)
         if not request.first_steps:  # nothing is measured there
             self._judge(record, ended.results)
@@ -199,6 +202,35 @@ class TrialRunner:
         if is_stopped:
             raise StoppedNow(self._keep(finished))
         return finished
+
+    def _record(self, request: Request, spec: Spec, ended: Ended) -> TrialRecord:
+        facts = ended.facts(spec, device_used_frac=self._watch.used_frac())
+        facts.excused = self.excused if request.changed else EXCUSABLE
+        outcome, reason = classify(facts)
+        record = TrialRecord(
+            number=request.number,
+            kind=request.kind,
+            knobs=request.knobs,
+            changed=request.changed,
+            outcome=outcome,
+            reason=reason,
+            tier=request.tier,
+            why=request.why,
+            repeats=request.repeats,
+            round=request.round,
+            origin=request.origin,
+            seconds=ended.seconds,
+            start=ended.start,
+            spared_s=ended.spared_s,
+            evidence=_evidence(ended, root(facts)),
+            metrics=metrics(ended.results, self._watch.metrics()),
+            **numbers(ended.results),
+        )
+        if outcome.has_value and (lost := not_finite(facts)):
+            record.evidence[NOT_FINITE] = lost
+        if not outcome.has_value or record.value is None:
+            record.value, record.ci, record.why_no_ci = None, None, ""
+        return record
 
     def _tell_second_attempt(self, first: TrialRecord) -> None:
         """Says that a trial went wrong where nobody would see it for long: the second attempt takes as much time again."""
@@ -235,6 +267,8 @@ class TrialRunner:
         """Notes what the machine did meanwhile; takes the number from a trial that it disturbed by more than is borne."""
         found = self._watch.disturbances()
         health.note(record, found)
+        if why := health.own_share(self._watch.cpu_use):
+            record.evidence[health.OWN_SHARE] = why
         if why := health.page_cache(self._watch.cpu_use, results, int(self._plan.machine.get("memory_bytes") or 0)):
             record.evidence[health.PAGE_CACHE] = why
         if self._plan.config.measure.quiet and record.outcome.has_value and (beyond := self._level.beyond(found)):
@@ -354,33 +388,6 @@ def _asked(request: Request, started_at: float) -> TrialRequest:
         round=request.round,
         started_at=started_at,
     )
-
-
-def _record(request: Request, spec: Spec, ended: Ended, watch: MachineWatch) -> TrialRecord:
-    facts = ended.facts(spec, device_used_frac=watch.used_frac())
-    outcome, reason = classify(facts)
-    record = TrialRecord(
-        number=request.number,
-        kind=request.kind,
-        knobs=request.knobs,
-        changed=request.changed,
-        outcome=outcome,
-        reason=reason,
-        tier=request.tier,
-        why=request.why,
-        repeats=request.repeats,
-        round=request.round,
-        origin=request.origin,
-        seconds=ended.seconds,
-        start=ended.start,
-        spared_s=ended.spared_s,
-        evidence=_evidence(ended, root(facts)),
-        metrics=metrics(ended.results, watch.metrics()),
-        **numbers(ended.results),
-    )
-    if not outcome.has_value or record.value is None:
-        record.value, record.ci, record.why_no_ci = None, None, ""
-    return record
 
 
 def _unstarted(seconds: float) -> Ended:

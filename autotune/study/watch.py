@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from autotune.config.schema import StudyConfig
 from autotune.harness.protocol import Progress, RankResult
-from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse, WaitingWatch, read_processes, tree
+from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse, cores_of, read_processes, tree
 from autotune.monitors.gate import MemoryGate
 from autotune.monitors.host import HostMonitor, read_times
 from autotune.monitors.nvml import DeviceMonitor, NoDevice, open_device
 from autotune.monitors.several import as_one
+from autotune.monitors.waiting import WaitingWatch
 from autotune.study import health
 from autotune.study.health import Disturbance
 from autotune.study.plan import Clock
@@ -43,6 +44,7 @@ class MachineWatch:
         self._waiting = WaitingWatch()
         self._own: frozenset[int] = frozenset()
         self._trial: frozenset[int] = frozenset()
+        self._cores: frozenset[int] = frozenset()  # that the trial may use, or the last one did; empty for the tuner's
         self._strangers: dict[int, float | None] = {}
         self._is_own_seen = self._is_closed = False
         self.use(device)
@@ -102,7 +104,7 @@ class MachineWatch:
             self._device.close_window()
             now_s = self._clock.monotonic()
             self._waiting.look(now_s, self._trial)
-            use = self._cpu.use(self._opened, self._cpu.look(now_s))
+            use = self._cpu.use(self._opened, self._cpu.look(now_s), self._cores)
             self._use = dataclasses.replace(use, waiting_cores=self._waiting.waiting_cores(use.seconds)) if use else None
         self._host_metrics = self._host.metrics()
 
@@ -122,7 +124,7 @@ class MachineWatch:
         """Returns what would disturb a trial now, while none runs; takes as long as it has to look."""
         before = self._cpu.look(self._clock.monotonic())
         self._clock.sleep(health.MIN_WINDOW_S)
-        use = self._cpu.use(before, self._cpu.look(self._clock.monotonic()))
+        use = self._cpu.use(before, self._cpu.look(self._clock.monotonic()), self._cores)
         sample = self._device.sample(is_steady=False)
         slowed = {f"gpu.slowdown_{name}_frac": 1.0 for name in (sample.slowdowns if sample else None) or ()}
         return [*health.of_cpu(use, is_trial_running=False), *health.of_device(slowed, {})]
@@ -148,6 +150,7 @@ class MachineWatch:
         self._device.open_window()
         self._opened = self._cpu.look(self._clock.monotonic())
         self._own, self._trial = self._cpu.own(self._opened) - {os.getpid()}, self._cpu.trial(self._opened)
+        self._cores = cores_of(self._trial)
         self._waiting = WaitingWatch()
         self._waiting.look(self._opened.time_s, self._trial)
         self._device.compute_processes()  # shares are told since the last question

@@ -20,6 +20,7 @@ from typing import Any
 from autotune.errors import BadInput
 from autotune.masking import Secrets
 from autotune.monitors import logs
+from autotune.plain_text import plain, shortened
 from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import StudyFolder, read_json
 from autotune.trackers import entries, probe, store
@@ -330,4 +331,4 @@ def _problem(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    return shortened((plain(str(error)).strip() or type(error).__name__).splitlines()[0], 300)

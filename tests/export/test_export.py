@@ -259,3 +259,11 @@ def test_what_a_file_without_comments_is_is_no_note(summary):
     exported = render(summary, "deepspeed", None)
     assert exported.header[0].startswith("autotune: the best configuration")
     assert not set(exported.header) & set(exported.notes)
+
+
+def test_what_autotune_says_itself_is_wrapped_and_not_cut(summary):
+    advice = " ".join(f"word{number}" for number in range(60))
+    summary |= {"drift": advice}
+    comments = [line for line in render(summary, "yaml", None).text.splitlines() if line.startswith("#")]
+    assert advice in " ".join(" ".join(line.lstrip("# ") for line in comments).split())
+    assert max(map(len, comments)) <= 162

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autotune.failures import Facts, classify
-from autotune.harness.protocol import KnobReport, RankResult, Window
+from autotune.failures import LOSS, SCALING, Facts, classify, not_finite
+from autotune.harness.protocol import UNMEASURABLE, KnobReport, RankResult, Window
 from autotune.log_messages import raised_in
 from autotune.records import Outcome
 
@@ -99,6 +99,48 @@ def test_a_skipping_scaler_is_counted_in_the_reason():
     assert reason == "the gradient scaler skipped 40 of 50 optimizer steps, 10 of them in the window"
 
 
+LOST = {"is_finite": False, "curve": [2.0, None, 3.0, None, None]}
+
+
+def test_a_loss_that_the_program_loses_by_itself_disqualifies_nothing():
+    facts = answered(answer(loss=LOST), excused=frozenset({LOSS}))
+    assert classify(facts) == (Outcome.ok, "")
+    facts.results = [answer(loss=LOST, scaling=scaling(0.5, 17, 0))]
+    assert classify(facts)[0] is Outcome.nonfinite, "a scaler that skips all steps is no part of a lost loss"
+
+
+@pytest.mark.parametrize("found", [scaling(0.5, 17, 0), scaling(2048.0, 40, 10)])
+def test_steps_that_the_program_s_own_scaler_skips_disqualify_nothing(found):
+    facts = answered(answer(scaling=found), excused=frozenset({SCALING}))
+    assert classify(facts) == (Outcome.ok, "")
+    assert list(not_finite(facts)) == [SCALING]
+
+
+def test_a_scaler_that_still_looks_for_its_scale_is_unsteady_whatever_is_excused():
+    facts = answered(answer(scaling=scaling(2048.0, 5, 5)), excused=frozenset({SCALING}))
+    assert classify(facts)[0] is Outcome.unsteady
+    assert not_finite(facts) == {}
+
+
+@pytest.mark.parametrize(
+    ("losses", "since"),
+    [
+        ([LOST], "from step 4 on"),
+        ([{"is_finite": True, "curve": [1.0] * 5}, LOST], "from step 4 on"),
+        ([{"is_finite": False, "curve": [1.0] * 5}], "by step 90"),  # later than it was looked at one by one
+        ([{"is_finite": False, "curve": []}], "by step 90"),
+        ([{"is_finite": False, "curve": [None] * 5}], "from step 1 on"),
+    ],
+)
+def test_since_when_a_loss_is_not_finite_is_said_as_far_as_it_was_seen(losses, since):
+    ranks = [answer(n, len(losses), loss=loss, detected={"num_steps": 90}) for n, loss in enumerate(losses)]
+    assert not_finite(answered(*ranks)) == {LOSS: since}
+
+
+def test_a_loss_that_stays_finite_is_no_news():
+    assert not_finite(answered(answer(loss={"is_finite": True, "curve": [1.0]}, scaling=scaling(1.0, 0, 0)))) == {}
+
+
 def test_an_allocator_that_retries_in_the_window_is_thrashing_and_may_not_win():
     outcome, reason = classify(answered(answer(memory={"alloc_retries": 3})))
     assert outcome is Outcome.unsteady
@@ -192,7 +234,7 @@ def test_an_exception_is_read_by_class_first_and_known_message_second(kind, mess
 
 def test_an_exception_is_named_by_the_last_line_of_its_traceback():
     facts = answered(failed("my.pkg.ShapeError", "mat1 and mat2\nmore"), exit_code=1, log_tail=log("ZeroDivisionError: no"))
-    assert classify(facts) == (Outcome.error, "ShapeError: mat1 and mat2")
+    assert classify(facts) == (Outcome.error, "ShapeError: mat1 and mat2 more")
 
 
 @pytest.mark.parametrize(
@@ -484,6 +526,41 @@ def test_an_unusable_result_is_named():
 def test_a_silent_rank_is_named():
     facts = answered(answer(0, 3), answer(2, 3), exit_code=0)
     assert classify(facts) == (Outcome.error, "no result from rank 1")
+
+
+WEIGHTS_ONLY = (
+    "Weights only load failed. This file can still be loaded, to do so you have two options, \x1b[1mdo those steps only if you "
+    "trust the source of the checkpoint\x1b[0m. \n\t(1) Re-running `torch.load` with `weights_only` set to `False` will likely "
+    "succeed.\n\t(2) Alternatively, please check the recommended steps in the following error message.\n\tWeights"
+    "Unpickler error: Unsupported global: GLOBAL __main__.A was not an allowed global by default."
+)
+
+
+def test_a_library_s_advice_is_quoted_without_colours_up_to_the_end_of_a_sentence():
+    outcome, reason = classify(answered(failed("_pickle.UnpicklingError", WEIGHTS_ONLY)))
+    assert outcome is Outcome.error
+    assert "two options, do those steps only if you trust the source of the checkpoint. (1) Re-running" in reason
+    assert reason.endswith("in the following error message. …")
+
+
+def test_frames_of_cpp_are_no_part_of_what_an_exception_says():
+    message = "it failed\nhere is why\nException raised from get at x.cpp:3 (most recent call first):\nframe #0: f() + 0x1"
+    assert classify(answered(failed("RuntimeError", message)))[1] == "RuntimeError: it failed here is why"
+
+
+def test_a_coloured_traceback_in_a_log_is_read():
+    text = log("\x1b[1;35mValueError\x1b[0m: \x1b[35mbad shape\x1b[0m").replace("Traceback", "\x1b[1mTraceback")
+    assert classify(Facts(exit_code=1, is_harness_seen=True, log_tail=text)) == (Outcome.error, "ValueError: bad shape")
+
+
+@pytest.mark.parametrize("size", [10, 5000])
+def test_autotune_s_own_advice_is_never_cut(size):
+    facts = answered(failed("OSError", f"[Errno 24] Too many open files: {'x' * size}"))
+    assert classify(facts)[1].endswith(" (open files ran out; raise the hard limit, see `ulimit -Hn`)")
+    facts = answered(failed(UNMEASURABLE, "advice " * size))
+    assert classify(facts)[1] == ("advice " * size).strip()
+    facts = Facts(cause="deadline", deadline="step: nothing moved", log_tail=log(f"ValueError: {'word ' * size}"))
+    assert classify(facts)[1].startswith("step: nothing moved; the log's last exception: ValueError: word")
 
 
 def test_a_reason_is_one_short_line():

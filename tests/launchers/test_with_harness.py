@@ -77,6 +77,11 @@ def test_exception_after_steps_is_the_user_s(train):
     assert train("step(); raise ValueError('bad batch')") == (Outcome.error, "ValueError: bad batch")
 
 
+def test_what_an_exception_colours_is_quoted_without_colours(train):
+    raised = r"step(); raise ValueError('two options, \x1b[1mdo those\x1b[0m.\n(1) the first')"
+    assert train(raised) == (Outcome.error, "ValueError: two options, do those. (1) the first")
+
+
 @pytest.mark.thorough
 def test_memory_that_the_cpu_refuses_is_host_oom(train):
     outcome, reason = train("step(); torch.empty(1 << 50)")

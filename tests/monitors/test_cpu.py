@@ -6,13 +6,16 @@ import time
 import pytest
 
 from autotune.monitors import cpu
-from autotune.monitors.cpu import CpuLook, CpuMonitor, Process, WaitingWatch, describe, read_processes, tree
+from autotune.monitors.cpu import CpuLook, CpuMonitor, Process, describe, read_processes, tree
+from autotune.monitors.waiting import WaitingWatch
 
 KTHREADD = 0x00200000
 
 
-def process(parent, own_s, waited_for_s=0.0, *, started_ticks=1, is_kernel=False):
-    return Process(parent=parent, started_ticks=started_ticks, own_s=own_s, waited_for_s=waited_for_s, is_kernel=is_kernel)
+def process(parent, own_s, waited_for_s=0.0, *, started_ticks=1, is_kernel=False, core=None):
+    return Process(
+        parent=parent, started_ticks=started_ticks, own_s=own_s, waited_for_s=waited_for_s, is_kernel=is_kernel, core=core
+    )
 
 
 def look(time_s, processes, *, busy_s, idle_s=0.0, steal_s=0.0, read_bytes=None):
@@ -208,3 +211,90 @@ def test_what_has_ended_tells_nothing_of_the_time_in_which_it_was_gone(tmp_path)
 def test_the_trial_is_below_the_supervisor_and_the_helpers_are_not_of_it():
     processes = {10: process(1, 0), 11: process(10, 0), 12: process(11, 0), 13: process(12, 0), 14: process(10, 0)}
     assert CpuMonitor(root=10).trial(look(0.0, processes, busy_s=0.0)) == {12, 13}
+
+
+def times(*, busy_s, idle_s=0.0):
+    """Returns what the cores have done by a moment, core by core."""
+    return {core: (busy, idle_s, 0.0) for core, busy in enumerate(busy_s)}
+
+
+def on_core(monitor, after, *, busy_s, cores, seconds=4.0):
+    """Returns what happened on these cores of a machine of several, to processes that all were there at first."""
+    before = {pid: process(one.parent, 0.0, is_kernel=one.is_kernel, core=one.core) for pid, one in after.items()}
+    first, last = (
+        CpuLook(time_s=s, num_cores=2, busy_s=0.0, idle_s=0.0, steal_s=0.0, processes=found, by_core=times(busy_s=busy))
+        for s, found, busy in ((0.0, before, [0.0] * len(busy_s)), (seconds, after, busy_s))
+    )
+    return monitor.use(first, last, frozenset(cores))
+
+
+def test_what_goes_on_on_cores_that_the_trial_may_not_use_is_nobody_s_business():
+    after = {TUNER: process(1, 0.0), SUPERVISOR: process(TUNER, 0.0), TRIAL: process(SUPERVISOR, 3.9), HOG: process(1, 4.0)}
+    found = {cores: on_core(CpuMonitor(TUNER), after, busy_s=[3.9, 4.0], cores=cores) for cores in ((0,), (0, 1))}
+    assert found[0,].foreign_cores == pytest.approx(0.0)
+    assert (found[0,].num_cores, found[0,].is_part) == (1, True)
+    assert found[0, 1].foreign_cores == pytest.approx(1.0)
+    assert (found[0, 1].num_cores, found[0, 1].is_part) == (2, False)
+
+
+def test_the_kernel_s_threads_elsewhere_hide_no_stranger():
+    after = {TUNER: process(1, 0.0), KERNEL: process(0, 2.0, is_kernel=True, core=1), HOG: process(1, 2.0, core=0)}
+    use = on_core(CpuMonitor(TUNER), after, busy_s=[2.0, 2.0], cores=(0,))
+    assert use.foreign_cores == pytest.approx(0.5)
+    assert use.kernel_cores == 0.0
+
+
+def test_a_thread_of_the_kernel_that_comes_along_does_not_bring_its_past():
+    first = {TUNER: process(1, 0.0), KERNEL: process(0, 900.0, is_kernel=True, core=1)}
+    last = {TUNER: process(1, 0.0), KERNEL: process(0, 900.4, is_kernel=True, core=0)}
+    looks = (
+        CpuLook(time_s=s, num_cores=2, busy_s=0.0, idle_s=0.0, steal_s=0.0, processes=found, by_core=times(busy_s=[busy, 0.0]))
+        for s, found, busy in ((0.0, first, 0.0), (4.0, last, 2.4))
+    )
+    use = CpuMonitor(TUNER).use(*looks, frozenset({0}))
+    assert use.kernel_cores == pytest.approx(0.1)
+    assert use.foreign_cores == pytest.approx(0.5)
+
+
+def test_what_autotune_uses_itself_is_its_own_and_counts_where_it_was_used():
+    tracker = 20
+    after = {
+        TUNER: process(1, 0.4, core=0), tracker: process(TUNER, 0.8, core=0),
+        SUPERVISOR: process(TUNER, 0.0, 1.0, core=0), TRIAL: process(SUPERVISOR, 2.0, core=0),
+    }  # fmt: skip
+    here = on_core(CpuMonitor(TUNER), after, busy_s=[4.2, 0.0], cores=(0,))
+    assert here.tuner_cores == pytest.approx(0.3)
+    assert here.metrics()["host.tuner_cores"] == here.tuner_cores
+    assert here.foreign_cores == pytest.approx(0.0)
+    after = {pid: process(one.parent, one.own_s, one.waited_for_s, core=0 if pid == TRIAL else 1) for pid, one in after.items()}
+    away = on_core(CpuMonitor(TUNER), after, busy_s=[4.0, 1.2], cores=(0,))
+    assert away.tuner_cores == 0.0
+    assert away.foreign_cores == pytest.approx(0.25), "the tuner's own work elsewhere hides none of it"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores")
+def test_a_stranger_that_is_bound_to_other_cores_is_not_named():
+    here, there, *_ = sorted(os.sched_getaffinity(0))
+    hog = subprocess.Popen(["taskset", "-c", str(there), sys.executable, "-S", "-c", "while True: pass"])
+    try:
+        while cpu.cores_of([hog.pid]) != {there}:
+            time.sleep(0.01)
+        monitor = CpuMonitor(root=2**22 + 1)
+        before = monitor.look(time.monotonic())
+        while monitor.look(time.monotonic()).processes[hog.pid].own_s - before.processes[hog.pid].own_s < 0.2:
+            time.sleep(0.05)
+        after = monitor.look(time.monotonic())
+        used = {
+            core: cpu._culprits(before.processes, after.processes, frozenset(), 1.0, frozenset({core}))
+            for core in (here, there)
+        }
+    finally:
+        hog.kill()
+        hog.wait()
+    assert hog.pid not in dict(used[here])
+    assert after.processes[hog.pid].core == there
+
+
+def test_the_cores_of_a_process_are_those_that_its_threads_may_use():
+    assert cpu.cores_of([os.getpid()]) == os.sched_getaffinity(0)
+    assert cpu.cores_of([2**22 + 1]) == frozenset()

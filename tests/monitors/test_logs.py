@@ -14,6 +14,12 @@ def test_the_tail_starts_at_a_line_and_survives_bytes(tmp_path):
     assert logs.tail(tmp_path / "absent") == ""
 
 
+def test_the_tail_is_plain_text_whatever_terminal_the_program_wrote_for(tmp_path):
+    file = tmp_path / "log"
+    file.write_bytes(b"\x1b[1mTraceback\x1b[0m\n 10%\r 20%\n\x1b[35mValueError\x1b[0m: bad\n")
+    assert logs.tail(file) == "Traceback\n 10%\n 20%\nValueError: bad\n"
+
+
 def test_one_endless_line_still_has_a_tail(tmp_path):
     file = tmp_path / "log"
     file.write_text("x" * 50_000)

@@ -5,8 +5,10 @@ import itertools
 import pytest
 
 from autotune.cli.record import FIXED
+from autotune.failures import classify
 from autotune.records import Outcome
 from autotune.replay.export import plain, table_of
+from autotune.replay.results import ended_of, facts_of
 from autotune.replay.table import key_of
 from autotune.run_dir import StudyFolder
 from autotune.space import Choice, ResolvedSpace
@@ -169,3 +171,12 @@ def test_run_study_of_a_recording_whose_program_does_not_work_says_so(recording)
     bench = recording(Surface(failures=lambda trial, knobs: Failure(signal="SIGSEGV", cause="exit")))
     with pytest.raises(NothingWorked, match="baseline: the program could not be measured"):
         run_study(bench.plan, bench.folder, bench.listener)
+
+
+def test_a_recorded_program_whose_own_loss_is_not_finite_is_replayed_as_it_was_measured(recording):
+    bench = recording(Surface(losses=lambda knobs, seed: [2.0, None, None]), "record.repeats=1")
+    bench.run()
+    table = table_of(StudyFolder(bench.folder.path))
+    assert [one.outcome for one in table.measurements] == [Outcome.ok] * 4
+    for one in table.measurements:
+        assert classify(facts_of(ended_of(one, trial=0, nonce=""))) == (Outcome.ok, "")

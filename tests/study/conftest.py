@@ -24,14 +24,21 @@ RATES = "search.sampler=rates"
 class FakeCpu(CpuMonitor):
     """A processor on which others use as much as a test says, while a trial runs and at rest."""
 
-    foreign_cores = 0.0
+    foreign_cores = tuner_cores = 0.0
 
     def look(self, now_s):
         return CpuLook(time_s=now_s, num_cores=4, busy_s=0, idle_s=0, steal_s=0, processes={})
 
-    def use(self, before, after):
+    def use(self, before, after, cores=frozenset()):
         seconds = after.time_s - before.time_s
-        return CpuUse(seconds=seconds, num_cores=4, own_cores=2, foreign_cores=self.foreign_cores, idle_cores=0)
+        return CpuUse(
+            seconds=seconds,
+            num_cores=4,
+            own_cores=2,
+            tuner_cores=self.tuner_cores,
+            foreign_cores=self.foreign_cores,
+            idle_cores=0,
+        )
 
 
 class Bench:

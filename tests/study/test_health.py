@@ -2,6 +2,7 @@
 
 import pytest
 
+from autotune.cli.verdict import noise_lines
 from autotune.harness.protocol import RankResult, Window
 from autotune.monitors.cpu import CpuUse
 from autotune.monitors.nvml import NoDevice
@@ -306,3 +307,37 @@ def test_a_short_study_does_not_spend_itself_on_a_quieter_baseline(bench):
     study.run()
     assert [launch.spec.trial for launch in study.launcher.launches].count(0) == 1
     assert study.trials[0].outcome is Outcome.ok
+
+
+def test_the_cores_that_the_trial_may_use_are_named_as_they_are():
+    (found,) = of_cpu(use(num_cores=1.0, own_cores=0.6, foreign_cores=0.4))
+    assert found.words.startswith("other programs used 0.4 of 1 core (by processes")
+    (found,) = of_cpu(use(num_cores=1.0, own_cores=0.6, foreign_cores=0.4, is_part=True, culprits=((2**22 + 1, 1.0),)))
+    assert found.words.startswith("other programs used 0.4 of the 1 core that the trial may use (pid ")
+    assert found.words.endswith(": 1 on all cores)")
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_told"),
+    [
+        (use(num_cores=1.0, own_cores=1.0, tuner_cores=0.3, waiting_cores=0.4), True),
+        (use(num_cores=1.0, own_cores=1.0, tuner_cores=0.05, waiting_cores=0.4), False),
+        (use(num_cores=4.0, own_cores=1.3, tuner_cores=0.3, idle_cores=2.7), False),  # a core of its own
+        (use(num_cores=1.0, own_cores=1.0, tuner_cores=0.3, waiting_cores=0.0), False),
+        (use(tuner_cores=0.3, seconds=0.5), False),
+        (use(), False),
+        (None, False),
+    ],
+)
+def test_what_autotune_takes_from_a_trial_without_a_core_to_spare_is_told_as_its_own(seen, is_told):
+    assert bool(health.own_share(seen)) is is_told
+    assert of_cpu(seen) == []
+
+
+def test_autotune_s_own_share_disturbs_no_trial_and_stands_in_the_verdict(bench):
+    one = bench()
+    one.cpu.tuner_cores = 0.4
+    summary = one.run()
+    assert summary["disturbed_by"] is None
+    assert summary["own_share"].startswith("autotune itself used 0.4 of 4 cores, for which the trial waited")
+    assert dict(noise_lines(summary))["shared"] == summary["own_share"]

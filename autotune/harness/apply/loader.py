@@ -213,5 +213,5 @@ def applicability(loader: Any) -> Dict[str, str]:
 
 def unforked(loader: Any) -> Dict[str, str]:
     """Returns why the training loader's workers can only be forked, under the knob's key; it takes pickling what they get."""
-    why = startable.problem(loader.parts(), loader.main_line) if loader is not None else ""
+    why = startable.problem(loader.parts(), loader.main_line, loader.began_lines) if loader is not None else ""
     return {CONTEXT: why} if why else {}

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from autotune.plain_text import plain
+
 INTERPRETER = Path(__file__).with_name("interpreter.py")
 KILLED_S = 1.0  # waited for a process after SIGKILL; one that the kernel holds does not go, and is left behind
 
@@ -119,5 +121,5 @@ def _file() -> contextlib.AbstractContextManager[IO[bytes]]:
 
 def _last_line(file: IO[bytes]) -> str:
     file.seek(0)
-    lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    lines = plain(file.read().decode("utf-8", "replace")).strip().splitlines()
     return lines[-1].strip() if lines else ""

@@ -1,0 +1,25 @@
+"""A program whose own loss runs away is measured as it is, and it is said that its losses cannot be compared."""
+
+import re
+
+import pytest
+
+from tests.faults.trial_studies import start
+
+pytestmark = pytest.mark.thorough
+
+
+def test_a_program_whose_own_loss_runs_away_gets_its_verdict_and_hears_of_the_loss(tmp_path):
+    study = start(tmp_path, "runaway.py", {"precision.amp": ["off", "bf16"]}, "study.budget.minutes=null")
+    study.finish()
+    summary = study.summary()
+    assert summary["status"] == "complete"
+    assert "nonfinite" not in summary["counts"]
+    assert study.record(0)["losses"][-1] is None
+    words = (
+        r"program's own loss is not finite \(from step \d+ on, in the baseline itself\): losses cannot be compared, so changes"
+    )
+    assert re.search(rf"^note  The {words}", study.said, re.MULTILINE)
+    assert re.search(rf"^not finite  the {words} of numerics are `not checked`", study.said, re.MULTILINE)
+    best = next(tmp_path.glob("runs/*/best.yaml")).read_text()
+    assert "program's own loss is not finite" in best

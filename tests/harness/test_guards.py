@@ -1,0 +1,104 @@
+"""Whether workers that import the main module would train, as it is seen in programs with guards of every spelling."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.conftest import REPOSITORY, Trial
+
+CONTEXT = "loader.multiprocessing_context"
+TOP = """
+import sys
+sys.path.insert(0, {repository!r})
+from autotune.harness import startable
+lines = []
+def begin():
+    lines.append(startable.main_line())
+def main():
+    begin()
+    print("found:", startable.problem({{}}, startable.main_line(), [line for line in lines if line]))
+"""
+GUARDED = {
+    "double quotes": 'if __name__ == "__main__":\n    main()',
+    "single quotes": "if __name__ == '__main__':\n    main()",
+    "the other way round": "if '__main__' == __name__:\n    main()",
+    "in a try": "try:\n    if __name__ == '__main__':\n        main()\nexcept KeyboardInterrupt:\n    pass",
+    "in a with": "import contextlib\nwith contextlib.suppress(OSError):\n    if __name__ == '__main__':\n        main()",
+    "asked beforehand": "is_main = __name__ == '__main__'\nif is_main:\n    main()",
+    "and": "__name__ == '__main__' and main()",
+    "with another condition": "if sys.argv and __name__ == '__main__':\n    main()",
+    "the other branch": "if __name__ != '__main__':\n    pass\nelse:\n    main()",
+    "asked by a function": "def is_main():\n    return __name__ == '__main__'\nif is_main():\n    main()",
+    "a call over many lines": "if __name__ == '__main__':\n    sys.exit(\n        main(\n        )\n    )",
+}
+
+
+def found(folder: Path, body: str, *words: str, name: str = "train.py") -> str:
+    """Returns what is said of a program that reaches its loader in `main()`."""
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(TOP.format(repository=str(REPOSITORY)) + body + "\n")
+    done = subprocess.run(
+        [sys.executable, *(words or [name])], cwd=folder, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "found:" in done.stdout, done.stderr
+    return done.stdout.rpartition("found:")[2].strip()
+
+
+@pytest.mark.parametrize("spelling", GUARDED)
+def test_a_guard_is_seen_however_it_is_spelled(tmp_path: Path, spelling: str) -> None:
+    assert found(tmp_path, GUARDED[spelling]) == ""
+
+
+def test_a_program_without_a_guard_is_told_by_its_file(tmp_path: Path) -> None:
+    said = found(tmp_path, "main()")
+    assert "main module (train.py)" in said
+    assert said.endswith('it has no `if __name__ == "__main__":` round it')
+
+
+def test_a_guard_round_something_else_is_no_guard_and_not_said_to_be_missing(tmp_path: Path) -> None:
+    said = found(tmp_path, "main()\nif __name__ == '__main__':\n    pass")
+    assert said.endswith('it trains outside its `if __name__ == "__main__":`')
+
+
+def test_a_batch_taken_at_module_level_starts_workers_whatever_trains_under_the_guard(tmp_path: Path) -> None:
+    assert "it trains outside its" in found(tmp_path, "begin()\nif __name__ == '__main__':\n    main()")
+
+
+def test_a_loader_made_at_module_level_may_be_used_under_the_guard(tmp_path: Path) -> None:
+    body = "line = startable.main_line()\nif __name__ == '__main__':\n    print('found:', startable.problem({}, line))"
+    assert found(tmp_path, body) == ""
+
+
+@pytest.mark.parametrize("words", [("-m", "pkg"), ("pkg",)])
+def test_the_main_file_of_a_package_is_imported_by_no_worker(tmp_path: Path, words: tuple[str, ...]) -> None:
+    assert found(tmp_path, "main()", *words, name="pkg/__main__.py") == ""
+
+
+def test_a_module_that_is_run_by_its_name_is_imported_by_workers(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    assert "main module (train.py)" in found(tmp_path, "main()", "-m", "pkg.train", name="pkg/train.py")
+    assert found(tmp_path, GUARDED["single quotes"], "-m", "pkg.train", name="pkg/train.py") == ""
+
+
+def test_the_guard_of_a_program_that_another_one_runs_in_its_place_counts(tmp_path: Path) -> None:
+    (tmp_path / "launch.py").write_text("import runpy\n\nrunpy.run_path('train.py', run_name='__main__')\n")
+    assert found(tmp_path, GUARDED["single quotes"], "launch.py") == ""
+
+
+def test_a_launcher_of_two_lines_is_what_workers_import(tmp_path: Path) -> None:
+    (tmp_path / "launch.py").write_text("import train\ntrain.main()\n")
+    assert "main module (launch.py)" in found(tmp_path, GUARDED["single quotes"], "launch.py")
+
+
+def test_a_program_with_its_loader_at_module_level_can_be_turned(trial: Trial) -> None:
+    baseline = trial("module_level.py", mode="inspect").result()
+    assert CONTEXT not in baseline.applicability
+    run = trial("module_level.py", knobs={CONTEXT: "spawn"}, target=baseline.target, mode="inspect")
+    assert run.result().knobs[CONTEXT].status == "applied"
+
+
+def test_a_rank_that_was_started_by_spawn_has_left_the_guard_behind(trial: Trial) -> None:
+    run = trial("module_level.py", "spawned", mode="inspect", is_fresh=True)
+    assert CONTEXT not in run.result().applicability

@@ -1,0 +1,40 @@
+"""What programs write for a terminal, as it may be quoted."""
+
+import pytest
+
+from autotune.plain_text import plain, shortened
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("two options, \x1b[1mdo those\x1b[0m. ", "two options, do those. "),
+        ("\x1b[1;38;5;196mValueError\x1b[0m: \x1b[35mbad\x1b[m", "ValueError: bad"),
+        ("\x1b]8;;file:///x\x1b\\train.py\x1b]8;;\x1b\\ \x1b]0;title\x07done", "train.py done"),
+        ("\x1b[2K\x1b[1A 50%\r100%\r\ndone\x1b(B\x1b7", " 50%\n100%\ndone"),
+        ("cut in the middle of a colour \x1b[1;3", "cut in the middle of a colour "),
+        ("a\x00b\x07c\x08d\te\nf", "abcd\te\nf"),
+        ("\x9b1mbold\x9b0m and \x85", "bold and "),
+        ("[1m stays where it was typed", "[1m stays where it was typed"),
+    ],
+)
+def test_escape_sequences_leave_nothing_behind(text, expected):
+    assert plain(text) == expected
+
+
+def test_a_cut_keeps_whole_sentences_where_they_fill_half_of_the_room():
+    assert shortened("First one is so long. Second one is cut somewhere", 40) == "First one is so long. …"
+    assert shortened("Oh. A sentence that goes on and on and on", 30) == "Oh. A sentence that goes on…"
+
+
+def test_a_cut_falls_between_words_and_takes_no_more_than_its_room():
+    text = " ".join(["word"] * 100)
+    for most in range(20, 60):
+        cut = shortened(text, most)
+        assert len(cut) <= most
+        assert set(cut.removesuffix("…").split()) == {"word"}
+
+
+def test_what_has_no_words_is_cut_where_the_room_ends_and_what_fits_is_left():
+    assert shortened("x" * 100, 10) == "x" * 9 + "…"
+    assert shortened("x" * 10, 10) == "x" * 10
