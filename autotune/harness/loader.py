@@ -7,7 +7,7 @@ import sys
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import batches, sites, worker
+from . import batches, members, sites, worker
 
 _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -81,7 +81,7 @@ class Loader:
         """Returns what a worker would be sent, as the program has it; only what is left where the loader is gone."""
         names = ("dataset", "collate_fn", "worker_init_fn")
         loader = self._made()
-        return {"dataset": self.dataset} if loader is None else {name: getattr(loader, name, None) for name in names}
+        return {"dataset": self.dataset} if loader is None else {name: members.attribute(loader, name) for name in names}
 
     @property
     def is_shared_out(self) -> bool:
@@ -125,7 +125,7 @@ def _weakly(value: Any) -> Callable[[], Any]:
 
 def _length(dataset: Any) -> Optional[int]:
     try:
-        return len(dataset)
+        return len(dataset)  # the program's: torch's samplers ask the same, and nothing else knows it
     except Exception:  # a stream, or a program's own idea of a length
         return None
 
