@@ -11,6 +11,7 @@ import traceback
 from typing import Any, Dict, Optional
 
 from . import boot, protocol, sockets
+from .apply import APPLYING
 
 EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
 LAST_RANK_S = 5.0
@@ -20,7 +21,8 @@ class Ending:
     """The end of one process, and the result that it leaves.
 
     Attributes:
-        error: {"type", "message", "traceback"} of the exception that ends the program; None without one.
+        error: {"type", "message", "traceback"} of the exception that ends the program, and the "knob" that was being set; None
+            without one.
         failed_s: when it was noted, monotonic clock.
     """
 
@@ -82,7 +84,8 @@ class Ending:
         session.is_over = True
         self._note(*sys.exc_info())
         assert self.error is not None
-        self.error["message"] = f"autotune's harness failed while {doing}: {self.error['message']}"
+        what = f"{doing} ({self.error['knob']})" if "knob" in self.error else doing
+        self.error["message"] = f"autotune's harness failed while {what}: {self.error['message']}"
         try:
             from . import report
 
@@ -145,7 +148,9 @@ class Ending:
         self.failed_s = time.monotonic()
         name = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else kind.__qualname__
         text = "".join(traceback.format_exception(kind, value, trace))
-        self.error = {"type": name, "message": str(value)[-2000:], "traceback": text[-8000:]}
+        self.error = {"type": name, "message": _message(value)[-2000:], "traceback": text[-8000:]}
+        if hasattr(value, APPLYING):
+            self.error["knob"] = getattr(value, APPLYING)
 
     def _write_result(self, status: str) -> None:
         from . import report
@@ -164,6 +169,13 @@ class Ending:
             if all(os.path.exists(os.path.join(session.spec.folder, name)) for name in names):
                 return
             time.sleep(0.01)
+
+
+def _message(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception as error:  # the program's own idea of its exception
+        return f"(no message: {type(error).__name__})"
 
 
 def _say(line: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional, Set
 from torch.optim import Optimizer
 
 from . import members
+from .apply import applying
 from .apply import optimizer as apply_optimizer
 from .gradient_state import parameters_of
 
@@ -185,7 +186,8 @@ class OptimizerWatch:
         if self.observed is None:
             self.observed = apply_optimizer.implementation(optimizer)
             self.applicability = apply_optimizer.applicability(optimizer)
-        apply_optimizer.apply(optimizer, self._knobs, self.reports)
+        with applying(apply_optimizer.KEY):
+            apply_optimizer.apply(optimizer, self._knobs, self.reports)
 
     def open_window(self) -> None:
         """Notes how many steps a scaler has skipped as the window opens: it begins by finding its scale."""

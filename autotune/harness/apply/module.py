@@ -17,6 +17,7 @@ from ..adapters import is_checkpointing
 from ..checkpointing import NO_BLOCKS, can_be_checkpointed
 from ..gradient_state import is_sharded
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from . import applying
 
 AMP, LAYOUT, COMPILE, DYNAMIC = "precision.amp", "layout.channels_last", "compile.mode", "compile.dynamic"
 CHECKPOINTING = "memory.activation_checkpointing"
@@ -55,7 +56,8 @@ def checkpoint(module: Any, asked: bool, reports: Dict[str, KnobReport], how: An
         how: the process's Checkpointing.
         is_watched: whether the first steps may be looked at.
     """
-    problem = how.put_into(module, is_watched=is_watched) if asked else how.take_from(module)
+    with applying(CHECKPOINTING):
+        problem = how.put_into(module, is_watched=is_watched) if asked else how.take_from(module)
     if not problem:
         reports[CHECKPOINTING] = KnobReport(APPLIED)
     elif CHECKPOINTING not in reports:
@@ -70,13 +72,15 @@ def prepare(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobReport], 
         reports[LAYOUT] = KnobReport(NOT_APPLICABLE, SHARDED)
     elif knobs.get(LAYOUT) is True:
         if observed["has_convolutions"]:
-            _lay_out(module, torch.channels_last)
+            with applying(LAYOUT):
+                _lay_out(module, torch.channels_last)
             reports[LAYOUT] = KnobReport(APPLIED)
         elif LAYOUT not in reports:
             reports[LAYOUT] = KnobReport(NOT_APPLICABLE, "no module that trains has convolution weights of four dimensions")
     elif knobs.get(LAYOUT) is False:
         if not observed["is_sharded"]:
-            _lay_out(module, torch.contiguous_format)
+            with applying(LAYOUT):
+                _lay_out(module, torch.contiguous_format)
         reports[LAYOUT] = KnobReport(APPLIED)
     mode = knobs.get(COMPILE)
     if mode is None:
@@ -87,7 +91,8 @@ def prepare(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobReport], 
         reports[COMPILE] = KnobReport(APPLIED)
     else:
         dynamic = DYNAMICS[knobs.get(DYNAMIC, "auto")]
-        torch.nn.Module.compile(module, mode=None if mode == "default" else mode, dynamic=dynamic)
+        with applying(COMPILE):
+            torch.nn.Module.compile(module, mode=None if mode == "default" else mode, dynamic=dynamic)
         reports[COMPILE] = KnobReport(APPLIED)
 
 
