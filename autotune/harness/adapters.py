@@ -62,19 +62,20 @@ def checkpointing_switches(module: Any) -> "list[tuple[Any, Any]]":
 
     Turning it on takes the keyword arguments of `torch.utils.checkpoint`, as a dictionary.
     """
+    from . import members  # not before torch is there
+
     for on, off in CHECKPOINTING_SWITCHES:
-        if callable(getattr(module, on, None)) and callable(getattr(module, off, None)):
-            return [(getattr(module, on), getattr(module, off))] if _can_be_switched(module) else []
-    return [pair for child in module.children() for pair in checkpointing_switches(child)]
-
-
-def _can_be_switched(module: Any) -> bool:
-    return bool(getattr(module, "supports_gradient_checkpointing", True))
+        pair = members.attribute(module, on), members.attribute(module, off)
+        if all(map(callable, pair)):
+            return [pair] if members.attribute(module, "supports_gradient_checkpointing", True) else []
+    return [pair for child in members.children(module) for pair in checkpointing_switches(child)]
 
 
 def is_checkpointing(module: Any) -> bool:
     """Returns whether the flag of a module's own activation checkpointing is set."""
-    return getattr(module, "gradient_checkpointing", False) is True
+    from . import members
+
+    return members.attribute(module, "gradient_checkpointing") is True
 
 
 # Tensors of these classes hold nothing but their values; torchvision's transforms look at the class and give it back by `wrap`.

@@ -8,13 +8,19 @@ where none does, the sampler is listened to for good.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import deque
 from typing import Any, Deque, Iterator, List, Optional, Tuple
 
+from torch import Tensor
+
+from . import members
+
 NUM_COMPARED = 16  # batches whose shapes are compared with what the sampler asked for
 MAX_DEPTH = 3  # of lists, dictionaries and objects within one another
 INTEGERS = ("torch.int32", "torch.int64")
+_DTYPE: Any = Tensor.dtype
 
 
 class Ear:
@@ -28,7 +34,7 @@ class Ear:
         """Yields what a sampler's iterator yields."""
         for indices in batches:
             if self.is_listening:
-                self.asked.append(len(indices) if hasattr(indices, "__len__") else 0)
+                self.asked.append(_num_indices(indices))
             yield indices
 
     def last(self) -> int:
@@ -127,7 +133,7 @@ def num_samples(batch: Any, leading: float, batch_size: int) -> float:
     """
     if leading == batch_size:
         return leading
-    if isinstance(batch, (list, tuple)) and len(batch) == batch_size:
+    if isinstance(batch, (list, tuple)) and len(_items(batch)) == batch_size:
         return batch_size
     return leading if 0 < leading <= batch_size else batch_size
 
@@ -142,10 +148,13 @@ def is_packed(batch: Any, shape: Tuple[int, ...]) -> bool:
         shape: of the first tensor in it.
     """
     for tensor in _tensors(batch):
-        if len(tensor.shape) != 1 or tensor.shape[0] < 2 or str(getattr(tensor, "dtype", "")) not in INTEGERS:
+        if not isinstance(tensor, Tensor) or not _is_of_integers(tensor):
             continue
-        if tensor.device.type == "cpu" and int(tensor[0]) == 0 and int(tensor[-1]) == _row(shape):
-            return bool((tensor[1:] >= tensor[:-1]).all())
+        offsets = members.plain(tensor)
+        if offsets.dim() != 1 or offsets.shape[0] < 2 or offsets.device.type != "cpu":
+            continue
+        if int(offsets[0]) == 0 and int(offsets[-1]) == _row(shape):
+            return bool((offsets[1:] >= offsets[:-1]).all())
     return False
 
 
@@ -155,7 +164,7 @@ def _row(shape: Tuple[int, ...]) -> int:
 
 def first_shape(batch: Any) -> Tuple[int, ...]:
     """Returns the shape of the first tensor with a dimension in a (nested) batch; () when there is none."""
-    return next((tuple(tensor.shape) for tensor in _tensors(batch)), ())
+    return next((tuple(members.shape_of(tensor) or ()) for tensor in _tensors(batch)), ())
 
 
 class CallSizes:
@@ -186,12 +195,12 @@ class CallSizes:
             tensor = next(_tensors(kwargs), None)
             if tensor is None:
                 return 0.0
-        shape = tensor.shape
+        shape = members.shape_of(tensor) or ()
         if self._dimension is not None and self._dimension < len(shape):
             return float(shape[self._dimension])
         if self.asked is not None:
             return self._as_asked(tuple(shape), self.asked)
-        if len(shape) > 1 and str(getattr(tensor, "dtype", "")) in INTEGERS:
+        if len(shape) > 1 and _is_of_integers(tensor):
             self.unit = "tokens"
             return float(shape[0] * shape[1])
         return float(shape[0])
@@ -207,7 +216,7 @@ class CallSizes:
 
 
 def _tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
-    shape = getattr(batch, "shape", None)
+    shape = members.shape_of(batch)
     if shape is not None:
         if len(shape):
             yield batch
@@ -219,11 +228,29 @@ def _tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _parts(batch: Any) -> Any:
-    if isinstance(batch, dict) or hasattr(batch, "keys"):
-        keys = batch.keys() if callable(batch.keys) else batch.keys
-        return [batch[key] for key in keys]
-    if isinstance(batch, (list, tuple)):
-        return batch
+    if isinstance(batch, (dict, list, tuple)):
+        return _items(batch)
+    keys = members.attribute(batch, "keys")
+    if keys is not None:
+        with contextlib.suppress(Exception):  # the program's own table: only itself knows what is in it
+            return [batch[key] for key in (keys() if callable(keys) else keys)]
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
-    return list(vars(batch).values()) if hasattr(batch, "__dict__") else ()
+        return [members.attribute(batch, field.name) for field in dataclasses.fields(batch)]
+    return list(members.held(batch).values())
+
+
+def _items(batch: Any) -> List[Any]:
+    """Returns what a table, list or tuple holds, whatever its class makes of being asked."""
+    kind = next(kind for kind in (dict, list, tuple) if isinstance(batch, kind))
+    return list(dict.values(batch) if kind is dict else kind.__iter__(batch))
+
+
+def _num_indices(indices: Any) -> int:
+    try:
+        return len(indices)  # the batch sampler's: torch itself goes through them
+    except Exception:
+        return 0
+
+
+def _is_of_integers(tensor: Any) -> bool:
+    return str(_DTYPE.__get__(tensor) if isinstance(tensor, Tensor) else members.attribute(tensor, "dtype")) in INTEGERS

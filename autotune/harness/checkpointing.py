@@ -12,6 +12,7 @@ import functools
 from collections import Counter
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+from . import members
 from .adapters import checkpointing_switches, is_checkpointing
 from .dressing import dress
 
@@ -30,11 +31,15 @@ def blocks(module: Any) -> List[Any]:
 def _candidates(module: Any) -> Iterator[Any]:
     from torch.nn import ModuleList, Sequential
 
-    for child in module.children():
-        if type(module) in (ModuleList, Sequential) and type(child) not in (ModuleList, Sequential) and any(child.children()):
+    for child in members.children(module):
+        if type(module) in (ModuleList, Sequential) and type(child) not in (ModuleList, Sequential) and _has_children(child):
             yield child
         else:
             yield from _candidates(child)
+
+
+def _has_children(module: Any) -> bool:
+    return next(members.children(module), None) is not None
 
 
 def can_be_checkpointed(module: Any) -> bool:
@@ -64,10 +69,10 @@ class Checkpointing:
         if switches:
             try:
                 for enable, _ in switches:
-                    enable({"use_reentrant": False})
+                    enable({"use_reentrant": False})  # the program's: it knows what else must change
             except ValueError as error:  # its class has the switch, and nothing that could be turned
                 return f"the model refuses it: {error}"
-            found = [each for each in module.modules() if is_checkpointing(each) and any(each.children())]
+            found = [each for each in members.modules(module) if is_checkpointing(each) and _has_children(each)]
         else:
             found = [each for each in blocks(module) if _checkpoint(each)]
         if not found:
@@ -88,9 +93,11 @@ class Checkpointing:
         self._hooks.clear()
 
     def _watch(self, block: Any) -> None:
-        for each in block.modules():
-            if not any(each.children()):
-                self._hooks.append(each.register_forward_pre_hook(self._ran))
+        from torch.nn import Module
+
+        for each in members.modules(block):
+            if not _has_children(each):
+                self._hooks.append(Module.register_forward_pre_hook(each, self._ran))
 
     def _ran(self, module: Any, inputs: Any) -> None:
         import torch
@@ -103,7 +110,7 @@ def _checkpoint(block: Any) -> bool:
     from torch.utils.checkpoint import checkpoint
 
     own = type(block).forward
-    norms = [each for each in block.modules() if getattr(each, "running_mean", None) is not None]
+    norms = [each for each in members.modules(block) if members.attribute(each, "running_mean") is not None]
     more: Dict[str, Any] = {"context_fn": functools.partial(_contexts, norms)} if norms else {}
 
     @functools.wraps(own)
@@ -128,8 +135,9 @@ def _keeping(norms: List[Any]) -> Iterator[None]:
     kept: List[Callable[[], Any]] = []
     for norm in norms:
         kept.append(functools.partial(setattr, norm, "momentum", norm.momentum))
-        if getattr(norm, "num_batches_tracked", None) is not None:
-            kept.append(functools.partial(norm.num_batches_tracked.copy_, norm.num_batches_tracked.clone()))
+        tracked = members.attribute(norm, "num_batches_tracked")
+        if tracked is not None:
+            kept.append(functools.partial(tracked.copy_, tracked.clone()))
         norm.momentum = 0.0  # new statistics = old ones
     try:
         yield

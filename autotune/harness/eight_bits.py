@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, Dict, Optional
 
-from . import batches
+from . import batches, members
 from .protocol import APPLIED, NOT_APPLICABLE, KnobReport
 
 KEY = "loader.uint8_transfer"
@@ -97,11 +97,10 @@ def are_bytes(batch: Any) -> bool:
 def _is_image_of_bytes(tensor: Any) -> bool:
     import torch
 
-    if not isinstance(tensor, torch.Tensor) or tensor.dtype is not torch.float32 or tensor.device.type != "cpu":
+    image = members.plain(tensor) if isinstance(tensor, torch.Tensor) else None
+    if image is None or image.dtype is not torch.float32 or image.device.type != "cpu" or image.dim() < 3 or not image.numel():
         return False
-    if tensor.dim() < 3 or not tensor.numel():
-        return False
-    image = tensor.detach()[0] if tensor.dim() > 3 else tensor.detach()
+    image = image[0] if image.dim() > 3 else image
     if image.shape[0] > MAX_CHANNELS:
         return False
     channels = image.flatten(1)[:, : MAX_VALUES // image.shape[0]]

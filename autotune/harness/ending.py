@@ -12,6 +12,7 @@ import traceback
 from typing import Any, Dict, Optional
 
 from . import boot, protocol, sockets
+from .apply import APPLYING
 
 EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
 LAST_RANK_S = 5.0
@@ -23,7 +24,8 @@ class Ending:
     """The end of one process, and the result that it leaves.
 
     Attributes:
-        error: {"type", "message", "traceback"} of the exception that ends the program; None without one.
+        error: {"type", "message", "traceback"} of the exception that ends the program, and the "knob" that was being set; None
+            without one.
         failed_s: when it was noted, monotonic clock.
     """
 
@@ -85,7 +87,8 @@ class Ending:
         session.is_over = True
         self._note(*sys.exc_info())
         assert self.error is not None
-        self.error["message"] = f"autotune's harness failed while {doing}: {self.error['message']}"
+        what = f"{doing} ({self.error['knob']})" if "knob" in self.error else doing
+        self.error["message"] = f"autotune's harness failed while {what}: {self.error['message']}"
         try:
             from . import report
 
@@ -148,7 +151,9 @@ class Ending:
         self.failed_s = time.monotonic()
         name = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else kind.__qualname__
         text = COLOURS.sub("", "".join(traceback.format_exception(kind, value, trace)))
-        self.error = {"type": name, "message": _bounded(COLOURS.sub("", str(value))), "traceback": text[-8000:]}
+        self.error = {"type": name, "message": _bounded(COLOURS.sub("", _message(value))), "traceback": text[-8000:]}
+        if hasattr(value, APPLYING):
+            self.error["knob"] = getattr(value, APPLYING)
 
     def _write_result(self, status: str) -> None:
         from . import report
@@ -172,6 +177,13 @@ class Ending:
 def _bounded(message: str) -> str:
     half = MAX_MESSAGE // 2
     return message if len(message) <= MAX_MESSAGE else f"{message[:half]} ... {message[-half:]}"
+
+
+def _message(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception as error:  # the program's own idea of its exception
+        return f"(no message: {type(error).__name__})"
 
 
 def _say(line: str) -> None:

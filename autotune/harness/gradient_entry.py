@@ -108,9 +108,13 @@ def _around_clip(watch: Any, clip: Callable[..., Any]) -> Callable[..., Any]:
 
 def _around_scaler(watch: Any, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     # The program's own scaler: it must not unscale, step or move its scale while gradients are still gathered.
+    import torch
+
+    is_enabled = torch.amp.GradScaler.is_enabled
+
     @functools.wraps(method)
     def scaled(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        if watch.is_through or scaler is watch.scaler or not watch.is_active or not scaler.is_enabled():
+        if watch.is_through or scaler is watch.scaler or not watch.is_active or not is_enabled(scaler):
             return method(scaler, *args, **kwargs)
         if watch.scaler is not None:
             watch.stand_down(apply_step.SCALES)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any, List
 
+from . import members
+
 
 def parameters_of(optimizer: Any) -> List[Any]:
     """Returns the parameters that an optimizer holds; [] for none."""
-    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+    return [parameter for group in members.attribute(optimizer, "param_groups", ()) for parameter in group["params"]]
 
 
 def is_sharded(module: Any) -> bool:
     """Returns whether a module's parameters are shared out to ranks."""
-    is_wrapped = any(type(each).__name__ == "FullyShardedDataParallel" for each in module.modules())
-    return is_wrapped or any(hasattr(parameter, "to_local") for parameter in module.parameters())
+    is_wrapped = any(type(each).__name__ == "FullyShardedDataParallel" for each in members.modules(module))
+    return is_wrapped or any(hasattr(type(parameter), "to_local") for parameter in members.parameters(module))
 
 
 def look(parameters: List[Any]) -> List[Any]:

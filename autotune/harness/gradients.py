@@ -20,6 +20,7 @@ from typing import Any, Callable, List, Optional, Tuple
 
 from . import gradient_entry as entry
 from . import gradient_state as state
+from . import members
 from .apply import module as apply_module
 from .apply import step as apply_step
 
@@ -113,7 +114,7 @@ class Gradients:
         import torch
 
         if gradient is None:
-            if output.numel() != 1:
+            if torch.Tensor.numel(output) != 1:
                 return None  # torch has a word to say about that
             gradient = torch.full_like(output, 1 / (self.every or 1), memory_format=torch.preserve_format)
         else:
@@ -231,9 +232,11 @@ class Gradients:
         return False
 
     def _is_concerned(self, owner: Any) -> bool:
+        import torch
+
         held = self._session.optimizers.held_parameters()
-        if hasattr(owner, "parameters"):
-            return any(id(parameter) in held for parameter in owner.parameters())
+        if isinstance(owner, torch.nn.Module):
+            return any(id(parameter) in held for parameter in members.parameters(owner))
         return owner is self._own()
 
     def cleared(self) -> None:

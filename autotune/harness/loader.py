@@ -7,7 +7,7 @@ import sys
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import batches, sites, startable, worker
+from . import batches, members, sites, startable, worker
 
 _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -83,7 +83,7 @@ class Loader:
         """Returns what a worker would be sent, as the program has it; only what is left where the loader is gone."""
         names = ("dataset", "collate_fn", "worker_init_fn")
         loader = self._made()
-        return {"dataset": self.dataset} if loader is None else {name: getattr(loader, name, None) for name in names}
+        return {"dataset": self.dataset} if loader is None else {name: members.attribute(loader, name) for name in names}
 
     def begins(self) -> None:
         """Notes where the program iterates over it: that starts its workers."""
@@ -133,7 +133,7 @@ def _weakly(value: Any) -> Callable[[], Any]:
 
 def _length(dataset: Any) -> Optional[int]:
     try:
-        return len(dataset)
+        return len(dataset)  # the program's: torch's samplers ask the same, and nothing else knows it
     except Exception:  # a stream, or a program's own idea of a length
         return None
 

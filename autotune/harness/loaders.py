@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import affinity, batches, eight_bits, sites, transfer, worker
+from . import affinity, batches, eight_bits, members, sites, transfer, worker
 from .apply import loader as apply_loader
 from .apply import process as apply_process
 from .loader import Loader
@@ -132,21 +132,22 @@ class LoaderWatch:
 
         @functools.wraps(start)
         def __init__(self: Any, loader: Any) -> None:
-            info, own = loader.__dict__.get("_autotune"), loader.worker_init_fn
-            cores = watch._session.binder.workers_start(loader.num_workers)
+            kept = loader.__dict__
+            info, own, num_workers = kept.get("_autotune"), kept["worker_init_fn"], kept["num_workers"]
+            cores = watch._session.binder.workers_start(num_workers)
             if cores is not None:
                 apply_process.follow_cores(watch._spec.knobs)
-            is_counted = watch._is_measuring and info is not None and watch._has_counters(info, loader.num_workers)
+            is_counted = watch._is_measuring and info is not None and watch._has_counters(info, num_workers)
             is_of_bytes = watch.bits.is_for(loader)
             if not is_counted and cores is None and not is_of_bytes:
                 start(self, loader)
                 return
             path = info.counters_file if is_counted else ""
-            loader.worker_init_fn = worker.WorkerInit(path, own, cores, is_of_bytes=is_of_bytes)
+            kept["worker_init_fn"] = worker.WorkerInit(path, own, cores, is_of_bytes=is_of_bytes)
             try:
                 start(self, loader)
             finally:
-                loader.worker_init_fn = own
+                kept["worker_init_fn"] = own
             if info is None:
                 return
             watch._workers = self._workers
@@ -233,13 +234,13 @@ class LoaderWatch:
             if info.is_target:
                 self.bits.mark(loader)
             if self.is_at_rest:
-                self._sites.made(getattr(loader, "batch_sampler", None), info)
+                self._sites.made(members.attribute(loader, "batch_sampler"), info)
                 return
             info.made(loader)
-            info.batch_sampler = getattr(loader, "batch_sampler", None)
-            size = getattr(loader, "batch_size", None)
-            info.batch_size = size if size is not None else getattr(info.batch_sampler, "batch_size", None)
-            info.num_workers = loader.num_workers
+            info.batch_sampler = members.attribute(loader, "batch_sampler")
+            size = members.attribute(loader, "batch_size")
+            info.batch_size = size if size is not None else members.attribute(info.batch_sampler, "batch_size")
+            info.num_workers = members.attribute(loader, "num_workers", 0)
             info.settings = apply_loader.settings(loader, info.batch_size)
             loader.__dict__["_autotune"] = info
             if info.number == len(self.loaders):

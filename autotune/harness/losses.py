@@ -9,6 +9,7 @@ import sys
 import weakref
 from typing import Any, Dict, List, Optional, Set, Tuple
 
+from . import members
 from .apply import attention as apply_attention
 
 FIRST_GAP_S = 0.25  # between two looks at a loss, later
@@ -60,12 +61,13 @@ class LossWatch:
         self._closed_step = -1  # the step whose closure has told its loss
         self._gap_s, self._next_s = FIRST_GAP_S, 0.0
         self._tensor, self._scaler = torch.Tensor, getattr(getattr(torch, "amp", None), "GradScaler", None)
+        self._grad_fn: Any = torch.Tensor.grad_fn
         self._original = backward = torch.Tensor.backward
-        is_compiling, watch = torch.compiler.is_compiling, self
+        is_compiling, numel, watch = torch.compiler.is_compiling, torch.Tensor.numel, self
 
         @functools.wraps(backward)
         def watched_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_compiling() and self.numel() == 1:
+            if not is_compiling() and numel(self) == 1:
                 watch._see(self)
             return backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
 
@@ -77,8 +79,8 @@ class LossWatch:
             @functools.wraps(scale)
             def watched_scale(self: Any, outputs: Any) -> Any:
                 scaled = scale(self, outputs)
-                if isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
-                    watch._scaled = (weakref.ref(scaled), outputs.detach())
+                if isinstance(outputs, torch.Tensor) and numel(outputs) == 1:
+                    watch._scaled = (weakref.ref(scaled), members.plain(outputs))
                 return scaled
 
             self._watched_scale = self._scaler.scale = watched_scale
@@ -88,14 +90,14 @@ class LossWatch:
         if self._num_seen == PASSES_WITHOUT_OPTIMIZER and not (self._session.is_active or self._session.optimizers.has_any):
             self._session.ending.give_up(UNCOUNTABLE)
         if self.attention is None:
-            self.attention = apply_attention.seen(loss.grad_fn)
+            self.attention = apply_attention.seen(self._grad_fn.__get__(loss))
         scaled, plain = self._scaled
         if scaled is not None and scaled() is loss:
             self._scaled = (None, None)
             self._num_scaled += 1
             self._last = plain
         else:
-            self._last = loss.detach()
+            self._last = members.plain(loss)
         step = self._session.num_steps
         is_wanted = self._num_seen <= MAX_LOSSES if self._wanted_steps is None else step < self._wanted_steps
         if is_wanted:

@@ -13,9 +13,11 @@ import sys
 import weakref
 from typing import Any, Dict, List, Optional, Set
 
-from torch import is_grad_enabled
+from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
+from torch.nn import Module
 
+from . import members
 from .apply import module as apply_module
 from .apply.parallel import Wrappers
 from .apply.sharding import Sharding
@@ -35,7 +37,7 @@ class Root:
 
     def __init__(self, module: Any, observed: Dict[str, Any], asked: Optional[int] = None) -> None:
         self._module = weakref.ref(module)
-        self.name, self.num_parameters = _name(module), sum(p.numel() for p in module.parameters())
+        self.name, self.num_parameters = _name(module), sum(Tensor.numel(p) for p in members.parameters(module))
         self.observed = observed
         self.sizes = CallSizes(asked)
         self.samples = 0.0  # given to it since the last step
@@ -57,7 +59,7 @@ class ModuleWatch:
         self.knobs = session.spec.knobs
         self.roots: List[Root] = []
         # Modules whose layout and compilation were set at a wrapper's construction.
-        self.prepared: "weakref.WeakSet[Any]" = weakref.WeakSet()
+        self._prepared: List[Any] = []  # weak references: a set would ask modules whether they are equal
         self.reports: Dict[str, Any] = {}
         self.checkpointing = Checkpointing()
         self.wrappers: List[str] = []
@@ -81,8 +83,6 @@ class ModuleWatch:
 
     def look(self) -> None:
         """Starts looking at every module call of the process."""
-        from torch.nn import Module
-
         self.is_looking = True
         self.settle()
         if self._call is not None:
@@ -120,8 +120,6 @@ class ModuleWatch:
 
     def stop_looking(self) -> None:
         """Puts `Module.__call__` back as it was."""
-        from torch.nn import Module
-
         if self._call is not None:
             Module.__call__, self._call = self._call, None  # type: ignore[method-assign]
 
@@ -139,14 +137,13 @@ class ModuleWatch:
         held: Set[int] = self._session.optimizers.held_parameters()
         if not held:
             return False
-        return any(id(parameter) in held for parameter in module.parameters() if parameter.requires_grad)
+        return any(id(parameter) in held for parameter in members.parameters(module) if parameter.requires_grad)
 
     def _adopt(self, module: Any) -> Root:
         root = Root(module, apply_module.observe(module), self._session.spec.passed.get("loader.batch_size"))
         self.roots.append(root)
         self.sharding.meet(module)
-        inner = getattr(module, "module", None)
-        if inner is None or inner not in self.prepared:
+        if not self._is_prepared(members.attribute(module, "module")):
             self._prepare(module, root.observed)
         self.parallel.called()
         root.around = apply_module.autocast_of(module, self.knobs, self.reports)
@@ -211,9 +208,12 @@ class ModuleWatch:
 
         DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign, assignment]
 
+    def _is_prepared(self, module: Any) -> bool:
+        return module is not None and any(known() is module for known in self._prepared)
+
     def _wrapping(self, wrapper: Any, module: Any) -> None:
-        if module not in self.prepared:
-            self.prepared.add(module)
+        if not self._is_prepared(module):
+            self._prepared.append(weakref.ref(module))
             self._prepare(module, apply_module.observe(module))
         self.wrappers.append(type(wrapper).__name__)
 
@@ -304,7 +304,7 @@ class ModuleWatch:
     def device_type(self) -> str:
         """Returns "cuda" when trained parameters live there, else "cpu"."""
         for root in self.living:
-            for parameter in root.module.parameters():
+            for parameter in members.parameters(root.module):
                 return "cuda" if parameter.device.type == "cuda" else "cpu"
         return str(self._session.optimizers.device_type())
 
@@ -342,6 +342,5 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
 
 def _name(module: Any) -> str:
     """Returns the class name of a module, of a wrapped one as "Wrapper(Inner)"."""
-    inner: Optional[Any] = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
-    name = type(module).__name__
-    return f"{name}({type(inner).__name__})" if inner is not None else name
+    name, inner = type(module).__name__, [members.attribute(module, word) for word in ("module", "_orig_mod")]
+    return next((f"{name}({type(each).__name__})" for each in inner if isinstance(each, Module)), name)

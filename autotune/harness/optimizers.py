@@ -11,7 +11,12 @@ import functools
 import weakref
 from typing import Any, Dict, List, Optional, Set
 
+from torch.optim import Optimizer
+
+from . import members
+from .apply import applying
 from .apply import optimizer as apply_optimizer
+from .gradient_state import parameters_of
 
 SILENT_STEPS = 64  # steps of another optimizer without one of the clock's: the program has moved on to that one
 
@@ -42,7 +47,6 @@ class OptimizerWatch:
 
     def _patch(self) -> None:
         import torch
-        from torch.optim import Optimizer
 
         construct, watch = Optimizer.__init__, self
 
@@ -73,17 +77,17 @@ class OptimizerWatch:
         after = optimizer._optimizer_step_post_hooks
         for number in [number for number, hook in after.items() if hook is _at_rest]:
             del after[number]
-        optimizer.register_step_pre_hook(self._before)
-        optimizer.register_step_post_hook(self._after)
+        Optimizer.register_step_pre_hook(optimizer, self._before)
+        Optimizer.register_step_post_hook(optimizer, self._after)
         self._session.modules.look_again()
         self._session.gradients.enlist(optimizer)
 
     def _patch_scaler(self, scaler: Any) -> None:
-        step, watch = scaler.step, self
+        step, is_enabled, watch = scaler.step, scaler.is_enabled, self
 
         @functools.wraps(step)
         def scaled_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self.is_enabled() or (watch.is_at_rest and _is_at_rest(optimizer)):
+            if not is_enabled(self) or (watch.is_at_rest and _is_at_rest(optimizer)):
                 return step(self, optimizer, *args, **kwargs)
             watch.settle(is_at_rest=False)
             watch.scaler, watch._is_scaling, watch._stepped_inside = self, True, False
@@ -136,7 +140,7 @@ class OptimizerWatch:
                 del before[number]
         else:
             own, short = self._short, self._after
-            optimizer.register_step_pre_hook(self._before)
+            Optimizer.register_step_pre_hook(optimizer, self._before)
         for number, hook in after.items():
             if hook == own:
                 after[number] = short
@@ -173,7 +177,7 @@ class OptimizerWatch:
             self._clock = weakref.ref(optimizer)  # rebuilt mid-way while the program still holds the old one
 
     def _is_wrapper_of_clock(self, optimizer: Any) -> bool:
-        inner = getattr(optimizer, "optimizer", None)
+        inner = members.attribute(optimizer, "optimizer")
         return inner is not None and self._clock is not None and inner is self._clock()
 
     def prepare(self, optimizer: Any) -> None:
@@ -182,7 +186,8 @@ class OptimizerWatch:
         if self.observed is None:
             self.observed = apply_optimizer.implementation(optimizer)
             self.applicability = apply_optimizer.applicability(optimizer)
-        apply_optimizer.apply(optimizer, self._knobs, self.reports)
+        with applying(apply_optimizer.KEY):
+            apply_optimizer.apply(optimizer, self._knobs, self.reports)
 
     def open_window(self) -> None:
         """Notes how many steps a scaler has skipped as the window opens: it begins by finding its scale."""
@@ -199,8 +204,14 @@ class OptimizerWatch:
         """Returns {"scale", "skipped", "skipped_in_window"}; None without a GradScaler. Waits for the device."""
         if self.scaler is None:
             return None
+        import torch
+
         in_window = self.num_skipped - self._num_skipped_before
-        return {"scale": float(self.scaler.get_scale()), "skipped": self.num_skipped, "skipped_in_window": in_window}
+        return {
+            "scale": float(torch.amp.GradScaler.get_scale(self.scaler)),
+            "skipped": self.num_skipped,
+            "skipped_in_window": in_window,
+        }
 
     def clock(self) -> Any:
         """Returns the optimizer whose steps are counted; None when it is gone."""
@@ -212,10 +223,10 @@ class OptimizerWatch:
 
     def held_parameters(self) -> Set[int]:
         """Returns the ids of all parameters any optimizer holds."""
-        groups = sum(len(o.param_groups) for o in self.optimizers() if hasattr(o, "param_groups"))
+        groups = sum(len(members.attribute(o, "param_groups", ())) for o in self.optimizers())
         if groups != self._held_groups:
             self._held_groups = groups
-            self._held = {id(p) for o in self.optimizers() for g in getattr(o, "param_groups", []) for p in g["params"]}
+            self._held = {id(p) for o in self.optimizers() for p in parameters_of(o)}
         return self._held
 
     def device_type(self) -> str:
@@ -223,9 +234,8 @@ class OptimizerWatch:
         import torch
 
         for optimizer in self.optimizers():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    return "cuda" if parameter.device.type == "cuda" else "cpu"
+            for parameter in parameters_of(optimizer):
+                return "cuda" if parameter.device.type == "cuda" else "cpu"
         return "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
 
 

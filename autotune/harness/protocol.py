@@ -208,7 +208,7 @@ class RankResult:
     Attributes:
         status: "measured" (the harness ended the program), "ended" (the program ended by itself first), "failed" (exception).
         error: {"type", "message", "traceback"} of the exception that ended the program; None otherwise. Also "worker", "12,
-            SIGKILL", when a loader worker was ended by a signal.
+            SIGKILL", when a loader worker was ended by a signal; "knob", which the harness was setting when it was raised.
         failed_s: when the exception was noted, on the machine's monotonic clock: of several ranks, who failed first.
         phases_s: seconds spent in each phase of PHASES.
         unit: "samples"; "tokens" where `Spec.tokens_per_sample` says how many a sample has, or batches are rows or tables of

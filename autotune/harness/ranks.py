@@ -13,6 +13,10 @@ import datetime
 import time
 from typing import Any, Dict, List, Optional
 
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel as Wrapped
+
+from . import members
 from .apply.parallel import Wrappers
 
 MIN_STEPS, MAX_STEPS = 1, 6  # looked at after the window, beside those that the last step is announced ahead
@@ -52,8 +56,8 @@ class Communication:
         """
         try:
             for wrapper in self._parallel.living:
-                wrapper._set_ddp_runtime_logging_sample_rate(1)
-                if not is_compiled and next(wrapper.parameters()).device.type == "cpu":
+                Wrapped._set_ddp_runtime_logging_sample_rate(wrapper, 1)  # type: ignore[no-untyped-call]
+                if not is_compiled and next(members.parameters(wrapper)).device.type == "cpu":
                     self._time_buffers(wrapper)
             self.is_looking = True
         except Exception:  # a wrapper without timers (torch's reducer in Python): not known, and no reason to fail
@@ -72,7 +76,8 @@ class Communication:
     def step_done(self) -> None:
         """Called after each step that is looked at."""
         buffers_s, self._buffers_s = self._buffers_s, 0.0
-        told: List[Dict[str, Any]] = [wrapper._get_ddp_logging_data() for wrapper in self._parallel.living]
+        logged: Any = Wrapped._get_ddp_logging_data
+        told: List[Dict[str, Any]] = [logged(wrapper) for wrapper in self._parallel.living]
         ns = sum(each["backward_comm_time"] - each["backward_compute_comm_overlap_time"] for each in told if _is_timed(each))
         if any(map(_is_timed, told)):
             self._exposed_s.append(max(0.0, ns / 1e9) + buffers_s)
@@ -91,8 +96,8 @@ class Communication:
 
     def _gradient_bytes(self) -> int:
         compressed_bytes = self._parallel.bytes_an_element
-        parameters = [p for wrapper in self._parallel.living for p in wrapper.parameters() if p.requires_grad]
-        return sum(p.numel() * (compressed_bytes or p.element_size()) for p in parameters)
+        parameters = [p for wrapper in self._parallel.living for p in members.parameters(wrapper) if p.requires_grad]
+        return sum(Tensor.numel(p) * (compressed_bytes or Tensor.element_size(p)) for p in parameters)
 
     def probe(self) -> bool:
         """Measures the bandwidth, together with all other ranks; returns whether there is something new to tell.
@@ -105,7 +110,7 @@ class Communication:
         if not self._exposed_s or not self._parallel.living:
             return False
         wrapper = self._parallel.living[0]
-        device = next(wrapper.parameters()).device
+        device = next(members.parameters(wrapper)).device
         size = min(self._gradient_bytes(), MAX_PROBE_BYTES)
         seconds = []
         try:

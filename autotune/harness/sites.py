@@ -14,6 +14,7 @@ import os
 from typing import Any, Callable, Dict, List, Optional
 from weakref import ref
 
+from . import members
 from .apply import loader as apply_loader
 
 NUM_FRAMES = 2  # the constructing line and the line that called its function: one helper may make every loader
@@ -58,7 +59,9 @@ def looks_like_training(arguments: Dict[str, Any]) -> bool:
     if arguments.get("shuffle") or isinstance(arguments.get("dataset"), IterableDataset):
         return True
     sampler = _sampler(arguments)
-    is_in_order = sampler is None or isinstance(sampler, SequentialSampler) or getattr(sampler, "shuffle", True) is False
+    is_in_order = (
+        sampler is None or isinstance(sampler, SequentialSampler) or members.attribute(sampler, "shuffle", True) is False
+    )
     return not is_in_order
 
 
@@ -74,15 +77,15 @@ def shuffles(arguments: Dict[str, Any]) -> bool:
         return False  # its own order, whatever that is
     sampler = _sampler(arguments)
     is_random = isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler))
-    return bool(arguments.get("shuffle")) or is_random or getattr(sampler, "shuffle", None) is True
+    return bool(arguments.get("shuffle")) or is_random or members.attribute(sampler, "shuffle") is True
 
 
 def _sampler(arguments: Dict[str, Any]) -> Any:
     """Returns what a loader's samples are drawn by, out of the batch samplers around it; None when it was given nothing."""
     outer = arguments.get("batch_sampler")
     for _ in range(MAX_WRAPPERS):
-        outer = getattr(outer, "batch_sampler", outer)
-    return getattr(outer, "sampler", outer) if outer is not None else arguments.get("sampler")
+        outer = members.attribute(outer, "batch_sampler", outer)
+    return members.attribute(outer, "sampler", outer) if outer is not None else arguments.get("sampler")
 
 
 class TargetSites:
@@ -175,5 +178,5 @@ def is_around(outer: Any, inner: Any) -> bool:
             return False
         if outer is inner:
             return True
-        outer = getattr(outer, "batch_sampler", None)
+        outer = members.attribute(outer, "batch_sampler")
     return False

@@ -64,7 +64,7 @@ class SideStreams:
         if stream is None:
             stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
-            return tensor.to(device, non_blocking=True), stream.record_event()
+            return torch.Tensor.to(tensor, device, non_blocking=True), stream.record_event()
 
     def hand_over(self, copy: Any, event: Any) -> None:
         """Lets what is computed from now on wait for a copy, and its memory wait for what is computed."""
@@ -145,10 +145,11 @@ class Transfer:
     def _mark(self, batch: Any, moves: Moves, *, is_ahead: bool) -> None:
         from torch import Tensor
 
+        is_on: Any = Tensor.device
         # A program that collects batches would have all of them on the device: no more than the one in hand and the next.
         begins = is_ahead and moves.num_waiting <= len(moves.devices)
         for place, tensor in enumerate(batches._tensors(batch)):
-            if not isinstance(tensor, Tensor) or tensor.device.type != "cpu" or tensor.is_inference():
+            if not isinstance(tensor, Tensor) or is_on.__get__(tensor).type != "cpu" or Tensor.is_inference(tensor):
                 continue
             key, device = id(tensor), moves.devices.get(place)
             self._forget(key)  # the data set may have one tensor in several batches

@@ -2,7 +2,7 @@
 
 from autotune.search.rates import Machine, Parts, RatesSampler, Rules
 from autotune.search.samplers import SAMPLERS, make_sampler
-from autotune.search.study import add_known, begin_study, scores_of, tell
+from autotune.search.study import add_known, begin_study, may_be_to_blame, scores_of, tell
 
 __all__ = [
     "SAMPLERS",
@@ -13,6 +13,7 @@ __all__ = [
     "add_known",
     "begin_study",
     "make_sampler",
+    "may_be_to_blame",
     "scores_of",
     "tell",
 ]

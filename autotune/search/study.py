@@ -19,7 +19,8 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from autotune.records import Knobs, TrialRecord
+from autotune.harness.protocol import APPLIED
+from autotune.records import Knobs, Outcome, TrialRecord
 from autotune.search.rates import MACHINE, MEASURED, Machine
 from autotune.search.samplers import Distributions
 
@@ -79,7 +80,17 @@ def measured(record: TrialRecord) -> dict[str, Any]:
         "regime": record.regime,
         "peak_memory_bytes": record.peak_memory_bytes,
         "seconds": record.attempt_s,
+        "to_blame": None if record.outcome.has_value else sorted(may_be_to_blame(record)),
     }
+
+
+def may_be_to_blame(record: TrialRecord) -> Knobs:
+    """Returns the changes that a trial which failed may owe it to: what its error or its reports name, else all of them."""
+    named = {(record.evidence.get("error") or {}).get("knob")}
+    if record.outcome is Outcome.invalid:
+        named |= {key for key, report in record.knob_reports.items() if report.get("status") != APPLIED}
+    found = {key: value for key, value in record.changed.items() if key in named}
+    return found or dict(record.changed)
 
 
 def _memory_violation(peak_bytes: int | None, capacity_bytes: int | None) -> float:

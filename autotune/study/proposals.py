@@ -14,6 +14,7 @@ from autotune.errors import NothingWorked
 from autotune.records import Knobs, KnobValue, Outcome, Tier, TrialRecord
 from autotune.search import RatesSampler, add_known, begin_study, make_sampler, scores_of, tell
 from autotune.search.samplers import CompleteGrid
+from autotune.study.culprits import Culprits
 from autotune.study.earlier import CUT_OFF_CAUSE
 from autotune.study.frontier import Frontier
 from autotune.study.parity import Parity
@@ -71,6 +72,7 @@ class Search:
         self._chances: Counter[ConfigurationKey] = Counter()
         self._parity = Parity(session)
         self._frontier = Frontier(session.about.warm_start.get("out_of_memory", []))
+        self._culprits = Culprits(space)
         self._num_singles = 0
         self._unfinished: list[TrialRecord] = []
         self._is_too_dear = False
@@ -104,7 +106,7 @@ class Search:
         Raises:
             NothingWorked: the first configurations all failed alike, and not for want of memory.
         """
-        for proposal in self._proposals():
+        for proposal in self._with_questions(self._proposals()):
             self._measure(proposal)
             self._check_hope()
         return self._why_nothing_was_tried() or self._reason
@@ -146,6 +148,22 @@ class Search:
             self._hold_what_is_best()
             yield from self._cheap(until=lambda: False)
 
+    def _with_questions(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
+        """Yields proposals, and after one that failed what tells which of its changes it was."""
+        yield from self._questions()
+        for proposal in proposals:
+            yield proposal
+            yield from self._questions()
+
+    def _questions(self) -> Iterator[Proposal]:
+        while self._sampler_name != "grid" and self._may_go_on():  # a grid visits every point anyway
+            wanted = self._culprits.questions(self._incumbent)
+            key, knobs, why = next((one for one in wanted if not self._is_known(one[1]) and self._fits(one[1])), ("", {}, ""))
+            if not key:
+                return
+            self._single_changes.taken(key)
+            yield Proposal(knobs=knobs, why=why, origin=f"{SINGLE} {key}")
+
     def _compare_losses(self) -> None:
         """Compares the losses of the best so far: where they put it out, the second half looks for another."""
         best = self._incumbent
@@ -170,6 +188,7 @@ class Search:
         for proposal in proposals:
             if not self._may_go_on():
                 return
+            proposal = self._culprits.mended(proposal)
             if self._is_known(proposal.knobs):
                 continue
             if self._fits(proposal.knobs):
@@ -330,6 +349,7 @@ class Search:
             self._chances[key] += 1
         if not record.outcome.is_no_answer or self._chances[key] >= MAX_CHANCES:
             self._known[key] = record
+        self._culprits.learn(self._session.searched)
 
     def _teach(self, record: TrialRecord) -> None:
         add_known(self._study, record, self._distributions, **self._limits())
@@ -346,7 +366,8 @@ class Search:
         """Returns what tells how a configuration would end: its own trial, or one that has put out a part of it, or less."""
         changed = self._space.changed(knobs)
         own = self._known.get(configuration_key(changed)) or self._parity.barring(changed)
-        return own or self._frontier.beyond(knobs)
+        own = own or self._frontier.beyond(knobs)
+        return own or (self._culprits.barring(knobs) if self._sampler_name != "grid" else None)
 
     def _is_open(self, knobs: Knobs) -> bool:
         """Returns whether a configuration is new and fits what is left of the budget; remembers when one does not fit."""

@@ -119,6 +119,14 @@ def test_a_fault_of_the_harness_is_told_and_never_raised_into_the_program(trial:
     assert found.error["message"].startswith("autotune's harness failed while preparing a module for training")
 
 
+def test_what_fails_while_a_knob_is_set_names_the_knob(trial: Trial) -> None:
+    run = trial("faulty_module.py", "stubborn", knobs={"layout.channels_last": True, "precision.amp": "bf16"})
+    error = run.result().error
+    assert error is not None
+    assert error["knob"] == "layout.channels_last"
+    assert "preparing a module for training (layout.channels_last): it stays as it is" in error["message"]
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("workers", "optimizer"), [(0, "sgd"), (2, "adam")])
 def test_without_knobs_the_losses_are_the_same_bit_by_bit(trial: Trial, plain: Trial, workers: int, optimizer: str) -> None:

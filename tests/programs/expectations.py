@@ -22,6 +22,8 @@ LOADER: dict[str, Any] = {"loader.batch_size": 6, "loader.num_workers": 1, "load
 MODEL: dict[str, Any] = {"precision.amp": "bf16", "optimizer.implementation": "fused"}
 USUAL = {"env.COLOUR": "red", **LOADER, **MODEL}
 IMAGES = {**USUAL, "layout.channels_last": True}
+BLOCKS = {key: value for key, value in IMAGES.items() if key != "precision.amp"}
+BLOCKS |= {"memory.activation_checkpointing": True, "optimizer.set_to_none": False}
 NO_LOADER = (NOT_APPLICABLE, "no DataLoader feeds the optimizer's steps")
 NO_LAYOUT = (NOT_APPLICABLE, "no module that trains has convolution weights of four dimensions")
 
@@ -148,6 +150,8 @@ PROGRAMS = (
         blocked={"loader.batch_size": "its own batch sampler (Buckets) without a batch_size"},
         refused={"loader.batch_size": (NOT_APPLICABLE, "its own batch sampler (Buckets) without a batch_size")},
     ),
+    # The second overrides nothing: what holds for it holds for the first.
+    *(script("guarded", *words, optimizers=("Descent",), knobs=BLOCKS) for words in ((), ("open",))),
     script("structures", saw={"outputs": "torch.float32"}),
     script("time_major", optimizers=("Adam",)),
     script("packed", "collated", batch_size=8, samples=8, optimizers=("Adam",)),

@@ -6,7 +6,7 @@ import inspect
 import multiprocessing
 from typing import Any, Dict, NamedTuple, Optional
 
-from .. import affinity, eight_bits, startable, transfer
+from .. import affinity, eight_bits, members, startable, transfer
 from ..adapters import reads_batch_size_as_it_goes
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 
@@ -31,6 +31,7 @@ NOT_SHUFFLED = "it does not shuffle, and the file does not say which loader trai
 NO_LOADER = "no DataLoader feeds the optimizer's steps"
 NO_WORKERS = "means nothing without workers (loader.num_workers=0)"
 OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a batch_size"
+REFUSED = "the loader's own batch sampler ({}) does not let its batch_size be set: {}"
 BATCHES_ITSELF = "the program batches by itself (batch_size=None)"
 UNSHARED = "the IterableDataset is not seen to ask get_worker_info(): every worker would yield all of its data"
 MEANT_ORDER = "the loader does not shuffle: the order of its samples may be meant"
@@ -98,9 +99,12 @@ def has_in_order() -> bool:
 def _set_batch_size(arguments: Dict[str, Any], value: int) -> Optional[str]:
     sampler = arguments.get("batch_sampler")
     if sampler is not None:
-        if not isinstance(getattr(sampler, "batch_size", None), int):
+        if not isinstance(members.attribute(sampler, "batch_size"), int):
             return OWN_SAMPLER.format(type(sampler).__name__)
-        sampler.batch_size = value
+        try:
+            sampler.batch_size = value
+        except Exception as error:
+            return REFUSED.format(type(sampler).__name__, type(error).__name__)
         return None
     if arguments.get("batch_size", 1) is None:
         return BATCHES_ITSELF
@@ -122,14 +126,15 @@ def _drop_what_needs_workers(arguments: Dict[str, Any], reports: Dict[str, KnobR
 
 def settings(loader: Any, batch_size: Optional[int]) -> Dict[str, Any]:
     """Returns knob key -> value as the constructed loader has it; knobs it has no value for are left out."""
+    num_workers = members.attribute(loader, "num_workers", 0)
     found = {
         "loader.batch_size": batch_size,
-        "loader.num_workers": loader.num_workers,
-        "loader.prefetch_factor": loader.prefetch_factor if loader.num_workers else None,
-        "loader.pin_memory": bool(loader.pin_memory),
-        "loader.persistent_workers": bool(loader.persistent_workers) if loader.num_workers else None,
-        CONTEXT: start_method(loader.multiprocessing_context),
-        IN_ORDER: bool(getattr(loader, "in_order", True)),
+        "loader.num_workers": num_workers,
+        "loader.prefetch_factor": members.attribute(loader, "prefetch_factor") if num_workers else None,
+        "loader.pin_memory": bool(members.attribute(loader, "pin_memory")),
+        "loader.persistent_workers": bool(members.attribute(loader, "persistent_workers")) if num_workers else None,
+        CONTEXT: start_method(members.attribute(loader, "multiprocessing_context")),
+        IN_ORDER: bool(members.attribute(loader, "in_order", True)),
     }
     return {key: value for key, value in found.items() if value is not None}
 

@@ -12,10 +12,12 @@ import dataclasses
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
+from .. import members
 from ..adapters import is_checkpointing
 from ..checkpointing import NO_BLOCKS, can_be_checkpointed
 from ..gradient_state import is_sharded
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from . import applying
 
 AMP, LAYOUT, COMPILE, DYNAMIC = "precision.amp", "layout.channels_last", "compile.mode", "compile.dynamic"
 CHECKPOINTING = "memory.activation_checkpointing"
@@ -32,14 +34,14 @@ def observe(module: Any) -> Dict[str, Any]:
     found: Dict[str, Any] = {AMP: "off", LAYOUT: False, COMPILE: "off"}
     if torch.is_autocast_enabled(device):
         found[AMP] = _short(torch.get_autocast_dtype(device))
-    dtypes = {_short(p.dtype) for p in module.parameters() if p.is_floating_point()}
+    dtypes = {_short(p.dtype) for p in members.parameters(module) if torch.is_floating_point(p)}
     found["parameter_dtypes"] = sorted(dtypes)
     weights = _convolution_weights(module)
     found["has_convolutions"], found["is_sharded"] = bool(weights), is_sharded(module)
     found[LAYOUT] = bool(weights) and any(_is_channels_last(w) for w in weights)
     if _is_compiled(module):
         found[COMPILE] = "default"
-    found[CHECKPOINTING] = any(is_checkpointing(each) for each in module.modules())
+    found[CHECKPOINTING] = any(is_checkpointing(each) for each in members.modules(module))
     found["has_blocks"] = can_be_checkpointed(module)
     return found
 
@@ -54,7 +56,8 @@ def checkpoint(module: Any, asked: bool, reports: Dict[str, KnobReport], how: An
         how: the process's Checkpointing.
         is_watched: whether the first steps may be looked at.
     """
-    problem = how.put_into(module, is_watched=is_watched) if asked else how.take_from(module)
+    with applying(CHECKPOINTING):
+        problem = how.put_into(module, is_watched=is_watched) if asked else how.take_from(module)
     if not problem:
         reports[CHECKPOINTING] = KnobReport(APPLIED)
     elif CHECKPOINTING not in reports:
@@ -69,13 +72,15 @@ def prepare(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobReport], 
         reports[LAYOUT] = KnobReport(NOT_APPLICABLE, SHARDED)
     elif knobs.get(LAYOUT) is True:
         if observed["has_convolutions"]:
-            module.to(memory_format=torch.channels_last)
+            with applying(LAYOUT):
+                _lay_out(module, torch.channels_last)
             reports[LAYOUT] = KnobReport(APPLIED)
         elif LAYOUT not in reports:
             reports[LAYOUT] = KnobReport(NOT_APPLICABLE, "no module that trains has convolution weights of four dimensions")
     elif knobs.get(LAYOUT) is False:
         if not observed["is_sharded"]:
-            module.to(memory_format=torch.contiguous_format)
+            with applying(LAYOUT):
+                _lay_out(module, torch.contiguous_format)
         reports[LAYOUT] = KnobReport(APPLIED)
     mode = knobs.get(COMPILE)
     if mode is None:
@@ -86,8 +91,20 @@ def prepare(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobReport], 
         reports[COMPILE] = KnobReport(APPLIED)
     else:
         dynamic = DYNAMICS[knobs.get(DYNAMIC, "auto")]
-        module.compile(mode=None if mode == "default" else mode, dynamic=dynamic)
+        with applying(COMPILE):
+            torch.nn.Module.compile(module, mode=None if mode == "default" else mode, dynamic=dynamic)
         reports[COMPILE] = KnobReport(APPLIED)
+
+
+def _lay_out(module: Any, layout: Any) -> None:
+    """Sets the memory format of a module's weights of four dimensions; torch's own `Module.to` fails on those of five."""
+    import torch
+
+    def change(tensor: Any) -> Any:
+        return torch.Tensor.to(tensor, memory_format=layout) if torch.Tensor.dim(tensor) == 4 else tensor
+
+    for each in list(members.modules(module)):
+        members.convert(each, change)
 
 
 def autocast_of(module: Any, knobs: Dict[str, Any], reports: Dict[str, KnobReport]) -> Optional[Callable[..., Any]]:
@@ -148,7 +165,7 @@ def _amp_problem(module: Any, device: str, mode: str) -> Any:
     if torch.is_autocast_enabled(device):
         own = _short(torch.get_autocast_dtype(device))
         return None if own == mode else (OVERRIDDEN, f"the program enters autocast({own}) itself", own)
-    half = [p for p in module.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
+    half = [p for p in members.parameters(module) if p.dtype in (torch.bfloat16, torch.float16)]
     if half:
         own = _short(half[0].dtype)
         return NOT_APPLICABLE, f"the parameters are {own} already", own
@@ -158,8 +175,8 @@ def _amp_problem(module: Any, device: str, mode: str) -> Any:
 def _channels_last(value: Any) -> Any:
     import torch
 
-    if isinstance(value, torch.Tensor) and value.dim() == 4 and value.is_floating_point():
-        return value.contiguous(memory_format=torch.channels_last)
+    if isinstance(value, torch.Tensor) and torch.Tensor.dim(value) == 4 and torch.is_floating_point(value):
+        return torch.Tensor.contiguous(value, memory_format=torch.channels_last)
     return value
 
 
@@ -168,8 +185,9 @@ def _to_float32(out: Any) -> Any:
     from torch.utils import _pytree
 
     if isinstance(out, torch.Tensor):
-        return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
-    if _is_own_dataclass(out):  # a leaf to torch
+        return torch.Tensor.float(out) if out.dtype in (torch.bfloat16, torch.float16) else out
+    # A leaf to torch, whose fields are read and copied as its class does: it must come out as the program made it.
+    if _is_own_dataclass(out):
         fields = {field.name: getattr(out, field.name) for field in dataclasses.fields(out) if hasattr(out, field.name)}
         out = copy.copy(out)
         for name, value in fields.items():
@@ -276,7 +294,7 @@ def applicability(roots: List[Any]) -> Dict[str, str]:
 
 def device_of(module: Any) -> str:
     """Returns the type of device that a module's parameters are on."""
-    parameter = next(iter(module.parameters()), None)
+    parameter = next(members.parameters(module), None)
     return str(parameter.device.type) if parameter is not None else "cpu"
 
 
@@ -286,20 +304,24 @@ def _short(dtype: Any) -> str:
 
 
 def _convolution_weights(module: Any) -> List[Any]:
-    return [p for p in module.parameters() if p.dim() == 4]
+    import torch
+
+    return [p for p in members.parameters(module) if torch.Tensor.dim(p) == 4]
 
 
 def _is_channels_last(weight: Any) -> bool:
     import torch
 
-    return bool(weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous())
+    is_contiguous = torch.Tensor.is_contiguous
+    return bool(is_contiguous(weight, memory_format=torch.channels_last) and not is_contiguous(weight))
 
 
 def _is_either_format(weight: Any) -> bool:
     import torch
 
-    return bool(weight.is_contiguous() and weight.is_contiguous(memory_format=torch.channels_last))
+    is_contiguous = torch.Tensor.is_contiguous
+    return bool(is_contiguous(weight) and is_contiguous(weight, memory_format=torch.channels_last))
 
 
 def _is_compiled(module: Any) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return any(members.attribute(module, name) is not None for name in ("_orig_mod", "_compiled_call_impl"))

@@ -39,6 +39,8 @@ def apply(optimizer: Any, knobs: Dict[str, Any], reports: Dict[str, KnobReport])
 
 
 def _problem(optimizer: Any, value: str) -> str:
+    import torch
+
     name = type(optimizer).__name__
     if "foreach" not in optimizer.defaults:
         return f"{name} has no implementations to choose from"
@@ -50,17 +52,19 @@ def _problem(optimizer: Any, value: str) -> str:
         kinds = {p.device.type for g in optimizer.param_groups for p in g["params"]}
         if not kinds <= {"cpu", "cuda", "mps", "xpu"}:
             return f"no fused implementation for parameters on {', '.join(sorted(kinds))}"
-        if any(not p.is_floating_point() for g in optimizer.param_groups for p in g["params"]):
+        if any(not torch.is_floating_point(p) for g in optimizer.param_groups for p in g["params"]):
             return "fused implementations need floating point parameters"
     return ""
 
 
 def _move_step_counters(optimizer: Any) -> None:
+    import torch
+
     # A state loaded from a checkpoint keeps its counters on the CPU; fused kernels want them beside the parameter.
     for parameter, state in optimizer.state.items():
         counter: Any = state.get("step") if isinstance(state, dict) else None
-        if hasattr(counter, "to"):
-            state["step"] = counter.to(device=parameter.device)
+        if isinstance(counter, torch.Tensor):
+            state["step"] = torch.Tensor.to(counter, device=parameter.device)
 
 
 def verify(knobs: Dict[str, Any], noted: Dict[str, KnobReport], clock: Any) -> Dict[str, KnobReport]:

@@ -11,6 +11,7 @@ import inspect
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from .. import members
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 
 BUCKET, STATIC = "parallel.bucket_cap_mb", "parallel.static_graph"
@@ -82,13 +83,14 @@ class Wrappers:
     def _compress(self, wrapper: Any) -> None:
         import torch
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+        from torch.nn.parallel import DistributedDataParallel
 
         if wrapper._comm_hooks:
             return  # found when it is read back
-        if not any(p.requires_grad and p.dtype == torch.float32 for p in wrapper.parameters()):
+        if not any(p.requires_grad and p.dtype == torch.float32 for p in members.parameters(wrapper)):
             self._reports[COMPRESSION] = KnobReport(NOT_APPLICABLE, "the gradients are no float32 numbers")
             return
-        wrapper.register_comm_hook(wrapper.process_group, bf16_compress_hook)
+        DistributedDataParallel.register_comm_hook(wrapper, wrapper.process_group, bf16_compress_hook)
 
     def hold_back(self) -> List[Any]:
         """Called before the forward pass of a module that trains: does what entering `no_sync` does, where it is asked for.
@@ -121,7 +123,7 @@ class Wrappers:
         self._is_behind = False
         for wrapper in self.living:
             ranks, ignored = dist.get_world_size(wrapper.process_group), wrapper.parameters_to_ignore
-            for name, parameter in wrapper.module.named_parameters():
+            for name, parameter in members.named_parameters(members.attribute(wrapper, "module")):
                 if parameter.grad is not None and name not in ignored:
                     dist.all_reduce(parameter.grad.div_(ranks), group=wrapper.process_group)
 

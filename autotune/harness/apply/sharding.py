@@ -13,6 +13,7 @@ import sys
 import weakref
 from typing import Any, Dict, List, Optional
 
+from .. import members
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .parallel import ALONE, STRATEGY
 
@@ -57,24 +58,24 @@ class Sharding:
         if not sharded:
             return
         self.is_found = True
-        below = {id(inner) for each in sharded for inner in each.modules() if inner is not each}
+        below = {id(inner) for each in sharded for inner in members.modules(each) if inner is not each}
         outermost = [each for each in sharded if id(each) not in below]
         # The outermost of all is needed at once as the backward pass begins: torch keeps it, and so does everybody.
         targets = [each for each in sharded if len(outermost) > 1 or each is not outermost[0]]
         asked, self._why = self._knobs.get(RESHARD), "" if targets or self._targets else WHOLE
         for each in targets:
-            if asked is not None and not hasattr(each, "set_reshard_after_forward"):
+            if asked is not None and not hasattr(type(each), "set_reshard_after_forward"):
                 self._why = OLD
                 return
             self._targets.append(weakref.ref(each))
             self._sizes[id(each)] = _mesh_size(each)
             if asked is not None:
-                each.set_reshard_after_forward(bool(asked), recurse=False)
+                each.set_reshard_after_forward(bool(asked), recurse=False)  # torch's class comes before the program's
 
     def _meet_first(self, module: Any) -> None:
-        for each in module.modules():
+        for each in members.modules(module):
             if type(each).__name__ == "FullyShardedDataParallel":  # other modules are asked nothing: they may not like it
-                strategy = getattr(getattr(each, "sharding_strategy", None), "name", None)
+                strategy = getattr(members.attribute(each, "sharding_strategy"), "name", None)
                 self.is_found, self._first, self._why = True, strategy in RESHARDING, FIRST
 
     def look(self) -> None:
@@ -133,12 +134,12 @@ class Sharding:
 
 def _sharded_by(module: Any) -> List[Any]:
     kinds = tuple(kind for home in HOMES if (kind := getattr(sys.modules.get(home), "FSDPModule", None)) is not None)
-    return [each for each in module.modules() if isinstance(each, kinds)] if kinds else []
+    return [each for each in members.modules(module) if isinstance(each, kinds)] if kinds else []
 
 
 def _mesh_size(module: Any) -> int:
     """Returns how many ranks share out a parameter of a module as it is now; 0 where it is there as a whole."""
-    for parameter in module.parameters():
+    for parameter in members.parameters(module):
         for dimension, placement in enumerate(getattr(parameter, "placements", ())):
             if placement.is_shard():
                 return int(parameter.device_mesh.size(dimension))

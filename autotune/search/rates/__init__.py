@@ -5,5 +5,6 @@ from autotune.search.rates.regime import Machine
 from autotune.search.rates.rules import Parts, Rules
 from autotune.search.rates.sampler import MACHINE, RatesSampler
 from autotune.search.rates.step import Proposed
+from autotune.search.rates.working import Suspects
 
-__all__ = ["MACHINE", "MEASURED", "Machine", "Parts", "Proposed", "RatesSampler", "Rules"]
+__all__ = ["MACHINE", "MEASURED", "Machine", "Parts", "Proposed", "RatesSampler", "Rules", "Suspects"]

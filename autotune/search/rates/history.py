@@ -29,6 +29,7 @@ class Seen:
         is_out: whether it ran out of memory, or took more than may be taken.
         may_win: whether it is measured and breaks no constraint.
         is_running: whether it is under way.
+        to_blame: of one that failed, the knobs that may be the cause; None for any of them.
     """
 
     params: Mapping[str, Any]
@@ -42,6 +43,12 @@ class Seen:
     is_out: bool = False
     may_win: bool = False
     is_running: bool = False
+    to_blame: frozenset[str] | None = None
+
+    @property
+    def suspected(self) -> Mapping[str, Any]:
+        """The part of its knobs that it may have failed for."""
+        return {key: value for key, value in self.params.items() if self.to_blame is None or key in self.to_blame}
 
     @property
     def peak(self) -> Peak:
@@ -82,6 +89,7 @@ def _finished(trial: FrozenTrial) -> Seen:
         is_rough=told.get("outcome") in ("raced", "unsteady"),
         peak_bytes=_positive(told.get("peak_memory_bytes")),
         is_out=bool(broken & set(MEMORY_CONSTRAINTS)),
+        to_blame=frozenset(told["to_blame"]) if told.get("to_blame") else None,
         may_win=is_measured and not broken and told.get("outcome") in (None, "ok"),
     )
 

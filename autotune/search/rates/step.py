@@ -74,7 +74,7 @@ class Step:
         over = [one for one in known if not one.is_running]
         worked = [one.params for one in over if one.rate is not None or one.is_out]
         self.is_held_back = False  # whether some would run out of memory, or are not worth the risk
-        self._suspects = Suspects(worked, [one.params for one in over if one.rate is None and not one.is_out])
+        self._suspects = Suspects(worked, [one.suspected for one in over if one.rate is None and not one.is_out])
 
     def propose(self, *, turn: int) -> Proposed | None:
         """Returns the proposal of this turn; None when nothing that is considered is open."""

@@ -1,4 +1,4 @@
-"""Which values are suspected of keeping programs from working, memory apart: each failure is somebody's fault."""
+"""Which values are suspected of keeping programs from working, memory apart: each failure has one of its values for a cause."""
 
 from __future__ import annotations
 
@@ -11,32 +11,40 @@ Value = tuple[str, str]  # knob and value
 class Suspects:
     """Blames failures on the values that no trial ever worked with.
 
-    A failed trial blames all of them to equal parts; where only one is left it is the cause for certain.
+    A failed trial blames all of them to equal parts; where only one is left it is the cause for certain, and what failed with
+    it blames no other.
 
     Args:
         worked: configurations that brought a number, or ran out of memory.
-        failed: configurations that did not.
+        failed: configurations that did not; of one whose cause is known, that alone.
     """
 
     def __init__(self, worked: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> None:
-        cleared = {value for params in worked for value in _values(params)}
+        self._cleared = {value for params in worked for value in _values(params)}
+        left = [[value for value in _values(params) if value not in self._cleared] for params in failed]
+        self._guilty = {values[0] for values in left if len(values) == 1}
         self._blame: dict[Value, float] = {}
-        self._guilty: set[Value] = set()
-        for params in failed:
-            suspects = [value for value in _values(params) if value not in cleared]
-            for value in suspects:
-                self._blame[value] = self._blame.get(value, 0.0) + 1 / len(suspects)
-            if len(suspects) == 1:
-                self._guilty.update(suspects)
+        for values in left:
+            for value in values if self._guilty.isdisjoint(values) else ():
+                self._blame[value] = self._blame.get(value, 0.0) + 1 / len(values)
 
     def chance(self, params: Mapping[str, Any]) -> float:
         """Returns how probable it is that a configuration works; 0 where one of its values is known not to."""
-        if not self._blame:
-            return 1.0
         chance = 1.0
         for value in _values(params):
             chance *= 0.0 if value in self._guilty else 1 / (1 + self._blame.get(value, 0.0))
         return chance
+
+    def guilty(self, params: Mapping[str, Any]) -> list[str]:
+        """Returns the knobs of a configuration whose values are known not to work."""
+        return [key for key, value in params.items() if (key, repr(value)) in self._guilty]
+
+    def suspected(self, params: Mapping[str, Any]) -> list[str]:
+        """Returns the knobs that a failed configuration may owe it to, the most blamed first; [] once one is known to."""
+        if self.guilty(params):
+            return []
+        blame = {key: self._blame.get((key, repr(value)), 0.0) for key, value in params.items()}
+        return sorted((key for key in blame if blame[key]), key=lambda key: -blame[key])
 
 
 def _values(params: Mapping[str, Any]) -> list[Value]:

@@ -1,16 +1,28 @@
-"""A module that cannot be looked at: a stand-in for any fault inside the harness's own code."""
+"""A module that cannot be looked at: a stand-in for any fault inside the harness's own code.
+
+"stubborn": it can be looked at, and not be laid out otherwise.
+"""
+
+import sys
 
 import torch
 from torch import nn
 
 
-class Sealed(nn.Linear):
-    def parameters(self, recurse=True):
-        raise LookupError("sealed")
+class Stubborn(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") == "to":
+            raise LookupError("it stays as it is")
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
-model = Sealed(2, 2)
-optimizer = torch.optim.SGD(list(nn.Module.parameters(model)), lr=0.1)
+model = nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if "stubborn" in sys.argv:
+    model.turn = nn.Parameter(torch.rand(1, 1, 2, 2).as_subclass(Stubborn))
+else:
+    model._parameters["odd"] = "no tensor"
 for _ in range(50):
     model(torch.ones(4, 2)).sum().backward()
     optimizer.step()

@@ -24,5 +24,18 @@ def test_what_is_left_when_the_others_are_cleared_is_the_cause():
     assert suspects.chance(LAYOUT) == 1.0
 
 
+def test_what_failed_with_a_known_cause_blames_no_other():
+    three = {**BOTH, "threads.intra": 1}
+    suspects = Suspects([BASE, LAYOUT], [BOTH, three])
+    assert suspects.guilty(three) == ["precision.amp"]
+    assert suspects.suspected(three) == []
+    assert suspects.chance({**BASE, "threads.intra": 1}) == 1.0
+
+
+def test_what_failed_more_often_is_suspected_first():
+    one, other = {"a": 1, "b": 1}, {"b": 1, "c": 1}
+    assert Suspects([], [one, other]).suspected(one) == ["b", "a"]
+
+
 def test_failure_of_values_that_all_worked_elsewhere_blames_none():
     assert Suspects([AMP, LAYOUT], [BOTH]).chance(AMP) == 1.0

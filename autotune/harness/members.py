@@ -1,0 +1,112 @@
+"""What a program's objects hold, read where torch keeps it.
+
+Whatever a program's class may have overridden (`parameters`, `children`, `to`, `__getattr__`, `shape`, ...) is the program's to
+call and not ours: it may raise, count, move things, or mean something else. A `to` that keeps a note of the device by moving an
+empty tensor refuses a memory format, say.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, Optional, Set, Tuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+TABLES = ("_parameters", "_buffers", "_modules")  # of a module
+_SHAPE: Any = Tensor.shape
+
+
+def named_modules(module: Any, prefix: str = "", known: Optional[Set[int]] = None) -> Iterator[Tuple[str, Any]]:
+    """Yields (name, module) of a module and all within it, outer ones first, each once."""
+    known = set() if known is None else known
+    if id(module) in known:
+        return
+    known.add(id(module))
+    yield prefix, module
+    for name, child in _table(module, "_modules").items():
+        if child is not None:
+            yield from named_modules(child, f"{prefix}.{name}" if prefix else name, known)
+
+
+def modules(module: Any) -> Iterator[Any]:
+    """Yields a module and all within it, outer ones first, each once."""
+    return (each for _, each in named_modules(module))
+
+
+def children(module: Any) -> Iterator[Any]:
+    """Yields the modules that a module holds itself, each once."""
+    return iter({id(child): child for child in _table(module, "_modules").values() if child is not None}.values())
+
+
+def named_parameters(module: Any) -> Iterator[Tuple[str, Any]]:
+    """Yields (name, parameter) of all parameters within a module, each once."""
+    known: Set[int] = set()
+    for prefix, each in named_modules(module):
+        for name, parameter in _table(each, "_parameters").items():
+            if parameter is not None and id(parameter) not in known:
+                known.add(id(parameter))
+                yield (f"{prefix}.{name}" if prefix else name), parameter
+
+
+def parameters(module: Any) -> Iterator[Any]:
+    """Yields all parameters within a module, each once."""
+    return (parameter for _, parameter in named_parameters(module))
+
+
+def convert(module: Any, change: Any) -> None:
+    """Puts what `change` returns for each parameter and buffer of one module, not of those within it, in its place."""
+    Module._apply(module, change, recurse=False)  # type: ignore[no-untyped-call]
+
+
+def attribute(thing: Any, name: str, default: Any = None) -> Any:
+    """Returns an attribute as the object or its class has it; the default where there is none, or reading it fails.
+
+    `__getattr__` is not asked: a wrapper that hands everything on has not what it hands on.
+    """
+    own = held(thing)
+    if name in own:
+        return own[name]
+    if isinstance(thing, Module):
+        for table in TABLES:
+            if name in _table(thing, table):
+                return _table(thing, table)[name]
+    for kind in type(thing).__mro__:
+        if name in kind.__dict__:
+            found = kind.__dict__[name]
+            try:
+                return found.__get__(thing, type(thing)) if hasattr(type(found), "__get__") else found
+            except Exception:  # a property of the program's own
+                return default
+    return default
+
+
+def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
+    """Returns the shape of a tensor, or of an array of any library; None for anything else."""
+    if isinstance(value, Tensor):
+        try:
+            return _SHAPE.__get__(value)  # type: ignore[no-any-return]
+        except RuntimeError:  # a nested tensor has none
+            return ()
+    shape = attribute(value, "shape")
+    return shape if isinstance(shape, tuple) else None
+
+
+def plain(value: Tensor) -> Tensor:
+    """Returns a tensor's values without history, of torch's own class unless it holds none (a DTensor)."""
+    if type(value) is Tensor or type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return Tensor.detach(value)
+    with torch._C.DisableTorchFunctionSubclass():
+        return Tensor.as_subclass(Tensor.detach(value), Tensor)
+
+
+def held(thing: Any) -> Dict[str, Any]:
+    """Returns the attributes that an object itself has; {} where it has slots, or is of C."""
+    try:
+        return object.__getattribute__(thing, "__dict__")  # type: ignore[no-any-return]
+    except AttributeError:
+        return {}
+
+
+def _table(module: Any, name: str) -> Any:
+    return held(module).get(name, {})

@@ -1,0 +1,68 @@
+"""Which change a failed configuration of several owes it to: asked in the next trial, so that no further one is lost to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from autotune.records import Knobs, TrialRecord
+from autotune.search import may_be_to_blame
+from autotune.search.rates import Suspects
+from autotune.space import ResolvedSpace
+from autotune.study.seeds import Proposal
+from autotune.wording import knob_phrase
+
+
+class Culprits:
+    """Follows the failures of a search, memory and chance apart.
+
+    A change is tried alone on the best so far: where that fails it is the cause, and where it works the others are left. One of
+    a higher tier goes first: precision, layout and compilation fail more often than a loader's workers.
+
+    Args:
+        space: what is searched.
+    """
+
+    def __init__(self, space: ResolvedSpace) -> None:
+        self._space = space
+        self._failed: list[TrialRecord] = []
+        self._suspects = Suspects([], [])
+
+    def learn(self, records: Sequence[TrialRecord]) -> None:
+        """Takes in all trials of the search so far."""
+        answers = [record for record in records if not record.outcome.is_no_answer]
+        worked = [record.changed for record in answers if record.outcome.has_value or record.outcome.is_memory]
+        self._failed = [record for record in answers if not record.outcome.has_value and not record.outcome.is_memory]
+        self._suspects = Suspects(worked, [may_be_to_blame(record) for record in self._failed])
+
+    def barring(self, knobs: Knobs) -> TrialRecord | None:
+        """Returns a trial that failed for a value of this configuration; None where none is known not to work."""
+        changed = self._space.changed(knobs)
+        guilty = self._suspects.guilty(changed)
+        same = (one for one in self._failed for key in guilty if key in one.changed and one.changed[key] == changed[key])
+        return next(same, None)
+
+    def mended(self, proposal: Proposal) -> Proposal:
+        """Returns a proposal with the baseline's values in the place of those that are known not to work."""
+        guilty = self._suspects.guilty(self._space.changed(proposal.knobs))
+        if not guilty:
+            return proposal
+        kept = {key: value for key, value in proposal.knobs.items() if key not in guilty}
+        left_out = ", ".join(knob_phrase(key, proposal.knobs[key]) for key in guilty)
+        knobs = self._space.active({**self._space.reference, **kept})
+        return replace(proposal, knobs=knobs, why=f"{proposal.why}, without {left_out}: a trial failed with it")
+
+    def questions(self, best: TrialRecord) -> Iterator[tuple[str, Knobs, str]]:
+        """Yields (key, full configuration, why) of the trials that would tell what a failure was, the last failure's first.
+
+        Args:
+            best: the trial to start from.
+        """
+        for record in reversed(self._failed):
+            keys = self._suspects.suspected(may_be_to_blame(record))
+            others = "another" if len(keys) == 2 else f"{len(keys) - 1} others"
+            for key in sorted(keys, key=lambda key: -self._space.tier({key: record.changed[key]}).rank):
+                knobs = self._space.active({**self._space.reference, **best.knobs, key: record.changed[key]})
+                if key in knobs:
+                    what = knob_phrase(key, record.changed[key])
+                    yield key, knobs, f"was it {what}? trial {record.number} failed with it and {others}"

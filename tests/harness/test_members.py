@@ -1,0 +1,108 @@
+"""What is read of a program's objects, and what is set on them, without calling what they may have overridden."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.harness import members
+from autotune.harness.apply import loader as apply_loader
+from autotune.harness.apply import module as apply_module
+from autotune.harness.protocol import APPLIED, KnobReport
+from tests.harness.conftest import REPOSITORY
+
+# Tensors of our own, though they stand for a program's: (file, call).
+ALLOWED = {
+    ("delayed.py", "image.content.data.to(device, non_blocking=non_blocking, **wanted)"),
+    ("delayed.py", "floats.to(dtype)"),
+}
+OF_MODULES = {name for name in dir(nn.Module) if not name.startswith("__")} - {"apply"}
+OF_OPTIMIZERS = {name for name in dir(torch.optim.Optimizer) if not name.startswith("__")} - {"step"}
+OF_TORCH = {"members", "torch", "Tensor", "Module", "Optimizer", "DistributedDataParallel", "Wrapped", "re"}
+
+
+class OfAllRanks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.plane, self.space = nn.Conv1d(2, 3, 3), nn.Conv2d(2, 3, 3), nn.Conv3d(2, 3, 3)
+        self.space.weight.data = self.space.weight.data.to(memory_format=torch.channels_last_3d)
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        torch.empty(0).to(*args, **kwargs)  # keeps a note of where it is, say
+        return super().to(*args, **kwargs)
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_layout_is_that_of_weights_of_four_dimensions_and_no_other_weight_s(is_asked: bool) -> None:
+    net = OfAllRanks()
+    before = {name: (parameter, parameter.stride()) for name, parameter in net.named_parameters()}
+    knobs, reports = {apply_module.LAYOUT: is_asked}, dict[str, KnobReport]()
+    apply_module.prepare(net, knobs, reports, apply_module.observe(net))
+    assert reports[apply_module.LAYOUT].status == APPLIED
+    assert net.plane.weight.is_contiguous(memory_format=torch.channels_last) == is_asked
+    for name, parameter in net.named_parameters():
+        assert parameter is before[name][0]
+        assert name == "plane.weight" or parameter.stride() == before[name][1]
+    assert apply_module.verify(knobs, reports, [net], 0)[apply_module.LAYOUT].status == APPLIED
+
+
+def test_inputs_of_four_dimensions_are_laid_out_and_others_left_as_they_are() -> None:
+    net, seen = OfAllRanks(), list[Any]()
+    reports = dict[str, KnobReport]()
+    around = apply_module.autocast_of(net, {apply_module.LAYOUT: True}, reports)
+    assert around is not None
+    given = [torch.rand(2, *(5,) * (rank - 1)) for rank in (2, 3, 4, 5)]
+    around(lambda _, *args: seen.extend(args), net, given, {})
+    assert [one is other for one, other in zip(given, seen, strict=True)] == [True, True, False, True]
+    assert seen[2].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("make", [lambda net: net, torch.compile, lambda net: nn.DataParallel(nn.Sequential(net, net))])
+def test_what_a_module_holds_is_what_torch_says_it_holds(make: Any) -> None:
+    net = make(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ModuleList([nn.Linear(2, 2)])))
+    net.register_parameter("none", None)
+    assert list(members.modules(net)) == list(net.modules())
+    assert list(members.children(net)) == list(net.children())
+    assert [name for name, _ in members.named_parameters(net)] == [name for name, _ in net.named_parameters()]
+
+
+def test_an_attribute_is_the_object_s_own_and_one_that_cannot_be_read_is_missing() -> None:
+    class Odd(nn.Module):
+        steps = 3
+
+        @property
+        def module(self) -> Any:
+            raise KeyError("not now")
+
+        def __getattr__(self, name: str) -> Any:
+            raise LookupError(name)
+
+    odd = Odd()
+    odd._buffers["mean"] = torch.zeros(2)
+    assert members.attribute(odd, "steps") == 3
+    assert members.attribute(odd, "mean") is odd._buffers["mean"]
+    assert members.attribute(odd, "module", "none") == members.attribute(odd, "anything", "none") == "none"
+
+
+def test_batch_sampler_whose_batch_size_cannot_be_set_is_left_alone() -> None:
+    class Fixed:
+        batch_size = property(lambda self: 4)
+
+    made, reports = apply_loader.Making(False, False, True, None), dict[str, KnobReport]()
+    apply_loader.apply({"loader.batch_size": 8}, {"batch_sampler": Fixed()}, reports, made)
+    assert "does not let its batch_size be set" in reports["loader.batch_size"].reason
+
+
+def test_methods_that_programs_override_are_called_by_torch_s_own_name() -> None:
+    harness = REPOSITORY / "autotune" / "harness"
+    assert {(path.name, call) for path in harness.rglob("*.py") for call in calls(path)} == ALLOWED
+
+
+def calls(path: Path) -> list[str]:
+    """Returns the calls of a file whose method is one of a module or an optimizer, on something that is not torch's."""
+    found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    odd = [node for node in found if isinstance(node.func, ast.Attribute) and node.func.attr in OF_MODULES | OF_OPTIMIZERS]
+    return [ast.unparse(node) for node in odd if ast.unparse(node.func).split(".")[0] not in OF_TORCH]

@@ -1,0 +1,96 @@
+"""A failure of several changes together is told apart at once, and what does not work is not proposed again."""
+
+import pytest
+
+from autotune.harness.protocol import NOT_APPLICABLE, KnobReport
+from autotune.records import Kind, Outcome
+from autotune.study import resume_study
+from autotune.testing.fake_launcher import Failure, Surface
+
+GAINS = {("precision.amp", "bf16"): 1.5, ("layout.channels_last", True): 1.3, ("optimizer.implementation", "fused"): 1.1}
+LAYOUT, AMP = ("layout.channels_last", True), ("precision.amp", "bf16")
+
+
+def failing(*bad, **how):
+    """Returns what fails with any of these values."""
+    error = {"type": "RuntimeError", "message": "it fails", "traceback": "", **how.pop("error", {})}
+    return lambda trial, knobs: Failure(error=error, **how) if any(knobs.get(key) == value for key, value in bad) else None
+
+
+def searched(study):
+    return [trial for trial in study.trials if trial.kind is Kind.search]
+
+
+def lost(study):
+    return [trial for trial in searched(study) if not trial.outcome.has_value and not trial.outcome.is_no_answer]
+
+
+@pytest.mark.parametrize("sampler", ["rates", "tpe", "random"])
+@pytest.mark.parametrize("bad", [LAYOUT, AMP, ("loader.num_workers", 2), ("optimizer.implementation", "fused")])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_one_bad_value_costs_two_trials_of_twelve_at_most(bench, sampler, bad, seed):
+    budget = [f"search.sampler={sampler}", "study.budget.trials=12"]
+    study = bench(Surface(gains=GAINS, failures=failing(bad)), *budget, seed=seed, minutes=60)
+    study.run()
+    assert len(searched(study)) >= 10
+    assert len(lost(study)) <= 2, [(trial.changed, trial.why) for trial in lost(study)]
+
+
+def test_next_trial_asks_which_change_it_was_and_says_so(bench):
+    study = bench(Surface(gains=GAINS, failures=failing(LAYOUT)), "search.sampler=rates", minutes=30)
+    study.run()
+    first = lost(study)[0]
+    assert len(first.changed) > 2
+    after = searched(study)[searched(study).index(first) + 1]
+    assert after.why.startswith("was it ")
+    assert f"? trial {first.number} failed with it and {len(first.changed) - 1} others" in after.why
+    assert len(after.changed) == 1
+    known = lost(study)[-1].number
+    assert not [trial for trial in searched(study)[known:] if trial.changed.get(LAYOUT[0]) == LAYOUT[1]]
+
+
+def test_expert_s_next_choice_goes_without_what_is_known_to_fail(bench):
+    study = bench(Surface(gains=GAINS, failures=failing(LAYOUT)), "search.sampler=rates", minutes=30)
+    summary = study.run()
+    experts = [trial for trial in searched(study) if trial.origin == "expert" and trial.outcome.has_value]
+    assert experts
+    assert all(LAYOUT[0] not in trial.changed and AMP[0] in trial.changed for trial in experts)
+    assert all("without channels_last" in trial.why for trial in experts)
+    assert summary["best"]["overrides"][AMP[0]] == AMP[1]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"error": {"knob": "layout.channels_last"}},
+        {"error": None, "knob_reports": {"layout.channels_last": KnobReport(NOT_APPLICABLE, "no convolutions")}},
+    ],
+)
+def test_a_failure_that_names_its_knob_needs_no_question(bench, how):
+    failure = failing(LAYOUT, **how) if how["error"] else lambda _, knobs: Failure(**how) if knobs.get(LAYOUT[0]) else None
+    study = bench(Surface(gains=GAINS, failures=failure), "search.sampler=rates", "study.budget.trials=8", minutes=30)
+    study.run()
+    assert len(lost(study)) == 1
+    assert not [trial for trial in searched(study) if trial.why.startswith("was it")]
+
+
+def test_a_study_that_goes_on_asks_what_it_was_about_to_ask(bench):
+    interrupted = failing(LAYOUT)
+
+    def failures(trial, knobs):
+        return Failure(raises=KeyboardInterrupt) if trial == 2 else interrupted(trial, knobs)
+
+    study = bench(Surface(gains=GAINS, failures=failures), "search.sampler=rates", "study.budget.trials=8", minutes=30)
+    assert study.run()["status"] == "interrupted"
+    study.surface.failures, study.launcher.is_closed = interrupted, False
+    resume_study(study.plan, study.folder, study.listener)
+    again = [trial for trial in searched(study) if trial.outcome is not Outcome.interrupted]
+    assert again[1].why.startswith("was it ")
+    assert len(lost(study)) <= 2
+
+
+def test_a_grid_visits_every_point_whatever_fails(bench, tiny):
+    study = bench(Surface(failures=failing(AMP)), *tiny, "search.sampler=grid", minutes=60)
+    study.run()
+    assert len(searched(study)) == 3
+    assert len(lost(study)) == 2
