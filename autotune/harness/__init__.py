@@ -20,6 +20,7 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step
     modules.py, dressing.py   which modules train; the class swap that carries autocast and counting
     optimizers.py             what a step is
+    writes.py                 what a step is where no optimizer of torch.optim steps
     gradients.py              accumulation and loss scaling (gradient_entry.py: where they get in; gradient_state.py: looks)
     losses.py                 the losses of the first steps
     meter.py                  when warm-up ends and measuring stops (pure)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, Iterable, List, Optional, Set
 
 from .apply import optimizer as apply_optimizer
 
@@ -25,6 +25,7 @@ class OptimizerWatch:
         self._known: List[Any] = []  # weak references, in construction order
         self._held: Set[int] = set()
         self._held_groups = -1
+        self._written: Set[int] = set()  # ids of parameters that the program writes itself
         self._clock: Optional[Any] = None
         self._steps_of_others = self._counted_steps = 0
         self._short: Any = None  # the clock's hook while its steps need no more
@@ -178,6 +179,7 @@ class OptimizerWatch:
 
     def prepare(self, optimizer: Any) -> None:
         """Sets the implementation before an optimizer's first step."""
+        self._session.writes.optimizer_steps()
         self.num_stepped += 1
         if self.observed is None:
             self.observed = apply_optimizer.implementation(optimizer)
@@ -211,12 +213,19 @@ class OptimizerWatch:
         return [optimizer for ref in self._known if (optimizer := ref()) is not None]
 
     def held_parameters(self) -> Set[int]:
-        """Returns the ids of all parameters any optimizer holds."""
+        """Returns the ids of all parameters that any optimizer holds or the program writes itself."""
         groups = sum(len(o.param_groups) for o in self.optimizers() if hasattr(o, "param_groups"))
         if groups != self._held_groups:
             self._held_groups = groups
             self._held = {id(p) for o in self.optimizers() for g in getattr(o, "param_groups", []) for p in g["params"]}
+            self._held |= self._written
         return self._held
+
+    def hold(self, parameters: Iterable[Any]) -> None:
+        """Takes parameters that the program writes itself for an optimizer's."""
+        self._written.update(map(id, parameters))
+        self._held_groups = -1
+        self._session.modules.look_again()
 
     def device_type(self) -> str:
         """Returns "cuda" when the clock's parameters live there, or CUDA is in use and there is no optimizer; else "cpu"."""
@@ -226,6 +235,8 @@ class OptimizerWatch:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     return "cuda" if parameter.device.type == "cuda" else "cpu"
+        if self._session.writes.device_type:
+            return str(self._session.writes.device_type)
         return "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
 
 

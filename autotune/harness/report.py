@@ -233,6 +233,7 @@ def _add_detected(found: protocol.RankResult, session: Any) -> None:
         "num_parameters": [root.num_parameters for root in watch.told],
         "optimizers": [type(o).__name__ for o in session.optimizers.optimizers()],
         "precision": {"autocast": first.get("precision.amp"), "parameters": first.get("parameter_dtypes")},
+        "steps_seen_by": session.writes.source,
         "grad_scaler": session.optimizers.scaler is not None,
         "skipped_steps": session.optimizers.num_skipped,
         "compile": first.get("compile.mode"),

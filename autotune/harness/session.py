@@ -39,8 +39,8 @@ class Session:
         clock: of steps; None before the first.
         phases, window, last_step, ending: what it does now, what is measured, when and how it ends.
         applied: what a real run does instead of measuring; None in a trial.
-        losses, memory, loaders, supply, modules, communication, optimizers, gradients, metrics: watch what their modules are
-            named for; there once torch is.
+        losses, memory, loaders, supply, modules, communication, optimizers, gradients, metrics, writes: watch what their
+            modules are named for; there once torch is.
     """
 
     def __init__(self, spec_path: str) -> None:
@@ -70,7 +70,7 @@ class Session:
 
     def torch_is_there(self) -> None:
         """Called once torch has been executed: applies what is applied early and watches for training."""
-        from . import applied, boot, gradients, loaders, losses, metrics, modules, optimizers, process, ranks, supply
+        from . import applied, boot, gradients, loaders, losses, metrics, modules, optimizers, process, ranks, supply, writes
 
         self.applied: Any = applied.Applied(self, is_called=boot.is_called) if self.is_applying else None
         process.limit_memory(self.spec)
@@ -87,6 +87,7 @@ class Session:
         self.optimizers = optimizers.OptimizerWatch(self)
         self.gradients = gradients.Gradients(self)
         self.metrics = metrics.MetricReads(self)
+        self.writes = writes.Writes(self)  # last: on top of all that is at `backward()`, and gone first
         atexit.register(self.ending.at_exit)
         os.register_at_fork(after_in_child=self._forked)
         self.phases.enter("init")
@@ -174,6 +175,8 @@ class Session:
         """
         if self.is_over:
             return
+        if not self._is_stepped_by_hand:
+            self.writes.stand_down()
         self._is_stepped_by_hand, self._is_plain, self._stated_samples = True, False, samples
         try:
             self._step_done()
