@@ -27,6 +27,7 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
     interval.py               how far the window's rate may lie from the truth (pure)
     trend.py                  whether the step time keeps changing (pure)
     process.py                facts and memory of the process
+    peers.py                  several processes that train one model in shared memory, each at its own pace
     ranks.py                  what communication costs several ranks
     adapters.py               what is known of particular libraries: the only module that names one
     apply/                    how each family of knobs is set and read back

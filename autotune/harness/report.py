@@ -153,7 +153,8 @@ def _add_rates(found: protocol.RankResult, session: Any) -> None:
     if measured.meter is None:
         return
     found.steps["warmup"] = measured.meter.warmup_steps
-    window = measured.meter.window()
+    window = session.peers.window() if session.peers.is_joint else measured.meter.window()
+    found.is_at_own_pace = session.peers.is_joint
     if window is None:
         return
     found.window = window

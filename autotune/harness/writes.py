@@ -39,8 +39,8 @@ UNSEEN = (
 BOTH = f"the program writes its parameters itself, and an optimizer of torch.optim steps later: what is a step? {WAY_OUT}"
 STILL = f"the parameters that the program writes itself change no more: its steps can no longer be counted. {WAY_OUT}"
 IRREGULAR = (
-    "the program writes its parameters itself, by `.data` and after now more, now fewer backward passes, which on a GPU cannot be "
-    f"seen without waiting for it. {WAY_OUT}"
+    "the program writes its parameters itself, by `.data` and after now more, now fewer backward passes, which on a GPU cannot "
+    f"be seen without waiting for it. {WAY_OUT}"
 )
 
 
@@ -74,13 +74,13 @@ class Probe:
     """
 
     def __init__(self, leaf: Leaf) -> None:
-        self._tensor = leaf.tensor
+        self.tensor = leaf.tensor  # a weak reference
         self._read = place_of if leaf.is_seen_by_place else values_of
         self._last = self._read(leaf.tensor())
 
     def is_written(self) -> Optional[bool]:
         """Returns whether it has changed since the last call; None when it is gone."""
-        tensor = self._tensor()
+        tensor = self.tensor()
         if tensor is None:
             return None
         last, self._last = self._last, self._read(tensor)
@@ -257,6 +257,10 @@ class Writes:
         return any(seen)
 
     # --- facts ---
+
+    def watched(self) -> List[Any]:
+        """Returns the tensors that are watched for writes."""
+        return [tensor for probe in self._probes if (tensor := probe.tensor()) is not None]
 
     @property
     def device_type(self) -> str:
