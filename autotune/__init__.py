@@ -29,7 +29,7 @@ def apply(file: str | os.PathLike[str]) -> None:
 
 
 def trial_step(samples: float | None = None) -> None:
-    """Counts a training step, for programs whose steps autotune cannot see: no optimizer of torch.optim, `p -= lr * grad`.
+    """Counts a training step, for programs whose steps autotune cannot see: no optimizer of torch.optim, new tensors each time.
 
     Call it once after every step. In a trial the steps told here are the trial's, and those of optimizers count no more;
     elsewhere it does nothing and costs a tenth of a microsecond.

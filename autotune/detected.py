@@ -31,7 +31,7 @@ def findings(result: RankResult) -> list[tuple[str, str]]:
     lines += [
         ("trains", _modules(found)),
         ("precision", _precision(found)),
-        ("optimizer", ", ".join(_counted(found.get("optimizers") or []))),
+        ("optimizer", ", ".join(_counted(found.get("optimizers") or [])) or _own_steps(found)),
         ("loader", _loader(found)),
         ("step", _step(result)),
         ("memory", bytes_text(result.memory.get("peak_bytes")) if result.memory.get("peak_bytes") else ""),
@@ -151,6 +151,12 @@ def _step(result: RankResult) -> str:
     if gaps_s and (usual_s := statistics.median(gaps_s)) > 0:
         parts.append(f"about {usual_s:.2g} s ({number_text(1 / usual_s)} steps/s, after so few steps a rough figure)")
     return "; ".join(parts)
+
+
+def _own_steps(found: dict[str, Any]) -> str:
+    """Returns by what steps are seen where no optimizer of torch.optim steps; "" where one does."""
+    source = found.get("steps_seen_by")
+    return f"none of torch.optim; a step is told by {source}" if source else ""
 
 
 def _seen_without_steps(found: dict[str, Any]) -> str:

@@ -48,8 +48,9 @@ LOSS, SCALING = "loss", "scaling"  # what a program may lose by itself, so that 
 
 LONGER = "Let it train longer: more epochs, or more data"
 UNTRAINED = (
-    "no optimizer step was seen: the program imported torch, but no torch.optim optimizer took a step. Give the command that "
-    "trains, not one that only prepares or evaluates; a loop without an optimizer calls autotune.trial_step() after each step"
+    "no optimizer step was seen: the program imported torch, but no optimizer of torch.optim stepped, nor were parameters "
+    "written after backward passes. Give the command that trains, not one that only prepares or evaluates; a loop whose steps "
+    "cannot be seen calls autotune.trial_step() after each"
 )
 WITHOUT_TORCH = (
     "no Python process of the program imported torch: autotune measures PyTorch training. Give the command that trains; one "

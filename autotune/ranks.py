@@ -1,7 +1,8 @@
 """Several ranks as one trial: their rate together, who holds the others up, what their communication costs.
 
 Ranks keep step: at each step they wait for each other in the collectives that average the gradients. So a trial is as fast as
-its slowest rank, every rank's step takes about as long, and which rank is slow shows in what each does *beside* waiting.
+its slowest rank, every rank's step takes about as long, and which rank is slow shows in what each does *beside* waiting. Only
+processes that train one model in shared memory do not wait (harness/peers.py): their rates add up.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
         if not result.throughput_per_s > 0:  # also NaN
             return Pace(window.seconds / window.steps, 0.0)
         lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0  # less what a queue had left
-    is_common = result.world_size > 1 and (window is None or _is_whole(first))
+    is_common = result.world_size > 1 and not result.is_at_own_pace and (window is None or _is_whole(first))
     step = _over_window_of(first, result) if is_common else None
     if step is None and window is not None:
         step = Pace(window.seconds / window.steps, window.samples / window.steps)
@@ -81,6 +82,9 @@ def rate_per_s(results: Sequence[RankResult]) -> float | None:
     """
     if len(results) == 1:
         return results[0].throughput_per_s
+    if any(result.is_at_own_pace for result in results):
+        rates = [result.throughput_per_s for result in results if result.window is not None]
+        return sum(rate for rate in rates if rate is not None) if len(rates) == len(results) and None not in rates else None
     paces = [pace(result, results[0]) for result in results]
     known = [each for each in paces if each is not None]
     if not known or len(known) < len(paces):

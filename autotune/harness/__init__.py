@@ -21,12 +21,14 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step
     modules.py, dressing.py   which modules train; the class swap that carries autocast and counting
     optimizers.py             what a step is
+    writes.py                 what a step is where no optimizer of torch.optim steps
     gradients.py              accumulation and loss scaling (gradient_entry.py: where they get in; gradient_state.py: looks)
     losses.py                 the losses of the first steps
     meter.py                  when warm-up ends and measuring stops (pure)
     interval.py               how far the window's rate may lie from the truth (pure)
     trend.py                  whether the step time keeps changing (pure)
     process.py                facts and memory of the process
+    peers.py                  several processes that train one model in shared memory, each at its own pace
     ranks.py                  what communication costs several ranks
     adapters.py               what is known of particular libraries: the only module that names one
     apply/                    how each family of knobs is set and read back

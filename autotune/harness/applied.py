@@ -57,6 +57,7 @@ class Applied:
         if not self._is_told:
             self._tell([])
         if not session.modules.is_looking:
+            session.writes.stand_down()
             session.loaders.rest()
             session.modules.settle()
             session.optimizers.rest()

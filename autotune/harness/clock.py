@@ -28,12 +28,17 @@ class HostClock:
     run_ahead = 0
 
     def __init__(self) -> None:
-        self._origin_s: Optional[float] = None
+        self._origin_s: Optional[float] = None  # the end of the first step
         self._last_s = 0.0
         self._waiting: List[Tuple[float, float, float, bool]] = []
         self._is_noisy = False
         self.window_is_open = False
         self.gap_frac: Optional[float] = None
+
+    @property
+    def origin_s(self) -> float:
+        """When the first step ended, monotonic clock."""
+        return self._origin_s or 0.0
 
     def batch_is_there(self) -> None:
         """Called before the first forward of a step."""

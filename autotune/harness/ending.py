@@ -158,7 +158,8 @@ class Ending:
     def _write_result(self, status: str) -> None:
         from . import report
 
-        protocol.write_json(self._path(), report.result(self._session, status))
+        if not self._session.peers.has_answered(self._path()):
+            protocol.write_json(self._path(), report.result(self._session, status))
 
     def _path(self) -> str:
         return os.path.join(self._session.spec.folder, protocol.result_file(self._session.rank))

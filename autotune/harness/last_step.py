@@ -25,13 +25,18 @@ class LastStep:
         """Whether rank 0 has announced it: the window is over."""
         return self._number is not None
 
+    def is_enough(self) -> bool:
+        """Returns whether this process has made all the steps that it needs."""
+        session = self._session
+        return bool(session.num_steps >= INSPECT_STEPS if session.spec.mode == "inspect" else session.window.is_full)
+
     def is_reached(self) -> bool:
         """Returns whether the step that was just made was the last one; called after every step that is looked at."""
         session = self._session
-        if session.spec.mode == "inspect":
-            return bool(session.num_steps >= INSPECT_STEPS)
-        if session.world_size == 1:
-            return bool(session.window.is_full)
+        if session.peers.is_joint:
+            return bool(session.peers.is_over())
+        if session.spec.mode == "inspect" or session.world_size == 1:
+            return self.is_enough() and not session.peers.is_waiting()
         if self._number is not None:
             if session.communication.is_looking:
                 session.communication.step_done()

@@ -14,13 +14,6 @@ from .apply import attention as apply_attention
 
 FIRST_GAP_S = 0.25  # between two looks at a loss, later
 MAX_LOSSES = 64  # losses looked at one by one, and kept
-# Backward passes after which a program without an optimizer of torch.optim is one that changes its parameters itself. Nobody
-# accumulates over so many before even making an optimizer.
-PASSES_WITHOUT_OPTIMIZER = 64
-UNCOUNTABLE = (
-    f"{PASSES_WITHOUT_OPTIMIZER} backward passes and no optimizer of torch.optim: the program changes its parameters itself, "
-    "so its steps cannot be counted. Let it use an optimizer of torch.optim (some programs have an option for it)"
-)
 SCALED_ELSEWHERE = "a gradient scaler scales the loss in a way that cannot be undone here"
 
 
@@ -87,8 +80,6 @@ class LossWatch:
 
     def _see(self, loss: Any) -> None:
         self._num_seen += 1
-        if self._num_seen == PASSES_WITHOUT_OPTIMIZER and not (self._session.is_active or self._session.optimizers.has_any):
-            self._session.ending.give_up(UNCOUNTABLE)
         if self.attention is None:
             self.attention = apply_attention.seen(self._grad_fn.__get__(loss))
         scaled, plain = self._scaled

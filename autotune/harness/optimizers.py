@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, Iterable, List, Optional, Set
 
 from torch.optim import Optimizer
 
@@ -30,6 +30,7 @@ class OptimizerWatch:
         self._known: List[Any] = []  # weak references, in construction order
         self._held: Set[int] = set()
         self._held_groups = -1
+        self._written: Set[int] = set()  # ids of parameters that the program writes itself
         self._clock: Optional[Any] = None
         self._steps_of_others = self._counted_steps = 0
         self._short: Any = None  # the clock's hook while its steps need no more
@@ -182,6 +183,7 @@ class OptimizerWatch:
 
     def prepare(self, optimizer: Any) -> None:
         """Sets the implementation before an optimizer's first step."""
+        self._session.writes.optimizer_steps()
         self.num_stepped += 1
         if self.observed is None:
             self.observed = apply_optimizer.implementation(optimizer)
@@ -222,12 +224,19 @@ class OptimizerWatch:
         return [optimizer for ref in self._known if (optimizer := ref()) is not None]
 
     def held_parameters(self) -> Set[int]:
-        """Returns the ids of all parameters any optimizer holds."""
+        """Returns the ids of all parameters that any optimizer holds or the program writes itself."""
         groups = sum(len(members.attribute(o, "param_groups", ())) for o in self.optimizers())
         if groups != self._held_groups:
             self._held_groups = groups
             self._held = {id(p) for o in self.optimizers() for p in parameters_of(o)}
+            self._held |= self._written
         return self._held
+
+    def hold(self, parameters: Iterable[Any]) -> None:
+        """Takes parameters that the program writes itself for an optimizer's."""
+        self._written.update(map(id, parameters))
+        self._held_groups = -1
+        self._session.modules.look_again()
 
     def device_type(self) -> str:
         """Returns "cuda" when the clock's parameters live there, or CUDA is in use and there is no optimizer; else "cpu"."""
@@ -236,6 +245,8 @@ class OptimizerWatch:
         for optimizer in self.optimizers():
             for parameter in parameters_of(optimizer):
                 return "cuda" if parameter.device.type == "cuda" else "cpu"
+        if self._session.writes.device_type:
+            return str(self._session.writes.device_type)
         return "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
 
 

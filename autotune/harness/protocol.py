@@ -9,6 +9,7 @@ document carries `schema`. History of the schema: 1, the first.
                                              "spawn", when the first Python process starts, whether it imports torch or not
     result.rank<R>.json   harness -> tuner   RankResult, written under a temporary name and renamed: there or not, never half
     stop.json             rank 0 -> ranks    {"step": n}: every rank writes its result and leaves after its n-th step
+    peer<K>.json          processes that train without torch.distributed -> each other: see peers.py
     loader<K>.bin         loader workers     counters of each worker of the K-th DataLoader, see worker.py
     kept.txt              keeper -> harness  paths of the user's files that no trial may rename over or remove, one a line
     spared.txt            harness -> keeper  those of them that the program would have changed, one a line
@@ -239,6 +240,8 @@ class RankResult:
         compiled: {"graphs", "cached" (of them found in the study's compile cache), "recompile_limit_hit", "seconds"}.
         communication: {"exposed_s" (of a step), "num_steps" (looked at), "gradient_bytes", "bandwidth_bytes_per_s" (None
             unknown)}, see ranks.py; {} where nobody knows.
+        is_at_own_pace: it does not wait for the other ranks (peers.py): rates add up, over a span that all windows have in
+            common.
     """
 
     trial: int
@@ -270,6 +273,7 @@ class RankResult:
     facts: Dict[str, Any] = dataclasses.field(default_factory=dict)
     compiled: Dict[str, Any] = dataclasses.field(default_factory=dict)
     communication: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_at_own_pace: bool = False
     schema: int = SCHEMA
 
 

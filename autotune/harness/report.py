@@ -153,7 +153,8 @@ def _add_rates(found: protocol.RankResult, session: Any) -> None:
     if measured.meter is None:
         return
     found.steps["warmup"] = measured.meter.warmup_steps
-    window = measured.meter.window()
+    window = session.peers.window() if session.peers.is_joint else measured.meter.window()
+    found.is_at_own_pace = session.peers.is_joint
     if window is None:
         return
     found.window = window
@@ -233,6 +234,7 @@ def _add_detected(found: protocol.RankResult, session: Any) -> None:
         "num_parameters": [root.num_parameters for root in watch.told],
         "optimizers": [type(o).__name__ for o in session.optimizers.optimizers()],
         "precision": {"autocast": first.get("precision.amp"), "parameters": first.get("parameter_dtypes")},
+        "steps_seen_by": session.writes.source,
         "grad_scaler": session.optimizers.scaler is not None,
         "skipped_steps": session.optimizers.num_skipped,
         "compile": first.get("compile.mode"),

@@ -20,6 +20,7 @@ from .apply import process as apply_process
 from .clock import make_clock
 from .ending import Ending
 from .last_step import LastStep
+from .peers import Peers
 from .phases import Phases
 from .window import Window
 
@@ -38,9 +39,10 @@ class Session:
         num_steps: optimizer steps so far.
         clock: of steps; None before the first.
         phases, window, last_step, ending: what it does now, what is measured, when and how it ends.
+        peers: others of the trial that train without torch.distributed.
         applied: what a real run does instead of measuring; None in a trial.
-        losses, memory, loaders, supply, modules, communication, optimizers, gradients, metrics: watch what their modules are
-            named for; there once torch is.
+        losses, memory, loaders, supply, modules, communication, optimizers, gradients, metrics, writes: watch what their
+            modules are named for; there once torch is.
     """
 
     def __init__(self, spec_path: str) -> None:
@@ -59,6 +61,7 @@ class Session:
         self.last_step = LastStep(self)
         self.ending = Ending(self)
         self.phases = Phases(self)
+        self.peers = Peers(self)
         self._next_look_s = 0.0
         self._eager_steps = max(EAGER_STEPS, self.spec.max_steps or 0)
         self._is_stepped_by_hand = False  # the program tells its steps: `autotune.trial_step`
@@ -70,7 +73,7 @@ class Session:
 
     def torch_is_there(self) -> None:
         """Called once torch has been executed: applies what is applied early and watches for training."""
-        from . import applied, boot, gradients, loaders, losses, metrics, modules, optimizers, process, ranks, supply
+        from . import applied, boot, gradients, loaders, losses, metrics, modules, optimizers, process, ranks, supply, writes
 
         self.applied: Any = applied.Applied(self, is_called=boot.is_called) if self.is_applying else None
         process.limit_memory(self.spec)
@@ -87,6 +90,7 @@ class Session:
         self.optimizers = optimizers.OptimizerWatch(self)
         self.gradients = gradients.Gradients(self)
         self.metrics = metrics.MetricReads(self)
+        self.writes = writes.Writes(self)  # last: on top of all that is at `backward()`, and gone first
         atexit.register(self.ending.at_exit)
         os.register_at_fork(after_in_child=self._forked)
         self.phases.enter("init")
@@ -116,6 +120,8 @@ class Session:
         if not self.is_applying:
             self.clock = make_clock(self.device)
             self.memory.begin(self.device, self.spec.memory_limit_bytes)
+            if self.world_size == 1:
+                self.peers.claim()
         apply_memory.begin(self.spec.knobs, self.device, self.spec.memory_limit_bytes)
         apply_process.apply(self.spec.knobs)  # again: the program may have set its own at start-up
         apply_attention.apply(self.spec.knobs)
@@ -174,6 +180,8 @@ class Session:
         """
         if self.is_over:
             return
+        if not self._is_stepped_by_hand:
+            self.writes.stand_down()
         self._is_stepped_by_hand, self._is_plain, self._stated_samples = True, False, samples
         try:
             self._step_done()
@@ -202,6 +210,7 @@ class Session:
             self._look(now_s)
 
     def _look(self, now_s: float) -> None:
+        self.peers.look(now_s)
         if not self.window.is_quiet():
             self.clock.noise()
         self.window.feed(list(self.clock.finished()))

@@ -35,11 +35,13 @@ class Window:
         return self.meter.rate_per_s if self.meter else None
 
     def first_step(self) -> None:
-        """Called at the first step: it is known now what the meter must know."""
+        """Called at the first step, and when others train with this process: it is known now what the meter must know."""
+        self.is_full = False
         session, spec = self._session, self._session.spec
-        # Ranks keep step: each has an equal part of the rate.
+        # Ranks keep step: each has an equal part of the rate. Of processes that do not, nobody knows what part one has.
         race, promote = (
-            None if limit is None else limit / session.world_size for limit in (spec.race_below_per_s, spec.promote_above_per_s)
+            None if limit is None or session.peers.is_joint else limit / session.world_size
+            for limit in (spec.race_below_per_s, spec.promote_above_per_s)
         )
         width = max(1, session.loaders.num_workers())
         self.meter = Meter(spec.rules, width, race_below_per_s=race, promote_above_per_s=promote)

@@ -48,6 +48,7 @@ class Program:
         knobs: asked for in the second run.
         refused: knob -> (status, part of the reason) of those that do not hold; all others do.
         saw: facts of its journal with the knobs, besides those of the knobs themselves.
+        uncounted: its first steps that are not counted: those in which it is found out what a step is.
     """
 
     name: str
@@ -66,6 +67,17 @@ class Program:
     knobs: dict[str, Any] = field(default_factory=lambda: USUAL)
     refused: dict[str, tuple[str, str]] = field(default_factory=dict)
     saw: dict[str, Any] = field(default_factory=dict)
+    uncounted: int = 0
+
+
+NO_STEP = "no optimizer of torch.optim stepped"
+BY_HAND: dict[str, Any] = {
+    "optimizers": (),
+    "blocked": {"optimizer.implementation": NO_STEP},
+    "knobs": IMAGES,
+    "refused": {"optimizer.implementation": (NOT_APPLICABLE, NO_STEP)},
+    "uncounted": 4,
+}
 
 
 def script(name: str, *words: str, **expected: Any) -> Program:
@@ -132,6 +144,10 @@ PROGRAMS = (
         blocked=dict.fromkeys(LOADER, NO_LOADER[1]),
         refused=dict.fromkeys(LOADER, NO_LOADER),
     ),
+    script("hand_written", "data", **BY_HAND),
+    script("hand_written", "no_grad", **BY_HAND),
+    script("hand_written", "gathered", **{**BY_HAND, "samples": 36, "uncounted": 3}),
+    script("hand_written", "class", **BY_HAND),
     script("evaluating", knobs=IMAGES, saw={"held_out": [40, "torch.float32"]}),
     script(
         "stream",

@@ -23,9 +23,10 @@ MAX_LATE_FRAC = 0.01  # of the window: a program's stamp that trails the harness
 
 @dataclasses.dataclass
 class Journal:
-    """What a program has told of itself, rank by rank."""
+    """What a program has told of itself, rank by rank; its first steps may not be counted."""
 
     path: Path
+    num_uncounted: int = 0
 
     def lines(self, rank: int | None = None) -> list[dict[str, Any]]:
         path = self.path if rank is None else Path(f"{self.path}{rank}")
@@ -49,7 +50,7 @@ class Journal:
     def window(self, found: RankResult, rank: int | None = None) -> "SameWindow":
         """Returns the steps of the harness's window, evaluations left out, as both have timed them."""
         assert found.window is not None
-        steps, ends = self.steps(rank), [0.0, *found.steps["end_s"]]
+        steps, ends = self.steps(rank)[self.num_uncounted :], [0.0, *found.steps["end_s"]]
         training = [number for number in range(1, len(ends)) if number >= len(steps) or not steps[number]["away"]]
         first = found.steps["warmup"]
         inside = training[first : first + found.window.steps]
@@ -121,7 +122,8 @@ def look_at(program: Program, folder: Path, forks: Forks) -> Seen:
     plain = run_plain(program, folders[0], forks)
     bare = run_trial(program, folders[1], forks)
     turned = run_trial(program, folders[2], forks, knobs=program.knobs, target=bare.result().target)
-    return Seen(plain, Journal(folders[1] / "journal"), bare, Journal(folders[2] / "journal"), turned)
+    journals = [Journal(each / "journal", program.uncounted) for each in folders[1:]]
+    return Seen(plain, journals[0], bare, journals[1], turned)
 
 
 def run_plain(program: Program, folder: Path, forks: Forks) -> Journal:

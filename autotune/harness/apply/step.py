@@ -77,7 +77,9 @@ def observe(gradients: Any) -> Dict[str, Any]:
 def applicability(optimizers: Any) -> Dict[str, str]:
     """Returns why the knobs of this family cannot be turned in this program (from the baseline)."""
     clock = optimizers.clock()
-    reason = NO_STEP if clock is None and not optimizers.num_stepped else SEVERAL if optimizers.num_stepped > 1 else ""
+    if clock is None and not optimizers.num_stepped:
+        return {ACCUMULATION: NO_STEP, SET_TO_NONE: NO_STEP}
+    reason = SEVERAL if optimizers.num_stepped > 1 else ""
     if not reason and type(clock).__name__ == "LBFGS":
         reason = CLOSURE
     return {ACCUMULATION: reason} if reason else {}

@@ -1,0 +1,278 @@
+"""Processes of one trial that train at the same time without torch.distributed.
+
+Hogwild: several processes train one model, whose parameters lie in shared memory, each at its own pace. Their rates add up,
+over a span in which all of them were past their warm-up. Processes whose parameters are not the same memory (two trainings
+beside each other, ranks of a library that averages gradients by itself) are refused: nothing here tells what they are to each
+other.
+
+Each process that trains claims a file in the trial's folder at its first step. While it sees the claims of others it renews its
+own at each look, so that processes which have trained before, or were killed, are told apart from those that train now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from . import protocol
+from .interval import mean_half_width_frac
+from .meter import Blocks
+
+CLAIM = "peer{}.json"  # by number: {"pid", "memory", "beat", "open_s", "full_s"}
+LOOK_S = 0.1  # between two looks for others
+MET = 2  # times that the claim of another was renewed under our eyes: it trains as we do
+SILENT_S, SILENT_LOOKS = 10.0, 5.0  # a peer that does not renew for so long, or so many looks of ours, trains no more
+# From the first step on, for processes started together with this one; the longer a start takes, the longer.
+PATIENCE_S, STARTS_MORE = 5.0, 2.0
+APART = (
+    "{} processes train at the same time without torch.distributed (pids {}), and not one model in shared memory: their steps "
+    "cannot be measured together. Give a command that trains in one process, or in several by torch.distributed (torchrun)"
+)
+LESS = (
+    "one of several processes that trained together without torch.distributed has ended, or steps no more, before all were "
+    "measured. Let all of them train longer: more epochs, or more data"
+)
+
+
+class Peers:
+    """This process among those of its trial that train, too.
+
+    Attributes:
+        is_joint: whether others train the same parameters.
+        span: when the rates of all are to be taken, on the monotonic clock; None before all are ready.
+
+    Args:
+        session: of this process.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self.is_joint = False
+        self.span: Optional[Tuple[float, float]] = None
+        self._number = -1  # of the claim; none yet
+        self._memory: Optional[str] = None
+        self._beat = 0
+        self._open_s: Optional[float] = None
+        self._full_s: Optional[float] = None
+        self._first_s = self._last_look_s = 0.0
+        self._next_look_s = 0.0
+        self._seen: Dict[int, "tuple[int, int, float]"] = {}  # number -> its beat, how often it was renewed, when last
+        self._active: Dict[int, Dict[str, Any]] = {}
+
+    def claim(self) -> None:
+        """Called at the first step of a process that is in no process group."""
+        self._first_s = time.monotonic()
+        self._memory = self._shared_memory()
+        for number in range(1000):
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self._path(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+                self._number = number
+                self._renew()
+                return
+
+    def look(self, now_s: float) -> None:
+        """Looks for others and tells them of this process; when there are more than before, the window begins anew.
+
+        Without others it costs a question to the file system.
+
+        Args:
+            now_s: monotonic clock.
+        """
+        if self._number < 0 or now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + LOOK_S
+        if not self._number and not self._seen and not os.path.exists(self._path(1)):
+            return
+        gap_s, self._last_look_s = now_s - (self._last_look_s or now_s), now_s
+        active = self._others(now_s, max(SILENT_S, SILENT_LOOKS * gap_s))
+        is_changed, is_less = active.keys() != self._active.keys(), not self._active.keys() <= active.keys()
+        self._active = active
+        if is_less:
+            self._session.ending.give_up(LESS)
+        elif is_changed:
+            self._gather()
+        self._note(now_s)
+        self._renew()
+
+    def _others(self, now_s: float, silent_s: float) -> Dict[int, Dict[str, Any]]:
+        active = {}
+        for number in range(1000):
+            if number == self._number:
+                continue
+            if not os.path.exists(self._path(number)):
+                break
+            document = self._read(number)
+            if document is None:
+                continue
+            beat, num_renewed, renewed_s = self._seen.get(number, (document["beat"], 0, now_s))
+            if document["beat"] != beat:
+                num_renewed, renewed_s = num_renewed + 1, now_s
+            self._seen[number] = (document["beat"], num_renewed, renewed_s)
+            if num_renewed >= MET and now_s - renewed_s < silent_s and _is_alive(document["pid"]):
+                active[number] = document
+        return active
+
+    def _gather(self) -> None:
+        """Takes note of who trains together from now on; what was measured before is of another number of processes."""
+        session = self._session
+        others = list(self._active.values())
+        if any(other["memory"] is None or other["memory"] != self._memory for other in others):
+            pids = ", ".join(str(pid) for pid in sorted([session.pid, *(other["pid"] for other in others)]))
+            session.rank, session.world_size = 0, 1
+            session.ending.give_up(APART.format(len(others) + 1, pids))
+        self.is_joint = bool(others)
+        numbers = sorted([self._number, *self._active])
+        session.rank, session.world_size = numbers.index(self._number), len(numbers)
+        self._open_s = self._full_s = None
+        session.window.first_step()
+
+    def _note(self, now_s: float) -> None:
+        session = self._session
+        if session.spec.mode == "measure" and session.phases.now != "steady":
+            self._open_s = self._full_s = None
+        elif self._open_s is None:
+            self._open_s = now_s
+        self._full_s = (self._full_s or now_s) if self._open_s is not None and session.last_step.is_enough() else None
+
+    def is_waiting(self) -> bool:
+        """Whether processes that were started together with this one may still begin to train."""
+        patience_s = max(PATIENCE_S, STARTS_MORE * (self._first_s - self._session.started_s))
+        if self._number < 0 or time.monotonic() - self._first_s >= patience_s:
+            return False
+        return bool(set(self._seen) - set(self._active)) or _has_relatives(is_child=self._session.is_child)
+
+    def is_over(self) -> bool:
+        """Returns whether the rates of all that train together are known; the first of them says so to the others."""
+        session = self._session
+        path = os.path.join(session.spec.folder, protocol.STOP_FILE)
+        if session.rank == 0:
+            claims = [{"open_s": self._open_s, "full_s": self._full_s}, *self._active.values()]
+            if any(claim["full_s"] is None for claim in claims):
+                return False
+            self.span = max(claim["open_s"] for claim in claims), max(claim["full_s"] for claim in claims)
+            protocol.write_json(path, {"span": self.span, "pids": [claim["pid"] for claim in self._active.values()]})
+            return True
+        if not os.path.exists(path):
+            return False
+        with open(path, encoding="utf-8") as file:
+            told = json.load(file)
+        self.span = tuple(told["span"]) if session.pid in told["pids"] else None
+        return True
+
+    def window(self) -> Optional[protocol.Window]:
+        """Returns the window of this process over the span of all; None where there was no such span."""
+        session = self._session
+        if self.span is None or session.window.meter is None:
+            return None
+        begin_s, end_s = (at_s - session.clock.origin_s for at_s in self.span)
+        ends_s, samples, meter = session.window.steps["end_s"], session.window.steps["samples"], session.window.meter
+        inside = [n for n in range(1, len(ends_s)) if ends_s[n - 1] >= begin_s and ends_s[n] <= end_s]
+        if not inside:
+            return None
+        blocks = Blocks(meter.width, meter.rules.block_min_s)
+        for n in inside:
+            blocks.add(ends_s[n] - ends_s[n - 1], samples[n])
+        seconds, total = ends_s[inside[-1]] - ends_s[inside[0] - 1], sum(samples[n] for n in inside)
+        return protocol.Window(
+            steps=len(inside),
+            seconds=seconds,
+            samples=total,
+            rate_per_s=total / seconds,
+            block_rates_per_s=blocks.rates_per_s,
+            half_width_frac=mean_half_width_frac(blocks.rates_per_s, blocks.block_s)[0],
+            is_steady=meter.is_steady,
+            reason=meter.reason,
+            block_s=blocks.block_s,
+        )
+
+    def has_answered(self, path: str) -> bool:
+        """Returns whether another process has said already what this one would write: it has measured, or refused.
+
+        Args:
+            path: of the result.
+        """
+        if self._number < 0 or not (self._number or os.path.exists(self._path(1))):
+            return False
+        try:
+            found = protocol.read_result(path)
+        except (OSError, ValueError):
+            return False
+        is_refused = (found.error or {}).get("type") == protocol.UNMEASURABLE
+        return found.pid != self._session.pid and (is_refused or found.status == "measured")
+
+    # --- claims ---
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self._session.spec.folder, CLAIM.format(number))
+
+    def _read(self, number: int) -> Optional[Dict[str, Any]]:
+        try:
+            with open(self._path(number), encoding="utf-8") as file:
+                return dict(json.load(file))
+        except (OSError, ValueError):  # just being made
+            return None
+
+    def _renew(self) -> None:
+        self._beat += 1
+        claim = {"pid": self._session.pid, "memory": self._memory, "beat": self._beat}
+        temporary = f"{self._path(self._number)}.tmp"
+        with contextlib.suppress(OSError):  # the disk is full or the folder is gone: the result will say so
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump({**claim, "open_s": self._open_s, "full_s": self._full_s}, file)
+            os.replace(temporary, self._path(self._number))
+
+    def _shared_memory(self) -> Optional[str]:
+        """Returns a name for the memory of the first trained parameter, see `shared_at`."""
+        optimizer = self._session.optimizers.clock()
+        parameters: List[Any] = [p for group in getattr(optimizer, "param_groups", []) for p in group["params"]]
+        parameters = parameters or self._session.writes.watched()
+        tensor = next(iter(parameters), None)
+        if tensor is None or tensor.device.type != "cpu":
+            return None
+        return shared_at(tensor.data_ptr())
+
+
+def shared_at(address: int) -> Optional[str]:
+    """Returns a name for the shared memory at an address, the same in all processes that have it; None where it is private."""
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            area, rights, offset, device, inode = line.split()[:5]
+            begin, end = (int(word, 16) for word in area.split("-"))
+            if begin <= address < end:
+                return f"{device}:{inode}:{int(offset, 16) + address - begin}" if rights.endswith("s") else None
+    return None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (OSError, IndexError):
+        return False
+
+
+def _has_relatives(*, is_child: bool) -> bool:
+    """Whether multiprocessing has started others together with this process, or this one has started others than workers."""
+    import multiprocessing
+
+    if any(not child.daemon for child in multiprocessing.active_children()):
+        return True
+    if not is_child:
+        return False
+    parent = os.getppid()
+    try:
+        with open(f"/proc/{parent}/task/{parent}/children", encoding="ascii") as file:
+            return len([pid for pid in file.read().split() if not _is_tracker(int(pid))]) > 1
+    except OSError:  # not told here
+        return True
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+            return "resource_tracker" in file.read()
+    except OSError:
+        return False

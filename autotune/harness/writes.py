@@ -1,0 +1,304 @@
+"""Steps of programs without an optimizer of torch.optim: parameters that were written after a backward pass.
+
+Written by hand (`p -= lr * p.grad`) or by optimizers of another make. Which tensors are trained is read from the graph of the
+loss. Whether they were written is seen by their versions, or by where their memory lies; `p.data.add_(...)` leaves both as they
+are, and there a few of their values tell. Reading these would wait for a GPU: there it is found out how many backward passes go
+into a write, and the passes are counted from then on.
+
+Nothing is looked at before a second backward pass without a step of an optimizer, and nothing is left after an optimizer's
+first step.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+
+from .apply.step import NO_STEP
+
+# Backward passes without a step that can be seen, after which a program is given up. Nobody accumulates over so many before
+# even making an optimizer; where one was made, nothing is looked at before.
+MOST_PASSES = 64
+BELIEVED, BELIEVED_UNSEEN = 3, 12  # writes before they are steps: where each is seen, where passes will be counted instead
+MIN_SHARE = 0.25  # of the tensors that change: so many are written together
+NUM_PROBES, NUM_VALUES = 3, 16  # tensors watched for a write; values looked at of each
+PATIENCE = 64  # times as many passes as a step may have: then writes can no longer be seen
+
+WRITTEN = "parameters that the program writes itself after a backward pass"
+COUNTED = "every {} backward passes, after which the program was seen to write its parameters itself"
+WAY_OUT = (
+    "Let the program say when a step is done (`import autotune`, and after each `autotune.trial_step(samples=len(batch))`), "
+    "or use an optimizer of torch.optim"
+)
+UNSEEN = (
+    f"{MOST_PASSES} backward passes and no optimizer of torch.optim, nor parameters that are seen to be written in place after "
+    f"them: steps cannot be counted. {WAY_OUT}"
+)
+BOTH = f"the program writes its parameters itself, and an optimizer of torch.optim steps later: what is a step? {WAY_OUT}"
+STILL = f"the parameters that the program writes itself change no more: its steps can no longer be counted. {WAY_OUT}"
+IRREGULAR = (
+    "the program writes its parameters itself, by `.data` and after now more, now fewer backward passes, which on a GPU cannot "
+    f"be seen without waiting for it. {WAY_OUT}"
+)
+
+
+class Leaf:
+    """A tensor that is trained, and when it has changed.
+
+    Args:
+        tensor: the tensor, which is not kept alive.
+        since: the look at which it was met.
+    """
+
+    def __init__(self, tensor: Any, since: int) -> None:
+        self.tensor, self.since, self.device = weakref.ref(tensor), since, str(tensor.device.type)
+        self.place, self.values = place_of(tensor), values_of(tensor)
+        self.changes: List[bool] = []
+        self.is_seen_by_place = True  # whenever its values had changed, and at no other time
+
+    def look(self, tensor: Any) -> None:
+        """Notes whether it has changed since the last look."""
+        place, values = place_of(tensor), values_of(tensor)
+        self.changes.append(values != self.values)
+        self.is_seen_by_place = self.is_seen_by_place and (place != self.place) == self.changes[-1]
+        self.place, self.values = place, values
+
+
+class Probe:
+    """A tensor that is watched for writes.
+
+    Args:
+        leaf: the tensor as it was last seen.
+    """
+
+    def __init__(self, leaf: Leaf) -> None:
+        self.tensor = leaf.tensor  # a weak reference
+        self._read = place_of if leaf.is_seen_by_place else values_of
+        self._last = self._read(leaf.tensor())
+
+    def is_written(self) -> Optional[bool]:
+        """Returns whether it has changed since the last call; None when it is gone."""
+        tensor = self.tensor()
+        if tensor is None:
+            return None
+        last, self._last = self._last, self._read(tensor)
+        return bool(self._last != last)
+
+
+class Writes:
+    """Counts the steps of this process by the writes to its parameters, where no optimizer of torch.optim steps.
+
+    Attributes:
+        source: by what steps are seen, in words; "" while optimizers are what steps, or nothing is known yet.
+
+    Args:
+        session: for what is known of optimizers, and who counts.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self.source = ""
+        self._num_passes = self._num_looks = 0
+        self._leaves: Dict[int, Leaf] = {}
+        self._probes: List[Probe] = []
+        self._period: Optional[int] = None  # backward passes of a step, where writes cannot be looked for
+        self._most_passes = 0  # of a step, with what to be patient for
+        self._passes = 0  # since the last step
+        self._device = ""
+        self._thread = 0
+        self._undo: List[Tuple[Any, str, Any, Any]] = []
+        self._is_watching = True
+        self._watch_backward()
+
+    # --- entry ---
+
+    def _watch_backward(self) -> None:
+        import torch
+
+        backward, is_compiling, watch = torch.Tensor.backward, torch.compiler.is_compiling, self
+
+        @functools.wraps(backward)
+        def watched_backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if watch._is_watching and not is_compiling():
+                watch._begins(tensor)
+            return backward(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+        self._put(torch.Tensor, "backward", watched_backward)
+
+    def _watch_loaders(self) -> None:
+        # The next batch is asked for once a step is done: closer to its end than the next backward pass.
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        advance, watch = _BaseDataLoaderIter.__next__, self
+
+        @functools.wraps(advance)
+        def __next__(iterator: Any) -> Any:
+            if watch._passes and watch._is_watching and threading.get_ident() == watch._thread:
+                watch._guarded_count()
+            return advance(iterator)
+
+        self._put(_BaseDataLoaderIter, "__next__", __next__)
+
+    def _put(self, owner: Any, name: str, function: Any) -> None:
+        self._undo.append((owner, name, getattr(owner, name), function))
+        setattr(owner, name, function)
+
+    def stand_down(self) -> None:
+        """Leaves torch as it was: the steps are told by an optimizer or by the program, or nothing is counted any more."""
+        self._is_watching = False
+        self._leaves, self._probes = {}, []
+        while self._undo:
+            owner, name, before, own = self._undo.pop()
+            if getattr(owner, name) is own:
+                setattr(owner, name, before)
+
+    def optimizer_steps(self) -> None:
+        """Called before the first step of each optimizer of torch.optim."""
+        if self.source and self._is_watching:
+            self._session.ending.give_up(BOTH)
+        self.stand_down()
+
+    def _begins(self, loss: Any) -> None:
+        try:
+            self._thread = threading.get_ident()
+            if self._passes and self.source and self._count() and self._session.clock is not None:
+                self._session.clock.batch_is_there()
+            self._passes += 1
+            if not self._probes and self._period is None:
+                self._find(loss)
+        except Exception:
+            self._session.broke("looking for steps without an optimizer")
+
+    def _guarded_count(self) -> None:
+        try:
+            self._count()
+        except Exception:
+            self._session.broke("looking for steps without an optimizer")
+
+    # --- which tensors are written, and how that is seen ---
+
+    def _find(self, loss: Any) -> None:
+        self._num_passes += 1
+        is_early = self._num_passes <= (MOST_PASSES if self._session.optimizers.has_any else 1)
+        if is_early or self._session.is_over:
+            return
+        self._look(loss)
+        self._believe()
+        if not self.source and self._num_looks >= MOST_PASSES:
+            if not self._session.optimizers.has_any:
+                self._session.ending.give_up(UNSEEN)
+            self.stand_down()
+
+    def _look(self, loss: Any) -> None:
+        self._num_looks += 1
+        for key, leaf in list(self._leaves.items()):
+            tensor = leaf.tensor()
+            if tensor is None:
+                del self._leaves[key]
+            else:
+                leaf.look(tensor)
+        for tensor in trained_by(loss):
+            if id(tensor) not in self._leaves:
+                self._leaves[id(tensor)] = Leaf(tensor, self._num_looks)
+
+    def _believe(self) -> None:
+        """Begins to count once tensors have been written together often enough."""
+        groups: Dict[Tuple[Any, ...], List[Leaf]] = {}
+        for leaf in self._leaves.values():
+            if any(leaf.changes):
+                groups.setdefault((leaf.since, *leaf.changes), []).append(leaf)
+        known = [group for group in groups.values() if sum(group[0].changes) >= BELIEVED]
+        largest = max(known, key=len, default=[])
+        if not largest or len(largest) < MIN_SHARE * sum(map(len, groups.values())):
+            return
+        device = largest[0].device
+        by_place = [leaf for leaf in largest if leaf.is_seen_by_place]
+        gaps = _gaps(largest[0].changes)
+        if not by_place and device != "cpu":
+            if sum(largest[0].changes) < BELIEVED_UNSEEN:
+                return
+            if len(set(gaps)) > 1:
+                self._session.ending.give_up(IRREGULAR)
+            self._period = gaps[0]
+        self._begin(sorted(by_place or largest, key=lambda leaf: (-len(leaf.values), leaf.since)), max(gaps), device)
+
+    def _begin(self, leaves: List[Leaf], most_passes: int, device: str) -> None:
+        is_first = not self.source
+        self._device, self._most_passes = device, most_passes
+        self._probes = [] if self._period else [Probe(leaf) for leaf in leaves[:NUM_PROBES]]
+        self.source = COUNTED.format(self._period) if self._period else WRITTEN
+        self._session.gradients.stand_down(NO_STEP)
+        self._session.optimizers.hold(tensor for leaf in self._leaves.values() if (tensor := leaf.tensor()) is not None)
+        self._leaves, self._num_looks, self._passes = {}, 0, 1  # the pass that begins now
+        if is_first:
+            self._watch_loaders()
+
+    # --- steps ---
+
+    def _count(self) -> bool:
+        """Counts a step when one was made since the last call; returns whether it was."""
+        if not self._has_stepped():
+            if self._passes > PATIENCE * self._most_passes and self._probes:
+                self._session.ending.give_up(STILL)
+            return False
+        self._passes = 0
+        self._session.step_done()
+        return True
+
+    def _has_stepped(self) -> bool:
+        if self._period is not None:
+            return self._passes >= self._period
+        seen = [probe.is_written() for probe in self._probes]
+        if None in seen:  # the program has built another model
+            self._probes = []
+            self._num_passes = 1
+        return any(seen)
+
+    # --- facts ---
+
+    def watched(self) -> List[Any]:
+        """Returns the tensors that are watched for writes."""
+        return [tensor for probe in self._probes if (tensor := probe.tensor()) is not None]
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device that the written parameters are on; "" where there are none."""
+        return self._device
+
+
+def place_of(tensor: Any) -> Any:
+    """Returns what is different after most ways to write to a tensor: version, address."""
+    return tensor._version, _local(tensor).data_ptr()
+
+
+def values_of(tensor: Any) -> Any:
+    """Returns a few values of a tensor, spread over it. Waits for the device."""
+    flat = _local(tensor).detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // NUM_VALUES)][:NUM_VALUES].tolist()
+
+
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def trained_by(loss: Any) -> Iterator[Any]:
+    """Yields the tensors that a backward pass from a loss puts gradients into."""
+    known: Set[Any] = set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        tensor = getattr(node, "variable", None)
+        if tensor is not None:
+            yield tensor
+        waiting += [following for following, _ in node.next_functions]
+
+
+def _gaps(changes: List[bool]) -> List[int]:
+    """Returns the looks between two that saw a change; [1] where fewer than two did."""
+    seen = [number for number, is_changed in enumerate(changes) if is_changed]
+    return [seen[number + 1] - seen[number] for number in range(len(seen) - 1)] or [1]

@@ -1,0 +1,47 @@
+"""Steps without an optimizer of torch.optim: which writes are steps, and what is refused and how to go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.harness import protocol, writes
+from tests.harness.conftest import Trial
+
+FOUND_OUT_IN = 4  # steps, at most, that are over when the first is counted
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit"), [("bare", "steps"), ("adversaries", "samples"), ("renormed", "samples"), ("rebuilt", "samples")]
+)
+def test_each_write_that_is_a_step_is_counted_once(trial: Trial, kind: str, unit: str) -> None:
+    run = trial("written.py", kind)
+    found = run.result()
+    assert (found.status, found.unit, found.detected["optimizers"]) == ("measured", unit, []), run.stderr
+    assert found.detected["steps_seen_by"] == writes.WRITTEN
+    own = [float(line) for line in (run.folder / "steps.txt").read_text().split()]
+    num_models = len(own) // 40 + 1 if kind == "rebuilt" else 1
+    assert 0 <= len(own) - found.detected["num_steps"] <= FOUND_OUT_IN * num_models
+    assert found.detected["num_steps"] > 20
+
+
+def test_steps_of_an_optimizer_are_waited_for_where_nothing_else_writes(trial: Trial) -> None:
+    run = trial("written.py", "gathered")
+    found = run.result()
+    assert (found.status, found.detected["steps_seen_by"], found.detected["optimizers"]) == ("measured", "", ["SGD"])
+    assert found.detected["num_steps"] == pytest.approx(len((run.folder / "steps.txt").read_text().split()), abs=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("functional", writes.UNSEEN), ("turned", writes.BOTH), ("resting", writes.STILL)]
+)
+def test_what_cannot_be_counted_is_refused_and_the_way_out_is_named(trial: Trial, kind: str, reason: str) -> None:
+    found = trial("written.py", kind).result()
+    assert found.error == {"type": protocol.UNMEASURABLE, "message": reason, "traceback": ""}
+    assert "autotune.trial_step(samples=len(batch))" in reason
+
+
+@pytest.mark.parametrize("reason", [writes.UNSEEN, writes.BOTH, writes.STILL, writes.IRREGULAR])
+def test_a_reason_is_short_enough_to_be_told_whole(reason: str) -> None:
+    from autotune.failures import MAX_REASON_CHARS
+
+    assert len(reason) <= MAX_REASON_CHARS
