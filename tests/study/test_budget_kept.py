@@ -87,7 +87,7 @@ def test_what_a_command_took_before_its_study_counts(bench):
 
 def test_a_trial_whose_time_is_up_is_measured_by_what_it_has(bench):
     surface = Surface(window_s=40.0, leave_s=1.0, extra_start_s={("precision.amp", "bf16"): 116.0})
-    it = bench(surface, RATES, "measure.screening.min_s=30", minutes=4)
+    it = bench(surface, RATES, "measure.screening.min_s=30", "measure.screening.max_s=40", minutes=4)
     it.run()
     cut = next(trial for trial in it.trials if trial.knobs["precision.amp"] == "bf16")
     assert cut.outcome is Outcome.ok
