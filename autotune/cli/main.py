@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from autotune.cli.began import begin
 from autotune.errors import AutotuneError, BadInput, Interrupted
 
 SPLIT = "--"
@@ -21,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; None for those of this process.
     """
+    begin(is_process=argv is None)
     arguments, command = split(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import autotune
+from autotune.cli.began import began_s
 from autotune.cli.sync import TrackingProcess
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput, ClaimBroken, Interrupted, NothingWorked
@@ -159,6 +160,7 @@ def plan_of(composed: Composed, facts: dict[str, object]) -> Plan:
         versions=versions(),
         hidden=composed.hidden,
         secrets=composed.secrets,
+        began_s=began_s(),
     )
 
 

@@ -52,7 +52,8 @@ class LastStep:
 
     def _num_steps_after(self) -> int:
         session, meter = self._session, self._session.window.meter
-        window = meter.window() if meter is not None and session.spec.mode == "measure" else None
+        is_wanted = session.spec.mode == "measure" and not session.window.is_cut_off
+        window = meter.window() if meter is not None and is_wanted else None
         return 0 if window is None else int(session.communication.num_steps(window.seconds / max(1, window.steps)))
 
     def _look_at_communication(self) -> None:

@@ -15,6 +15,7 @@ from .interval import MIN_BLOCKS, mean_half_width_frac, spread_frac
 from .protocol import MeasureRules, Window
 from .trend import keeps_changing, trend
 
+MIN_STEPS = 3  # of a window that is ended before it is full
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
 # Of a 95 % half-width: the 99 % one is as wide from five blocks (Student's t, 4.60 / 2.78), and narrower from more.
 RACE_WIDTH = 1.66
@@ -181,6 +182,14 @@ class Meter:
                 if self.phase != STEADY:
                     return
 
+    def cut_off(self) -> bool:
+        """Ends the window with what it has, where that is anything to go by, for want of time; returns whether it did."""
+        is_enough = self._window_steps >= MIN_STEPS and self._window_s >= self.rules.race_min_s and len(self._window) > 0
+        if self.phase != STEADY or not is_enough:
+            return False
+        self.phase, self.reason = DONE, self.reason or "the study's time was up"
+        return True
+
     def _begin_anew(self, more_s: float, more_steps: int, otherwise: str) -> None:
         # What was measured so far is of a state that is over: back to warm-up, unless that has taken too long already.
         if self._warm_s + self._window_s + more_s >= self.rules.warmup_max_s:
@@ -212,7 +221,7 @@ class Meter:
         full = self._window_steps % self.width == 0
         if self._window_steps >= rules.slow_min_steps and full and _within(self._spread_frac, self._wanted_frac):
             self._end("interval narrow enough")
-        elif self._window_s >= rules.slow_max_s and self._window_steps >= min(rules.slow_min_steps, 3):
+        elif self._window_s >= rules.slow_max_s and self._window_steps >= min(rules.slow_min_steps, MIN_STEPS):
             self._end(f"time cap for slow steps of {rules.slow_max_s:g} s")
 
     def _stop_by_interval(self) -> None:

@@ -126,6 +126,7 @@ class Spec:
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None never.
         promote_above_per_s: where the rate of all ranks may reach this, the best so far, the window goes on until it is as
             narrow as `MeasureRules.promoted_half_width_frac` asks; None never.
+        end_s: moment on the machine's monotonic clock at which the window ends with what it has; None whenever it is full.
         tokens_per_sample: tokens of each sample, which are counted instead of samples; None where nobody told.
         origin: in mode "apply", the file that the knobs come from, as the user named it.
         made_on: in mode "apply", what that file was made on: {"torch", "device_name"}; None on the CPU, unknown is absent.
@@ -147,6 +148,7 @@ class Spec:
     max_s: Optional[float] = None
     race_below_per_s: Optional[float] = None
     promote_above_per_s: Optional[float] = None
+    end_s: Optional[float] = None
     rules: MeasureRules = dataclasses.field(default_factory=MeasureRules)
     tokens_per_sample: Optional[int] = None
     origin: str = ""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any, Dict, List, Optional
 
 from .clock import Finished
+from .last_step import ANNOUNCE_AHEAD
 from .meter import DONE, STEADY, WARMUP, Meter
 
 PARITY_STEPS = 8  # a parity run makes so many, however slow they are
@@ -19,6 +21,7 @@ class Window:
         steps: "end_s", "samples", "wait_s" of every step of the process.
         wait_s, busy_s, step_s, samples: sums over the steps of the window.
         is_full: it has all it needs: nothing keeps the program any more.
+        is_cut_off: it was ended for want of time.
     """
 
     def __init__(self, session: Any) -> None:
@@ -26,7 +29,7 @@ class Window:
         self.meter: Optional[Meter] = None
         self.steps: Dict[str, List[float]] = {"end_s": [], "samples": [], "wait_s": []}
         self.wait_s = self.busy_s = self.step_s = self.samples = 0.0
-        self.is_full = False
+        self.is_full = self.is_cut_off = False
         self._last_seen: Any = None
 
     @property
@@ -90,6 +93,11 @@ class Window:
             self._measure(meter, steps)
         self.is_full = meter.phase == DONE
 
+    def _ahead_s(self, step_s: float) -> float:
+        # The window's end takes another step to be seen; with several ranks so many as its announcement is ahead.
+        session = self._session
+        return step_s * (1 if session.world_size == 1 else 1 + ANNOUNCE_AHEAD + session.clock.run_ahead)
+
     def _is_parity_over(self) -> bool:
         # Nothing is measured: it is over after so many steps, or so much time since the first.
         session, ends_s = self._session, self.steps["end_s"]
@@ -113,6 +121,8 @@ class Window:
         is_quiet = all([step.is_quiet for step in steps])
         meter.is_draining = self._session.supply.is_falling
         meter.feed_window([step.step_s for step in steps], [step.samples for step in steps], is_quiet=is_quiet)
+        if time.monotonic() + self._ahead_s(steps[-1].step_s) >= (self._session.spec.end_s or math.inf):
+            self.is_cut_off = meter.cut_off()
         if meter.phase == DONE:
             self._session.supply.close_window()
         elif meter.phase == WARMUP:  # something was compiled: from the start

@@ -71,7 +71,7 @@ class WarmServer:
         key = Key(interpreter=launch.argv[0], modules=launch.warm, cwd=launch.cwd, environment=server_environment(launch))
         mark = mark_of(study_of(launch.folder), SERVER)
         if self._key is None or not self._is_there(mark, supervisor):
-            self._start(key, mark, supervisor)
+            self._start(key, mark, supervisor, patience_s=min(READY_S, launch.deadlines.total_s))
         elif key != self._key:
             self.why_not = f"{_difference(key, self._key)} is not as the server has it"
         self.mark = "" if self.why_not else mark
@@ -87,7 +87,7 @@ class WarmServer:
             return False
         return not any(message["is"] in ("exited", "gone") for message in supervisor.messages(mark))
 
-    def _start(self, key: Key, mark: str, supervisor: SupervisorProcess) -> None:
+    def _start(self, key: Key, mark: str, supervisor: SupervisorProcess, *, patience_s: float) -> None:
         if self._num_started >= MAX_SERVERS:
             self.why_not = self._unusable = f"the warm server has ended {MAX_SERVERS} times"
             return
@@ -95,7 +95,7 @@ class WarmServer:
         self._supervisor, began_s = supervisor, time.monotonic()
         argv = [key.interpreter, str(SERVER_SCRIPT), *key.modules]
         try:
-            why = supervisor.serve(mark, argv=argv, cwd=key.cwd, env=dict(key.environment), patience_s=READY_S)
+            why = supervisor.serve(mark, argv=argv, cwd=key.cwd, env=dict(key.environment), patience_s=patience_s)
         except OSError as error:
             why = str(error)
         self.start_s = time.monotonic() - began_s

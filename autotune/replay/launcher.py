@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from typing import Any
 
 from autotune import stats
 from autotune.harness.protocol import MeasureRules, Progress, RankResult, Spec, Window
-from autotune.launchers.base import Ended, Launch, Launcher, Running
+from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
 from autotune.records import Knobs, Outcome
 from autotune.replay.results import ended_of
 from autotune.replay.table import Key, Measurement, Table, key_of
@@ -85,11 +87,15 @@ class ReplayLauncher(Launcher):
             self._make_first_steps(ended, spec)
         elif spec.race_below_per_s is not None:
             ended.seconds -= sum(race(result, spec.race_below_per_s, spec.rules) for result in ended.results[:1])
+        left_s = math.inf if spec.end_s is None else spec.end_s - self._clock.monotonic()
+        if spec.mode == "measure" and ended.seconds > left_s:
+            ended.seconds -= sum(cut(result, left_s) for result in ended.results[:1])
         limit_s = launch.deadlines.total_s
         if ended.seconds > limit_s:
             evidence: dict[str, Any] = {"is_harness_seen": True, "deadline": f"no result within {limit_s:.0f} s"}
+            cause: Cause = "stopped" if limit_s > left_s else "deadline"  # the study's time, or the trial's own
             return dataclasses.replace(
-                ended, exit_code=None, cause="deadline", phase="steady", results=[], seconds=limit_s, evidence=evidence
+                ended, exit_code=None, cause=cause, phase="steady", results=[], seconds=limit_s, evidence=evidence
             )
         return ended
 
@@ -130,23 +136,49 @@ def race(result: RankResult, below_per_s: float, rules: MeasureRules) -> float:
             continue
         rates = window.block_rates_per_s[:number]
         if samples / seconds + (stats.half_width(rates, RACE_CONFIDENCE) or 0.0) < below_per_s:
-            saved_s = window.seconds - seconds
-            result.throughput_per_s = (result.throughput_per_s or 0.0) * samples / seconds / window.rate_per_s
-            result.phases_s = {**result.phases_s, "steady": max(0.0, result.phases_s.get("steady", 0.0) - saved_s)}
-            result.window = Window(
-                steps=round(window.steps * seconds / window.seconds),
-                seconds=seconds,
-                samples=samples,
-                rate_per_s=samples / seconds,
-                block_rates_per_s=rates,
-                half_width_frac=None,
-                is_steady=True,
-                reason="stopped early: certainly slower than 0.8 times the best so far",
-                is_raced=True,
-                block_s=window.block_s[:number],
-            )
-            return saved_s
+            return _shorten(result, number, why="stopped early: certainly slower than 0.8 times the best so far", is_raced=True)
     return 0.0
+
+
+def cut(result: RankResult, left_s: float) -> float:
+    """Cuts a result's window off where the study's time was up, and returns the seconds that this saves.
+
+    Args:
+        result: as it was recorded, to the end of its window; changed in place.
+        left_s: from the trial's launch to the moment at which its window is to be over.
+    """
+    room_s = left_s - sum(result.phases_s.get(phase, 0.0) for phase in (*START_PHASES, "warmup"))
+    if result.window is None or not result.window.block_s or room_s >= result.window.seconds:
+        return 0.0
+    ends_s = list(itertools.accumulate(result.window.block_s))
+    fitting = sum(end_s <= room_s for end_s in ends_s)
+    if not fitting or ends_s[fitting - 1] < MeasureRules.race_min_s:
+        return 0.0  # too little to go by: it goes on, and is stopped
+    return _shorten(result, fitting, why="the study's time was up", is_raced=False)
+
+
+def _shorten(result: RankResult, num_blocks: int, *, why: str, is_raced: bool) -> float:
+    """Leaves the first blocks of a result's window, and returns the seconds that this saves."""
+    window = result.window
+    assert window is not None
+    rates, lengths = window.block_rates_per_s[:num_blocks], window.block_s[:num_blocks]
+    seconds, samples = sum(lengths), sum(rate * length for rate, length in zip(rates, lengths, strict=True))
+    saved_s = window.seconds - seconds
+    result.throughput_per_s = (result.throughput_per_s or 0.0) * samples / seconds / window.rate_per_s
+    result.phases_s = {**result.phases_s, "steady": max(0.0, result.phases_s.get("steady", 0.0) - saved_s)}
+    result.window = Window(
+        steps=round(window.steps * seconds / window.seconds),
+        seconds=seconds,
+        samples=samples,
+        rate_per_s=samples / seconds,
+        block_rates_per_s=rates,
+        half_width_frac=None,
+        is_steady=True if is_raced else window.is_steady,
+        reason=why,
+        is_raced=is_raced,
+        block_s=lengths,
+    )
+    return saved_s
 
 
 def _same(value: Any, other: Any) -> bool:

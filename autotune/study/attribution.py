@@ -126,7 +126,7 @@ class Attributor:
             for configuration in configurations:
                 changed = session.resolved.changed(configuration)
                 why = _why(winner, set(winner.changed) - set(changed))
-                session.measure_part(configuration, winner=winner, round_number=number, rules=rules, why=why)
+                session.measure_part(configuration, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
                 self.found = self._attribution(winner)
             evidence = self._evidence(winner)
 

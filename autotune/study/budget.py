@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Knobs, TrialRecord
@@ -23,8 +23,11 @@ ATTRIBUTION_MAX_FRAC = 0.18  # of the budget, besides what the finals leave over
 ATTRIBUTION_TRIALS = 18  # three rounds of a winner with five changes
 ATTRIBUTION_MIN_TRIALS = 6  # two rounds of one with two changes: with less time nothing is kept for it
 LATE_FRAC = 0.65  # of the search's share: late enough to have a good configuration, early enough for costly values to fit
-OVERTIME_FRAC = 0.10  # a verdict without an interval is worth little: so much more for the last pairs that make one
+CONFIRMING_FRAC = 0.10  # a verdict without an interval is worth little: the search gives up so much more for the pairs it needs
 CONFIRMING_ROUNDS = 3  # a winner that cannot be shown to win is no use
+OVERRUN_FRAC = 0.5  # of what is kept may be eaten by a search trial that takes longer than it was expected to
+MARGIN = 1.25  # and so many times what was expected it may take in any case
+CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0  # of the budget: to end the last trial's processes, write the verdict, finish tracking
 COMPILE_S = 60.0  # what a compilation costs until one was seen: resnet18's training step on two cores
 CACHED_FRAC = 0.25  # of a compilation that the study's own compile cache does not spare, until it was seen: a tenth, resnet18
 START_PHASES = ("spawn", "import", "init", "first_batch")
@@ -42,7 +45,7 @@ class Budget:
         reserved_s: part of `total_s` kept for what follows the search.
         attribution_s: the attribution's part of `reserved_s`; the rest is the finals'.
         before_s: what earlier runs of the study have used of it.
-        started: `clock.monotonic()` at the start of this one.
+        started: `clock.monotonic()` at the start of this one: of its command, where that is known.
     """
 
     clock: Clock
@@ -51,30 +54,33 @@ class Budget:
     reserved_s: float = 0.0
     attribution_s: float = 0.0
     before_s: float = 0.0
-    started: float = field(init=False)
+    started: float | None = None
 
     def __post_init__(self) -> None:
-        self.started = self.clock.monotonic()
+        self._started = self.clock.monotonic() if self.started is None else self.started
 
     @property
     def spent_s(self) -> float:
         """Wall time the study has taken, earlier runs of it included."""
-        return self.before_s + self.clock.monotonic() - self.started
+        return self.before_s + self.clock.monotonic() - self._started
 
     @property
     def left_s(self) -> float:
-        """Wall time left for everything."""
-        return math.inf if self.total_s is None else self.total_s - self.spent_s
+        """Wall time left for trials."""
+        return math.inf if self.total_s is None else self.total_s - closing_s(self.total_s) - self.spent_s
 
     @property
     def search_left_s(self) -> float:
         """Wall time left for the search."""
         return self.left_s - self.reserved_s
 
-    @property
-    def overtime_s(self) -> float:
-        """What the last pairs of the finals may take beyond the end."""
-        return 0.0 if self.total_s is None else OVERTIME_FRAC * self.total_s
+    def ends_s(self, *, kept_s: float = 0.0) -> float | None:
+        """Returns the moment on the clock at which so much is left for other trials; None for an unlimited budget."""
+        return None if self.total_s is None else self.clock.monotonic() + self.left_s - kept_s
+
+    def search_ends_s(self, expected_s: float) -> float | None:
+        """Returns the moment at which a search trial has to be over, whatever it was expected to take."""
+        return self.ends_s(kept_s=max(0.0, min(OVERRUN_FRAC * self.reserved_s, self.left_s - MARGIN * expected_s)))
 
     def reserve(self, baseline: TrialRecord) -> None:
         """Keeps time for finals and attribution, judged by what the baseline took: less of the budget where trials are cheap.
@@ -88,6 +94,14 @@ class Budget:
         most_s = ATTRIBUTION_MAX_FRAC * self.total_s
         self.attribution_s = min(most_s, ATTRIBUTION_TRIALS * each_s) if ATTRIBUTION_MIN_TRIALS * each_s <= most_s else 0.0
         self.reserved_s = min(FINALS_MAX_FRAC * self.total_s, FINALS_TRIALS * each_s + parity_s) + self.attribution_s
+        self.keep_for(2 * CONFIRMING_ROUNDS * each_s + parity_s)
+
+    def keep_for(self, finals_s: float) -> None:
+        """Keeps so much for the finals, within bounds, where less is kept for them."""
+        if self.total_s is not None:
+            finals_s = min((FINALS_MAX_FRAC + CONFIRMING_FRAC) * self.total_s, finals_s)
+            most_s = (FINALS_MAX_FRAC + ATTRIBUTION_MAX_FRAC) * self.total_s
+            self.reserved_s = max(self.reserved_s, min(most_s, finals_s + self.attribution_s))
 
     def screening_rules(self, rules: MeasureRules) -> MeasureRules:
         """Returns the search's rules with windows that leave room for others."""
@@ -121,18 +135,25 @@ class Budget:
         if self.total_s is None:
             return True
         if is_first:
-            return _least_s(expected_s, again_s) <= self.left_s + self.overtime_s
-        can_be_confirmed = CONFIRMING_ROUNDS * again_s <= self.reserved_s - self.attribution_s + self.overtime_s
-        return expected_s <= self.search_left_s and can_be_confirmed
+            return _least_s(expected_s, again_s) <= self.left_s
+        more_s = CONFIRMING_ROUNDS * again_s - (self.reserved_s - self.attribution_s)
+        can_be_confirmed = more_s <= CONFIRMING_FRAC * self.total_s
+        return expected_s + max(0.0, more_s) <= self.search_left_s and can_be_confirmed
 
     def needed_s(self, expected_s: float, *, again_s: float) -> float:
         """Returns the budget, in whole minutes, in which a first trial of such a cost would still have fitted, from now on."""
-        return 60 * math.ceil((self.spent_s + _least_s(expected_s, again_s)) / (1 + OVERTIME_FRAC) / 60)
+        needed_s = self.spent_s + _least_s(expected_s, again_s)
+        return 60 * math.ceil(min(needed_s / (1 - CLOSING_FRAC), needed_s + CLOSING_MAX_S) / 60)
+
+
+def closing_s(total_s: float) -> float:
+    """Returns what is kept of a budget for what follows the last trial."""
+    return min(CLOSING_FRAC * total_s, CLOSING_MAX_S)
 
 
 def most_reserved_s(total_s: float) -> float:
-    """Returns what is kept for finals and attribution at most, whatever the baseline takes."""
-    return (FINALS_MAX_FRAC + ATTRIBUTION_MAX_FRAC) * total_s
+    """Returns what is kept for finals, attribution and closing at most, whatever the baseline takes."""
+    return (FINALS_MAX_FRAC + ATTRIBUTION_MAX_FRAC) * total_s + closing_s(total_s)
 
 
 def _least_s(expected_s: float, again_s: float) -> float:

@@ -8,6 +8,7 @@ paid for with a wider interval. tests/stats/test_finals_hold.py measures what is
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 
@@ -17,7 +18,7 @@ from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study.budget import finals_rules
 from autotune.study.decision import CONTENDER_FRAC, Decision, by_round, choose, finalists, judge, that_count, without_finalist
 from autotune.study.parity import Parity
-from autotune.study.session import Session
+from autotune.study.session import OutOfTime, Session
 from autotune.study.turns import Pair, Turns
 
 MIN_PAIRS = 3
@@ -134,8 +135,9 @@ class Finals:
             rounds.append({})
             order = self._with_baseline(entrants)
             self._random.shuffle(order)
-            for entrant in order:
-                rounds[index][entrant.number] = self._measure(entrant, CHOOSING)
+            with contextlib.suppress(OutOfTime):
+                for entrant in order:
+                    rounds[index][entrant.number] = self._measure(entrant, CHOOSING)
         rates = _mean_rates(candidates, rounds)
         measured = {number for found in rounds for number in _rates_of(found)}  # a search value alone does not win
         able = [c for c in candidates if not self._lost.get(c.number)] or candidates
@@ -166,10 +168,13 @@ class Finals:
         turns = Turns(chosen, self._session.baseline, measure=self._measure_reported, order=self._random, pairs=pairs)
         for _ in range(len(pairs), LOOKS[looks - 1] + MAX_LOST_ROUNDS):
             is_settled = len(pairs) in LOOKS[:looks] and self.decision.verdict != "ambiguous"
-            if is_settled or len(pairs) >= LOOKS[looks - 1] or not self._has_time_for_pair(chosen, len(pairs)):
+            if is_settled or len(pairs) >= LOOKS[looks - 1] or not self._has_time_for_pair(chosen):
                 break
             self._round += 1
-            num_lost += turns.round() is None
+            try:
+                num_lost += turns.round() is None
+            except OutOfTime:
+                break
             if pairs:  # for whoever ends the study now; the rounds go on whatever it says
                 self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
             if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
@@ -206,12 +211,10 @@ class Finals:
     def _can_be_confirmed(self, candidate: TrialRecord) -> bool:
         """Whether enough pairs of it fit: a configuration that takes a minute to compile may be too dear to prove."""
         budget = self._session.budget
-        return stats.MIN_PAIRS * self._pair_s(candidate) <= budget.left_s + budget.overtime_s
+        return stats.MIN_PAIRS * self._pair_s(candidate) <= budget.left_s
 
-    def _has_time_for_pair(self, chosen: TrialRecord, num_pairs: int) -> bool:
-        budget = self._session.budget
-        overtime_s = budget.overtime_s if num_pairs < MIN_PAIRS else 0.0
-        return self._pair_s(chosen) <= budget.left_s + overtime_s
+    def _has_time_for_pair(self, chosen: TrialRecord) -> bool:
+        return self._pair_s(chosen) <= self._session.budget.left_s
 
     def _measure_reported(self, first: TrialRecord) -> TrialRecord:
         return self._measure(first, REPORTED)
@@ -235,7 +238,8 @@ class Finals:
 
         What was compiled in the search comes from the study's compile cache now.
         """
-        again = [record.attempt_s for record in self._session.records if record.repeats == first.number]
+        finals = [record for record in self._session.records if record.kind is Kind.final]  # loss parity takes something else
+        again = [record.attempt_s for record in finals if record.repeats == first.number]
         return max(again) if again else min(first.fresh_s, self._session.costs.again_s(first.knobs, first.changed))
 
     def _left_s_or_none(self) -> float | None:

@@ -34,7 +34,7 @@ from autotune.study.plan import Listener, Plan, Tracking
 from autotune.study.proposals import Search
 from autotune.study.quarantine import quarantine
 from autotune.study.recording import Recording
-from autotune.study.session import Ending, Session
+from autotune.study.session import Ending, OutOfTime, Session
 from autotune.study.settings import memory_seen_bytes
 from autotune.study.summary import Standing, summarise
 from autotune.study.tiers import TierFinals
@@ -45,7 +45,6 @@ from autotune.wording import log_lines
 
 NO_MODULE = "No module named"  # what Python says of it
 LETTING_GO_S = 5.0  # for the tracker's process to end when it is told to
-QUIET_DRAIN_S = 5.0  # the tracker may catch up without a word for this long
 
 
 def run_study(plan: Plan, folder: StudyFolder, listener: Listener) -> Summary:
@@ -105,6 +104,7 @@ class _Study:
             total_s=None if budget.minutes is None else budget.minutes * 60,
             max_trials=budget.trials,
             before_s=earlier.spent_s if earlier else 0.0,
+            started=plan.began_s,
         )
         self._session = Session(
             plan=plan,
@@ -169,10 +169,11 @@ class _Study:
 
     def _confirm_others(self, decision: Decision) -> None:
         """Measures again, with the time that is left, what is reported beside the winner: other tiers, other objectives."""
-        if decision.is_better and decision.finalist:
-            self._tiers.run(decision.finalist)
-        if len(self._session.runner.goal.names) > 1:
-            confirm_front(self._session, set(decision.values))
+        with contextlib.suppress(OutOfTime):
+            if decision.is_better and decision.finalist:
+                self._tiers.run(decision.finalist)
+            if len(self._session.runner.goal.names) > 1:
+                confirm_front(self._session, set(decision.values))
 
     def _open(self) -> Tracking | None:
         if self._earlier:
@@ -217,6 +218,7 @@ class _Study:
         session.target = first.target
         session.runner.program = dict(first.facts)
         session.runner.warm.learn(first)
+        session.runner.learn_leaving(record)
         session.runner.baseline_losses = record.losses
         session.learn_excuses()
         session.space = _resolved(self._plan, first)
@@ -322,16 +324,11 @@ class _Study:
     def _drain(self, tracking: Tracking) -> str:
         """Waits for the tracker to catch up, and returns why it did not; it reads the summary's status and ends by itself."""
         self._session.interrupts.hear_again()
-        quiet_s, total_s = min(QUIET_DRAIN_S, self._plan.tracking_drain_s), self._plan.tracking_drain_s
         try:
-            try:
-                code = tracking.wait(timeout=quiet_s)
-            except subprocess.TimeoutExpired:
-                self._listener.notice(f"Waiting for the tracker to catch up, {total_s:.0f} s at most; Ctrl-C skips it.")
-                code = tracking.wait(timeout=total_s - quiet_s)
+            code = tracking.wait(timeout=self._plan.tracking_drain_s)
         except subprocess.TimeoutExpired:
             tracking.terminate()
-            return f"not done after {total_s:.0f} s"
+            return f"not done {self._plan.tracking_drain_s:.0f} s after the study's end"
         except KeyboardInterrupt:
             tracking.terminate()
             return "skipped"

@@ -14,15 +14,17 @@ there the loss must stay finite and must not explode, in the search and in every
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
 from autotune.knobs.catalogue import knob
 from autotune.knobs.step import tier_of
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
+from autotune.study.budget import without_window_s
 from autotune.study.finite import loss_words
 from autotune.study.losses import Comparison, Verdict, compare
-from autotune.study.session import RACED_FRAC, ConfigurationKey, Session, configuration_key
+from autotune.study.session import RACED_FRAC, ConfigurationKey, OutOfTime, Session, configuration_key
 from autotune.wording import changes_phrase
 
 MAX_S = 20.0  # of steps in one run: slow programs are compared over fewer
@@ -55,6 +57,7 @@ class Parity:
         self._seed, self._is_held = self._config.study.seed, self._config.train.global_batch is not None
         self._settled: dict[ConfigurationKey, Comparison] = {}
         self._failed: list[TrialRecord] = []
+        self._is_told = False  # that there was no time
         for record in session.records:
             if record.kind is Kind.parity and record.changed and (said := record.evidence.get("parity")):
                 self._settled[configuration_key(record.changed)] = Comparison(**{**said, "verdict": Verdict(said["verdict"])})
@@ -67,14 +70,29 @@ class Parity:
         can_be = self._config.parity.steps > 0 and bool(self._session.baseline.losses) and not loss_words(self._session.records)
         passed = [key for key, found in self._settled.items() if found.verdict is Verdict.passed]
         is_settled = suspect in self._settled or any(suspect <= key for key in passed)
-        return bool(suspect) and can_be and not is_settled
+        return bool(suspect) and can_be and not is_settled and self._has_time()
+
+    def _has_time(self) -> bool:
+        """Whether there is time for the first steps of the baseline and of one candidate; says once where there is none."""
+        session = self._session
+        runs = [record for record in session.records if record.kind is Kind.parity and not record.changed]
+        each_s = max((run.seconds for run in runs), default=without_window_s(session.baseline) + MIN_S)
+        has_time = (1 if runs else 2) * each_s <= session.budget.left_s
+        if not has_time and not self._is_told:
+            session.listener.notice("No time to compare losses: whether the winner trains as the baseline does is not checked.")
+        self._is_told = self._is_told or not has_time
+        return has_time
 
     def barring(self, changed: Knobs) -> TrialRecord | None:
         """Returns the run that has put a part of these changes out; None when none has."""
         return next((run for run in self._failed if run.changed.items() <= changed.items()), None)
 
     def check(self, candidate: TrialRecord) -> None:
-        """Compares a configuration with the baseline. When it fails, every configuration with the same changes is out."""
+        """Compares a configuration with the baseline, where there is time. When it fails, all with the same changes are out."""
+        with contextlib.suppress(OutOfTime):
+            self._check(candidate)
+
+    def _check(self, candidate: TrialRecord) -> None:
         suspect = arithmetic(candidate.changed, is_held=self._is_held)
         record = self._compared(suspect, candidate)
         if self._of(record).verdict is not Verdict.failed:

@@ -14,6 +14,7 @@ from autotune.errors import NothingWorked
 from autotune.records import Knobs, KnobValue, Outcome, Tier, TrialRecord
 from autotune.search import RatesSampler, add_known, begin_study, make_sampler, scores_of, tell
 from autotune.search.samplers import CompleteGrid
+from autotune.study.budget import CONFIRMING_ROUNDS
 from autotune.study.culprits import Culprits
 from autotune.study.earlier import CUT_OFF_CAUSE
 from autotune.study.frontier import Frontier
@@ -108,8 +109,15 @@ class Search:
         """
         for proposal in self._with_questions(self._proposals()):
             self._measure(proposal)
+            self._keep_for_finals()
             self._check_hope()
         return self._why_nothing_was_tried() or self._reason
+
+    def _keep_for_finals(self) -> None:
+        """Keeps time for an interval: the best so far may be dearer to measure again than the baseline is."""
+        session, best = self._session, self._incumbent
+        pair_s = session.costs.again_s(best.knobs, best.changed) + session.costs.again_s(session.baseline.knobs, {})
+        session.budget.keep_for(CONFIRMING_ROUNDS * pair_s)
 
     def _why_nothing_was_tried(self) -> str:
         """Returns what budget one configuration takes, where not even one fitted; "" otherwise."""

@@ -11,7 +11,7 @@ from autotune.knobs.base import Circumstances
 from autotune.records import Kind, Knobs, KnobValue, StudyRecord, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
-from autotune.study.budget import Budget, Costs
+from autotune.study.budget import Budget, Costs, without_window_s
 from autotune.study.finite import caveat, excused
 from autotune.study.identity import SCRIPT, script
 from autotune.study.interrupts import Interrupts
@@ -26,6 +26,10 @@ MIN_BASELINE_S = 60.0  # the baseline has so long at least, however small the bu
 MIN_TRIAL_S = 30.0  # a search trial is never given less, whatever was expected of it
 RACED_FRAC = 0.8  # of the best so far: what is certainly below it is not measured to the end
 OVERRUN_FACTOR = 4.0  # nor more than this times what was expected
+
+
+class OutOfTime(Exception):
+    """A trial was not started: not even the least of it would have ended before the budget does."""
 
 
 class Ending(Exception):
@@ -134,9 +138,6 @@ class Session:
         """
         changed = self.resolved.changed(knobs)
         expected_s = self.costs.expected_s(knobs, changed)
-        max_s = None
-        if self.plan.config.study.budget.minutes is not None:
-            max_s = max(MIN_TRIAL_S, min(OVERRUN_FACTOR * expected_s, self.budget.left_s))
         request = Request(
             number=self.folder.next_number(),
             kind=Kind.search,
@@ -151,12 +152,31 @@ class Session:
             race_below_per_s=self._race_below_per_s(self.resolved.tier(changed)),
             promote_above_per_s=self._promote_above_per_s(),
             target=self.target,
-            max_s=max_s,
+            max_s=self._most_s(expected_s),
+            ends_s=self.budget.search_ends_s(expected_s),
             retry_max_s=self.budget.search_left_s / 4,
         )
         record = self._run(request).record
         self.costs.learn(record)
         return record
+
+    def _most_s(self, expected_s: float) -> float | None:
+        """Returns how long a trial may take that was expected to take so long: beyond that it is stuck."""
+        return None if self.budget.total_s is None else max(MIN_TRIAL_S, OVERRUN_FACTOR * expected_s)
+
+    def _check_time(self, least_s: float, ends_s: float | None) -> None:
+        """Raises OutOfTime where a trial would not end in time though it measured as little as there is sense in."""
+        if ends_s is not None and self.plan.clock.monotonic() + least_s > ends_s:
+            raise OutOfTime
+
+    def _least_again_s(self, first: TrialRecord) -> float:
+        """Returns what the least of a final takes: its start, as it was the last time, and a window of a second."""
+        finals = [record for record in self.records if record.kind is Kind.final and record.outcome.has_value]
+        again = [record for record in finals if record.repeats == first.number]
+        start_s = without_window_s(again[-1] if again else first)
+        if not again:
+            start_s = min(start_s + first.spared_s, self.costs.again_s(first.knobs, first.changed))
+        return start_s + self.plan.config.measure.finals.race_min_s
 
     def _race_below_per_s(self, tier: Tier) -> float | None:
         """Returns the rate below which a search trial is stopped early; None for none.
@@ -176,8 +196,13 @@ class Session:
         return max((r.ci[0] for r in self.searched if r.outcome.may_win and r.ci), default=None)
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
-        """Runs a final: the configuration of an earlier trial once more, in a fresh process."""
-        left_s = self.budget.left_s + self.budget.overtime_s
+        """Runs a final: the configuration of an earlier trial once more, in a fresh process.
+
+        Raises:
+            OutOfTime: it would not end in time.
+        """
+        least_s, ends_s = self._least_again_s(first), self.budget.ends_s()
+        self._check_time(least_s, ends_s)
         request = Request(
             number=self.folder.next_number(),
             kind=Kind.final,
@@ -189,15 +214,19 @@ class Session:
             why=why,
             rules=rules,
             target=self.target,
-            max_s=None if self.budget.total_s is None else max(MIN_TRIAL_S, left_s),
+            max_s=self._most_s(max(least_s, first.fresh_s)),
+            ends_s=ends_s,
             retry_max_s=0.0,  # a round that went wrong is left out instead
         )
         return self._run(request).record
 
     def measure_part(
-        self, knobs: Knobs, *, winner: TrialRecord, round_number: int, rules: MeasureRules, why: str
+        self, knobs: Knobs, *, winner: TrialRecord, round_number: int, rules: MeasureRules, why: str, kept_s: float
     ) -> TrialRecord:
-        """Runs a trial of the attribution: a part of what a winner changes, or all of it, in a fresh process."""
+        """Runs a trial of the attribution: a part of what a winner changes, or all of it, in a fresh process.
+
+        What is kept, `kept_s`, is left to the trials that follow.
+        """
         changed = self.resolved.changed(knobs)
         first = self.first_of(changed)
         expected_s = self.costs.expected_s(knobs, changed) + self.costs.spared_s
@@ -213,7 +242,8 @@ class Session:
             origin=attribution_of(winner),
             rules=rules,
             target=self.target,
-            max_s=None if self.budget.total_s is None else max(MIN_TRIAL_S, OVERRUN_FACTOR * expected_s),
+            max_s=self._most_s(expected_s),
+            ends_s=self.budget.ends_s(kept_s=kept_s),
             retry_max_s=0.0,  # as in the finals
         )
         return self._run(request).record
@@ -232,10 +262,13 @@ class Session:
             why: one line.
             seed: of random, numpy and torch.
             limits: `max_steps` and `max_s` of the spec.
+
+        Raises:
+            OutOfTime: it would not end in time.
         """
-        max_s = None
-        if self.budget.total_s is not None:
-            max_s = max(MIN_TRIAL_S, OVERRUN_FACTOR * max(candidate.seconds, self.baseline.seconds)) + limits["max_s"]
+        most_s, ends_s = self._most_s(max(candidate.seconds, self.baseline.seconds)), self.budget.ends_s()
+        self._check_time(without_window_s(self.baseline), ends_s)
+        max_s = None if most_s is None else most_s + limits["max_s"]
         request = Request(
             number=self.folder.next_number(),
             kind=Kind.parity,
@@ -248,6 +281,7 @@ class Session:
             target=self.target,
             max_s=max_s,
             retry_max_s=max_s,
+            ends_s=ends_s,
             first_steps={"mode": "parity", "seed": seed, **limits},
         )
         return self._run(request).record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 from collections.abc import Sequence
@@ -36,7 +37,11 @@ CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
 NO_CHANCE = ("collective", "user code")
 QUIET_MAX_S = 30.0  # how long a trial that was disturbed waits for the disturbance to end, before it is tried again
 QUIET_BUDGET_FRAC = 0.05  # and no longer than this share of the study's time
+GATE_S = 30.0  # nor a device whose memory is still held
+QUIET_LEFT_FRAC = 0.25  # nor longer than this share of what is left of it
 BASELINE_BUDGET_FRAC = 0.1  # of the study's time: a baseline that took longer and was disturbed is taken as it is
+TIME_UP = "the study's time was up"
+LEAVE_S, LEAVE_MAX_S = 1.0, 10.0  # before its time is up a trial finishes its window, beside what leaving took the baseline
 COOL_DOWN_S = 10.0  # how long a device that was too hot rests at least
 MADE_OF = ("torch", "device_name")  # of the facts a program tells of itself: another one is another program
 
@@ -52,6 +57,7 @@ class Request:
         race_below_per_s: the window ends early once the rate is certainly below this; None never.
         promote_above_per_s: the window becomes narrower where the rate may reach this; None never.
         max_s: wall time it may take; None for no bound but the phases' own.
+        ends_s: moment on the study's clock at which it has to be over, whatever it has by then; None for none.
         retry_max_s: a second attempt is made only when the first took no longer than this; None for no bound.
         cold_compile_s: what compiling such a configuration took in the study when nothing was cached.
         first_steps: of the spec, for a run that ends after its first steps: mode, seed, max_steps and max_s; {} to measure.
@@ -71,6 +77,7 @@ class Request:
     race_below_per_s: float | None = None
     promote_above_per_s: float | None = None
     max_s: float | None = None
+    ends_s: float | None = None
     retry_max_s: float | None = None
     cold_compile_s: float = 0.0
     first_steps: dict[str, Any] = field(default_factory=dict)
@@ -104,6 +111,7 @@ class TrialRunner:
         baseline_losses: the losses of the baseline's first steps; [] until it has run.
         warm: which trials may start warm; the baseline completes it.
         excused: what the program as it is does not keep finite, see `Facts.excused`: no trial is out for it.
+        leave_s: so long before its time is up a trial ends its window; the baseline tells what its processes need to leave.
 
     Args:
         plan: what the study was given.
@@ -118,6 +126,7 @@ class TrialRunner:
         self.baseline_losses: list[float | None] = []
         self.excused: frozenset[str] = frozenset()
         self.warm = WarmStarts(plan.config.launch.warm)
+        self.leave_s = LEAVE_S
         self._plan, self._folder, self._listener = plan, folder, listener
         self._watch = MachineWatch(plan.device or configured_device(plan.config), plan.clock, plan.cpu)
         self._level = health.Level(earlier)
@@ -158,15 +167,16 @@ class TrialRunner:
         self._watch.close()
 
     def _attempt(self, request: Request, earlier: TrialRecord | None = None) -> Finished:
-        launch = self._launch(request, is_second=earlier is not None)
         try:
-            self._await_quiet()
+            self._await_quiet(request.ends_s)
         except KeyboardInterrupt:
             if earlier is None:
                 raise
             raise StoppedNow(self._keep(Finished(record=earlier))) from None
-        if held := self._watch.before():
+        left_s = math.inf if request.ends_s is None else request.ends_s - self._plan.clock.monotonic()
+        if held := self._watch.before(max_s=min(GATE_S, max(0.0, QUIET_LEFT_FRAC * left_s))):
             self._listener.notice(self._plan.secrets.text(held))
+        launch = self._launch(request, earlier)  # now: it is told when its time is up
         started_at = self._plan.clock.time()
         try:
             running, is_stopped = self._plan.launcher.start(launch), False
@@ -176,7 +186,7 @@ class TrialRunner:
             record.started_at = started_at
             raise StoppedNow(self._keep(Finished(record=record))) from None
         try:
-            ended = self._wait(running)
+            ended = self._wait(running, request.ends_s)
         except KeyboardInterrupt:
             is_stopped = True
             running.stop("interrupted by the user")
@@ -253,8 +263,23 @@ class TrialRunner:
             self._told_why_fresh.add(why)
             self._listener.notice(self._plan.secrets.text(f"Trial {record.number} starts in a fresh interpreter: {why}."))
 
-    def _wait(self, running: Running) -> Ended:
+    def learn_leaving(self, baseline: TrialRecord) -> None:
+        """Takes into account what a trial's processes need to leave."""
+        self.leave_s = min(LEAVE_S + leave_s(baseline), LEAVE_MAX_S)
+
+    def _most_s(self, request: Request, earlier: TrialRecord | None) -> float | None:
+        """Returns the wall time that the launcher gives a trial; what is to be over sooner, this process stops."""
+        if request.max_s is None:
+            return None
+        if request.ends_s is None:  # the baseline: its two attempts have the budget between them
+            return request.max_s - (earlier.seconds if earlier else 0.0)
+        return min(request.max_s, max(0.0, request.ends_s - self._plan.clock.monotonic()) + LEAVE_S)
+
+    def _wait(self, running: Running, ends_s: float | None = None) -> Ended:
         while (ended := running.poll()) is None:
+            if ends_s is not None and self._plan.clock.monotonic() >= ends_s:
+                running.stop(TIME_UP)
+                continue
             progress = running.progress()
             self._watch.look(progress)
             if progress:
@@ -281,18 +306,22 @@ class TrialRunner:
             return False
         if request.max_s is not None and first.seconds >= request.max_s:
             return False  # it took all the time there was for it: that is no accident
+        if request.ends_s is not None and self._plan.clock.monotonic() + first.seconds > request.ends_s:
+            return False  # nor would the second attempt be over in time
         if request.kind is Kind.baseline and first.outcome is Outcome.disturbed:
             minutes = self._plan.config.study.budget.minutes  # what is left is worth more than a quieter start
             return minutes is None or first.seconds <= BASELINE_BUDGET_FRAC * 60 * minutes
         return request.retry_max_s is None or first.seconds <= request.retry_max_s
 
-    def _await_quiet(self) -> None:
-        """Waits until what disturbed the last trial is over, for a bounded time, and says so."""
+    def _await_quiet(self, ends_s: float | None) -> None:
+        """Waits until what disturbed the last trial is over, for a bounded time, and says so; not where little is left."""
         disturbed_by, self._disturbed_by = self._disturbed_by, []
         if not disturbed_by:
             return
         clock, minutes = self._plan.clock, self._plan.config.study.budget.minutes
         max_s = QUIET_MAX_S if minutes is None else min(QUIET_MAX_S, QUIET_BUDGET_FRAC * 60 * minutes)
+        if ends_s is not None and ends_s - clock.monotonic() < max_s / QUIET_LEFT_FRAC:
+            return
         words = "; ".join(one.words for one in disturbed_by)
         self._listener.notice(
             self._plan.secrets.text(
@@ -335,7 +364,7 @@ class TrialRunner:
                 "cannot be compared with those. Start a new study with `autotune run`, or bring back what changed and resume."
             )
 
-    def _launch(self, request: Request, *, is_second: bool) -> Launch:
+    def _launch(self, request: Request, earlier: TrialRecord | None) -> Launch:
         plan, command = self._plan, self._plan.command
         folder = self._folder.trial_path(request.number)
         everything: Knobs = {**command.placeholders, **request.knobs}
@@ -357,6 +386,7 @@ class TrialRunner:
             tokens_per_sample=tokens_per_sample(plan.config),
             race_below_per_s=request.race_below_per_s,
             promote_above_per_s=request.promote_above_per_s,
+            end_s=None if request.ends_s is None else request.ends_s - self.leave_s,
             **request.first_steps,
         )
         env = {**process_environment(plan.config, plan.machine), **compile_cache(self._folder.path), **plan.config.env}
@@ -370,9 +400,14 @@ class TrialRunner:
             env=plan.hidden.environment(env),
             folder=folder,
             spec=spec,
-            deadlines=deadlines(plan.config.measure, max_s=request.max_s),
-            warm=() if is_second else self.warm.modules(request.kind, changed=request.changed, pinned=pinned),
+            deadlines=deadlines(plan.config.measure, max_s=self._most_s(request, earlier)),
+            warm=() if earlier else self.warm.modules(request.kind, changed=request.changed, pinned=pinned),
         )
+
+
+def leave_s(record: TrialRecord) -> float:
+    """Returns what a trial took from the end of its window until its last process was gone."""
+    return max(0.0, record.attempt_s - sum(seconds for phase, seconds in record.phases_s.items() if phase != "exit"))
 
 
 def _asked(request: Request, started_at: float) -> TrialRequest:

@@ -71,9 +71,9 @@ class MachineWatch:
         self._device.close()
         self.use(as_one(found))
 
-    def before(self) -> str:
-        """Waits until the device is free and begins a new span; returns who holds the device, or ""."""
-        held = self._gate.wait(sleep=self._clock.sleep)
+    def before(self, *, max_s: float = 30.0) -> str:
+        """Waits until the device is free, at most so long, and begins a new span; returns who holds the device, or ""."""
+        held = self._gate.wait(max_s, sleep=self._clock.sleep)
         self._device.restart()
         self._host.restart()
         self._opened, self._use, self._host_metrics, self._strangers = None, None, {}, {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ class Surface:
         start_s: from launch to the window.
         spared_s: what a warm start takes off that; `facts` must tell that the program allows it.
         window_s: length of the window at most.
+        leave_s: from the end of the window to that of the last process.
+        stop_s: what stopping a trial takes.
         compile_s: what compiling adds, the first time; half of it from the study's cache.
         extra_start_s: (knob key, value) -> what it adds to the start.
         power_w: power of the device in a configuration; None for a machine without a GPU.
@@ -68,6 +71,8 @@ class Surface:
     start_s: float = 4.0
     spared_s: float = 0.0
     window_s: float = 8.0
+    leave_s: float = 0.0
+    stop_s: float = 0.0
     compile_s: float = 50.0
     extra_start_s: dict[tuple[str, Any], float] = field(default_factory=dict)
     power_w: Callable[[Knobs], float] | None = None
@@ -223,6 +228,9 @@ class _FakeRunning(Running):
         longest_s = launch.spec.rules.max_s if is_measured else launch.spec.max_s or 1.0
         self._window_s = launch.spec.rules.race_min_s if self._is_raced else min(surface.window_s, longest_s)
         self._begun = launcher.clock.monotonic()
+        opened_s = self._start_s + self._compile_s
+        if self._until_told_s() >= opened_s + launch.spec.rules.race_min_s:
+            self._window_s = min(self._window_s, self._until_told_s() - opened_s)
         self._ended: Ended | None = None
         self._stop_reason = ""
 
@@ -244,12 +252,18 @@ class _FakeRunning(Running):
     def stop(self, reason: str) -> None:
         if self._ended is None:
             self._stop_reason = reason
+            self._launcher.clock.sleep(self._launcher.surface.stop_s)
             self._finish("stopped", self._launcher.clock.monotonic() - self._begun)
 
     def _due_s(self) -> float:
         if self._failure and not self._failure.is_unsteady:
             return self._start_s
-        return self._start_s + self._compile_s + self._window_s
+        return self._start_s + self._compile_s + self._window_s + self._launcher.surface.leave_s
+
+    def _until_told_s(self) -> float:
+        """Returns the seconds from launch to the moment at which the window is to be over."""
+        end_s = self._launch.spec.end_s
+        return math.inf if end_s is None else end_s - self._begun
 
     def _rate(self) -> float:
         return self._launcher.surface.rate_per_s(self._knobs)

@@ -126,7 +126,8 @@ def incomplete(folder: StudyFolder, why: str) -> str:
         why: as far as the tuner knows; what the mirror itself said comes first.
     """
     state, num_trials = standing(folder), sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json"))
-    said = f"{num_trials - (state.present if state else 0)} of {num_trials} trials"
+    num_missing = num_trials - (state.present if state else 0)
+    said = f"{num_missing} of {num_trials} trials" if num_missing > 0 else "the verdict"
     if state and state.problem:
         why = f"{state.problem} from {state.uri}" if state.problem.startswith("no answer") else state.problem
     return f"Tracking is incomplete: {said} not in MLflow ({why}). Nothing is lost: `{command(folder)}` completes it."

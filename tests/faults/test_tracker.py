@@ -17,6 +17,7 @@ import pytest
 from autotune.cli.processes import own_environment
 from autotune.masking import Secrets
 from autotune.run_dir import StudyFolder
+from autotune.testing.stub_programs import PRELUDE
 from autotune.testing.studies import add_trial, make_study, summary_of
 from autotune.trackers import mlflow as tracker
 from autotune.trackers import store
@@ -322,3 +323,20 @@ def test_a_tracker_beside_a_study_gives_way_to_its_trials(runs, hanging):  # noq
     finally:
         follower.send_signal(signal.SIGKILL)
         follower.communicate()
+
+
+def test_a_study_waits_five_seconds_for_a_server_that_never_answers_and_says_what_is_not_there(runs, hanging):  # noqa: F811
+    program = runs / "train.py"
+    program.write_text(PRELUDE + "raise SystemExit(3)")
+    words = ["run", "study.name=s", f"runs_dir={runs}", f"tracker.uri={hanging.uri}", "--", sys.executable, str(program)]
+    argv, shown = [sys.executable, "-m", "autotune", *words], []
+    study = subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in study.stdout:
+        shown.append((time.monotonic(), line))
+    ended_s, said = time.monotonic(), study.communicate(timeout=30)[1]
+    assert study.returncode == 3, said
+    told = next(number for number, (_, line) in enumerate(shown) if "Tracking is incomplete" in line)
+    assert "1 of 1 trials not in MLflow (" in shown[told][1]
+    assert "`autotune sync s" in shown[told][1]
+    assert ended_s - shown[told - 1][0] < 30, "it used to wait for a minute"
+    assert sync(StudyFolder(runs / "s"), store.embedded_uri(runs)).is_complete

@@ -2,7 +2,7 @@ import pytest
 
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.study.budget import COMPILE_S, Budget, Costs, finals_rules
+from autotune.study.budget import CLOSING_MAX_S, COMPILE_S, Budget, Costs, finals_rules
 from autotune.testing.clock import VirtualClock
 
 
@@ -32,7 +32,7 @@ def test_slow_programs_keep_over_a_third_for_the_finals_cheap_ones_less():
     assert (cheap.reserved_s - cheap.attribution_s) / 480 < 0.30
     assert slow.attribution_s == 0, "three trials would separate nothing"
     assert 0 < cheap.attribution_s / 480 <= 0.18
-    assert slow.search_left_s == 480 - slow.reserved_s
+    assert slow.search_left_s == 480 - CLOSING_MAX_S - slow.reserved_s
 
 
 def test_no_budget_in_minutes_means_no_end_and_no_reserve():
@@ -76,7 +76,7 @@ def test_the_first_trial_may_take_what_is_left_beside_one_pair_of_the_finals():
     assert not held.fits(120.0, again_s=120.0)
     assert held.fits(120.0, again_s=120.0, is_first=True)
     assert not held.fits(180.0, again_s=180.0, is_first=True)
-    assert held.needed_s(180.0, again_s=180.0) == 540
+    assert held.needed_s(180.0, again_s=180.0) == 600
 
 
 def test_cost_is_learned_from_the_nearest_batch():

@@ -93,7 +93,9 @@ def test_objective_that_the_rate_does_not_decide_is_left_to_tpe(bench):
 
 
 def test_study_that_goes_on_knows_what_was_tried(bench):
-    study = bench(Surface(gains=FAST, failures=lambda trial, _: Failure(raises=KeyboardInterrupt) if trial == 5 else None))
+    study = bench(
+        Surface(gains=FAST, failures=lambda trial, _: Failure(raises=KeyboardInterrupt) if trial == 5 else None), minutes=5
+    )
     assert study.run()["status"] == "interrupted"
     study.surface.failures = lambda *_: None
     study.launcher.is_closed = False

@@ -1,0 +1,115 @@
+"""Whether a study keeps its budget: `autotune run` on every program of the matrix, by the wall clock of the whole command.
+
+    python -m tests.benchmarks.budget [--minutes 3] [--only NAME ...] [--down] [-- KEY=VALUE ...]
+
+The programs are those of tests/programs, started as its tests start them, one after another, each in a folder of its own; they
+train until they are ended. The time is that of the command as a user waits for it: start-up, trials, tracking into the embedded
+store. With --down the store is a server that accepts and never answers. Exit status 1 where a study took longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.benchmarks.outage import server_that_is
+from tests.benchmarks.reporting import machine_lines, table
+from tests.harness.conftest import REPOSITORY, SCRIPTS
+from tests.programs.expectations import PROGRAMS, Program
+from tests.programs.starting import environment
+
+GRACE_S = 10.0  # beyond the budget: what was promised of three minutes
+STUCK_S = 300.0  # beyond the budget: then the command is ended
+NAME = "budget"  # of every study
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """One study.
+
+    Attributes:
+        program: name of its row.
+        exit_code: of the command; None where it had to be ended.
+        seconds: wall time of the whole command.
+        over_s: what of them lies beyond the budget; negative where time was left.
+        verdict: what it ended with.
+        trials: how many have a rate.
+        said: what it printed of tracking.
+    """
+
+    program: str
+    exit_code: int | None
+    seconds: float
+    over_s: float
+    verdict: str
+    trials: int
+    said: str
+
+
+def run(program: Program, place: Path, *, minutes: float, keys: list[str], uri: str | None) -> Ran:
+    """Runs a study of a program as a user would, and returns what it took."""
+    place.mkdir(parents=True)
+    words = [word.format(python=sys.executable, scripts=SCRIPTS, folder=place) for word in (*program.starter, *program.argv)]
+    keys = [*keys, f"study.name={NAME}", f"study.budget.minutes={minutes:g}", *([f"tracker.uri={uri}"] if uri else [])]
+    env = environment({"JOURNAL": str(place / "journal"), "PYTHONPATH": f"{SCRIPTS}:{REPOSITORY}"}, harness=False)
+    with open(place / "said.txt", "w") as said:
+        started_s = time.monotonic()
+        argv = [sys.executable, "-m", "autotune", "run", *keys, "--", *words]
+        try:
+            code = subprocess.run(argv, cwd=place, env=env, stdout=said, stderr=said, timeout=60 * minutes + STUCK_S).returncode
+        except subprocess.TimeoutExpired:
+            code = None
+        seconds = time.monotonic() - started_s
+    lines = (place / "said.txt").read_text().splitlines()
+    summary = _summary(place / "runs" / NAME / "summary.json")
+    return Ran(
+        program=program.name,
+        exit_code=code,
+        seconds=seconds,
+        over_s=seconds - 60 * minutes,
+        verdict=(summary.get("speedup") or {}).get("verdict") or summary.get("status") or (lines or ["nothing"])[-1][:60],
+        trials=sum(trial["value"] is not None for trial in summary.get("trials", [])),
+        said=" ".join(line.removeprefix("note").strip() for line in lines if "Tracking is" in line)[:60],
+    )
+
+
+def _summary(path: Path) -> dict:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def main() -> None:
+    """Runs the studies and prints the table."""
+    names = [program.name for program in PROGRAMS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--down", action="store_true", help="the tracking server never answers")
+    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="for `autotune run`, behind --")
+    asked = parser.parse_args()
+    print(*machine_lines(), sep="\n", flush=True)
+    chosen, ran = [program for program in PROGRAMS if program.name in asked.only], []
+    with tempfile.TemporaryDirectory(prefix="autotune-budget-") as place, contextlib.ExitStack() as server:
+        uri = server.enter_context(server_that_is("hanging")) if asked.down else None
+        for program in chosen:
+            ran.append(run(program, Path(place, program.name), minutes=asked.minutes, keys=asked.keys, uri=uri))
+            last = ran[-1]
+            print(f"{last.program}  {last.seconds:.1f} s  {last.verdict}  {last.said}", file=sys.stderr, flush=True)
+    header = ("program", "exit code", "wall, s", "over (+) or under, s", "trials", "verdict", "tracking")
+    rows = [
+        (r.program, r.exit_code, f"{r.seconds:.1f}", f"{r.over_s:+.1f}", r.trials, r.verdict, r.said or "complete") for r in ran
+    ]
+    print(table(header, rows))
+    num_kept = sum(each.over_s <= GRACE_S and each.exit_code == 0 for each in ran)
+    print(f"{num_kept} of {len(ran)} within {asked.minutes:g} min {GRACE_S:.0f} s")
+    sys.exit(num_kept < len(ran))
+
+
+if __name__ == "__main__":
+    main()
