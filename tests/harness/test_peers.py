@@ -24,7 +24,9 @@ def own_steps(folder: Path, number: int, span: list[float]) -> list[float]:
     return [float(note[1]) for note in notes if len(note) == 2 and span[0] <= float(note[0]) <= span[1]]
 
 
-@pytest.mark.parametrize("how", ["shared", "first", pytest.param("late", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "how", ["shared", pytest.param("first", marks=pytest.mark.thorough), pytest.param("late", marks=pytest.mark.thorough)]
+)
 def test_processes_that_share_one_model_are_counted_together_over_one_span(trial: Trial, how: str) -> None:
     run = trial("hogwild.py", how, is_fresh=True, rules=LONGER)
     results = [run.result(rank) for rank in (0, 1)]
@@ -55,11 +57,13 @@ def test_processes_that_train_models_of_their_own_are_refused_with_their_numbers
     assert "torchrun" in found.error["message"]
 
 
+@pytest.mark.thorough
 def test_one_that_does_not_train_is_not_counted(trial: Trial) -> None:
     found = trial("hogwild.py", "idle", is_fresh=True, rules=LONGER).result()
     assert (found.status, found.rank, found.world_size, found.is_at_own_pace) == ("measured", 0, 1, False)
 
 
+@pytest.mark.thorough
 def test_what_is_left_when_one_has_ended_is_not_measured_alone(trial: Trial) -> None:
     run = trial("hogwild.py", "ending", is_fresh=True, rules=dataclasses.replace(RULES, min_s=20.0, max_s=30.0))
     told = [run.result(rank) for rank in (0, 1)]
