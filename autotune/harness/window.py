@@ -121,7 +121,8 @@ class Window:
         is_quiet = all([step.is_quiet for step in steps])
         meter.is_draining = self._session.supply.is_falling
         meter.feed_window([step.step_s for step in steps], [step.samples for step in steps], is_quiet=is_quiet)
-        if time.monotonic() + self._ahead_s(steps[-1].step_s) >= (self._session.spec.end_s or math.inf):
+        end_s = self._session.spec.end_s
+        if end_s is not None and time.monotonic() + self._ahead_s(steps[-1].step_s) >= end_s:
             self.is_cut_off = meter.cut_off()
         if meter.phase == DONE:
             self._session.supply.close_window()

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from autotune.harness import protocol
-from tests.harness.conftest import RULES, Trial
+from tests.harness.conftest import RULES, SCRIPTS, Trial
 
 
 def test_a_measured_trial_ends_the_program_and_tells_everything(trial: Trial) -> None:
@@ -25,6 +25,18 @@ def test_a_measured_trial_ends_the_program_and_tells_everything(trial: Trial) ->
     lines = [json.loads(line) for line in (run.folder / protocol.PROGRESS_FILE).read_text().splitlines()]
     assert [line["phase"] for line in lines[:2]] == ["spawn", "import"]
     assert lines[-1]["phase"] == "exit"
+
+
+@pytest.mark.parametrize(("program", "ranks"), [("basic.py", 1), (str(SCRIPTS / "ddp.py"), 2)])
+def test_a_trial_whose_time_is_up_ends_its_window_with_what_it_has(trial: Trial, program: str, ranks: int) -> None:
+    endless = dataclasses.replace(RULES, min_s=600.0, max_s=600.0, slow_max_s=600.0, race_min_s=0.2)
+    for found in (run.result(rank) for run in [trial(program, ranks=ranks, rules=endless, end_s=0.0)] for rank in range(ranks)):
+        assert found.status == "measured"
+        assert found.window is not None
+        assert found.window.is_steady
+        assert 0.2 <= found.window.seconds < 600.0
+        assert found.throughput_per_s
+    assert found.window.reason == "the study's time was up"
 
 
 def test_a_unit_that_was_told_is_counted_everywhere(trial: Trial) -> None:
