@@ -282,7 +282,7 @@ def file_lines(summary: Summary) -> list[tuple[str, str]]:
         who = f"trial{'s' if len(numbers) > 1 else ''} {_listed([str(number) for number in numbers])}"
         said.append(("kept", f"{entry['path']}: {who} would have changed it; it is as it was"))
     for entry in files.get("aside") or []:
-        said.append(("changed", f"{entry['path']}: by trial {entry['trial']}; what it was is in {entry['copy']}"))
+        said.append(("written over", f"{entry['path']}: by trial {entry['trial']}; what it was is in {entry['copy']}"))
     if open_ := [f"{entry['path']} ({entry['why']})" for entry in files.get("unguarded") or []]:
         said.append(("not guarded", f"{_listed(open_)}: a trial that saves there writes over it"))
     return said

@@ -40,12 +40,23 @@ def test_a_reason_is_said_once(tmp_path):
     assert f"reason  {UNPROVEN['reason']}" in lines({**folder.read_summary(), "speedup": UNPROVEN}, folder.path)
 
 
-def test_files_that_came_during_a_study_are_not_said_to_be_the_trials(tmp_path):
+def test_what_became_of_the_user_s_files_is_said(tmp_path):
     folder = make_study(tmp_path / "runs")
-    left = {"left": [{"name": "notes.txt", "bytes": 4, "trial": 2}]}
-    assert "left  notes.txt (4 B, trial 2): new in the folder since, not removed" in lines(
-        {**folder.read_summary(), "files": left}, folder.path
-    )
+    files = {
+        "left": [{"name": "out", "bytes": 4, "trial": 2}],
+        "new": [{"name": "out", "bytes": 4, "trial": 3}, {"name": "notes.txt", "bytes": 4, "trial": 2}],
+        "kept": [{"path": "/w/best.pt", "trials": [0, 1, 2, 3, 4, 5, 6]}],
+        "aside": [{"path": "/w/last.pt", "copy": "/w/runs/x/trials/0001/kept/last.pt", "trial": 1}],
+        "unguarded": [{"path": "/nfs/a.pt", "why": "Invalid argument"}],
+    }
+    said = lines({**folder.read_summary(), "files": files}, folder.path)
+    assert [line for line in said if line.partition("  ")[0] in ("left", "new", "kept", "written over", "not guarded")] == [
+        "left  out (4 B, trial 2): written by trials, not removed",
+        "new  notes.txt (4 B): written meanwhile, by a trial or by another program",
+        "kept  /w/best.pt: trials 0, 1, 2, 3, 4 and 2 more would have changed it; it is as it was",
+        "written over  /w/last.pt: by trial 1; what it was is in /w/runs/x/trials/0001/kept/last.pt",
+        "not guarded  /nfs/a.pt (Invalid argument): a trial that saves there writes over it",
+    ]
 
 
 def test_verdict_says_how_close_the_losses_are_and_what_is_out(tmp_path):

@@ -38,10 +38,3 @@ def test_what_cannot_be_counted_is_refused_and_the_way_out_is_named(trial: Trial
     found = trial("written.py", kind).result()
     assert found.error == {"type": protocol.UNMEASURABLE, "message": reason, "traceback": ""}
     assert "autotune.trial_step(samples=len(batch))" in reason
-
-
-@pytest.mark.parametrize("reason", [writes.UNSEEN, writes.BOTH, writes.STILL, writes.IRREGULAR])
-def test_a_reason_is_short_enough_to_be_told_whole(reason: str) -> None:
-    from autotune.failures import MAX_REASON_CHARS
-
-    assert len(reason) <= MAX_REASON_CHARS
