@@ -33,6 +33,7 @@ MAX_LEFT = 50
 MAX_FOLDERS, MAX_INSIDE = 100, 1000  # folders that are looked into, and entries of one: logs, no data
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})
+STORE_LOCK = ".mlflow.lock"  # beside the embedded tracking store
 
 
 @dataclass(kw_only=True)
@@ -256,7 +257,8 @@ def _looked_into(root: Path, study: Path) -> list[Path]:
 
 def _is_ours(path: Path) -> bool:
     """Whether an entry is a study's folder, or of the tracking store that lies beside the studies."""
-    return path.name.startswith(RESERVED_NAMES) or (path / "study.json").exists() or (path / "trials").is_dir()
+    is_store = path.name.removeprefix(".").startswith(RESERVED_NAMES) or path.name == STORE_LOCK
+    return is_store or (path / "study.json").exists() or (path / "trials").is_dir()
 
 
 def _temporary_places() -> Iterator[Path]:

@@ -290,6 +290,7 @@ def test_what_a_program_leaves_among_the_studies_is_told_from_them(files, cwd):
     files.begin([], str(cwd), place)
     (study / "trials" / "0001").mkdir()
     (runs / "mlflow.db-wal").write_text("ours")
+    (runs / ".mlflow.lock").write_text("")
     (runs / "other" / "trials").mkdir(parents=True)
     (runs / "Nov21_host").mkdir()
     (runs / "Nov21_host" / "events").write_text("123")
