@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from autotune.harness.protocol import APPLIED, UNMEASURABLE, RankResult
 from autotune.log_messages import (
+    CHILD_FAILED,
     CPP_FRAMES,
     CPP_SAID,
     DEVICE_OOM,
@@ -377,7 +378,9 @@ def _memory_in_use(facts: Facts) -> list[tuple[float, Outcome]]:
 def _of_ending(facts: Facts) -> Verdict:
     signal = _killed(facts)
     log = plain(facts.log_tail)
-    raised = raised_in(log) if facts.exit_code != 0 else ""  # a program that succeeded has survived what it logged
+    # A program that succeeded has survived what it logged, unless all that trained were processes of its own that failed.
+    is_failed = facts.exit_code != 0 or (CHILD_FAILED.search(log) is not None and not facts.results)
+    raised = raised_in(log) if is_failed else ""
     if signal.name in ("SIGKILL", "SIGBUS") and facts.oom_kills:
         rank = "" if signal.rank is None else f", rank {signal.rank} first,"
         return Outcome.host_oom, f"the kernel killed {facts.oom_kills} process(es){rank} for memory in phase {facts.phase}"

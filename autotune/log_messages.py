@@ -46,6 +46,10 @@ TRACEBACK = re.compile(r"^[ |+-]*(?:Original )?Traceback \(most recent call last
 RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*)?$")  # "torch.OutOfMemoryError: CUDA out of memory ..."
 
 
+# What multiprocessing writes of a process whose target raised; the one that started it goes on.
+CHILD_FAILED = re.compile(r"^Process \S+:\s*\nTraceback", re.MULTILINE)
+
+
 def raised_in(log: str) -> str:
     """Returns the line a log's last user traceback ends with, "ValueError: bad shape"; "" without a traceback.
 

@@ -517,6 +517,12 @@ def test_what_a_successful_program_logged_is_not_its_failure():
     assert "after 4 optimizer steps" in classify(facts)[1]
 
 
+def test_a_program_whose_own_processes_failed_tells_why_though_it_succeeded():
+    tail = log("RuntimeError: view size is not compatible", before="Process Process-2:\n")
+    facts = Facts(exit_code=0, is_harness_seen=True, phase="first_batch", log_tail=tail)
+    assert classify(facts) == (Outcome.error, "RuntimeError: view size is not compatible")
+
+
 def test_an_unusable_result_is_named():
     outcome, reason = classify(Facts(exit_code=0, problems=["result.rank0.json cannot be used: half"], is_harness_seen=True))
     assert outcome is Outcome.error
