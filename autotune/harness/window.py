@@ -47,7 +47,9 @@ class Window:
             for limit in (spec.race_below_per_s, spec.promote_above_per_s)
         )
         width = max(1, session.loaders.num_workers())
-        self.meter = Meter(spec.rules, width, race_below_per_s=race, promote_above_per_s=promote)
+        cycle = spec.cycle or {"seconds": 0.0, "steps": 0.0}
+        limits = {"race_below_per_s": race, "promote_above_per_s": promote}
+        self.meter = Meter(spec.rules, width, cycle_s=cycle["seconds"], cycle_steps=cycle["steps"], **limits)
         self._enter_warmup()
 
     def _enter_warmup(self) -> None:

@@ -1,0 +1,139 @@
+"""Steps that alternate with something else: rollouts between updates, a validation each n steps, logging. Pure.
+
+A window that holds a cycle and a half has a rate of its own making: of 200 steps of 10 ms and a pause of a second, read from
+-5 to +15 % beside the truth, whatever the blocks' spread. What lies between shows as a gap, a step that took many times the
+others. Gaps that come again make cycles, and a window then holds whole ones, from one gap's end to another's.
+"""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Optional
+
+GAP_TIMES = 8.0  # a gap takes so many times the mean of the steps before it
+LEAST_STEPS = 3  # of a mean to go by
+# A gap that takes less than this share of the time since it can do so little to the rate that nothing waits for the next one.
+NOTICEABLE_FRAC = 0.02
+SAME_KIND = 3.0  # gaps up to so many times shorter than the longest are of its kind; beside a validation, logging is none
+FREQUENT = 10.0  # so many in the shortest window are averaged as they are: a loader's bursts, short epochs
+PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0  # a gap is waited for so long, or so many times as long as it ever took
+TOLD_TIMES, TOLD_STEPS_TIMES = 3.0, 1.5  # of a cycle that the baseline had: then this trial has none, or shorter ones
+MAX_GAPS = 64  # more are of no use
+
+
+class Gap(NamedTuple):
+    """A gap; steps and seconds since the first step, samples since the window opened, all at its end.
+
+    Attributes:
+        size_s: how long it took.
+        since_s: from the end of the one before, or from where steps could be compared.
+    """
+
+    steps: int
+    end_s: float
+    samples: float
+    size_s: float
+    since_s: float
+
+
+class Cycles:
+    """Finds the gaps between steps, and says which of them make cycles.
+
+    Args:
+        width: the loader's workers, or 1: gaps each so many steps are its bursts.
+        frequent_s: gaps closer than this are no cycles.
+        told_s, told_steps: of a cycle of the baseline; 0 where it had none.
+    """
+
+    def __init__(self, width: int, frequent_s: float, *, told_s: float = 0.0, told_steps: float = 0.0) -> None:
+        self._width, self._frequent_s = width, frequent_s
+        self._told_s, self._told_steps = told_s, told_steps
+        self._gaps: List[Gap] = []
+        self._from_steps, self._from_s = 0, 0.0  # where the steps begin whose mean is compared with
+        self._typical_s: Optional[float] = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to look at: no gap was seen or told of."""
+        return not self._gaps and not self._told_s
+
+    def begin_after(self, steps: int, end_s: float) -> None:
+        """Leaves a step out: something was compiled in it."""
+        self._from_steps, self._from_s = steps, end_s
+
+    def note(self, step_s: float, *, steps: int, end_s: float, samples: float) -> None:
+        """Takes a long step in; need not be called for short ones.
+
+        Args:
+            step_s: how long it took.
+            steps, end_s, samples: at its end, as in `Gap`.
+        """
+        before = steps - 1 - self._from_steps
+        if before >= LEAST_STEPS:
+            self._typical_s = (end_s - step_s - self._from_s) / before
+        if self._typical_s is None or step_s < GAP_TIMES * self._typical_s:
+            return
+        gap = Gap(steps, end_s, samples, step_s, end_s - self._from_s)
+        if self._gaps and not before:  # one after the other: the same
+            last = self._gaps.pop()
+            gap = gap._replace(size_s=last.size_s + step_s, since_s=last.since_s + step_s)
+        self._gaps = [*self._gaps[1 - MAX_GAPS :], gap]
+        self._from_steps, self._from_s = steps, end_s
+
+    def gaps(self, now_s: float) -> List[Gap]:
+        """Returns the gaps that make cycles, or may: of the longest kind that comes again; [] where steps just follow steps."""
+        left = self._gaps
+        while left:
+            least_s = max(gap.size_s for gap in left) / SAME_KIND
+            kind = [gap for gap in left if gap.size_s >= least_s]
+            if self._comes_again(kind, now_s):
+                return kind
+            left = [gap for gap in left if gap.size_s < least_s]
+        return []
+
+    def _comes_again(self, kind: List[Gap], now_s: float) -> bool:
+        num, first, last = len(kind) - 1, kind[0], kind[-1]
+        if num and (last.steps - first.steps <= 2 * self._width * num or last.end_s - first.end_s <= self._frequent_s * num):
+            return False
+        apart_s = [first.since_s, *(b.end_s - a.end_s for a, b in zip(kind, kind[1:]))]
+        patience_s = max(PATIENCE_S, PATIENCE_TIMES * max(apart_s), TOLD_TIMES * self._told_s)
+        return now_s - last.end_s <= min(patience_s, max(gap.size_s for gap in kind) / NOTICEABLE_FRAC)
+
+    def is_awaited(self, steps: int, seconds: float) -> bool:
+        """Returns whether a gap like the baseline's may still come first; of a window of so many steps and seconds."""
+        return seconds < TOLD_TIMES * self._told_s or steps < TOLD_STEPS_TIMES * self._told_steps
+
+
+class Whole(NamedTuple):
+    """Whole cycles, from one gap's end to another's.
+
+    Attributes:
+        begin: the gap before the first.
+        steps, seconds, samples: of all together.
+        rates_per_s, block_s: of each.
+    """
+
+    begin: Gap
+    steps: int
+    seconds: float
+    samples: float
+    rates_per_s: List[float]
+    block_s: List[float]
+
+    def __str__(self) -> str:
+        num = len(self.block_s)
+        return in_words(self.steps / num, self.seconds / num) + f"; the window holds {num}"
+
+
+def whole(gaps: List[Gap]) -> Optional[Whole]:
+    """Returns the cycles between gaps; None where there are fewer than two."""
+    if len(gaps) < 2:
+        return None
+    first, last = gaps[0], gaps[-1]
+    block_s = [b.end_s - a.end_s for a, b in zip(gaps, gaps[1:])]
+    rates = [(b.samples - a.samples) / (b.end_s - a.end_s) for a, b in zip(gaps, gaps[1:])]
+    return Whole(first, last.steps - first.steps, last.end_s - first.end_s, last.samples - first.samples, rates, block_s)
+
+
+def in_words(steps: float, seconds: float) -> str:
+    """Returns what is said of cycles of so many steps and seconds."""
+    return f"steps come in cycles of {steps:.0f} in {seconds:.3g} s"
