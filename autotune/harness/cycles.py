@@ -7,7 +7,7 @@ others. Gaps that come again make cycles, and a window then holds whole ones, fr
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Tuple
 
 GAP_TIMES = 8.0  # a gap takes so many times the mean of the steps before it
 LEAST_STEPS = 3  # of a mean to go by
@@ -16,6 +16,7 @@ NOTICEABLE_FRAC = 0.02
 SAME_KIND = 3.0  # gaps up to so many times shorter than the longest are of its kind; beside a validation, logging is none
 FREQUENT = 10.0  # so many in the shortest window are averaged as they are: a loader's bursts, short epochs
 PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0  # a gap is waited for so long, or so many times as long as it ever took
+LIKE, LIKE_FRAC = 1.5, 0.6  # so many of the distances are within this of the middle one: a loader's stalls come at random
 TOLD_TIMES, TOLD_STEPS_TIMES = 3.0, 1.5  # of a cycle that the baseline had: then this trial has none, or shorter ones
 MAX_GAPS = 64  # more are of no use
 
@@ -26,6 +27,7 @@ class Gap(NamedTuple):
     Attributes:
         size_s: how long it took.
         since_s: from the end of the one before, or from where steps could be compared.
+        is_evaluation: the model was called in evaluation mode: rollouts, or a validation.
     """
 
     steps: int
@@ -33,6 +35,7 @@ class Gap(NamedTuple):
     samples: float
     size_s: float
     since_s: float
+    is_evaluation: bool
 
 
 class Cycles:
@@ -60,24 +63,28 @@ class Cycles:
         """Leaves a step out: something was compiled in it."""
         self._from_steps, self._from_s = steps, end_s
 
-    def note(self, step_s: float, *, steps: int, end_s: float, samples: float) -> None:
-        """Takes a long step in; need not be called for short ones.
+    def note(self, step_s: float, *, steps: int, end_s: float, samples: float, is_evaluation: bool = False) -> bool:
+        """Takes a long step in and returns whether it is a gap; need not be called for short ones.
 
         Args:
             step_s: how long it took.
-            steps, end_s, samples: at its end, as in `Gap`.
+            steps: at its end, as in `Gap`.
+            end_s: the same.
+            samples: the same.
+            is_evaluation: as in `Gap`.
         """
         before = steps - 1 - self._from_steps
         if before >= LEAST_STEPS:
             self._typical_s = (end_s - step_s - self._from_s) / before
         if self._typical_s is None or step_s < GAP_TIMES * self._typical_s:
-            return
-        gap = Gap(steps, end_s, samples, step_s, end_s - self._from_s)
+            return False
+        gap = Gap(steps, end_s, samples, step_s, end_s - self._from_s, is_evaluation)
         if self._gaps and not before:  # one after the other: the same
             last = self._gaps.pop()
             gap = gap._replace(size_s=last.size_s + step_s, since_s=last.since_s + step_s)
         self._gaps = [*self._gaps[1 - MAX_GAPS :], gap]
         self._from_steps, self._from_s = steps, end_s
+        return True
 
     def gaps(self, now_s: float) -> List[Gap]:
         """Returns the gaps that make cycles, or may: of the longest kind that comes again; [] where steps just follow steps."""
@@ -91,12 +98,15 @@ class Cycles:
         return []
 
     def _comes_again(self, kind: List[Gap], now_s: float) -> bool:
-        num, first, last = len(kind) - 1, kind[0], kind[-1]
-        if num and (last.steps - first.steps <= 2 * self._width * num or last.end_s - first.end_s <= self._frequent_s * num):
-            return False
-        apart_s = [first.since_s, *(b.end_s - a.end_s for a, b in zip(kind, kind[1:]))]
-        patience_s = max(PATIENCE_S, PATIENCE_TIMES * max(apart_s), TOLD_TIMES * self._told_s)
-        return now_s - last.end_s <= min(patience_s, max(gap.size_s for gap in kind) / NOTICEABLE_FRAC)
+        longest_s, patience_s = max(gap.size_s for gap in kind), max(PATIENCE_S, TOLD_TIMES * self._told_s)
+        steps, seconds = _apart(kind)
+        if len(kind) > 1:
+            is_frequent = sum(steps) <= 2 * self._width * len(steps) or sum(seconds) <= self._frequent_s * len(steps)
+            if is_frequent or not _are_alike(steps):
+                return False
+        if len(kind) > 1 or not kind[0].is_evaluation:  # one that comes so rarely is left out of the window
+            patience_s = max(patience_s, PATIENCE_TIMES * max([kind[0].since_s, *seconds]))
+        return now_s - kind[-1].end_s <= min(patience_s, longest_s / NOTICEABLE_FRAC)
 
     def is_awaited(self, steps: int, seconds: float) -> bool:
         """Returns whether a gap like the baseline's may still come first; of a window of so many steps and seconds."""
@@ -129,11 +139,25 @@ def whole(gaps: List[Gap]) -> Optional[Whole]:
     if len(gaps) < 2:
         return None
     first, last = gaps[0], gaps[-1]
-    block_s = [b.end_s - a.end_s for a, b in zip(gaps, gaps[1:])]
-    rates = [(b.samples - a.samples) / (b.end_s - a.end_s) for a, b in zip(gaps, gaps[1:])]
+    block_s = _apart(gaps)[1]
+    samples = [b.samples - a.samples for a, b in zip(gaps, gaps[1:])]  # noqa: B905, RUF007 (Python 3.9)
+    rates = [each / seconds for each, seconds in zip(samples, block_s)]  # noqa: B905
     return Whole(first, last.steps - first.steps, last.end_s - first.end_s, last.samples - first.samples, rates, block_s)
 
 
 def in_words(steps: float, seconds: float) -> str:
     """Returns what is said of cycles of so many steps and seconds."""
     return f"steps come in cycles of {steps:.0f} in {seconds:.3g} s"
+
+
+def _apart(gaps: List[Gap]) -> Tuple[List[int], List[float]]:
+    """Returns steps and seconds from each gap to the next."""
+    pairs = list(zip(gaps, gaps[1:]))  # noqa: B905, RUF007 (Python 3.9)
+    return [b.steps - a.steps for a, b in pairs], [b.end_s - a.end_s for a, b in pairs]
+
+
+def _are_alike(steps: List[int]) -> bool:
+    if len(steps) < 3:
+        return True
+    middle = sorted(steps)[len(steps) // 2]
+    return sum(middle / LIKE <= each <= middle * LIKE for each in steps) >= LIKE_FRAC * len(steps)

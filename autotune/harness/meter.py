@@ -9,7 +9,7 @@ afterwards is an interval that allows for blocks that depend on each other, or n
 from __future__ import annotations
 
 import math
-from typing import List, Optional
+from typing import List, Optional, Tuple
 
 from .cycles import FREQUENT, Cycles, Gap, Whole, in_words, whole
 from .interval import MIN_BLOCKS, mean_half_width_frac, spread_frac
@@ -100,6 +100,9 @@ class Meter:
         self._window_s = self._window_samples = 0.0
         self._window_steps = 0
         self._checked_at, self._checked_width = 0, math.inf
+        self._other_steps, self._other_s, self._other_samples = 0, 0.0, 0.0  # left out, but for whole cycles
+        self._opened_s = 0.0  # position
+        self._evaluated_at_s = -math.inf
         self._cycles = Cycles(self.width, rules.min_s / FREQUENT, told_s=cycle_s, told_steps=cycle_steps)
 
     def feed(self, step_s: float, samples: float, *, is_quiet: bool = True) -> str:
@@ -116,6 +119,32 @@ class Meter:
             self.feed_window([step_s], [samples], is_quiet=is_quiet)
         return self.phase
 
+    def feed_evaluation(self, step_s: float, samples: float) -> str:
+        """Takes in a step with an evaluation in it that may be a rollout, and returns the phase.
+
+        Of such that come often each is a step like others. A long one is left out, but where they make cycles.
+
+        Args:
+            step_s: as in `feed`.
+            samples: as in `feed`.
+        """
+        ended_s = self._position[1] + step_s
+        is_often = ended_s - self._evaluated_at_s <= self.rules.min_s / FREQUENT
+        self._evaluated_at_s = ended_s
+        if is_often or step_s < self.rules.block_min_s or not self._is_gap(step_s, samples):
+            return self.feed(step_s, samples)
+        self._other_steps += 1
+        self._other_s += step_s
+        self._other_samples += samples
+        if self.phase == STEADY:
+            self._is_decided_by_cycles()
+        return self.phase
+
+    def _is_gap(self, step_s: float, samples: float) -> bool:
+        steps, end_s = self._position
+        samples += self._window_samples + self._other_samples
+        return self._cycles.note(step_s, steps=steps + 1, end_s=end_s + step_s, samples=samples, is_evaluation=True)
+
     # --- warm-up ---
 
     def _feed_warmup(self, step_s: float, samples: float, is_quiet: bool) -> None:
@@ -124,7 +153,7 @@ class Meter:
         if self._held_s is not None:
             self._held_s += step_s
         if not is_quiet:
-            self._cycles.begin_after(self._warmup_steps, self._warm_s)
+            self._cycles.begin_after(*self._position)
             self._quiet_steps, self._quiet_s = 0, 0.0
             self._warm = Blocks(self.width, self.rules.block_min_s)
         else:
@@ -133,6 +162,7 @@ class Meter:
             self._has_closed = self._warm.add(step_s, samples)
             if step_s >= self.rules.block_min_s:
                 self._note_long(step_s)
+        self._opened_s = self._position[1]
         if self._is_warm():
             self._held_s = self._held_s or 0.0
             if not self.is_draining or self._held_s >= self.rules.drain_max_s:
@@ -279,20 +309,31 @@ class Meter:
 
     # --- cycles ---
 
+    @property
+    def _position(self) -> Tuple[int, float]:
+        """Steps and seconds so far, of all that was fed."""
+        steps = self._warmup_steps + self._window_steps + self._other_steps
+        return steps, self._warm_s + self._window_s + self._other_s
+
     def _note_long(self, step_s: float) -> None:
-        steps, end_s = self._warmup_steps + self._window_steps, self._warm_s + self._window_s
-        self._cycles.note(step_s, steps=steps, end_s=end_s, samples=self._window_samples)
+        steps, end_s = self._position
+        self._cycles.note(step_s, steps=steps, end_s=end_s, samples=self._window_samples + self._other_samples)
 
     def _gaps(self) -> List[Gap]:
-        return self._cycles.gaps(self._warm_s + self._window_s)
+        return self._cycles.gaps(self._position[1])
+
+    @property
+    def _open_s(self) -> float:
+        """Seconds since the window opened, with what is left out of it."""
+        return self._position[1] - self._opened_s
 
     def _is_awaited(self) -> bool:
-        is_bounded = self._window_s < self.rules.cycles_max_s
-        return is_bounded and self._cycles.is_awaited(self._window_steps, self._window_s)
+        is_bounded = self._open_s < self.rules.cycles_max_s
+        return is_bounded and self._cycles.is_awaited(self._window_steps, self._open_s)
 
     def _whole(self) -> Optional[Whole]:
         """Returns the whole cycles of the window; None where there are none."""
-        return whole([gap for gap in self._gaps() if gap.steps >= self._warmup_steps])
+        return whole([gap for gap in self._gaps() if gap.end_s >= self._opened_s])
 
     def _is_decided_by_cycles(self) -> bool:
         """Ends the window after whole cycles; returns whether nothing else may end it."""
@@ -300,9 +341,9 @@ class Meter:
         if not gaps:
             return self._is_awaited()
         found = self._whole()
-        if found and gaps[-1].steps == self._warmup_steps + self._window_steps:
+        if found and gaps[-1].steps == self._position[0]:
             self._stop_by_cycles(found)
-        if self.phase == STEADY and self._window_s >= self.rules.cycles_max_s:
+        if self.phase == STEADY and self._open_s >= self.rules.cycles_max_s:
             self.reason = self.reason or ("" if found else self._why_not_whole())
             self._end("time cap for cycles")
         return True

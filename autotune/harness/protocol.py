@@ -127,7 +127,8 @@ class Spec:
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None never.
         promote_above_per_s: where the rate of all ranks may reach this, the best so far, the window goes on until it is as
             narrow as `MeasureRules.promoted_half_width_frac` asks; None never.
-        cycle: {"steps", "seconds"} of a cycle of the baseline, where its steps come in cycles; the window waits for its like.
+        cycle: {"steps", "seconds"} of a cycle of the baseline, {} where its steps come in none; None in the baseline itself. A
+            window waits for its like.
         end_s: moment on the machine's monotonic clock at which the window ends with what it has; None whenever it is full.
         tokens_per_sample: tokens of each sample, which are counted instead of samples; None where nobody told.
         origin: in mode "apply", the file that the knobs come from, as the user named it.

@@ -47,7 +47,7 @@ class Window:
             for limit in (spec.race_below_per_s, spec.promote_above_per_s)
         )
         width = max(1, session.loaders.num_workers())
-        cycle = spec.cycle or {"seconds": 0.0, "steps": 0.0}
+        cycle = spec.cycle or {"seconds": 0.0, "steps": 0.0}  # none, or nobody knows
         limits = {"race_below_per_s": race, "promote_above_per_s": promote}
         self.meter = Meter(spec.rules, width, cycle_s=cycle["seconds"], cycle_steps=cycle["steps"], **limits)
         self._enter_warmup()
@@ -82,7 +82,20 @@ class Window:
         if session.spec.mode == "parity":
             self.is_full = self._is_parity_over()
             return
-        steps = [step for step in steps if not step.is_foreign]  # with an evaluation in it, say: not training time
+        # With an evaluation in it, say: not training time. Where no loader feeds the steps it may be what makes their samples,
+        # unless the baseline has found that it does not come often enough.
+        may_feed = session.loaders.unit_source != "loader" and session.spec.cycle != {}
+        while may_feed and (number := _next_evaluated(steps)) is not None:
+            self._feed(meter, [step for step in steps[:number] if not step.is_foreign])
+            was = meter.phase
+            if meter.feed_evaluation(steps[number].step_s, steps[number].samples) == STEADY != was:
+                self._open()
+            steps = steps[number + 1 :]
+        self._feed(meter, [step for step in steps if not step.is_foreign])
+        self.is_full = meter.phase == DONE
+
+    def _feed(self, meter: Meter, steps: List[Finished]) -> None:
+        session = self._session
         if meter.phase == WARMUP:
             meter.is_draining = session.supply.drains_within(session.spec.rules.drain_max_s)
         while meter.phase == WARMUP and steps:
@@ -93,7 +106,6 @@ class Window:
                 session.phases.enter("warmup")
         if meter.phase == STEADY and steps:
             self._measure(meter, steps)
-        self.is_full = meter.phase == DONE
 
     def _ahead_s(self, step_s: float) -> float:
         # The window's end takes another step to be seen; with several ranks so many as its announcement is ahead.
@@ -129,3 +141,7 @@ class Window:
             self._session.supply.close_window()
         elif meter.phase == WARMUP:  # something was compiled: from the start
             self._enter_warmup()
+
+
+def _next_evaluated(steps: List[Finished]) -> Optional[int]:
+    return next((number for number, step in enumerate(steps) if step.is_foreign and step.is_quiet), None)
