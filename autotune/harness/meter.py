@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import List, Optional, Tuple
 
+from .blocks import Blocks
 from .cycles import FREQUENT, Cycles, Gap, Whole, in_words, whole
 from .interval import MIN_BLOCKS, mean_half_width_frac, spread_frac
 from .protocol import MeasureRules, Window
@@ -22,38 +23,6 @@ WARMUP, STEADY, DONE = "warmup", "steady", "done"
 RACE_WIDTH = 1.66
 CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # so many cycles are fewer than that: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
 CYCLES = 3  # of a window; two where the third would not fit
-
-
-class Blocks:
-    """Steps gathered into blocks of whole multiples of `width` steps, at least `min_s` long."""
-
-    def __init__(self, width: int, min_s: float) -> None:
-        self.width, self.min_s = max(1, width), min_s
-        self.rates_per_s: List[float] = []  # of each closed block
-        self.block_s: List[float] = []  # its length
-        self.step_s: List[List[float]] = []  # steps of the last two closed blocks
-        self._open: List[float] = []
-        self._open_s = self._open_samples = 0.0
-        self.num_steps, self.seconds, self.samples = 0, 0.0, 0.0  # of the closed blocks
-
-    def add(self, step_s: float, samples: float) -> bool:
-        """Adds a step; returns whether it closed a block."""
-        self._open.append(step_s)
-        self._open_s += step_s
-        self._open_samples += samples
-        if len(self._open) % self.width or self._open_s < self.min_s:
-            return False
-        self.rates_per_s.append(self._open_samples / self._open_s)
-        self.block_s.append(self._open_s)
-        self.step_s = [*self.step_s[-1:], self._open]
-        self.num_steps += len(self._open)
-        self.seconds += self._open_s
-        self.samples += self._open_samples
-        self._open, self._open_s, self._open_samples = [], 0.0, 0.0
-        return True
-
-    def __len__(self) -> int:
-        return len(self.rates_per_s)
 
 
 class Meter:
@@ -327,8 +296,12 @@ class Meter:
         """Seconds since the window opened, with what is left out of it."""
         return self._position[1] - self._opened_s
 
+    @property
+    def _cycles_max_s(self) -> float:
+        return max(self.rules.cycles_max_s, 1.5 * self.rules.max_s)
+
     def _is_awaited(self) -> bool:
-        is_bounded = self._open_s < self.rules.cycles_max_s
+        is_bounded = self._open_s < self._cycles_max_s
         return is_bounded and self._cycles.is_awaited(self._window_steps, self._open_s)
 
     def _whole(self) -> Optional[Whole]:
@@ -343,7 +316,7 @@ class Meter:
         found = self._whole()
         if found and gaps[-1].steps == self._position[0]:
             self._stop_by_cycles(found)
-        if self.phase == STEADY and self._open_s >= self.rules.cycles_max_s:
+        if self.phase == STEADY and self._open_s >= self._cycles_max_s:
             self.reason = self.reason or ("" if found else self._why_not_whole())
             self._end("time cap for cycles")
         return True

@@ -1,0 +1,37 @@
+"""Steps gathered into blocks, whose rates tell how far a window's rate can be trusted. Pure."""
+
+from __future__ import annotations
+
+from typing import List
+
+
+class Blocks:
+    """Steps gathered into blocks of whole multiples of `width` steps, at least `min_s` long."""
+
+    def __init__(self, width: int, min_s: float) -> None:
+        self.width, self.min_s = max(1, width), min_s
+        self.rates_per_s: List[float] = []  # of each closed block
+        self.block_s: List[float] = []  # its length
+        self.step_s: List[List[float]] = []  # steps of the last two closed blocks
+        self._open: List[float] = []
+        self._open_s = self._open_samples = 0.0
+        self.num_steps, self.seconds, self.samples = 0, 0.0, 0.0  # of the closed blocks
+
+    def add(self, step_s: float, samples: float) -> bool:
+        """Adds a step; returns whether it closed a block."""
+        self._open.append(step_s)
+        self._open_s += step_s
+        self._open_samples += samples
+        if len(self._open) % self.width or self._open_s < self.min_s:
+            return False
+        self.rates_per_s.append(self._open_samples / self._open_s)
+        self.block_s.append(self._open_s)
+        self.step_s = [*self.step_s[-1:], self._open]
+        self.num_steps += len(self._open)
+        self.seconds += self._open_s
+        self.samples += self._open_samples
+        self._open, self._open_s, self._open_samples = [], 0.0, 0.0
+        return True
+
+    def __len__(self) -> int:
+        return len(self.rates_per_s)
