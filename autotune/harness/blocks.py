@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import List
 
+from .protocol import MeasureRules
+
 
 class Blocks:
     """Steps gathered into blocks of whole multiples of `width` steps, at least `min_s` long."""
@@ -35,3 +37,23 @@ class Blocks:
 
     def __len__(self) -> int:
         return len(self.rates_per_s)
+
+
+def agree(blocks: Blocks, rules: MeasureRules) -> bool:
+    """Returns whether the last two blocks are alike: their means, and the quartiles of their steps."""
+    earlier, later = blocks.rates_per_s[-2:]
+    if not _close(earlier, later, rules.warmup_mean_frac):
+        return False
+    before, after = sorted(blocks.step_s[-2]), sorted(blocks.step_s[-1])
+    if blocks.width > 1 or min(len(before), len(after)) < 8:
+        return True  # bursts of a loader, or too few steps for quartiles to mean anything
+    quarters = (0.25, 0.5, 0.75)
+    return all(_close(_quantile(before, q), _quantile(after, q), rules.warmup_quartile_frac) for q in quarters)
+
+
+def _close(a: float, b: float, frac: float) -> bool:
+    return abs(a - b) <= frac * max(abs(a), abs(b))
+
+
+def _quantile(ordered: List[float], q: float) -> float:
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]

@@ -7,7 +7,7 @@ others. Gaps that come again make cycles, and a window then holds whole ones, fr
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 GAP_TIMES = 8.0  # a gap takes so many times the mean of the steps before it
 LEAST_STEPS = 3  # of a mean to go by
@@ -44,12 +44,13 @@ class Cycles:
     Args:
         width: the loader's workers, or 1: gaps each so many steps are its bursts.
         frequent_s: gaps closer than this are no cycles.
-        told_s, told_steps: of a cycle of the baseline; 0 where it had none.
+        told: `Spec.cycle`. Where the baseline had no cycles, evaluations make none here: left out there, they are left out again.
     """
 
-    def __init__(self, width: int, frequent_s: float, *, told_s: float = 0.0, told_steps: float = 0.0) -> None:
+    def __init__(self, width: int, frequent_s: float, *, told: Optional[Dict[str, float]] = None) -> None:
         self._width, self._frequent_s = width, frequent_s
-        self._told_s, self._told_steps = told_s, told_steps
+        self._has_told_none = told == {}
+        self._told_s, self._told_steps = (told["seconds"], told["steps"]) if told else (0.0, 0.0)
         self._gaps: List[Gap] = []
         self._from_steps, self._from_s = 0, 0.0  # where the steps begin whose mean is compared with
         self._typical_s: Optional[float] = None
@@ -60,7 +61,7 @@ class Cycles:
         return not self._gaps and not self._told_s
 
     def begin_after(self, steps: int, end_s: float) -> None:
-        """Leaves a step out: something was compiled in it."""
+        """Leaves out a step that says nothing: something was compiled in it."""
         self._from_steps, self._from_s = steps, end_s
 
     def note(self, step_s: float, *, steps: int, end_s: float, samples: float, is_evaluation: bool = False) -> bool:
@@ -78,6 +79,9 @@ class Cycles:
             self._typical_s = (end_s - step_s - self._from_s) / before
         if self._typical_s is None or step_s < GAP_TIMES * self._typical_s:
             return False
+        if is_evaluation and self._has_told_none:
+            self.begin_after(steps, end_s)
+            return True
         gap = Gap(steps, end_s, samples, step_s, end_s - self._from_s, is_evaluation)
         if self._gaps and not before:  # one after the other: the same
             last = self._gaps.pop()

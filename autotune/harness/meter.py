@@ -9,9 +9,9 @@ afterwards is an interval that allows for blocks that depend on each other, or n
 from __future__ import annotations
 
 import math
-from typing import List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
-from .blocks import Blocks
+from .blocks import Blocks, agree
 from .cycles import FREQUENT, Cycles, Gap, Whole, in_words, whole
 from .interval import MIN_BLOCKS, mean_half_width_frac, spread_frac
 from .protocol import MeasureRules, Window
@@ -33,7 +33,7 @@ class Meter:
         width: whole multiples of this many steps make a block: max(1, loader workers).
         race_below_per_s: the window ends early once the rate is certainly below this; None never.
         promote_above_per_s: the window goes on until it is narrower where the rate may reach this; None never.
-        cycle_s, cycle_steps: of the baseline's cycles (cycles.py); 0 where it had none.
+        cycle: `Spec.cycle`, see cycles.py.
     """
 
     def __init__(
@@ -43,8 +43,7 @@ class Meter:
         *,
         race_below_per_s: Optional[float] = None,
         promote_above_per_s: Optional[float] = None,
-        cycle_s: float = 0.0,
-        cycle_steps: float = 0.0,
+        cycle: Optional[Dict[str, float]] = None,
     ) -> None:
         self.rules = rules
         self._promote_above_per_s = promote_above_per_s
@@ -72,7 +71,7 @@ class Meter:
         self._other_steps, self._other_s, self._other_samples = 0, 0.0, 0.0  # left out, but for whole cycles
         self._opened_s = 0.0  # position
         self._evaluated_at_s = -math.inf
-        self._cycles = Cycles(self.width, rules.min_s / FREQUENT, told_s=cycle_s, told_steps=cycle_steps)
+        self._cycles = Cycles(self.width, rules.min_s / FREQUENT, told=cycle)
 
     def feed(self, step_s: float, samples: float, *, is_quiet: bool = True) -> str:
         """Takes a finished step in and returns the phase the trial is now in.
@@ -146,17 +145,7 @@ class Meter:
             return self._quiet_steps >= rules.slow_warmup_steps
         if self._quiet_steps < rules.warmup_quiet_steps or self._quiet_s < rules.warmup_min_device_s:
             return False
-        return self._has_closed and len(self._warm) >= 2 and self._blocks_agree()
-
-    def _blocks_agree(self) -> bool:
-        earlier, later = self._warm.rates_per_s[-2:]
-        if not _close(earlier, later, self.rules.warmup_mean_frac):
-            return False
-        before, after = sorted(self._warm.step_s[-2]), sorted(self._warm.step_s[-1])
-        if self.width > 1 or min(len(before), len(after)) < 8:
-            return True  # bursts of a loader, or too few steps for quartiles to mean anything
-        quarters = (0.25, 0.5, 0.75)
-        return all(_close(_quantile(before, q), _quantile(after, q), self.rules.warmup_quartile_frac) for q in quarters)
+        return self._has_closed and len(self._warm) >= 2 and agree(self._warm, rules)
 
     def _is_slow(self) -> bool:
         steps, seconds = self._quiet_steps + self._window_steps, self._quiet_s + self._window_s
@@ -416,11 +405,3 @@ class Meter:
             is_raced=self.is_raced,
             cycles=len(found.block_s) if found else 0,
         )
-
-
-def _close(a: float, b: float, frac: float) -> bool:
-    return abs(a - b) <= frac * max(abs(a), abs(b))
-
-
-def _quantile(ordered: List[float], q: float) -> float:
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]

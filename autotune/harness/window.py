@@ -47,9 +47,7 @@ class Window:
             for limit in (spec.race_below_per_s, spec.promote_above_per_s)
         )
         width = max(1, session.loaders.num_workers())
-        cycle = spec.cycle or {"seconds": 0.0, "steps": 0.0}  # none, or nobody knows
-        limits = {"race_below_per_s": race, "promote_above_per_s": promote}
-        self.meter = Meter(spec.rules, width, cycle_s=cycle["seconds"], cycle_steps=cycle["steps"], **limits)
+        self.meter = Meter(spec.rules, width, race_below_per_s=race, promote_above_per_s=promote, cycle=spec.cycle)
         self._enter_warmup()
 
     def _enter_warmup(self) -> None:
@@ -82,9 +80,8 @@ class Window:
         if session.spec.mode == "parity":
             self.is_full = self._is_parity_over()
             return
-        # With an evaluation in it, say: not training time. Where no loader feeds the steps it may be what makes their samples,
-        # unless the baseline has found that it does not come often enough.
-        may_feed = session.loaders.unit_source != "loader" and session.spec.cycle != {}
+        # With an evaluation in it, say: not training time. Where no loader feeds the steps it may be what makes their samples.
+        may_feed = session.loaders.unit_source != "loader"
         while may_feed and (number := _next_evaluated(steps)) is not None:
             self._feed(meter, [step for step in steps[:number] if not step.is_foreign])
             was = meter.phase

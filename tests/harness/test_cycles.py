@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -30,8 +31,8 @@ def alternating(step_s: float, num: int, pause_s: float, *, phase: float = 0.0) 
         yield step_s * (1 + chance.uniform(-0.03, 0.03)) + (0 if number % num else pause_s)
 
 
-def measured(steps: Iterator[float], rules: MeasureRules | None = None, **options: float) -> Meter:
-    meter = Meter(rules or MeasureRules(), **options)  # type: ignore[arg-type]
+def measured(steps: Iterator[float], rules: MeasureRules | None = None, **options: Any) -> Meter:
+    meter = Meter(rules or MeasureRules(), **options)
     while meter.phase != DONE:
         meter.feed(next(steps), 8)
     return meter
@@ -52,7 +53,7 @@ def true_per_s(step_s: float, num: int, pause_s: float) -> float:
 def test_a_window_holds_whole_cycles_wherever_they_begin(kind: tuple[float, int, float], rules: MeasureRules) -> None:
     cycle_s = kind[0] * kind[1] + kind[2]
     for phase in PHASES:
-        meter = measured(alternating(*kind, phase=phase), rules, cycle_s=cycle_s, cycle_steps=kind[1])
+        meter = measured(alternating(*kind, phase=phase), rules, cycle={"seconds": cycle_s, "steps": kind[1]})
         window = window_of(meter)
         assert window.rate_per_s == pytest.approx(true_per_s(*kind), rel=0.01)
         assert (window.is_steady, window.steps, len(window.block_s)) == (True, window.cycles * kind[1], window.cycles)
@@ -83,7 +84,7 @@ def test_what_is_too_slow_over_its_cycles_is_raced_after_two_at_the_least() -> N
 
 def test_a_slower_trial_waits_for_a_cycle_of_the_baseline_s_length_in_steps() -> None:
     four_times_slower = alternating(0.04, 200, 4.0, phase=0.5)
-    window = window_of(measured(four_times_slower, MeasureRules(max_s=10.0), cycle_s=3.0, cycle_steps=200))
+    window = window_of(measured(four_times_slower, MeasureRules(max_s=10.0), cycle={"seconds": 3.0, "steps": 200}))
     assert window.rate_per_s == pytest.approx(true_per_s(0.04, 200, 4.0), rel=0.01)
 
 
@@ -107,7 +108,7 @@ def test_a_window_cut_off_falls_back_to_its_last_whole_cycle() -> None:
 
 
 def test_a_window_cut_off_before_a_whole_cycle_counts_for_nothing() -> None:
-    steps, meter = alternating(*STEPS[0], phase=0.9), Meter(MeasureRules(), cycle_s=3.0, cycle_steps=200)
+    steps, meter = alternating(*STEPS[0], phase=0.9), Meter(MeasureRules(), cycle={"seconds": 3.0, "steps": 200})
     for _ in range(250):
         meter.feed(next(steps), 8)
     assert meter.cut_off()
@@ -182,6 +183,13 @@ def test_an_evaluation_that_comes_rarely_is_left_out() -> None:
     assert (window.rate_per_s, window.cycles) == (pytest.approx(800.0), 0)
     seen = rolling_out(Meter(MeasureRules(min_s=10.0)), 500, 5.0, 800)
     assert seen.rate_per_s == pytest.approx(800.0)
+
+
+def test_evaluations_that_the_baseline_left_out_are_left_out_again_and_frequent_ones_are_not() -> None:
+    rare = rolling_out(Meter(MeasureRules(), cycle={}), 200, 1.0, 10_000)
+    assert (rare.rate_per_s, rare.cycles) == (pytest.approx(800.0), 0)
+    often = rolling_out(Meter(MeasureRules(), cycle={}), 10, 0.06, 10_000)
+    assert often.rate_per_s == pytest.approx(true_per_s(0.01, 10, 0.06), rel=0.02)
 
 
 def test_a_real_program_s_rollouts_are_measured_as_its_own_clock_has_them(trial: Trial) -> None:
