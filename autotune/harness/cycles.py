@@ -44,7 +44,7 @@ class Cycles:
     Args:
         width: the loader's workers, or 1: gaps each so many steps are its bursts.
         frequent_s: gaps closer than this are no cycles.
-        told: `Spec.cycle`. Where the baseline had no cycles, evaluations make none here: left out there, they are left out again.
+        told: `Spec.cycle`. Where the baseline had no cycles, evaluations make none here: left out there, they are here.
     """
 
     def __init__(self, width: int, frequent_s: float, *, told: Optional[Dict[str, float]] = None) -> None:
