@@ -426,6 +426,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "files": {"left", "new": [{"name", "bytes", "trial"}], "kept": [{"path", "trials"}], "aside": [{"path", "copy", "trial"}],
 #            "unguarded": [{"path", "why"}]},
 #  "placeholders", "detected": as in StudyRecord,
+#  "cycles": what is said of the steps where they come in cycles | null,
 #  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci",
 #              "seconds", "start": "fresh|warm", "spared_s", "phases_s", "peak_memory_bytes", "device_rate", "loader_rate",
 #              "data_wait_frac", "regime", "round", "repeats", "score",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -353,6 +353,19 @@ def one_line(text: str, most: int) -> str:
     """Returns text as one line of printable characters, cut to `most` of them: fit for a terminal, a comment, a table."""
     printable = "".join(letter if letter.isprintable() else " " for letter in plain(text))
     return shortened(" ".join(printable.split()), most, "...")
+
+
+def cycles_text(metrics: Mapping[str, float]) -> str:
+    """Returns what is said of a trial whose steps alternate with something else; "" of another.
+
+    Args:
+        metrics: the record's.
+    """
+    num = metrics.get("window_cycles")
+    if not num:
+        return ""
+    steps, seconds = metrics["window_steps"] / num, metrics["window_s"] / num
+    return f"Steps come in cycles of {steps:.0f} in {seconds:.3g} s; the window holds {num:.0f}"
 
 
 def log_lines(evidence: dict[str, Any], *, most: int = 15) -> list[str]:

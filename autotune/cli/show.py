@@ -80,6 +80,8 @@ def print_study(folder: StudyFolder, *, as_json: bool) -> int:
     out.print(trials.legend(summary))
     if warm := trials.starts(summary.get("trials") or []):
         out.print(warm)
+    if cycles := summary.get("cycles"):
+        out.print(Text(str(cycles), style="quiet"))
     out.print()
     if several := ranks.block(summary):
         out.print(several)

@@ -9,8 +9,10 @@ afterwards is an interval that allows for blocks that depend on each other, or n
 from __future__ import annotations
 
 import math
-from typing import List, Optional
+from typing import Dict, List, Optional, Tuple
 
+from .blocks import Blocks, agree
+from .cycles import FREQUENT, Cycles, Gap, Whole, in_words, whole
 from .interval import MIN_BLOCKS, mean_half_width_frac, spread_frac
 from .protocol import MeasureRules, Window
 from .trend import keeps_changing, trend
@@ -19,38 +21,8 @@ MIN_STEPS = 3  # of a window that is ended before it is full
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
 # Of a 95 % half-width: the 99 % one is as wide from five blocks (Student's t, 4.60 / 2.78), and narrower from more.
 RACE_WIDTH = 1.66
-
-
-class Blocks:
-    """Steps gathered into blocks of whole multiples of `width` steps, at least `min_s` long."""
-
-    def __init__(self, width: int, min_s: float) -> None:
-        self.width, self.min_s = max(1, width), min_s
-        self.rates_per_s: List[float] = []  # of each closed block
-        self.block_s: List[float] = []  # its length
-        self.step_s: List[List[float]] = []  # steps of the last two closed blocks
-        self._open: List[float] = []
-        self._open_s = self._open_samples = 0.0
-        self.num_steps, self.seconds, self.samples = 0, 0.0, 0.0  # of the closed blocks
-
-    def add(self, step_s: float, samples: float) -> bool:
-        """Adds a step; returns whether it closed a block."""
-        self._open.append(step_s)
-        self._open_s += step_s
-        self._open_samples += samples
-        if len(self._open) % self.width or self._open_s < self.min_s:
-            return False
-        self.rates_per_s.append(self._open_samples / self._open_s)
-        self.block_s.append(self._open_s)
-        self.step_s = [*self.step_s[-1:], self._open]
-        self.num_steps += len(self._open)
-        self.seconds += self._open_s
-        self.samples += self._open_samples
-        self._open, self._open_s, self._open_samples = [], 0.0, 0.0
-        return True
-
-    def __len__(self) -> int:
-        return len(self.rates_per_s)
+CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # so many cycles are fewer than that: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
+CYCLES = 3  # of a window; two where the third would not fit
 
 
 class Meter:
@@ -61,6 +33,7 @@ class Meter:
         width: whole multiples of this many steps make a block: max(1, loader workers).
         race_below_per_s: the window ends early once the rate is certainly below this; None never.
         promote_above_per_s: the window goes on until it is narrower where the rate may reach this; None never.
+        cycle: `Spec.cycle`, see cycles.py.
     """
 
     def __init__(
@@ -70,6 +43,7 @@ class Meter:
         *,
         race_below_per_s: Optional[float] = None,
         promote_above_per_s: Optional[float] = None,
+        cycle: Optional[Dict[str, float]] = None,
     ) -> None:
         self.rules = rules
         self._promote_above_per_s = promote_above_per_s
@@ -94,6 +68,10 @@ class Meter:
         self._window_s = self._window_samples = 0.0
         self._window_steps = 0
         self._checked_at, self._checked_width = 0, math.inf
+        self._other_steps, self._other_s, self._other_samples = 0, 0.0, 0.0  # left out, but for whole cycles
+        self._opened_s = 0.0  # position
+        self._evaluated_at_s = -math.inf
+        self._cycles = Cycles(self.width, rules.min_s / FREQUENT, told=cycle)
 
     def feed(self, step_s: float, samples: float, *, is_quiet: bool = True) -> str:
         """Takes a finished step in and returns the phase the trial is now in.
@@ -109,6 +87,32 @@ class Meter:
             self.feed_window([step_s], [samples], is_quiet=is_quiet)
         return self.phase
 
+    def feed_evaluation(self, step_s: float, samples: float) -> str:
+        """Takes in a step with an evaluation in it that may be a rollout, and returns the phase.
+
+        Of such that come often each is a step like others. A long one is left out, but where they make cycles.
+
+        Args:
+            step_s: as in `feed`.
+            samples: as in `feed`.
+        """
+        ended_s = self._position[1] + step_s
+        is_often = ended_s - self._evaluated_at_s <= self.rules.min_s / FREQUENT
+        self._evaluated_at_s = ended_s
+        if is_often or step_s < self.rules.block_min_s or not self._is_gap(step_s, samples):
+            return self.feed(step_s, samples)
+        self._other_steps += 1
+        self._other_s += step_s
+        self._other_samples += samples
+        if self.phase == STEADY:
+            self._is_decided_by_cycles()
+        return self.phase
+
+    def _is_gap(self, step_s: float, samples: float) -> bool:
+        steps, end_s = self._position
+        samples += self._window_samples + self._other_samples
+        return self._cycles.note(step_s, steps=steps + 1, end_s=end_s + step_s, samples=samples, is_evaluation=True)
+
     # --- warm-up ---
 
     def _feed_warmup(self, step_s: float, samples: float, is_quiet: bool) -> None:
@@ -117,12 +121,16 @@ class Meter:
         if self._held_s is not None:
             self._held_s += step_s
         if not is_quiet:
+            self._cycles.begin_after(*self._position)
             self._quiet_steps, self._quiet_s = 0, 0.0
             self._warm = Blocks(self.width, self.rules.block_min_s)
         else:
             self._quiet_steps += 1
             self._quiet_s += step_s
             self._has_closed = self._warm.add(step_s, samples)
+            if step_s >= self.rules.block_min_s:
+                self._note_long(step_s)
+        self._opened_s = self._position[1]
         if self._is_warm():
             self._held_s = self._held_s or 0.0
             if not self.is_draining or self._held_s >= self.rules.drain_max_s:
@@ -137,17 +145,7 @@ class Meter:
             return self._quiet_steps >= rules.slow_warmup_steps
         if self._quiet_steps < rules.warmup_quiet_steps or self._quiet_s < rules.warmup_min_device_s:
             return False
-        return self._has_closed and len(self._warm) >= 2 and self._blocks_agree()
-
-    def _blocks_agree(self) -> bool:
-        earlier, later = self._warm.rates_per_s[-2:]
-        if not _close(earlier, later, self.rules.warmup_mean_frac):
-            return False
-        before, after = sorted(self._warm.step_s[-2]), sorted(self._warm.step_s[-1])
-        if self.width > 1 or min(len(before), len(after)) < 8:
-            return True  # bursts of a loader, or too few steps for quartiles to mean anything
-        quarters = (0.25, 0.5, 0.75)
-        return all(_close(_quantile(before, q), _quantile(after, q), self.rules.warmup_quartile_frac) for q in quarters)
+        return self._has_closed and len(self._warm) >= 2 and agree(self._warm, rules)
 
     def _is_slow(self) -> bool:
         steps, seconds = self._quiet_steps + self._window_steps, self._quiet_s + self._window_s
@@ -175,6 +173,8 @@ class Meter:
             self._window_samples += step_samples
             self._window_steps += 1
             if self._window.add(step_s, step_samples) or step_s >= min_s:  # else a short step in a block decides nothing
+                if step_s >= min_s:
+                    self._note_long(step_s)
                 self._decide(is_closed=len(self._window) > num_before)
                 num_before = len(self._window)
                 if self.phase == WARMUP:
@@ -206,20 +206,22 @@ class Meter:
         self._checked_at, self._checked_width = 0, math.inf
 
     def _decide(self, *, is_closed: bool) -> None:
+        if not self._cycles.is_idle and self._is_decided_by_cycles():
+            return
         if self._is_slow():
             self._stop_slow()
         elif is_closed:
             self._stop_by_interval()
-        if self.phase == STEADY and is_closed and self._is_outraced():
-            self.is_raced = True
-            self._end(f"stopped after {self._window_s:.1f} s: certainly slower than 0.8 times the best so far")
+        if self.phase == STEADY and is_closed and self._window_s >= self.rules.race_min_s:
+            blocks, half = self._window, self._spread_frac
+            self._race(blocks.samples / blocks.seconds, half and half * RACE_WIDTH)
         if self.phase == STEADY and self._window_s >= self.rules.max_s and self._window_steps >= self.rules.slow_min_steps:
             self._end(f"time cap of {self.rules.max_s:g} s")
 
     def _stop_slow(self) -> None:
         rules = self.rules
         full = self._window_steps % self.width == 0
-        if self._window_steps >= rules.slow_min_steps and full and _within(self._spread_frac, self._wanted_frac):
+        if self._window_steps >= rules.slow_min_steps and full and self._is_narrow():
             self._end("interval narrow enough")
         elif self._window_s >= rules.slow_max_s and self._window_steps >= min(rules.slow_min_steps, MIN_STEPS):
             self._end(f"time cap for slow steps of {rules.slow_max_s:g} s")
@@ -231,34 +233,104 @@ class Meter:
         width = self._spread_frac
         if width is None:
             return
-        if width <= self._wanted_frac and not self._is_dependent():
+        if self._is_narrow() and not self._is_dependent():
             self._end("interval narrow enough")
         elif len(self._window) >= 2 * max(self._checked_at, rules.min_blocks):
             if width > 0.9 * self._checked_width:
                 self._end("interval no longer shrinks")
             self._checked_at, self._checked_width = len(self._window), width
 
-    @property
-    def _wanted_frac(self) -> float:
+    def _is_narrow(self) -> bool:
+        blocks, width = self._window, self._spread_frac
+        return width is not None and width <= self._wanted_frac(blocks.samples / blocks.seconds, width)
+
+    def _wanted_frac(self, rate_per_s: float, width: float) -> float:
         """How narrow the interval is to be: narrower where the rate may be the best so far, for a while."""
-        rules, above_per_s, width = self.rules, self._promote_above_per_s, self._spread_frac
-        if above_per_s is None or width is None or self._window_s >= rules.promoted_max_s:
+        rules, above_per_s = self.rules, self._promote_above_per_s
+        if above_per_s is None or self._window_s >= rules.promoted_max_s:
             return rules.half_width_frac
-        is_contender = self._window.samples / self._window.seconds * (1 + width) >= above_per_s
+        is_contender = rate_per_s * (1 + width) >= above_per_s
         return min(rules.half_width_frac, rules.promoted_half_width_frac) if is_contender else rules.half_width_frac
 
-    def _is_outraced(self) -> bool:
-        """Whether the rate is certainly too low to be of interest, by the upper end of its 99 % interval.
+    def _race(self, rate_per_s: float, half: Optional[float]) -> None:
+        """Ends the window where the rate is certainly too low to be of interest, by the upper end of its 99 % interval.
 
         A queue that was filled before the window makes its beginning too fast, never too slow, and warm-up is over: what is
         too slow now stays so. The bound is read anew at every block, which a single 99 % does not allow for; the 20 % between
         what is raced and what could win do.
         """
         limit_per_s = self._race_below_per_s
-        if limit_per_s is None or not self.is_steady or self._window_s < self.rules.race_min_s:
-            return False
-        half = self._spread_frac
-        return half is not None and self._window.samples / self._window.seconds * (1 + RACE_WIDTH * half) < limit_per_s
+        if limit_per_s is None or half is None or not self.is_steady or rate_per_s * (1 + half) >= limit_per_s:
+            return
+        self.is_raced = True
+        self._end(f"stopped after {self._window_s:.1f} s: certainly slower than 0.8 times the best so far")
+
+    # --- cycles ---
+
+    @property
+    def _position(self) -> Tuple[int, float]:
+        """Steps and seconds so far, of all that was fed."""
+        steps = self._warmup_steps + self._window_steps + self._other_steps
+        return steps, self._warm_s + self._window_s + self._other_s
+
+    def _note_long(self, step_s: float) -> None:
+        steps, end_s = self._position
+        self._cycles.note(step_s, steps=steps, end_s=end_s, samples=self._window_samples + self._other_samples)
+
+    def _gaps(self) -> List[Gap]:
+        return self._cycles.gaps(self._position[1])
+
+    @property
+    def _open_s(self) -> float:
+        """Seconds since the window opened, with what is left out of it."""
+        return self._position[1] - self._opened_s
+
+    @property
+    def _cycles_max_s(self) -> float:
+        return max(self.rules.cycles_max_s, 1.5 * self.rules.max_s)
+
+    def _is_awaited(self) -> bool:
+        is_bounded = self._open_s < self._cycles_max_s
+        return is_bounded and self._cycles.is_awaited(self._window_steps, self._open_s)
+
+    def _whole(self) -> Optional[Whole]:
+        """Returns the whole cycles of the window; None where there are none."""
+        return whole([gap for gap in self._gaps() if gap.end_s >= self._opened_s])
+
+    def _is_decided_by_cycles(self) -> bool:
+        """Ends the window after whole cycles; returns whether nothing else may end it."""
+        gaps = self._gaps()
+        if not gaps:
+            return self._is_awaited()
+        found = self._whole()
+        if found and gaps[-1].steps == self._position[0]:
+            self._stop_by_cycles(found)
+        if self.phase == STEADY and self._open_s >= self._cycles_max_s:
+            self.reason = self.reason or ("" if found else self._why_not_whole())
+            self._end("time cap for cycles")
+        return True
+
+    def _stop_by_cycles(self, found: Whole) -> None:
+        rules, num, rate_per_s = self.rules, len(found.block_s), found.samples / found.seconds
+        half = spread_frac(found.rates_per_s, min_blocks=2)
+        if half is None or found.seconds < rules.min_s:
+            return
+        is_narrow = num >= CYCLES and half <= self._wanted_frac(rate_per_s, half)
+        if is_narrow or found.seconds * (1 + 1 / num) > rules.max_s:
+            self._end(str(found))
+        else:
+            self._race(rate_per_s, half * CYCLES_RACE_WIDTH.get(num, RACE_WIDTH))
+
+    def _why_not_whole(self) -> str:
+        """Returns why the window tells no rate though the steps come in cycles; "" where it does, or they do not."""
+        gaps = self._gaps()
+        if self._whole() or not (len(gaps) > 1 or self._is_awaited()):
+            return ""
+        if len(gaps) < 2:
+            return "ended before a whole cycle like the baseline's"
+        (before, last), rules = gaps[-2:], self.rules
+        found = in_words(last.steps - before.steps, last.end_s - before.end_s)
+        return f"{found}, and the window holds none: give more time, or more than cycles_max_s={rules.cycles_max_s:g}"
 
     def _end(self, reason: str) -> None:
         if not self.is_draining and self._still_moves():  # a queue that empties is another matter
@@ -268,13 +340,15 @@ class Meter:
 
     def _still_moves(self) -> bool:
         """Returns whether another window was begun, because in this one the step time changed from end to end."""
-        last = trend(self._window.rates_per_s)
+        found = self._whole()
+        rates, between = (found.rates_per_s, []) if found else (self._window.rates_per_s, self._warm.rates_per_s)
+        last = trend(rates)
         if not self._moving:
             if last.is_suspect:
-                self._moving = self._window.rates_per_s
+                self._moving = rates
                 self._begin_anew(0.0, 0, "the step time still changes")
             return self.phase == WARMUP
-        whole = trend([*self._moving, *self._warm.rates_per_s, *self._window.rates_per_s])
+        whole = trend([*self._moving, *between, *rates])
         if keeps_changing(whole, last, self.rules.trend_frac):
             self.is_steady = False
             self.reason = f"the step time keeps {'growing' if last.moved_frac > 0 else 'falling'}: {whole.moved_frac:+.0%}"
@@ -300,6 +374,9 @@ class Meter:
     @property
     def warmup_steps(self) -> int:
         """Steps before the window that `window` returns; so far, where there is none."""
+        found = self._whole() if self._window_steps else None
+        if found:
+            return found.begin.steps
         return self._left_after_steps if self._left is not None and not self._window_steps else self._warmup_steps
 
     def window(self) -> Optional[Window]:
@@ -310,29 +387,21 @@ class Meter:
         if not self._window_steps:
             return self._left
         steps, seconds, samples = self._window_steps, self._window_s, self._window_samples
-        if len(self._window):
-            steps, seconds, samples = self._window.num_steps, self._window.seconds, self._window.samples
+        found, blocks = self._whole(), self._window
+        if found or len(blocks):
+            steps, seconds, samples = found[1:4] if found else (blocks.num_steps, blocks.seconds, blocks.samples)
+        rates, block_s = (found or blocks).rates_per_s, (found or blocks).block_s
+        why_not = self._why_not_whole()
         return Window(
             steps=steps,
             seconds=seconds,
             samples=samples,
             rate_per_s=samples / seconds,
-            block_rates_per_s=self._window.rates_per_s,
-            half_width_frac=mean_half_width_frac(self._window.rates_per_s, self._window.block_s)[0],
-            is_steady=self.is_steady,
-            reason=self.reason,
-            block_s=self._window.block_s,
+            block_rates_per_s=rates,
+            half_width_frac=mean_half_width_frac(rates, block_s)[0],
+            is_steady=self.is_steady and not why_not,
+            reason=self.reason if not self.is_steady else why_not or self.reason,
+            block_s=block_s,
             is_raced=self.is_raced,
+            cycles=len(found.block_s) if found else 0,
         )
-
-
-def _within(value: Optional[float], limit: float) -> bool:
-    return value is not None and value <= limit
-
-
-def _close(a: float, b: float, frac: float) -> bool:
-    return abs(a - b) <= frac * max(abs(a), abs(b))
-
-
-def _quantile(ordered: List[float], q: float) -> float:
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]

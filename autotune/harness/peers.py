@@ -18,8 +18,8 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import protocol
+from .blocks import Blocks
 from .interval import mean_half_width_frac
-from .meter import Blocks
 
 CLAIM = "peer{}.json"  # by number: {"pid", "memory", "beat", "open_s", "full_s"}
 LOOK_S = 0.1  # between two looks for others

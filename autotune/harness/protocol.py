@@ -95,6 +95,7 @@ class MeasureRules:
     min_steps: int = 20
     min_s: float = 2.0
     max_s: float = 30.0
+    cycles_max_s: float = 60.0  # of a window whose steps come in cycles, until it holds two whole ones
     half_width_frac: float = 0.03  # stop when the blocks' spread makes a 95 % half-width this narrow, relative to the mean
     # A trial that may be the best so far is measured more narrowly before it is believed: three times as narrow is nine times
     # as many blocks, so there is a bound of its own, beyond which the finals have to tell.
@@ -126,6 +127,8 @@ class Spec:
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None never.
         promote_above_per_s: where the rate of all ranks may reach this, the best so far, the window goes on until it is as
             narrow as `MeasureRules.promoted_half_width_frac` asks; None never.
+        cycle: {"steps", "seconds"} of a cycle of the baseline, {} where its steps come in none; None in the baseline itself. A
+            window waits for its like.
         end_s: moment on the machine's monotonic clock at which the window ends with what it has; None whenever it is full.
         tokens_per_sample: tokens of each sample, which are counted instead of samples; None where nobody told.
         origin: in mode "apply", the file that the knobs come from, as the user named it.
@@ -148,6 +151,7 @@ class Spec:
     max_s: Optional[float] = None
     race_below_per_s: Optional[float] = None
     promote_above_per_s: Optional[float] = None
+    cycle: Optional[Dict[str, float]] = None
     end_s: Optional[float] = None
     rules: MeasureRules = dataclasses.field(default_factory=MeasureRules)
     tokens_per_sample: Optional[int] = None
@@ -189,6 +193,7 @@ class Window:
         is_raced: it was stopped early, being certainly slower than `Spec.race_below_per_s`.
         clock_gap_frac: |sum of device event gaps - wall time| / wall time; None on the CPU.
         block_s: seconds of each block; empty in results of earlier versions.
+        cycles: whole cycles that the window holds, its blocks; 0 where steps just follow steps.
     """
 
     steps: int
@@ -202,6 +207,7 @@ class Window:
     is_raced: bool = False
     clock_gap_frac: Optional[float] = None
     block_s: List[float] = dataclasses.field(default_factory=list)
+    cycles: int = 0
 
 
 @dataclasses.dataclass

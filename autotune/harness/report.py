@@ -163,7 +163,8 @@ def _add_rates(found: protocol.RankResult, session: Any) -> None:
         found.window = dataclasses.replace(window, clock_gap_frac=gap)
     found.data_wait_frac = min(1.0, measured.wait_s / measured.step_s)
     if measured.busy_s > 0:
-        found.device_rate_per_s = measured.samples / measured.busy_s
+        rate_per_s = window.rate_per_s if window.cycles else measured.samples / measured.step_s
+        found.device_rate_per_s = rate_per_s * measured.step_s / measured.busy_s
     found.throughput_per_s = window.rate_per_s
     if session.loaders.unit_source == "loader":
         _add_supply(found, session, window.rate_per_s)

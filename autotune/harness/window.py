@@ -47,7 +47,7 @@ class Window:
             for limit in (spec.race_below_per_s, spec.promote_above_per_s)
         )
         width = max(1, session.loaders.num_workers())
-        self.meter = Meter(spec.rules, width, race_below_per_s=race, promote_above_per_s=promote)
+        self.meter = Meter(spec.rules, width, race_below_per_s=race, promote_above_per_s=promote, cycle=spec.cycle)
         self._enter_warmup()
 
     def _enter_warmup(self) -> None:
@@ -80,7 +80,19 @@ class Window:
         if session.spec.mode == "parity":
             self.is_full = self._is_parity_over()
             return
-        steps = [step for step in steps if not step.is_foreign]  # with an evaluation in it, say: not training time
+        # With an evaluation in it, say: not training time. Where no loader feeds the steps it may be what makes their samples.
+        may_feed = session.loaders.unit_source != "loader"
+        while may_feed and (number := _next_evaluated(steps)) is not None:
+            self._feed(meter, [step for step in steps[:number] if not step.is_foreign])
+            was = meter.phase
+            if meter.feed_evaluation(steps[number].step_s, steps[number].samples) == STEADY != was:
+                self._open()
+            steps = steps[number + 1 :]
+        self._feed(meter, [step for step in steps if not step.is_foreign])
+        self.is_full = meter.phase == DONE
+
+    def _feed(self, meter: Meter, steps: List[Finished]) -> None:
+        session = self._session
         if meter.phase == WARMUP:
             meter.is_draining = session.supply.drains_within(session.spec.rules.drain_max_s)
         while meter.phase == WARMUP and steps:
@@ -91,7 +103,6 @@ class Window:
                 session.phases.enter("warmup")
         if meter.phase == STEADY and steps:
             self._measure(meter, steps)
-        self.is_full = meter.phase == DONE
 
     def _ahead_s(self, step_s: float) -> float:
         # The window's end takes another step to be seen; with several ranks so many as its announcement is ahead.
@@ -128,3 +139,7 @@ class Window:
             self._session.supply.close_window()
         elif meter.phase == WARMUP:  # something was compiled: from the start
             self._enter_warmup()
+
+
+def _next_evaluated(steps: List[Finished]) -> Optional[int]:
+    return next((number for number, step in enumerate(steps) if step.is_foreign and step.is_quiet), None)

@@ -89,7 +89,7 @@ class Budget:
         """
         if self.total_s is None:
             return
-        each_s = without_window_s(baseline) + FINALS_WINDOW_S
+        each_s = _confirming_s(baseline) if _has_cycles(baseline) else without_window_s(baseline) + FINALS_WINDOW_S
         parity_s = PARITY_TRIALS * (without_window_s(baseline) + PARITY_S)
         most_s = ATTRIBUTION_MAX_FRAC * self.total_s
         self.attribution_s = min(most_s, ATTRIBUTION_TRIALS * each_s) if ATTRIBUTION_MIN_TRIALS * each_s <= most_s else 0.0
@@ -229,8 +229,14 @@ class Costs:
         return max(_scaled_s(record, batch, seconds_of(record)) for record in near)
 
 
+def _has_cycles(record: TrialRecord) -> bool:
+    return bool(record.metrics.get("window_cycles"))
+
+
 def _confirming_s(record: TrialRecord) -> float:
     """Returns what a trial costs with no more of a window than a final needs: some seconds, of slow steps the least number."""
+    if _has_cycles(record):
+        return record.attempt_s
     steady_s, num_steps = record.phases_s.get("steady", 0.0), record.metrics.get("window_steps")
     steps_s = LEAST_STEPS * record.metrics.get("window_s", steady_s) / num_steps if num_steps else steady_s
     return record.attempt_s - steady_s + min(steady_s, max(FINALS_WINDOW_S, steps_s))

@@ -30,6 +30,7 @@ from autotune.study.front import confirm_front
 from autotune.study.identity import about, differences
 from autotune.study.inheritance import inherit, why_nothing
 from autotune.study.interrupts import Interrupts
+from autotune.study.numbers import cycle
 from autotune.study.plan import Listener, Plan, Tracking
 from autotune.study.proposals import Search
 from autotune.study.quarantine import quarantine
@@ -41,7 +42,7 @@ from autotune.study.tiers import TierFinals
 from autotune.study.trial import TrialRunner
 from autotune.study.verify import VERIFIED, Verification
 from autotune.trackers.sync import incomplete
-from autotune.wording import log_lines
+from autotune.wording import cycles_text, log_lines
 
 NO_MODULE = "No module named"  # what Python says of it
 LETTING_GO_S = 5.0  # for the tracker's process to end when it is told to
@@ -220,6 +221,7 @@ class _Study:
         session.runner.warm.learn(first)
         session.runner.learn_leaving(record)
         session.runner.baseline_losses = record.losses
+        session.runner.cycle = cycle(first)
         session.learn_excuses()
         session.space = _resolved(self._plan, first)
         if earlier is None or earlier.first is None:
@@ -268,6 +270,8 @@ class _Study:
             raise NothingWorked(_why_nothing(record, self._folder, results, self._plan.command.argv({})))
         if missing := missing_processes(results[0], self._plan.command.argv({})):
             self._listener.notice(self._plan.secrets.text(missing))
+        if said := cycles_text(record.metrics):
+            self._listener.notice(f"{said}.")
         return results[0]
 
     def _write(self, status: str, reason: str = "") -> Summary:

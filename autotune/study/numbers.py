@@ -109,10 +109,20 @@ def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, 
     found |= _of_ranks(ranks.joined(results))
     if first.window:
         found["window_s"], found["window_steps"] = first.window.seconds, float(first.window.steps)
+        if first.window.cycles:
+            found["window_cycles"] = float(first.window.cycles)
         if seen.get("gpu.energy_j") and seen.get("gpu.energy_s") and first.window.rate_per_s:
             # Joules and seconds lie between two looks at the counter, not at the window's ends: power over rate.
             found["gpu.energy_per_sample_j"] = seen["gpu.energy_j"] / seen["gpu.energy_s"] / first.window.rate_per_s
     return found
+
+
+def cycle(result: RankResult) -> dict[str, float]:
+    """Returns steps and seconds of a cycle, `Spec.cycle`, of a rank whose steps come in cycles; {} of another."""
+    window = result.window
+    if window is None or not window.cycles:
+        return {}
+    return {"steps": window.steps / window.cycles, "seconds": window.seconds / window.cycles}
 
 
 def _of_ranks(joined: dict[str, Any]) -> dict[str, float]:

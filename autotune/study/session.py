@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.harness.protocol import MeasureRules, RankResult
@@ -23,8 +23,10 @@ from autotune.study.trial import Finished, Request, StoppedNow, TrialRunner
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
 MIN_BASELINE_S = 60.0  # the baseline has so long at least, however small the budget: without it there is nothing
+LEAST_CYCLES = 2  # of a window: it opens within one
 MIN_TRIAL_S = 30.0  # a search trial is never given less, whatever was expected of it
 RACED_FRAC = 0.8  # of the best so far: what is certainly below it is not measured to the end
+BASELINE_WINDOW_TIMES = 3.0  # as long as others its window is at least: whether steps come in cycles is found out once
 OVERRUN_FACTOR = 4.0  # nor more than this times what was expected
 
 
@@ -111,6 +113,7 @@ class Session:
         plan = self.plan
         knobs: Knobs = {**plan.command.placeholders, **plan.space.pinned}
         rules = self.budget.screening_rules(plan.config.measure.screening)
+        rules = replace(rules, min_s=max(rules.min_s, min(BASELINE_WINDOW_TIMES * rules.min_s, rules.max_s)))
         total_s = self.budget.total_s
         request = Request(
             number=0,
@@ -170,13 +173,14 @@ class Session:
             raise OutOfTime
 
     def _least_again_s(self, first: TrialRecord) -> float:
-        """Returns what the least of a final takes: its start, as it was the last time, and a window of a second."""
+        """Returns what the least of a final takes: its start, as the last time, and a window of a second or two cycles."""
         finals = [record for record in self.records if record.kind is Kind.final and record.outcome.has_value]
         again = [record for record in finals if record.repeats == first.number]
         start_s = without_window_s(again[-1] if again else first)
         if not again:
             start_s = min(start_s + first.spared_s, self.costs.again_s(first.knobs, first.changed))
-        return start_s + self.plan.config.measure.finals.race_min_s
+        cycles_s = LEAST_CYCLES * (self.runner.cycle or {}).get("seconds", 0.0)
+        return start_s + max(self.plan.config.measure.finals.race_min_s, cycles_s)
 
     def _race_below_per_s(self, tier: Tier) -> float | None:
         """Returns the rate below which a search trial is stopped early; None for none.

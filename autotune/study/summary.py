@@ -21,6 +21,7 @@ from autotune.study.paying import break_even, search_cost
 from autotune.study.recording import recorded
 from autotune.study.tiers import is_barred, leader
 from autotune.study.verify import verification
+from autotune.wording import cycles_text
 
 GLOBAL_BATCH = "train.global_batch"
 OVERSTATED = "the search's own numbers, which overstate"
@@ -111,6 +112,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "warm_start": about.warm_start,
         "recording": recorded(about, records) if about.recording else None,
         "files": _files(records),
+        "cycles": _cycles(records),
         "trials": [_trial(record) for record in records],
     }
 
@@ -387,6 +389,11 @@ def _files(records: list[TrialRecord]) -> dict[str, Any]:
         "aside": aside,
         "unguarded": [{"path": path, "why": why} for path, why in unguarded.items()],
     }
+
+
+def _cycles(records: list[TrialRecord]) -> str | None:
+    """Returns what is said of the program's cycles, as the baseline had them; None where its steps just follow steps."""
+    return cycles_text(records[0].metrics) or None if records else None
 
 
 def _trial(record: TrialRecord) -> dict[str, Any]:

@@ -111,6 +111,7 @@ class TrialRunner:
         baseline_losses: the losses of the baseline's first steps; [] until it has run.
         warm: which trials may start warm; the baseline completes it.
         excused: what the program as it is does not keep finite, see `Facts.excused`: no trial is out for it.
+        cycle: `Spec.cycle` of all trials but the baseline, which completes it; None until it has run.
         leave_s: so long before its time is up a trial ends its window; the baseline tells what its processes need to leave.
 
     Args:
@@ -126,6 +127,7 @@ class TrialRunner:
         self.baseline_losses: list[float | None] = []
         self.excused: frozenset[str] = frozenset()
         self.warm = WarmStarts(plan.config.launch.warm)
+        self.cycle: dict[str, float] | None = None
         self.leave_s = LEAVE_S
         self._plan, self._folder, self._listener = plan, folder, listener
         self._watch = MachineWatch(plan.device or configured_device(plan.config), plan.clock, plan.cpu)
@@ -386,6 +388,7 @@ class TrialRunner:
             tokens_per_sample=tokens_per_sample(plan.config),
             race_below_per_s=request.race_below_per_s,
             promote_above_per_s=request.promote_above_per_s,
+            cycle=self.cycle,
             end_s=None if request.ends_s is None else request.ends_s - self.leave_s,
             **request.first_steps,
         )

@@ -47,6 +47,7 @@ class Surface:
         start_s: from launch to the window.
         spared_s: what a warm start takes off that; `facts` must tell that the program allows it.
         window_s: length of the window at most.
+        cycles: whole cycles that a window holds; 0 for a program whose steps come in none.
         leave_s: from the end of the window to that of the last process.
         stop_s: what stopping a trial takes.
         compile_s: what compiling adds, the first time; half of it from the study's cache.
@@ -71,6 +72,7 @@ class Surface:
     start_s: float = 4.0
     spared_s: float = 0.0
     window_s: float = 8.0
+    cycles: int = 0
     leave_s: float = 0.0
     stop_s: float = 0.0
     compile_s: float = 50.0
@@ -336,6 +338,7 @@ class _FakeRunning(Running):
             is_steady=is_steady,
             reason="" if is_steady else "memory was still moving",
             is_raced=self._is_raced,
+            cycles=surface.cycles,
         )
         device_per_s = surface.device_per_s(self._knobs)
         result.regime = surface.regime(self._knobs)

@@ -8,8 +8,9 @@ from itertools import islice
 import pytest
 from scipy import stats
 
+from autotune.harness.blocks import Blocks
 from autotune.harness.interval import MERGED_BLOCKS, MIN_BLOCKS, mean_half_width_frac, spread_frac, student_t
-from autotune.harness.meter import DONE, STEADY, WARMUP, Blocks, Meter
+from autotune.harness.meter import DONE, STEADY, WARMUP, Meter
 from autotune.harness.protocol import MeasureRules
 from tests.harness.conftest import REPOSITORY
 

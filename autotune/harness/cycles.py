@@ -1,0 +1,167 @@
+"""Steps that alternate with something else: rollouts between updates, a validation each n steps, logging. Pure.
+
+A window that holds a cycle and a half has a rate of its own making: of 200 steps of 10 ms and a pause of a second, read from
+-5 to +15 % beside the truth, whatever the blocks' spread. What lies between shows as a gap, a step that took many times the
+others. Gaps that come again make cycles, and a window then holds whole ones, from one gap's end to another's.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+GAP_TIMES = 8.0  # a gap takes so many times the mean of the steps before it
+LEAST_STEPS = 3  # of a mean to go by
+# A gap that takes less than this share of the time since it can do so little to the rate that nothing waits for the next one.
+NOTICEABLE_FRAC = 0.02
+SAME_KIND = 3.0  # gaps up to so many times shorter than the longest are of its kind; beside a validation, logging is none
+FREQUENT = 10.0  # so many in the shortest window are averaged as they are: a loader's bursts, short epochs
+PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0  # a gap is waited for so long, or so many times as long as it ever took
+LIKE, LIKE_FRAC = 1.5, 0.6  # so many of the distances are within this of the middle one: a loader's stalls come at random
+TOLD_TIMES, TOLD_STEPS_TIMES = 3.0, 1.5  # of a cycle that the baseline had: then this trial has none, or shorter ones
+MAX_GAPS = 64  # more are of no use
+
+
+class Gap(NamedTuple):
+    """A gap; steps and seconds since the first step, samples since the window opened, all at its end.
+
+    Attributes:
+        size_s: how long it took.
+        since_s: from the end of the one before, or from where steps could be compared.
+        is_evaluation: the model was called in evaluation mode: rollouts, or a validation.
+    """
+
+    steps: int
+    end_s: float
+    samples: float
+    size_s: float
+    since_s: float
+    is_evaluation: bool
+
+
+class Cycles:
+    """Finds the gaps between steps, and says which of them make cycles.
+
+    Args:
+        width: the loader's workers, or 1: gaps each so many steps are its bursts.
+        frequent_s: gaps closer than this are no cycles.
+        told: `Spec.cycle`. Where the baseline had no cycles, evaluations make none here: left out there, they are here.
+    """
+
+    def __init__(self, width: int, frequent_s: float, *, told: Optional[Dict[str, float]] = None) -> None:
+        self._width, self._frequent_s = width, frequent_s
+        self._has_told_none = told == {}
+        self._told_s, self._told_steps = (told["seconds"], told["steps"]) if told else (0.0, 0.0)
+        self._gaps: List[Gap] = []
+        self._from_steps, self._from_s = 0, 0.0  # where the steps begin whose mean is compared with
+        self._typical_s: Optional[float] = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to look at: no gap was seen or told of."""
+        return not self._gaps and not self._told_s
+
+    def begin_after(self, steps: int, end_s: float) -> None:
+        """Leaves out a step that says nothing: something was compiled in it."""
+        self._from_steps, self._from_s = steps, end_s
+
+    def note(self, step_s: float, *, steps: int, end_s: float, samples: float, is_evaluation: bool = False) -> bool:
+        """Takes a long step in and returns whether it is a gap; need not be called for short ones.
+
+        Args:
+            step_s: how long it took.
+            steps: at its end, as in `Gap`.
+            end_s: the same.
+            samples: the same.
+            is_evaluation: as in `Gap`.
+        """
+        before = steps - 1 - self._from_steps
+        if before >= LEAST_STEPS:
+            self._typical_s = (end_s - step_s - self._from_s) / before
+        if self._typical_s is None or step_s < GAP_TIMES * self._typical_s:
+            return False
+        if is_evaluation and self._has_told_none:
+            self.begin_after(steps, end_s)
+            return True
+        gap = Gap(steps, end_s, samples, step_s, end_s - self._from_s, is_evaluation)
+        if self._gaps and not before:  # one after the other: the same
+            last = self._gaps.pop()
+            gap = gap._replace(size_s=last.size_s + step_s, since_s=last.since_s + step_s)
+        self._gaps = [*self._gaps[1 - MAX_GAPS :], gap]
+        self._from_steps, self._from_s = steps, end_s
+        return True
+
+    def gaps(self, now_s: float) -> List[Gap]:
+        """Returns the gaps that make cycles, or may: of the longest kind that comes again; [] where steps just follow steps."""
+        left = self._gaps
+        while left:
+            least_s = max(gap.size_s for gap in left) / SAME_KIND
+            kind = [gap for gap in left if gap.size_s >= least_s]
+            if self._comes_again(kind, now_s):
+                return kind
+            left = [gap for gap in left if gap.size_s < least_s]
+        return []
+
+    def _comes_again(self, kind: List[Gap], now_s: float) -> bool:
+        longest_s, patience_s = max(gap.size_s for gap in kind), max(PATIENCE_S, TOLD_TIMES * self._told_s)
+        steps, seconds = _apart(kind)
+        if len(kind) > 1:
+            is_frequent = sum(steps) <= 2 * self._width * len(steps) or sum(seconds) <= self._frequent_s * len(steps)
+            if is_frequent or not _are_alike(steps):
+                return False
+        if len(kind) > 1 or not kind[0].is_evaluation:  # one that comes so rarely is left out of the window
+            patience_s = max(patience_s, PATIENCE_TIMES * max([kind[0].since_s, *seconds]))
+        return now_s - kind[-1].end_s <= min(patience_s, longest_s / NOTICEABLE_FRAC)
+
+    def is_awaited(self, steps: int, seconds: float) -> bool:
+        """Returns whether a gap like the baseline's may still come first; of a window of so many steps and seconds."""
+        return seconds < TOLD_TIMES * self._told_s or steps < TOLD_STEPS_TIMES * self._told_steps
+
+
+class Whole(NamedTuple):
+    """Whole cycles, from one gap's end to another's.
+
+    Attributes:
+        begin: the gap before the first.
+        steps, seconds, samples: of all together.
+        rates_per_s, block_s: of each.
+    """
+
+    begin: Gap
+    steps: int
+    seconds: float
+    samples: float
+    rates_per_s: List[float]
+    block_s: List[float]
+
+    def __str__(self) -> str:
+        num = len(self.block_s)
+        return in_words(self.steps / num, self.seconds / num) + f"; the window holds {num}"
+
+
+def whole(gaps: List[Gap]) -> Optional[Whole]:
+    """Returns the cycles between gaps; None where there are fewer than two."""
+    if len(gaps) < 2:
+        return None
+    first, last = gaps[0], gaps[-1]
+    block_s = _apart(gaps)[1]
+    samples = [b.samples - a.samples for a, b in zip(gaps, gaps[1:])]  # noqa: B905, RUF007 (Python 3.9)
+    rates = [each / seconds for each, seconds in zip(samples, block_s)]  # noqa: B905
+    return Whole(first, last.steps - first.steps, last.end_s - first.end_s, last.samples - first.samples, rates, block_s)
+
+
+def in_words(steps: float, seconds: float) -> str:
+    """Returns what is said of cycles of so many steps and seconds."""
+    return f"steps come in cycles of {steps:.0f} in {seconds:.3g} s"
+
+
+def _apart(gaps: List[Gap]) -> Tuple[List[int], List[float]]:
+    """Returns steps and seconds from each gap to the next."""
+    pairs = list(zip(gaps, gaps[1:]))  # noqa: B905, RUF007 (Python 3.9)
+    return [b.steps - a.steps for a, b in pairs], [b.end_s - a.end_s for a, b in pairs]
+
+
+def _are_alike(steps: List[int]) -> bool:
+    if len(steps) < 3:
+        return True
+    middle = sorted(steps)[len(steps) // 2]
+    return sum(middle / LIKE <= each <= middle * LIKE for each in steps) >= LIKE_FRAC * len(steps)

@@ -1,0 +1,37 @@
+"""What the baseline finds of cycles in a program's steps holds for the whole study."""
+
+import pytest
+
+from autotune.testing.fake_launcher import Surface
+
+CYCLES = "Steps come in cycles of 10 in 2 s; the window holds 4"
+
+
+def test_the_baseline_tells_the_other_trials_of_its_cycles_and_the_study_says_them(bench):
+    study = bench(Surface(window_s=8.0, cycles=4), minutes=4)
+    summary = study.run()
+    first, *others = [launch.spec.cycle for launch in study.launcher.launches]
+    assert first is None
+    assert others
+    assert all(told == {"steps": 10.0, "seconds": pytest.approx(2.0)} for told in others)
+    assert summary["cycles"] == CYCLES
+    assert ("notice", f"{CYCLES}.") in study.listener.calls
+    assert study.trials[0].metrics["window_cycles"] == 4
+
+
+def test_later_trials_know_that_there_were_none(bench):
+    study = bench(Surface(), minutes=4)
+    summary = study.run()
+    assert [launch.spec.cycle for launch in study.launcher.launches][1:3] == [{}, {}]
+    assert summary["cycles"] is None
+
+
+def test_the_baseline_looks_for_cycles_longer_than_others_do_within_its_budget(bench):
+    study = bench(Surface(), minutes=4)
+    study.run()
+    first, second = [launch.spec.rules for launch in study.launcher.launches][:2]
+    assert (first.min_s, second.min_s) == (6.0, 2.0)
+    short = bench(Surface(), minutes=2)
+    short.run()
+    rules = short.launcher.launches[0].spec.rules
+    assert rules.min_s == rules.max_s == 4.0
