@@ -12,7 +12,7 @@ import errno
 import functools
 import os
 import sys
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Set
 
 from . import protocol
 
@@ -32,6 +32,7 @@ def keep(folder: str) -> None:
     for name in ("remove", "unlink"):
         _put(name, kept.removing(getattr(os, name)))
     _put("rmdir", kept.removing_folders(os.rmdir))
+    _put("mkdir", kept.making_folders(os.mkdir))
 
 
 def torch_is_there() -> None:
@@ -42,12 +43,28 @@ def torch_is_there() -> None:
 
 
 def _put(name: str, new: Call) -> None:
-    old = getattr(os, name)
+    old, function = getattr(os, name), Function(new)
     for functions in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
         if old in functions:
-            functions.add(new)
-    setattr(os, name, functools.wraps(old, assigned=("__name__", "__qualname__", "__doc__"))(new))
-    getattr(os, name).__module__ = "os"  # by which it can be pickled
+            functions.add(function)
+    functools.update_wrapper(function, old, assigned=("__name__", "__qualname__", "__doc__"))
+    setattr(os, name, function)
+
+
+class Function:
+    """A function that is none of the methods of a class that holds it, as built-in ones: pathlib of Python 3.9 holds some."""
+
+    __module__ = "os"  # by which it is pickled
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Calls it."""
+        return self._call(*arguments, **named)
+
+    def __reduce__(self) -> str:
+        return str(self.__dict__["__name__"])
 
 
 class Kept:
@@ -63,6 +80,7 @@ class Kept:
         self._file, self._spared, self._made = (os.path.join(folder, name) for name in names)
         self._version: Any = None
         self._paths: Dict[str, str] = {}  # path -> its last part
+        self._removed: Set[str] = set()  # folders that the program takes for removed
 
     def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `torch.save` that leaves guarded files alone, and notes those that it is about to make."""
@@ -84,15 +102,22 @@ class Kept:
 
         def renamed(src: Any, dst: Any, *, src_dir_fd: Optional[int] = None, dst_dir_fd: Optional[int] = None) -> None:
             taken, source = self._kept(dst, dst_dir_fd), self._kept(src, src_dir_fd)
-            if taken is None and source is None:
+            origin, target = _at(src, src_dir_fd), _at(dst, dst_dir_fd)
+            is_folder = bool(self._paths) and os.path.isdir(origin) and self._is_any_in(os.path.realpath(origin))
+            if taken is None and source is None and not is_folder:
+                is_new = not os.path.lexists(target)
                 rename(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+                if is_new and os.path.isfile(target):
+                    _append(self._made, os.path.realpath(target))
                 return
             import shutil  # costs milliseconds, and hardly any program comes here
 
+            if is_folder:
+                shutil.copytree(origin, target, symlinks=True)
+                return
             self._spare(taken or source or "")
-            target = _at(dst, dst_dir_fd) if taken is None else self._place_for(taken)
             move = shutil.move if source is None else shutil.copy2
-            move(_at(src, src_dir_fd), target)
+            move(origin, target if taken is None else self._place_for(taken))
 
         return renamed
 
@@ -115,22 +140,40 @@ class Kept:
             try:
                 remove(path, dir_fd=dir_fd)
             except OSError as error:
-                if error.errno != errno.ENOTEMPTY or not self._holds_kept(os.path.realpath(_at(path, dir_fd))):
+                folder = os.path.realpath(_at(path, dir_fd))
+                if error.errno != errno.ENOTEMPTY or not self._holds_kept(folder):
                     raise
+                self._removed.add(folder)
 
         return removed
+
+    def making_folders(self, make: Call) -> Call:
+        """Returns `os.mkdir` for which a folder that was left alone when it was removed is not there."""
+
+        def made(path: Any, mode: int = 0o777, *, dir_fd: Optional[int] = None) -> None:
+            folder = os.path.realpath(_at(path, dir_fd)) if self._removed else ""
+            if folder in self._removed:
+                self._removed.discard(folder)
+            else:
+                make(path, mode, dir_fd=dir_fd)
+
+        return made
 
     def _kept(self, path: Any, dir_fd: Optional[int]) -> Optional[str]:
         """Returns the guarded path that is meant; None for any other."""
         self._read()
         if not self._paths:
             return None
-        text = os.fsdecode(path)
-        if os.path.basename(text) not in self._paths.values():
+        text = _at(path, dir_fd)
+        is_link = os.path.islink(text)
+        if not is_link and os.path.basename(text) not in self._paths.values():
             return None
-        folder, name = os.path.split(_at(text, dir_fd))
-        full = os.path.join(os.path.realpath(folder), name)
+        folder, name = os.path.split(text)
+        full = os.path.realpath(text) if is_link else os.path.join(os.path.realpath(folder), name)
         return full if full in self._paths else None
+
+    def _is_any_in(self, folder: str) -> bool:
+        return any(_is_within(kept, folder) for kept in self._paths)
 
     def _holds_kept(self, folder: str) -> bool:
         self._read()
@@ -142,7 +185,7 @@ class Kept:
             version = (status.st_mtime_ns, status.st_ino)
             if version != self._version:
                 with open(self._file, encoding="utf-8", errors="surrogateescape") as file:
-                    self._paths = {path: os.path.basename(path) for path in file.read().splitlines()}
+                    self._paths = {path: os.path.basename(path) for path in file.read().split("\0") if path}
                 self._version = version
         except OSError:  # nothing is guarded
             self._paths = {}
@@ -159,7 +202,7 @@ class Kept:
 def _append(file: str, line: str) -> None:
     try:
         with open(file, "a", encoding="utf-8", errors="surrogateescape") as opened:
-            opened.write(line + "\n")
+            opened.write(line + "\0")
     except OSError:  # a full disk: it is not told, but done
         pass
 

@@ -11,9 +11,9 @@ document carries `schema`. History of the schema: 1, the first.
     stop.json             rank 0 -> ranks    {"step": n}: every rank writes its result and leaves after its n-th step
     peer<K>.json          processes that train without torch.distributed -> each other: see peers.py
     loader<K>.bin         loader workers     counters of each worker of the K-th DataLoader, see worker.py
-    kept.txt              keeper -> harness  paths of the user's files that no trial may rename over or remove, one a line
-    spared.txt            harness -> keeper  those of them that the program would have changed, one a line
-    made.txt              harness -> keeper  files that the program begins to save where there was none, one a line
+    kept.txt              keeper -> harness  paths of the user's files that no trial may rename over or remove, each with a NUL
+    spared.txt            harness -> keeper  those of them that the program would have changed, the same
+    made.txt              harness -> keeper  files that the program begins to save where there was none, the same
 """
 
 from __future__ import annotations

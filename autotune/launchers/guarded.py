@@ -1,9 +1,9 @@
 """One file of the user's that a trial must not write over.
 
 When a process of the trial opens the file for writing, it waits for our lease (see leases.py). A copy is then put in the
-file's place, in one step, and the trial goes on to write into the old file, which has no name any more. So the user's file
-is whole at every moment, nothing has to be put back later, and what other programs write stays as they wrote it: they are
-let through at once.
+file's place, in one step, and the trial goes on to write into the old file, which has no name any more. So the path names a
+whole file at every moment, nothing has to be put back later, and what other programs write stays as they wrote it: they are
+let through at once, and before a process of a trial that waits with them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import shutil
+import signal
 import stat
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from autotune.launchers.leases import Lease
 
 FICLONE = 0x40049409  # ioctl: the copy shares the blocks of the original until one is written (btrfs, XFS)
 MAX_COPIED_BYTES = 8 << 30  # copied while the trial waits: the kernel lets it wait for 45 s (/proc/sys/fs/lease-break-time)
+STOPPED_MAX_S = 20.0  # a process of a trial waits for another program's save no longer
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
 
 
@@ -43,6 +45,7 @@ class Guarded:
         self.open_since_s: float | None = None
         self._is_of_trial, self._target = is_of_trial, aside / path.name
         self._lease: Lease | None = None
+        self._stopped: set[int] = set()  # processes of a trial that wait until another program has saved
         self.look()
 
     @property
@@ -59,10 +62,14 @@ class Guarded:
         try:
             self._lease = Lease(self.path)
             self.open_since_s = None
+            self._go_on()
         except (BlockingIOError, FileNotFoundError):  # others write it, or are replacing it: later
             self.open_since_s = self.open_since_s or time.monotonic()
+            if time.monotonic() - self.open_since_s > STOPPED_MAX_S:
+                self._go_on()
         except OSError as error:
             self.why_not, self.open_since_s = error.strerror or str(error), None
+            self._go_on()
 
     def was_replaced(self) -> bool:
         """Returns whether another file, or none, has the path now."""
@@ -87,11 +94,16 @@ class Guarded:
 
     def _answer(self, lease: Lease) -> None:
         waiting = lease.waiting()
+        ours = set(filter(self._is_of_trial, waiting))
         new: Lease | None = None
         try:
-            if waiting and all(map(self._is_of_trial, waiting)):
-                new = self._put_copy_in_place(lease)
+            if ours and ours == waiting:
+                new = self._put_copy_in_place(lease, ours)
                 self.is_kept = True
+            else:
+                self._stop(ours)
+        except BlockingIOError:  # another program waits, too, meanwhile
+            self._stop(ours)
         except FileNotFoundError:  # the path is another program's file now, which is guarded next
             return
         except OSError as error:
@@ -101,10 +113,24 @@ class Guarded:
             self._lease = new
             lease.close()  # only now the process goes on
 
-    def _put_copy_in_place(self, lease: Lease) -> Lease:
+    def _stop(self, pids: set[int]) -> None:
+        """Stops processes of a trial until another program, which is let through, has saved: then their opening begins anew."""
+        self._stopped |= pids
+        _send(pids, signal.SIGSTOP)
+
+    def _go_on(self) -> None:
+        _send(self._stopped, signal.SIGCONT)
+        self._stopped = set()
+
+    def _put_copy_in_place(self, lease: Lease, expected: set[int]) -> Lease:
         """Gives the path to a copy and returns the lease on it.
 
+        Args:
+            lease: on the file that has the path.
+            expected: the processes that may wait for it.
+
         Raises:
+            BlockingIOError: others wait, too; the path is as it was.
             OSError: there is no room, or the folder cannot be written; the path is as it was.
         """
         if lease.status.st_nlink > 1:
@@ -114,6 +140,8 @@ class Guarded:
         try:
             copy(lease, temporary)
             new = Lease(temporary)
+            if not lease.waiting() <= expected:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
             exchange(temporary, self.path)
             if not os.path.samestat(os.stat(temporary, follow_symlinks=False), lease.status):
                 exchange(temporary, self.path)  # another program has replaced it meanwhile: its file goes back
@@ -128,6 +156,7 @@ class Guarded:
 
     def end(self) -> None:
         """Ends the guard; `follow` begins it anew."""
+        self._go_on()
         if self._lease is not None:
             self._lease.close()
             self._lease = None
@@ -148,6 +177,9 @@ def copy(lease: Lease, target: Path) -> None:
             with open(os.dup(lease.file), "rb") as source:
                 source.seek(0)
                 shutil.copyfileobj(source, file, 1 << 20)
+            now = os.fstat(lease.file)
+            if (now.st_size, now.st_mtime_ns) != (lease.status.st_size, lease.status.st_mtime_ns):
+                raise OSError(errno.ETIMEDOUT, "it was written before it was copied") from None
         status = lease.status
         for name in os.listxattr(lease.file):
             with contextlib.suppress(OSError):
@@ -156,6 +188,12 @@ def copy(lease: Lease, target: Path) -> None:
             os.fchown(file.fileno(), status.st_uid, status.st_gid)
         os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
     os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _send(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
 
 
 def exchange(one: Path, other: Path) -> None:

@@ -15,7 +15,7 @@ PREFIX is what the marks of the study's processes begin with. One JSON object a 
             aside: changed or removed file -> copy of what it was; open: file -> why it could not be guarded; wrote: files
             that the trial was seen to write, wherever they are
 
-The guarded paths stand in `place`, one a line, in protocol.KEPT_FILE: the harness keeps them from being renamed over or
+The guarded paths stand in `place`, each with a NUL, in protocol.KEPT_FILE: the harness keeps them from being renamed over or
 removed (harness/keeping.py), which no lease can, and tells which files the trial begins to save.
 """
 
@@ -35,7 +35,16 @@ from typing import Any
 from autotune.harness import protocol
 from autotune.launchers.guarded import Guarded
 from autotune.launchers.leases import SIGNAL
-from autotune.launchers.writers import IN_CREATE, IN_ISDIR, IN_MOVED_FROM, IN_MOVED_TO, Event, Folders, Processes
+from autotune.launchers.writers import (
+    IN_CLOSE_WRITE,
+    IN_CREATE,
+    IN_ISDIR,
+    IN_MOVED_FROM,
+    IN_MOVED_TO,
+    Event,
+    Folders,
+    Processes,
+)
 
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".h5", ".npz", ".msgpack")
 STDIN = 0
@@ -45,6 +54,7 @@ LOOK_S = 5.0  # between two looks at what the trial has open when nothing happen
 IDLE_FACTOR = 10  # looking takes a tenth of one core at most, beside a trial that makes thousands of files
 MAX_GUARDED, MAX_WATCHED = 64, 400  # each guarded file takes a descriptor
 MAX_WROTE = 1000
+ANY_TRIAL = Processes("")  # of any study: those of another one must not write over the file either
 ALONE_LOOK_S, ALONE_S = 0.1, 120.0  # without the tuner: trials end within seconds then
 
 
@@ -64,6 +74,7 @@ class Trial:
         self._num_watched, self._published = 0, ""
         self._not_before_s, self._due_s = 0.0, time.monotonic() + LOOK_S  # of the next look at what is open
         self._guarded: dict[Path, Guarded] = {}
+        self._refused: set[Path] = set()
         self._ended: list[Guarded] = []  # of files that the trial has replaced
         for path in message["files"]:
             self._guard(Path(path))
@@ -92,11 +103,13 @@ class Trial:
         Args:
             is_last: whether this is the last time: then all of it, at once.
         """
+        events = self._folders.events()
         for guarded in self._guarded.values():
             guarded.look()
-        events = self._folders.events()
-        if events:
+        if any(event.mask & ~IN_CLOSE_WRITE for event in events):
             self._take_all(events)
+        else:
+            events = []  # no more than that a file which was being written can be guarded again
         now_s = time.monotonic()
         if is_last or (now_s >= self._not_before_s and (events or now_s >= self._due_s)):
             self._scan()
@@ -115,8 +128,6 @@ class Trial:
         """Ends all guards; returns the report."""
         self.look(is_last=True)
         for guarded in self._guarded.values():
-            if guarded.is_leased and not guarded.path.exists():
-                guarded.copy_aside()
             guarded.end()
         self._folders.close()
         spared = self._told(protocol.SPARED_FILE)
@@ -125,13 +136,22 @@ class Trial:
             "is": "ended",
             "kept": sorted(map(str, {guarded.path for guarded in there if guarded.is_kept} | spared & self._there)),
             "aside": {str(guarded.path): str(guarded.aside) for guarded in there if guarded.aside},
-            "open": {str(guarded.path): guarded.why_not for guarded in there if guarded.why_not},
+            "open": {
+                **{
+                    str(guarded.path): guarded.why_not for guarded in [*self._guarded.values(), *self._ended] if guarded.why_not
+                },
+                **{str(path): f"only {MAX_GUARDED} files are" for path in self._refused},
+            },
             "wrote": sorted(map(str, self._wrote - self._own)),
         }
 
     def _guard(self, path: Path) -> None:
-        if len(self._guarded) < MAX_GUARDED and path not in self._wrote:
-            self._guarded[path] = Guarded(path, is_of_trial=self._processes.has, aside=self._place / "kept")
+        if path in self._wrote:
+            return
+        if len(self._guarded) >= MAX_GUARDED:
+            self._refused.add(path)
+        else:
+            self._guarded[path] = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept")
 
     def _watch(self, folder: Path) -> None:
         if self._num_watched < MAX_WATCHED and not folder.is_relative_to(self._place):
@@ -178,21 +198,23 @@ class Trial:
             guarded.copy_aside()
             guarded.end()
             self._ended.append(self._guarded.pop(path))
-        elif path.exists():
+        elif os.path.lexists(path):
             guarded.follow()
 
     def _publish(self) -> None:
-        text = "".join(f"{path}\n" for path in sorted(self._guarded))
+        text = "".join(f"{path}\0" for path in sorted(self._guarded))
         if text != self._published:
             self._published = text
             temporary = self._place / f"{protocol.KEPT_FILE}.tmp"
-            temporary.write_text(text, errors="surrogateescape")
-            os.replace(temporary, self._place / protocol.KEPT_FILE)
+            with contextlib.suppress(OSError):  # a full disk, or a folder that is gone: the leases hold
+                temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
+                os.replace(temporary, self._place / protocol.KEPT_FILE)
 
     def _told(self, name: str) -> set[Path]:
         """Returns the files that the harness has named in a file of its own."""
         with contextlib.suppress(OSError):
-            return set(map(Path, (self._place / name).read_text(errors="surrogateescape").splitlines()))
+            text = (self._place / name).read_text(encoding="utf-8", errors="surrogateescape")
+            return set(map(Path, filter(None, text.split("\0"))))
         return set()
 
 

@@ -44,18 +44,16 @@ class Lease:
     def waiting(self) -> set[int]:
         """Returns the ids of the processes that wait to open the file for writing, as /proc/locks tells them.
 
-        A waiting process stands below the lease it waits for:
+        A waiting process stands below one of the leases it waits for, which may be another holder's:
 
             1: LEASE  BREAKING  UNLCK 7076 fe:00:2146541 0 EOF
             1: -> LEASE  BREAKER   WRITE 7117 <none>:0 0 EOF
         """
-        mine, found, is_below = os.readlink("/proc/self"), set(), False
+        found, is_below = set(), False
         for line in LOCKS.read_text().splitlines():
             words = line.split()
             if words[1:2] != ["->"]:
-                is_below = [*words[1:3], words[4]] == ["LEASE", "BREAKING", mine] and words[5].endswith(
-                    f":{self.status.st_ino}"
-                )
+                is_below = words[1:3] == ["LEASE", "BREAKING"] and words[5].endswith(f":{self.status.st_ino}")
             elif is_below and words[2:4] == ["LEASE", "BREAKER"]:
                 found.add(int(words[5]))
         return found

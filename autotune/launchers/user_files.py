@@ -8,6 +8,7 @@ program's, an editor's or a person's, and is told apart.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -23,13 +24,15 @@ from typing import Any
 
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.environment import KEEPER, mark_of, own_environment, study_of
-from autotune.launchers.keeper import CHECKPOINTS, MAX_GUARDED
+from autotune.launchers.keeper import CHECKPOINTS
 from autotune.run_dir import RESERVED_NAMES
 
 ANSWER_S = 30.0  # from a machine that swaps
 CLOSE_S = 1.0
 MAX_ENTRIES = 10_000  # of one folder: a data set's is not searched to its end
 MAX_LEFT = 50
+MAX_NAMED = 500  # of files to guard: what cannot be is told by name
+MAX_DEPTH = 3  # of folders in which checkpoints are looked for
 MAX_FOLDERS, MAX_INSIDE = 100, 1000  # folders that are looked into, and entries of one: logs, no data
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})
@@ -62,7 +65,7 @@ class UserFiles:
         self._keeper: Keeper | None = None
         self._made: set[Path] = set()  # by earlier trials
         self._folders: Folders | None = None
-        self._too_many: dict[str, str] = {}
+        self._asked: list[str] = []
 
     def begin(self, argv: Iterable[str], cwd: str, place: Path) -> None:
         """Guards and watches from now on; returns when the trial may start.
@@ -75,12 +78,12 @@ class UserFiles:
         place = place.resolve()
         self._folders = folders = Folders(list(argv), Path(cwd), place)
         files = [path for path in folders.checkpoints() if path not in self._made]
-        self._too_many = {str(path): f"only {MAX_GUARDED} files are" for path in files[MAX_GUARDED:]}
+        self._asked = [str(path) for path in files]
         self._ask(
             place,
             {
                 "do": "begin",
-                "files": [str(path) for path in files[:MAX_GUARDED]],
+                "files": self._asked,
                 "folders": [str(path) for path in dict.fromkeys([*folders.watched(), *(path.parent for path in files)])],
                 "own": [str(path) for path in self._made],
                 "place": str(place),
@@ -92,7 +95,11 @@ class UserFiles:
         folders, self._folders = self._folders, None
         if folders is None or self._keeper is None:
             return Report()
-        said = self._keeper.ask({"do": "end"}) or {}
+        said = self._keeper.ask({"do": "end"}, "ended")
+        if said is None:  # it was killed: what it guarded was open from then on
+            self._keeper.close()
+            self._keeper = None
+            said = {"open": dict.fromkeys(self._asked, "the process that guards it has ended")}
         wrote = [Path(path) for path in said.get("wrote", [])]
         made, new = folders.new(wrote)
         self._made.update(wrote)
@@ -102,7 +109,7 @@ class UserFiles:
             new=folders.sizes(new),
             kept=said.get("kept", []),
             aside=said.get("aside", {}),
-            unguarded={**said.get("open", {}), **self._too_many},
+            unguarded=said.get("open", {}),
         )
 
     def close(self) -> None:
@@ -114,7 +121,7 @@ class UserFiles:
         for _ in range(2):  # it may have been killed since the last trial
             if self._keeper is None:
                 self._keeper = Keeper(study_of(place))
-            if self._keeper.ask(message) is not None:
+            if self._keeper.ask(message, "ready") is not None:
                 return
             self._keeper.close()
             self._keeper = None
@@ -140,8 +147,8 @@ class Keeper:
         )
         self.close = weakref.finalize(self, _close, self._process, self._log)
 
-    def ask(self, message: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns the answer to a message; None from a keeper that has ended or does not answer."""
+    def ask(self, message: dict[str, Any], expected: str) -> dict[str, Any] | None:
+        """Returns the answer to a message; None from a keeper that has ended, does not answer, or answers something else."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -158,8 +165,8 @@ class Keeper:
             if not chunk:
                 return None
             line += chunk
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        answer: dict[str, Any] = json.loads(line.splitlines()[0])
+        return answer if answer["is"] == expected else None
 
 
 class Folders:
@@ -182,14 +189,14 @@ class Folders:
         self._before = self._entries()
 
     def checkpoints(self) -> list[Path]:
-        """Returns the files to guard: binary ones that the command names, checkpoints in the folders.
+        """Returns the files to guard: binary ones that the command names, then checkpoints in the folders, the newest first.
 
         Text is left out: it is configuration, which people change while a study runs.
         """
-        found = [path for path in self._files if _is_binary(path)]
-        for root in self._roots:
-            found += [root / name for name in sorted(_names(root)) if name.endswith(CHECKPOINTS) and (root / name).is_file()]
-        return list(dict.fromkeys(path.resolve() for path in found))
+        named = [path for path in self._files if _is_binary(path) and not os.access(path, os.X_OK)]
+        there = [path for root in self._roots for path in _checkpoints_below(root)]
+        files = dict.fromkeys(path.resolve() for path in [*named, *sorted(there, key=_modified_s, reverse=True)])
+        return [path for path in files if os.access(path, os.W_OK) and path.is_file()][:MAX_NAMED]
 
     def watched(self) -> Iterator[Path]:
         """Yields the folders in which new names may appear."""
@@ -253,6 +260,22 @@ def _looked_into(root: Path, study: Path) -> list[Path]:
     folders = [root / name for name in names]
     found = [path for path in folders if path.is_dir() and not path.is_symlink() and not path.is_relative_to(study)]
     return found[:MAX_FOLDERS]
+
+
+def _checkpoints_below(root: Path) -> Iterator[Path]:
+    """Yields the checkpoints in a folder and in those below it, as far as is looked."""
+    for at, folders, names in itertools.islice(os.walk(root), MAX_FOLDERS):
+        is_deep = len(Path(at).relative_to(root).parts) >= MAX_DEPTH
+        kept = [name for name in sorted(folders) if not name.startswith(".") and not _is_ours(Path(at, name))]
+        folders[:] = [] if is_deep else kept
+        yield from (Path(at, name) for name in names if name.endswith(CHECKPOINTS))
+
+
+def _modified_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _is_ours(path: Path) -> bool:

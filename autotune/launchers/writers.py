@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.harness.protocol import MARK_VARIABLE
 
-IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE, IN_ISDIR = 0x40, 0x80, 0x100, 0x200, 0x40000000
+IN_CLOSE_WRITE, IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE, IN_ISDIR = 0x8, 0x40, 0x80, 0x100, 0x200, 0x40000000
 IN_ONLYDIR = 0x01000000
 EVENT = struct.Struct("iIII")  # struct inotify_event: watch, mask, cookie, length of the name
 READ_BYTES = 1 << 16
@@ -24,7 +24,7 @@ class Event:
 
     Attributes:
         path: the entry that is new, gone, or has another name.
-        mask: IN_CREATE, IN_DELETE, IN_MOVED_FROM or IN_MOVED_TO; of a folder with IN_ISDIR.
+        mask: IN_CREATE, IN_CLOSE_WRITE, IN_DELETE, IN_MOVED_FROM or IN_MOVED_TO; of a folder with IN_ISDIR.
         cookie: the same in both events of one rename.
     """
 
@@ -49,7 +49,7 @@ class Folders:
 
     def watch(self, folder: Path) -> None:
         """Watches the entries of a folder, not those below it; one that cannot be watched is left alone."""
-        mask = IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE | IN_ONLYDIR
+        mask = IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE | IN_ONLYDIR
         number = self._libc.inotify_add_watch(self.file, os.fsencode(folder), mask)
         if number >= 0:
             self._paths[number] = folder

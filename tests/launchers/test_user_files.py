@@ -81,10 +81,12 @@ def trial(files, cwd, code, file, argv=()):
         ("named", ["python", "output=named"]),
         ("here.pt", []),
         ("out/best.ckpt", ["--output_dir", "out"]),
+        ("out/run/checkpoint-500/model.safetensors", []),
     ],
 )
 def test_a_checkpoint_stays_as_it_is(files, cwd, code, file, argv):
     path = cwd / file
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(PRECIOUS)
     path.chmod(0o640)
     before = path.stat()
@@ -99,10 +101,10 @@ def test_a_checkpoint_stays_as_it_is(files, cwd, code, file, argv):
 def test_where_there_are_no_leases_the_harness_keeps_what_it_can(cwd, code):
     path = cwd / "best.pt"
     path.write_bytes(PRECIOUS)
-    (place_of(cwd) / protocol.KEPT_FILE).write_text(f"{path}\n")
+    (place_of(cwd) / protocol.KEPT_FILE).write_text(f"{path}\0")
     run(cwd, code, path)
     assert path.read_bytes() == PRECIOUS
-    assert (place_of(cwd) / protocol.SPARED_FILE).read_text() == f"{path}\n"
+    assert (place_of(cwd) / protocol.SPARED_FILE).read_text() == f"{path}\0"
 
 
 def test_what_the_trial_saves_itself_is_its_own(files, cwd):
@@ -197,6 +199,86 @@ def test_it_stays_when_the_tuner_or_the_supervisor_is_killed(cwd, whose):
     keeper.wait(5)
     for pipe in (watching.stdout, program.stdout):
         pipe.close()
+
+
+def test_trials_of_two_studies_in_one_folder_both_leave_it(files, cwd):
+    path, other = cwd / "best.pt", UserFiles()
+    path.write_bytes(PRECIOUS)
+    place = cwd.parent / "second" / "trials" / "0000"
+    place.mkdir(parents=True)
+    files.begin([], str(cwd), place_of(cwd))
+    other.begin([], str(cwd), place)
+    try:
+        for _ in range(5):
+            run(cwd, WRITE, path)
+            assert path.read_bytes() == PRECIOUS
+    finally:
+        other.end()
+        other.close()
+        files.end()
+
+
+def test_a_save_that_comes_while_the_trial_waits_is_not_lost(files, cwd):
+    """The keeper is stopped for a moment: both wait for its lease then."""
+    path = cwd / "best.pt"
+    path.write_bytes(PRECIOUS)
+    files.begin([], str(cwd), place_of(cwd))
+    keeper = psutil.Process(files._keeper._process.pid)
+    keeper.suspend()
+    waiting = [start(cwd, WRITE, path), start(cwd, "open('best.pt', 'wb').write(b'newest')", is_trial=False)]
+    wait_for(lambda: sum("BREAKER" in line for line in Path("/proc/locks").read_text().splitlines()) >= 2)
+    keeper.resume()
+    assert [program.wait(20) for program in waiting] == [0, 0]
+    files.end()
+    assert path.read_bytes() == b"newest"
+
+
+def test_a_link_to_a_checkpoint_stays_a_link(files, cwd):
+    (cwd / "epoch3.pt").write_bytes(PRECIOUS)
+    (cwd / "last.pt").symlink_to("epoch3.pt")
+    trial(files, cwd, REPLACE, "last.pt")
+    assert (cwd / "last.pt").is_symlink()
+    assert (cwd / "epoch3.pt").read_bytes() == PRECIOUS
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import shutil; shutil.rmtree('out'); os.makedirs('out'); os.listdir('out')",
+        "os.rename('out', 'out.bak'); assert os.path.exists('out.bak/best.pt')",
+    ],
+)
+def test_a_folder_with_a_checkpoint_in_it_stays(files, cwd, code):
+    path = cwd / "out" / "best.pt"
+    path.write_bytes(PRECIOUS)
+    trial(files, cwd, HARNESS + code, "x")
+    assert path.read_bytes() == PRECIOUS
+
+
+def test_the_functions_of_os_are_used_as_before(cwd):
+    code = HARNESS + "import pickle\nassert pickle.loads(pickle.dumps(os.rename)) is os.rename\n"
+    code += (
+        "class Accessor: unlink = os.unlink\nopen('a', 'w').close(); Accessor().unlink('a'); assert not os.path.exists('a')\n"
+    )
+    code += "assert {os.unlink, os.rmdir, os.mkdir, os.rename} <= os.supports_dir_fd\n"
+    code += "folder = os.open('.', os.O_RDONLY); os.mkdir(b'd', dir_fd=folder); os.rename('d', 'e', src_dir_fd=folder)\n"
+    code += "os.rmdir('e')\ntry: os.remove(path='none')\nexcept FileNotFoundError as error: assert error.filename == 'none'\n"
+    run(cwd, code)
+
+
+def test_files_beyond_those_that_can_be_guarded_are_named(files, cwd):
+    for number in range(70):
+        (cwd / f"step{number:02d}.pt").write_bytes(b"x")
+        os.utime(cwd / f"step{number:02d}.pt", (number, number))
+    report = trial(files, cwd, READ, "step00.pt")
+    assert sorted(report.unguarded) == [str(cwd / f"step{number:02d}.pt") for number in range(6)]  # the oldest
+
+
+def test_a_keeper_that_ends_in_the_middle_is_told(files, cwd):
+    (cwd / "best.pt").write_bytes(PRECIOUS)
+    files.begin([], str(cwd), place_of(cwd))
+    files._keeper._process.kill()
+    assert files.end().unguarded == {str(cwd / "best.pt"): "the process that guards it has ended"}
 
 
 def test_a_keeper_that_was_killed_is_started_again(files, cwd):
