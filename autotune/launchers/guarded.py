@@ -25,6 +25,7 @@ from autotune.launchers.leases import Lease
 FICLONE = 0x40049409  # ioctl: the copy shares the blocks of the original until one is written (btrfs, XFS)
 MAX_COPIED_BYTES = 8 << 30  # copied while the trial waits: the kernel lets it wait for 45 s (/proc/sys/fs/lease-break-time)
 STOPPED_MAX_S = 20.0  # a process of a trial waits for another program's save no longer
+LEFT_MAX_S = 2.0  # until a stopped process has left its opening: as soon as it is scheduled
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
 
 
@@ -101,9 +102,9 @@ class Guarded:
                 new = self._put_copy_in_place(lease, ours)
                 self.is_kept = True
             else:
-                self._stop(ours)
+                self._stop(ours, lease)
         except BlockingIOError:  # another program waits, too, meanwhile
-            self._stop(ours)
+            self._stop(ours, lease)
         except FileNotFoundError:  # the path is another program's file now, which is guarded next
             return
         except OSError as error:
@@ -113,10 +114,17 @@ class Guarded:
             self._lease = new
             lease.close()  # only now the process goes on
 
-    def _stop(self, pids: set[int]) -> None:
-        """Stops processes of a trial until another program, which is let through, has saved: then their opening begins anew."""
+    def _stop(self, pids: set[int], lease: Lease) -> None:
+        """Stops processes of a trial until another program, which is let through, has saved: then their opening begins anew.
+
+        The lease must not end before they have left their opening: one that is still in it then opens the file after all, and
+        holds it open while it is stopped.
+        """
         self._stopped |= pids
         _send(pids, signal.SIGSTOP)
+        until_s = time.monotonic() + LEFT_MAX_S
+        while pids & lease.waiting() and time.monotonic() < until_s:
+            time.sleep(0.001)
 
     def _go_on(self) -> None:
         _send(self._stopped, signal.SIGCONT)

@@ -34,7 +34,7 @@ def test_a_trial_whose_time_is_up_ends_its_window_with_what_it_has(trial: Trial,
         assert found.status == "measured"
         assert found.window is not None
         assert found.window.is_steady
-        assert 0.2 <= found.window.seconds < 600.0
+        assert 0.19 <= found.window.seconds < 600.0  # the ranks end it together, each by its own clock
         assert found.throughput_per_s
     assert found.window.reason == "the study's time was up"
 

@@ -226,7 +226,8 @@ def test_a_save_that_comes_while_the_trial_waits_is_not_lost(files, cwd):
     keeper = psutil.Process(files._keeper._process.pid)
     keeper.suspend()
     waiting = [start(cwd, WRITE, path), start(cwd, "open('best.pt', 'wb').write(b'newest')", is_trial=False)]
-    wait_for(lambda: sum("BREAKER" in line for line in Path("/proc/locks").read_text().splitlines()) >= 2)
+    pids = {str(program.pid) for program in waiting}
+    wait_for(lambda: pids <= {word for line in Path("/proc/locks").read_text().splitlines() for word in line.split()})
     keeper.resume()
     assert [program.wait(20) for program in waiting] == [0, 0]
     files.end()
