@@ -36,7 +36,7 @@ class LastStep:
         if session.peers.is_joint:
             return bool(session.peers.is_over())
         if session.spec.mode == "inspect" or session.world_size == 1:
-            return self.is_enough() and not session.peers.is_waiting()
+            return self.is_enough() and (session.window.is_cut_off or not session.peers.is_waiting())
         if self._number is not None:
             if session.communication.is_looking:
                 session.communication.step_done()

@@ -187,6 +187,8 @@ class Meter:
         is_enough = self._window_steps >= MIN_STEPS and self._window_s >= self.rules.race_min_s and len(self._window) > 0
         if self.phase != STEADY or not is_enough:
             return False
+        if self.is_draining and self.is_steady:  # its rate is of samples that were made before
+            self.is_steady, self.reason = False, "the study's time was up while the loader's queue was running empty"
         self.phase, self.reason = DONE, self.reason or "the study's time was up"
         return True
 

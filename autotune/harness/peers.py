@@ -26,7 +26,7 @@ LOOK_S = 0.1  # between two looks for others
 MET = 2  # times that the claim of another was renewed under our eyes: it trains as we do
 SILENT_S, SILENT_LOOKS = 10.0, 5.0  # a peer that does not renew for so long, or so many looks of ours, trains no more
 # From the first step on, for processes started together with this one; the longer a start takes, the longer.
-PATIENCE_S, STARTS_MORE = 5.0, 2.0
+PATIENCE_S, STARTS_MORE, PATIENCE_MAX_S = 5.0, 2.0, 15.0
 APART = (
     "{} processes train at the same time without torch.distributed (pids {}), and not one model in shared memory: their steps "
     "cannot be measured together. Give a command that trains in one process, or in several by torch.distributed (torchrun)"
@@ -107,11 +107,14 @@ class Peers:
             document = self._read(number)
             if document is None:
                 continue
+            if not _is_alive(document["pid"]):
+                self._seen.pop(number, None)
+                continue
             beat, num_renewed, renewed_s = self._seen.get(number, (document["beat"], 0, now_s))
             if document["beat"] != beat:
                 num_renewed, renewed_s = num_renewed + 1, now_s
             self._seen[number] = (document["beat"], num_renewed, renewed_s)
-            if num_renewed >= MET and now_s - renewed_s < silent_s and _is_alive(document["pid"]):
+            if num_renewed >= MET and now_s - renewed_s < silent_s:
                 active[number] = document
         return active
 
@@ -139,7 +142,7 @@ class Peers:
 
     def is_waiting(self) -> bool:
         """Whether processes that were started together with this one may still begin to train."""
-        patience_s = max(PATIENCE_S, STARTS_MORE * (self._first_s - self._session.started_s))
+        patience_s = min(PATIENCE_MAX_S, max(PATIENCE_S, STARTS_MORE * (self._first_s - self._session.started_s)))
         if self._number < 0 or time.monotonic() - self._first_s >= patience_s:
             return False
         return bool(set(self._seen) - set(self._active)) or _has_relatives(is_child=self._session.is_child)

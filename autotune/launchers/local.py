@@ -348,7 +348,7 @@ def signal_name(number: int) -> str:
 def _prepare(launch: Launch) -> None:
     """Makes the trial's folder as a first attempt finds it: a spec and nothing else of the protocol."""
     launch.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for pattern in ("result.rank*.json", "*.tmp", "loader*.bin"):
+    for pattern in ("result.rank*.json", "*.tmp", "loader*.bin", "peer*.json"):
         for file in launch.folder.glob(pattern):
             file.unlink()
     files = (protocol.PROGRESS_FILE, protocol.STOP_FILE, protocol.KEPT_FILE, protocol.SPARED_FILE, protocol.MADE_FILE)

@@ -86,7 +86,7 @@ def measured(record: TrialRecord) -> dict[str, Any]:
 
 def may_be_to_blame(record: TrialRecord) -> Knobs:
     """Returns the changes that a trial which failed may owe it to: what its error or its reports name, else all of them."""
-    named = {(record.evidence.get("error") or {}).get("knob")}
+    named = {(record.evidence.get("error") or {}).get("knob"), *record.evidence.get("barred_for", ())}
     if record.outcome is Outcome.invalid:
         named |= {key for key, report in record.knob_reports.items() if report.get("status") != APPLIED}
     found = {key: value for key, value in record.changed.items() if key in named}

@@ -10,11 +10,12 @@ from autotune.search import may_be_to_blame
 from autotune.search.rates import Suspects
 from autotune.space import ResolvedSpace
 from autotune.study.seeds import Proposal
+from autotune.study.trial import CHANCE, NO_CHANCE
 from autotune.wording import knob_phrase
 
 
 class Culprits:
-    """Follows the failures of a search, memory and chance apart.
+    """Follows the failures of a search, memory and chance apart: those that came of what a configuration changes.
 
     A change is tried alone on the best so far: where that fails it is the cause, and where it works the others are left. One of
     a higher tier goes first: precision, layout and compilation fail more often than a loader's workers.
@@ -31,8 +32,8 @@ class Culprits:
     def learn(self, records: Sequence[TrialRecord]) -> None:
         """Takes in all trials of the search so far."""
         answers = [record for record in records if not record.outcome.is_no_answer]
-        worked = [record.changed for record in answers if record.outcome.has_value or record.outcome.is_memory]
-        self._failed = [record for record in answers if not record.outcome.has_value and not record.outcome.is_memory]
+        worked = [record.changed for record in answers if record.value is not None]  # put out for its losses, it worked
+        self._failed = [record for record in answers if record.value is None and not _is_other(record)]
         self._suspects = Suspects(worked, [may_be_to_blame(record) for record in self._failed])
 
     def barring(self, knobs: Knobs) -> TrialRecord | None:
@@ -66,3 +67,9 @@ class Culprits:
                 if key in knobs:
                     what = knob_phrase(key, record.changed[key])
                     yield key, knobs, f"was it {what}? trial {record.number} failed with it and {others}"
+
+
+def _is_other(record: TrialRecord) -> bool:
+    """Whether a trial without a value may have failed for something else than what works with what: memory, or chance."""
+    is_certain = "earlier_attempt" in record.evidence or record.evidence.get("hang", {}).get("kind") in NO_CHANCE
+    return record.outcome.is_memory or (record.outcome in CHANCE and not is_certain)

@@ -45,6 +45,7 @@ from autotune.trackers.sync import incomplete
 from autotune.wording import cycles_text, log_lines
 
 NO_MODULE = "No module named"  # what Python says of it
+DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # for the tracker to catch up at the end; a budget in time is kept
 LETTING_GO_S = 5.0  # for the tracker's process to end when it is told to
 
 
@@ -328,11 +329,12 @@ class _Study:
     def _drain(self, tracking: Tracking) -> str:
         """Waits for the tracker to catch up, and returns why it did not; it reads the summary's status and ends by itself."""
         self._session.interrupts.hear_again()
+        drain_s = DRAIN_S if self._session.budget.total_s is None else BUDGETED_DRAIN_S
         try:
-            code = tracking.wait(timeout=self._plan.tracking_drain_s)
+            code = tracking.wait(timeout=drain_s)
         except subprocess.TimeoutExpired:
             tracking.terminate()
-            return f"not done {self._plan.tracking_drain_s:.0f} s after the study's end"
+            return f"not done {drain_s:.0f} s after the study's end"
         except KeyboardInterrupt:
             tracking.terminate()
             return "skipped"

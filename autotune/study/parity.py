@@ -14,7 +14,6 @@ there the loss must stay finite and must not explode, in the search and in every
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import Any
 
@@ -58,8 +57,10 @@ class Parity:
         self._settled: dict[ConfigurationKey, Comparison] = {}
         self._failed: list[TrialRecord] = []
         self._is_told = False  # that there was no time
+        self._is_late = False  # a run would not have ended in time
         for record in session.records:
-            if record.kind is Kind.parity and record.changed and (said := record.evidence.get("parity")):
+            is_over = record.kind is Kind.parity and record.outcome is not Outcome.interrupted  # else it is made again
+            if is_over and record.changed and (said := record.evidence.get("parity")):
                 self._settled[configuration_key(record.changed)] = Comparison(**{**said, "verdict": Verdict(said["verdict"])})
                 if said["verdict"] == Verdict.failed:
                     self._bar(record)
@@ -70,13 +71,14 @@ class Parity:
         can_be = self._config.parity.steps > 0 and bool(self._session.baseline.losses) and not loss_words(self._session.records)
         passed = [key for key, found in self._settled.items() if found.verdict is Verdict.passed]
         is_settled = suspect in self._settled or any(suspect <= key for key in passed)
-        return bool(suspect) and can_be and not is_settled and self._has_time()
+        return bool(suspect) and can_be and not is_settled and not self._is_late and self._has_time()
 
     def _has_time(self) -> bool:
         """Whether there is time for the first steps of the baseline and of one candidate; says once where there is none."""
         session = self._session
         runs = [record for record in session.records if record.kind is Kind.parity and not record.changed]
         each_s = max((run.seconds for run in runs), default=without_window_s(session.baseline) + MIN_S)
+        each_s = max(each_s, without_window_s(session.baseline))  # what a run has to have left
         has_time = (1 if runs else 2) * each_s <= session.budget.left_s
         if not has_time and not self._is_told:
             session.listener.notice("No time to compare losses: whether the winner trains as the baseline does is not checked.")
@@ -89,8 +91,10 @@ class Parity:
 
     def check(self, candidate: TrialRecord) -> None:
         """Compares a configuration with the baseline, where there is time. When it fails, all with the same changes are out."""
-        with contextlib.suppress(OutOfTime):
+        try:
             self._check(candidate)
+        except OutOfTime:
+            self._is_late = True
 
     def _check(self, candidate: TrialRecord) -> None:
         suspect = arithmetic(candidate.changed, is_held=self._is_held)
@@ -168,6 +172,7 @@ class Parity:
         barred = [r for r in self._session.searched if r.outcome.has_value and failed.changed.items() <= r.changed.items()]
         for record in barred:
             record.outcome = Outcome.parity  # its value stays: it was measured
+            record.evidence["barred_for"] = sorted(failed.changed)
             record.reason = f"{changes_phrase(failed.changed)}: {failed.reason} (trial {failed.number})"
             self._session.folder.write_trial(record)
         self._give_back_raced()

@@ -144,7 +144,6 @@ class Plan:
         hidden: what the stand-ins for secret knob values stand for.
         secrets: what must be written nowhere.
         clock: time.
-        tracking_drain_s: how long the tracker may take to finish at the end.
         began_s: when the command began, by `clock.monotonic()`: its budget counts from there; None for when the study is run.
         poll_s: pause between two looks at a running trial.
         verify: the claim to verify; None searches.
@@ -166,7 +165,6 @@ class Plan:
     hidden: HiddenValues = field(default_factory=HiddenValues)
     secrets: Secrets = field(default_factory=Secrets.known)
     clock: Clock = field(default_factory=Clock)
-    tracking_drain_s: float = 5.0
     began_s: float | None = None
     poll_s: float = 0.1
     verify: Verify | None = None

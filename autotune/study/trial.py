@@ -275,7 +275,7 @@ class TrialRunner:
             return None
         if request.ends_s is None:  # the baseline: its two attempts have the budget between them
             return request.max_s - (earlier.seconds if earlier else 0.0)
-        return min(request.max_s, max(0.0, request.ends_s - self._plan.clock.monotonic()) + LEAVE_S)
+        return min(request.max_s, max(0.0, request.ends_s - self._plan.clock.monotonic()) + LEAVE_MAX_S)
 
     def _wait(self, running: Running, ends_s: float | None = None) -> Ended:
         while (ended := running.poll()) is None:

@@ -72,7 +72,7 @@ class Step:
         self._winners = winners or [one for one in known if one.rate is not None]
         self._tried = {configuration_key(one.params) for one in known}
         over = [one for one in known if not one.is_running]
-        worked = [one.params for one in over if one.rate is not None or one.is_out]
+        worked = [one.params for one in over if one.rate is not None]
         self.is_held_back = False  # whether some would run out of memory, or are not worth the risk
         self._suspects = Suspects(worked, [one.suspected for one in over if one.rate is None and not one.is_out])
 

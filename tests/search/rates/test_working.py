@@ -19,9 +19,21 @@ def test_failure_of_two_changes_blames_both_a_little():
 
 
 def test_what_is_left_when_the_others_are_cleared_is_the_cause():
-    suspects = Suspects([BASE, LAYOUT], [BOTH])
+    suspects = Suspects([BASE, LAYOUT], [BOTH, AMP])
     assert suspects.chance(AMP) == 0.0
     assert suspects.chance(LAYOUT) == 1.0
+
+
+def test_two_that_failed_together_only_may_work_apart():
+    """LAYOUT worked, but what AMP does alone nobody has seen: perhaps they do not go together."""
+    suspects = Suspects([BASE, LAYOUT], [BOTH])
+    assert suspects.guilty(BOTH) == []
+    assert suspects.chance(AMP) == 0.5
+    assert suspects.suspected(BOTH) == ["precision.amp"]
+
+
+def test_what_failed_alone_is_the_cause():
+    assert Suspects([], [{"precision.amp": "bf16"}]).guilty(BOTH) == ["precision.amp"]
 
 
 def test_what_failed_with_a_known_cause_blames_no_other():
