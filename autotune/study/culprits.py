@@ -17,8 +17,9 @@ from autotune.wording import knob_phrase
 class Culprits:
     """Follows the failures of a search, memory and chance apart: those that came of what a configuration changes.
 
-    A change is tried alone on the best so far: where that fails it is the cause, and where it works the others are left. One of
-    a higher tier goes first: precision, layout and compilation fail more often than a loader's workers.
+    A change is tried on the best so far, without what else was there when it failed: where that fails it is the cause, and where
+    it works the others are left. One of a higher tier goes first: precision, layout and compilation fail more often than a
+    loader's workers.
 
     Args:
         space: what is searched.
@@ -37,8 +38,12 @@ class Culprits:
         self._suspects = Suspects(worked, [may_be_to_blame(record) for record in self._failed])
 
     def barring(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns a trial that failed for a value of this configuration; None where none is known not to work."""
+        """Returns a trial that failed for a value of this configuration, or for a part of it; None where it may work."""
         changed = self._space.changed(knobs)
+        blamed = ((one, may_be_to_blame(one)) for one in self._failed)
+        part = next((one for one, part in blamed if part and part.items() <= changed.items()), None)
+        if part is not None:
+            return part
         guilty = self._suspects.guilty(changed)
         same = (one for one in self._failed for key in guilty if key in one.changed and one.changed[key] == changed[key])
         return next(same, None)
@@ -63,7 +68,8 @@ class Culprits:
             keys = self._suspects.suspected(may_be_to_blame(record))
             others = "another" if len(keys) == 2 else f"{len(keys) - 1} others"
             for key in sorted(keys, key=lambda key: -self._space.tier({key: record.changed[key]}).rank):
-                knobs = self._space.active({**self._space.reference, **best.knobs, key: record.changed[key]})
+                apart = {k: value for k, value in best.knobs.items() if k not in record.changed or value != record.changed[k]}
+                knobs = self._space.active({**self._space.reference, **apart, key: record.changed[key]})
                 if key in knobs:
                     what = knob_phrase(key, record.changed[key])
                     yield key, knobs, f"was it {what}? trial {record.number} failed with it and {others}"

@@ -145,6 +145,21 @@ def test_a_window_cut_off_counts_whole_blocks_only() -> None:
     assert Meter(MeasureRules()).window() is None
 
 
+def test_a_window_cut_off_while_a_queue_empties_is_not_steady() -> None:
+    """Its rate is that of samples made before, which the next would not find."""
+    found = []
+    for is_draining in (False, True):
+        meter = Meter(MeasureRules(race_min_s=0.2))
+        feed_until(meter, 0.02, STEADY)
+        meter.is_draining = is_draining
+        feed(meter, 0.02, 20)
+        assert meter.cut_off()
+        window = meter.window()
+        assert window is not None
+        found.append((window.is_steady, "queue was running empty" in window.reason))
+    assert found == [(True, False), (False, True)]
+
+
 def test_measuring_stops_at_two_seconds_of_quiet_steps() -> None:
     meter = Meter(MeasureRules())
     feed_until(meter, 0.01, STEADY)

@@ -1,10 +1,13 @@
 """A failure of several changes together is told apart at once, and what does not work is not proposed again."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from autotune.harness.protocol import NOT_APPLICABLE, KnobReport
-from autotune.records import Kind, Outcome
+from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.study import resume_study
+from autotune.study.culprits import Culprits
 from autotune.testing.fake_launcher import Failure, Surface
 
 GAINS = {("precision.amp", "bf16"): 1.5, ("layout.channels_last", True): 1.3, ("optimizer.implementation", "fused"): 1.1}
@@ -94,3 +97,46 @@ def test_a_grid_visits_every_point_whatever_fails(bench, tiny):
     study.run()
     assert len(searched(study)) == 3
     assert len(lost(study)) == 2
+
+
+def test_two_changes_that_only_fail_together_are_both_tried_apart(bench):
+    def failures(_, knobs):
+        is_both = knobs.get(AMP[0]) == AMP[1] and knobs.get(LAYOUT[0]) is LAYOUT[1]
+        return Failure(error={"type": "RuntimeError", "message": "not both", "traceback": ""}) if is_both else None
+
+    study = bench(Surface(gains=GAINS, failures=failures), "search.sampler=rates", "study.budget.trials=12", minutes=60)
+    summary = study.run()
+    worked = [trial.changed for trial in searched(study) if trial.outcome.has_value]
+    assert len(lost(study)) <= 2  # nor with anything more
+    assert any(AMP[0] in changed for changed in worked)
+    assert any(LAYOUT[0] in changed for changed in worked)
+    assert summary["best"]["overrides"][AMP[0]] == AMP[1]
+
+
+def record(number, changed, outcome, value=None, **evidence):
+    return TrialRecord(
+        number=number, kind=Kind.search, knobs=changed, changed=changed, outcome=outcome, value=value, evidence=evidence
+    )
+
+
+CHANGED = {AMP[0]: AMP[1], LAYOUT[0]: LAYOUT[1]}
+
+
+@pytest.mark.parametrize(
+    ("failed", "is_asked"),
+    [
+        (record(1, CHANGED, Outcome.error), True),
+        (record(1, CHANGED, Outcome.crash, earlier_attempt={"outcome": "crash"}), True),
+        (record(1, CHANGED, Outcome.crash), False),  # once, by chance
+        (record(1, CHANGED, Outcome.timeout, hang={"kind": "user code"}), True),
+        (record(1, CHANGED, Outcome.device_oom), False),
+        (record(1, CHANGED, Outcome.interrupted), False),
+        (record(1, CHANGED, Outcome.parity, value=100.0, barred_for=[AMP[0]]), False),  # it worked
+    ],
+)
+def test_only_what_changes_can_have_caused_is_asked_about(failed, is_asked):
+    reference = {AMP[0]: "off", LAYOUT[0]: False}
+    space = SimpleNamespace(reference=reference, active=lambda knobs: knobs, tier=lambda _: Tier.numerics)
+    culprits = Culprits(space)
+    culprits.learn([failed])
+    assert bool(list(culprits.questions(record(0, {}, Outcome.ok, value=1.0)))) is is_asked

@@ -172,6 +172,20 @@ def test_an_interrupt_while_losses_are_compared_keeps_everything_and_the_study_g
     assert "precision.amp" not in again["best"]["overrides"]
 
 
+def test_a_run_that_was_cut_off_is_made_again_when_the_study_goes_on(bench, space):
+    """It said "not checked: its run ended as interrupted"; with more time that is no answer."""
+    one = bench(Surface(gains=GAINS, losses=falls_unless("precision.amp", "none")), *space, minutes=20)
+    one.run()
+    run = next(run for run in of_kind(one.trials, Kind.parity) if run.changed)
+    run.outcome, run.reason = Outcome.interrupted, "the study's time was up"
+    run.evidence["parity"] |= {"verdict": "unknown", "reason": "its run ended as interrupted"}
+    one.folder.write_trial(run)
+    again = resume_study(one.plan, one.folder, RecordingListener())
+    runs = [run for run in of_kind(one.trials, Kind.parity) if run.changed]
+    assert [run.outcome is Outcome.interrupted for run in runs] == [True, False]
+    assert again["parity"]["verdict"] == "passed"
+
+
 def test_environment_variables_are_compared_unless_they_are_known_to_be_harmless():
     changed = {"env.PRECISION": "fp16", "env.LD_PRELOAD": "x.so", "env.NCCL_DEBUG": "INFO", "threads.intra": 1}
     assert arithmetic({**changed, "loader.batch_size": 64, "compile.mode": "default"}) == {

@@ -11,8 +11,8 @@ Value = tuple[str, str]  # knob and value
 class Suspects:
     """Blames failures on the values that no trial ever worked with.
 
-    A failed trial blames all of them to equal parts. Where only one is left, and it failed alone or beside different others, it
-    is the cause, and what failed with it blames no other; beside the same others they may just not go together.
+    A failed trial blames all of them to equal parts. Where only one is left, and no other was there each time it failed, it is
+    the cause, and what failed with it blames no other; else the two may just not go together.
 
     Args:
         worked: configurations that brought a number.
@@ -22,13 +22,9 @@ class Suspects:
     def __init__(self, worked: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> None:
         self._cleared = {value for params in worked for value in _values(params)}
         left = [[value for value in _values(params) if value not in self._cleared] for params in failed]
-        beside: dict[Value, set[frozenset[Value]]] = {}
-        for params in failed:
-            values = frozenset(_values(params))
-            for value in values:
-                beside.setdefault(value, set()).add(values - {value})
+        sets = [frozenset(_values(params)) for params in failed]
         only = {values[0] for values in left if len(values) == 1}
-        self._guilty = {value for value in only if frozenset() in beside[value] or len(beside[value]) > 1}
+        self._guilty = {value for value in only if len(frozenset.intersection(*(one for one in sets if value in one))) == 1}
         self._blame: dict[Value, float] = {}
         for values in left:
             for value in values if self._guilty.isdisjoint(values) else ():

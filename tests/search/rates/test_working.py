@@ -37,8 +37,8 @@ def test_what_failed_alone_is_the_cause():
 
 
 def test_what_failed_with_a_known_cause_blames_no_other():
-    three = {**BOTH, "threads.intra": 1}
-    suspects = Suspects([BASE, LAYOUT], [BOTH, three])
+    three = {**AMP, "threads.intra": 1}
+    suspects = Suspects([BASE, LAYOUT], [{"precision.amp": "bf16"}, BOTH, three])
     assert suspects.guilty(three) == ["precision.amp"]
     assert suspects.suspected(three) == []
     assert suspects.chance({**BASE, "threads.intra": 1}) == 1.0
