@@ -17,8 +17,8 @@ from autotune.wording import knob_phrase
 class Culprits:
     """Follows the failures of a search, memory and chance apart: those that came of what a configuration changes.
 
-    A change is tried on the best so far, without the others of the trial that failed. Where that fails it is the cause; where it
-    works the others are left. One of a higher tier goes first: precision, layout and compilation fail more often than a
+    A change is tried on the best so far, without the others of the trial that failed. Where that fails it is the cause; where
+    it works the others are left. One of a higher tier goes first: precision, layout and compilation fail more often than a
     loader's workers.
 
     Args:
