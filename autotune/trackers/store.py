@@ -75,9 +75,9 @@ def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
     if not file.exists():
         with _lock(file.with_name(".mlflow.lock")):
             if not file.exists():
-                for left in file.parent.glob(".mlflow.*.db*"):  # by a process that was killed while it held the lock
+                for left in file.parent.glob(".mlflow.db.*"):  # by a process that was killed while it held the lock
                     left.unlink()
-                temporary = file.with_name(f".mlflow.{os.getpid()}.db")
+                temporary = file.with_name(f".mlflow.db.{os.getpid()}")
                 make(f"sqlite:///{temporary}")
                 temporary.chmod(0o600)  # as are the studies it mirrors; SQLite's own files beside it follow
                 artifacts_path(runs).mkdir(mode=0o700, exist_ok=True)

@@ -30,6 +30,7 @@ from autotune.cli.processes import own_environment
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
+from autotune.trackers.sync import LAST_S
 from tests.benchmarks.reporting import machine_lines, table
 
 PROGRAM = """
@@ -86,7 +87,7 @@ OPTIONS = [
 VICTIMS = ("trial", "worker", "supervisor", "tuner", "tracker")
 PAUSE_S = (0.2, 3.0)  # between two kills
 PATIENCE_S = 4.0  # for the victim that was drawn to come into being: there is no trial while the tuner starts
-LAST_PROCESS_S = 20.0  # for what was told to end, or notices that its parent has gone
+LAST_PROCESS_S = LAST_S + 20.0  # for what was told to end, notices that its parent has gone, or tracks what is there
 MAX_STARTS_WITHOUT_A_KILL = 5  # a study that ends too early so often would do so for ever
 
 

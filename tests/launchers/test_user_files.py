@@ -374,6 +374,7 @@ def test_what_a_program_leaves_among_the_studies_is_told_from_them(files, cwd):
     (study / "trials" / "0001").mkdir()
     (runs / "mlflow.db-wal").write_text("ours")
     (runs / ".mlflow.lock").write_text("")
+    (runs / ".mlflow.db.123-journal").write_text("just being made")
     (runs / "other" / "trials").mkdir(parents=True)
     (runs / "Nov21_host").mkdir()
     (runs / "Nov21_host" / "events").write_text("123")

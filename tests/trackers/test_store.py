@@ -103,6 +103,6 @@ def test_a_reference_to_a_variable_that_is_not_set_is_named(tmp_path, folder, mo
 
 
 def test_what_a_killed_maker_of_the_store_left_is_removed(tmp_path):
-    (tmp_path / ".mlflow.99.db").write_text("half")
+    (tmp_path / ".mlflow.db.99").write_text("half")
     store.ensure_store(tmp_path, lambda uri: Path(uri.removeprefix("sqlite:///")).touch())
-    assert not list(tmp_path.glob(".mlflow.*.db"))
+    assert not list(tmp_path.glob(".mlflow.db.*"))
