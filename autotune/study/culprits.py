@@ -35,7 +35,7 @@ class Culprits:
         answers = [record for record in records if not record.outcome.is_no_answer]
         worked = [record.changed for record in answers if record.value is not None]  # put out for its losses, it worked
         self._failed = [record for record in answers if record.value is None and not _is_other(record)]
-        self._suspects = Suspects(worked, [may_be_to_blame(record) for record in self._failed])
+        self._suspects = Suspects([{}, *worked], [may_be_to_blame(record) for record in self._failed])
 
     def barring(self, knobs: Knobs) -> TrialRecord | None:
         """Returns a trial that failed for a value of this configuration, or for a part of it; None where it may work."""

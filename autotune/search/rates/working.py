@@ -15,14 +15,14 @@ class Suspects:
     the cause, and what failed with it blames no other; else the two may just not go together.
 
     Args:
-        worked: configurations that brought a number.
+        worked: configurations that brought a number, the baseline first where all knobs are given.
         failed: configurations that did not; of one whose cause is known, that alone.
     """
 
     def __init__(self, worked: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> None:
         self._cleared = {value for params in worked for value in _values(params)}
         left = [[value for value in _values(params) if value not in self._cleared] for params in failed]
-        sets = [frozenset(_values(params)) for params in failed]
+        sets = [frozenset(_values(params)).difference(_values(worked[0]) if worked else ()) for params in failed]
         only = {values[0] for values in left if len(values) == 1}
         self._guilty = {value for value in only if len(frozenset.intersection(*(one for one in sets if value in one))) == 1}
         self._blame: dict[Value, float] = {}
