@@ -8,34 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.knobs.base import DASH, value_text
+from autotune.knobs.catalogue import CATALOGUE
+from autotune.knobs.environment import PREFIX
 from autotune.log_messages import without_our_frames
 from autotune.plain_text import plain, shortened
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Knobs, KnobValue, Outcome, Summary, objective_names
-
-DASH = "-"  # what stands in for a number that could not be had
-
-# Knobs whose value alone, or with a shorter name, says what is set; the others read "<last part of the key> <value>".
-PHRASES: dict[str, str] = {
-    "loader.batch_size": "batch {}",
-    "loader.num_workers": "workers {}",
-    "loader.prefetch_factor": "prefetch {}",
-    "loader.multiprocessing_context": "workers by {}",
-    "loader.sharing_strategy": "shared by {}",
-    "step.accumulation": "accumulation {}",
-    "threads.intra": "threads {}",
-    "threads.omp": "OMP {}",
-    "threads.mkl": "MKL {}",
-    "threads.affinity": "affinity {}",
-    "memory.allocator": "allocator {}",
-    "memory.fraction": "memory {}",
-    "memory.malloc": "{}",
-    "precision.matmul": "matmul {}",
-    "compile.mode": "compile {}",
-    "optimizer.implementation": "{} optimizer",
-    "parallel.bucket_cap_mb": "buckets {} MiB",
-    "parallel.gradient_compression": "gradients {}",
-}
-OFF_PHRASES = {"precision.amp": "fp32", "compile.mode": "eager"}
 
 # Objective -> what a verdict of "faster" is called, what the ratio is of, and the head of its column.
 BETTER = {THROUGHPUT: "faster", TIME: "faster", ENERGY: "better", COST: "cheaper"}
@@ -48,27 +26,11 @@ GAINS = {
 HEADS = {TIME: "T(N)", ENERGY: "J/sample", COST: "per epoch"}
 
 
-def value_text(value: KnobValue | None) -> str:
-    """Returns a knob's value as it is written in YAML: `true`, `bf16`, `64`; a dash for None."""
-    if value is None:
-        return DASH
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def knob_phrase(key: str, value: KnobValue) -> str:
-    """Returns one setting in two words or fewer: "bf16", "batch 64", "channels_last", "no pin_memory"."""
-    last = key.removeprefix("env.") if key.startswith("env.") else key.rpartition(".")[2]
-    if key.startswith("env."):
-        return f"{last}={value}"
-    if key.startswith("nccl."):
-        return f"NCCL {last} {value_text(value)}"
-    if isinstance(value, bool):
-        return last if value else f"no {last}"
-    if value == "off" and key in OFF_PHRASES:
-        return OFF_PHRASES[key]
-    if key == "precision.amp":
-        return str(value)
-    return PHRASES.get(key, f"{last} {{}}").format(value_text(value))
+    """Returns one setting in two words or fewer: "bf16", "batch 64"; a knob of an older version by its key."""
+    if key.startswith(PREFIX):
+        return f"{key.removeprefix(PREFIX)}={value}"
+    return CATALOGUE[key].phrase_of(value) if key in CATALOGUE else f"{key} {value_text(value)}"
 
 
 def parity_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:

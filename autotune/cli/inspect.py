@@ -16,8 +16,9 @@ from rich.text import Text
 from autotune.cli.terminal import console, print_json
 from autotune.detected import doubts, findings, missing_processes
 from autotune.errors import NothingWorked
+from autotune.knobs.base import value_text
 from autotune.log_messages import without_our_frames
-from autotune.wording import bytes_text, command_text, value_text
+from autotune.wording import bytes_text, command_text
 
 if TYPE_CHECKING:
     from rich.console import Console

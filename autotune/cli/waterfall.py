@@ -11,8 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from autotune.knobs.base import value_text
 from autotune.records import Summary
-from autotune.wording import knob_phrase, rate_text, ratio_interval_text, ratio_text, value_text
+from autotune.wording import knob_phrase, rate_text, ratio_interval_text, ratio_text
 
 BAR_WIDTH = 24
 BAR_FROM = 96  # columns from which on there is room for the bars

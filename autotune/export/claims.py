@@ -6,8 +6,9 @@ import datetime
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.knobs.base import value_text
 from autotune.records import Summary, Tier
-from autotune.wording import changes_phrase, one_line, score_of, value_text
+from autotune.wording import changes_phrase, one_line, score_of
 
 MAX_REMARK = 120
 SPACE = "space."  # of a study's identity: the knobs that were searched

@@ -5,20 +5,18 @@ from __future__ import annotations
 import shlex
 
 from autotune.export.document import MAX_LINE, Exported, left_out_line
-from autotune.export.in_code import COMPRESSION, PARALLEL, WRAPPER, loader_arguments, loader_keys
+from autotune.export.in_code import ddp_keys, loader_arguments, loader_keys
 from autotune.export.winner import Winner
+from autotune.knobs.catalogue import knob
 from autotune.records import Knobs
 from autotune.wording import one_line
 
-# Knob key -> statement at the program's start; {value} is filled with the Python literal.
-AT_START = {
-    "threads.intra": "torch.set_num_threads({value!r})",
-    "threads.interop": "torch.set_num_interop_threads({value!r})",
-    "loader.sharing_strategy": "torch.multiprocessing.set_sharing_strategy({value!r})",
-    "memory.fraction": "torch.cuda.set_per_process_memory_fraction({value!r})",
-    "precision.matmul": "torch.set_float32_matmul_precision({value!r})",
-    "backend.cudnn_benchmark": "torch.backends.cudnn.benchmark = {value!r}",
-}
+# Set at the program's start, by a statement.
+AT_START = (
+    *("threads.intra", "threads.interop", "loader.sharing_strategy", "memory.fraction", "precision.matmul"),
+    "backend.cudnn_benchmark",
+)
+COMPRESSION = "parallel.gradient_compression"
 OPTIMIZER, LAYOUT, COMPILE, AMP = "optimizer.implementation", "layout.channels_last", "compile.mode", "precision.amp"
 IN_PARTS = {*AT_START, OPTIMIZER, LAYOUT, COMPILE, AMP}  # beside the loader's
 
@@ -55,7 +53,7 @@ def _best(winner: Winner) -> str:
         lines.append("# Before Python starts, in the shell:")
         lines += [f"#   {one_line(f'export {name}={shlex.quote(text)}', MAX_LINE)}" for name, text in winner.variables.items()]
     in_code = {*IN_PARTS, *loader_keys(winner.in_program)}
-    others = [key for key in winner.in_program if key not in (*in_code, *WRAPPER, COMPRESSION)]
+    others = [key for key in winner.in_program if key not in (*in_code, *ddp_keys(winner.in_program), COMPRESSION)]
     lines += [f"# {left_out_line(key, winner.active[key])}" for key in others]
     return "\n".join([*lines, ""])
 
@@ -73,7 +71,7 @@ def _optimizer(knobs: Knobs) -> str:
 
 
 def _start(knobs: Knobs) -> str:
-    body = [statement.format(value=knobs[key]) for key, statement in AT_START.items() if key in knobs]
+    body = [knob(key).code_of(knobs[key]) for key in AT_START if key in knobs]
     return _function("start()", "Sets what holds for the whole process; call it first.", body) if body else ""
 
 
@@ -94,7 +92,7 @@ def _model(knobs: Knobs) -> str:
 
 def _parallel(knobs: Knobs) -> str:
     """Returns the arguments of the wrapper, and the function that compresses gradients between the ranks."""
-    given = {key.removeprefix(PARALLEL): knobs[key] for key in knobs if key in WRAPPER}
+    given = {knob(key).name: knobs[key] for key in ddp_keys(knobs)}
     text = f"\n# DistributedDataParallel(model, **PARALLEL)\nPARALLEL = {given!r}\n" if given else ""
     if knobs.get(COMPRESSION) != "bf16":
         return text

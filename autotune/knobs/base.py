@@ -5,7 +5,7 @@ The other half, how a knob is set and verified inside the process, is in `harnes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +83,19 @@ def no_seed(_: Circumstances) -> KnobValue | None:
     return None
 
 
+DASH = "-"  # stands in for a value that could not be had
+OTHER = None  # in `Knob.in_code`: any value that is not named
+LOADER_ARGUMENT = "DataLoader(..., {name}={value!r})"
+DDP_ARGUMENT = "DistributedDataParallel(..., {name}={value!r})"
+
+
+def value_text(value: KnobValue | None) -> str:
+    """Returns a knob's value as it is written in YAML: `true`, `bf16`, `64`; a dash for None."""
+    if value is None:
+        return DASH
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Knob:
     """One tunable setting.
@@ -105,6 +118,11 @@ class Knob:
         is_before_torch: set or read before torch is imported in some other way than by such a variable.
         is_unknown: nobody can say whether it changes what is computed: losses are compared before a value of it may win.
         is_costly: each value costs a compilation; tried only on the best of the others.
+        brief: what it is in a few words, for the overview: with key and tier a line fits a terminal of 80 columns.
+        phrase: how a value reads in a list of changes, "batch {}"; "" for the last part of the key and the value.
+        off_phrase: how the value "off" reads there, "fp32".
+        in_code: how a training script sets it by itself, a line with "{value!r}" for the value; or value -> line, OTHER for the
+            values that are not named.
         summary, helps, hurts, start_cost: documentation, printed by `autotune knobs NAME`.
     """
 
@@ -125,10 +143,32 @@ class Knob:
     is_before_torch: bool = False
     is_unknown: bool = False
     is_costly: bool = False
+    brief: str
+    phrase: str = ""
+    off_phrase: str = ""
+    in_code: str | Mapping[KnobValue | None, str] = ""
     summary: str
     helps: str
     hurts: str
     start_cost: str = "none"
+
+    @property
+    def name(self) -> str:
+        """The last part of the key: "num_workers"."""
+        return self.key.rpartition(".")[2]
+
+    def phrase_of(self, value: KnobValue) -> str:
+        """Returns a setting in two words or fewer: "bf16", "batch 64", "channels_last", "no pin_memory"."""
+        if value == "off" and self.off_phrase:
+            return self.off_phrase
+        if isinstance(value, bool) and not self.phrase:
+            return self.name if value else f"no {self.name}"
+        return (self.phrase or f"{self.name} {{}}").format(value_text(value))
+
+    def code_of(self, value: KnobValue) -> str:
+        """Returns the line that sets it in a training script; "" where there is none."""
+        lines: Mapping[KnobValue | None, str] = {OTHER: self.in_code} if isinstance(self.in_code, str) else self.in_code
+        return lines.get(value, lines.get(OTHER, "")).format(value=value, name=self.name)
 
     def needs_fresh_start(self, value: KnobValue) -> bool:
         """Returns whether a trial with this value needs an interpreter of its own from the first line on.

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autotune.knobs.base import Circumstances, Knob
-from autotune.knobs.briefs import BRIEFS
 from autotune.knobs.catalogue import CATALOGUE, knob
 from autotune.knobs.environment import PREFIX
 from autotune.knobs.loader import BATCH_SIZE
@@ -50,7 +49,7 @@ def overview(circumstances: Circumstances | None = None) -> dict[str, list[Row]]
     families: dict[str, list[Row]] = {}
     for key, found in [*CATALOGUE.items(), ("env.NAME", knob("env.NAME"))]:
         blocked = None if circumstances is None else found.blocked(circumstances)
-        row = Row(key=key, tier=found.tier.value, brief=BRIEFS[key], blocked=blocked)
+        row = Row(key=key, tier=found.tier.value, brief=found.brief, blocked=blocked)
         families.setdefault(key.partition(".")[0], []).append(row)
     return families
 

@@ -63,6 +63,7 @@ def env_knob(name: str) -> Knob:
         domain=lambda _: [],  # nobody knows what is worth trying: the user lists the values
         environment=lambda value: {name: str(value)},
         is_unknown=not HARMLESS.fullmatch(name),
+        brief="any environment variable",
         summary=(
             f"Sets the environment variable {name} before the program's interpreter starts. It is searched at every tier, "
             "`tiers=exact` too. Unless it is one of those known to leave results alone (allocators, threads, NCCL), the losses "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.base import OTHER, Circumstances, Knob
 from autotune.knobs.parallel import has_wrapper
 from autotune.knobs.ranges import below_ampere, no_cuda
 from autotune.records import KnobValue, Tier
@@ -32,6 +32,11 @@ CHANNELS_LAST = Knob(
     domain=lambda _: [False, True],
     expert=lambda _: True,
     is_active=has_wrapper,
+    brief="channels as fastest dimension",
+    in_code={
+        True: "model.to(memory_format=torch.channels_last), and the same for batches of images",
+        False: "leave model and batches in the default memory format",
+    },
     summary=(
         "Stores 4-D weights and image batches with the channel as the fastest dimension (NHWC in memory; shapes in the program "
         "stay NCHW)."
@@ -56,6 +61,13 @@ COMPILE_MODE = Knob(
     domain=compile_modes,
     blocked=compile_blocked,
     is_costly=True,
+    brief="torch.compile, and how",
+    phrase="compile {}",
+    off_phrase="eager",
+    in_code={
+        "off": "leave the model uncompiled",
+        OTHER: "model.compile(mode={value!r})",
+    },
     summary=(
         "torch.compile of the trained modules: Python is traced into graphs, pointwise operators are fused and code is "
         "generated (Triton on CUDA, C++ on the CPU). `reduce-overhead` adds CUDA graphs, which replay a whole step's launches "
@@ -81,6 +93,12 @@ OPTIMIZER_IMPLEMENTATION = Knob(
     choices=("default", "foreach", "fused"),
     domain=lambda _: ["default", "foreach", "fused"],
     expert=lambda _: "fused",
+    brief="kernels of the weights' update",
+    phrase="{} optimizer",
+    in_code={
+        "default": "neither fused nor foreach in the optimizer's constructor",
+        OTHER: "{value}=True in the optimizer's constructor",
+    },
     summary=(
         "Which kernels update the weights: `default` is what torch picks (foreach on CUDA, a loop over parameters on the CPU), "
         "`foreach` batches one operation over many parameters, `fused` does the whole update in one kernel."
@@ -100,6 +118,8 @@ CUDNN_BENCHMARK = Knob(
     domain=lambda _: [False, True],
     blocked=no_cuda,
     expert=lambda _: True,
+    brief="cuDNN times its kernels first",
+    in_code="torch.backends.cudnn.benchmark = {value!r}",
     summary=(
         "torch.backends.cudnn.benchmark: cuDNN times its convolution kernels at the first call of every shape and keeps the "
         "fastest, instead of choosing by a heuristic."
@@ -121,6 +141,8 @@ COMPILE_DYNAMIC = Knob(
     domain=lambda _: ["auto", "true"],
     is_active=lambda knobs: knobs.get(COMPILE_MODE.key, "off") != "off",
     is_costly=True,
+    brief="compiled for any size, or for each",
+    in_code="torch.compile(..., dynamic={value!r}), None for auto",
     summary=(
         "Whether torch.compile makes kernels for any size (`true`), for each size anew (`false`), or for any size once a size "
         "has changed (`auto`). It means something only with compile.mode on."
@@ -139,6 +161,8 @@ SET_TO_NONE = Knob(
     type=bool,
     default=True,
     domain=lambda _: [True, False],
+    brief="gradients dropped, not zeroed",
+    in_code="optimizer.zero_grad(set_to_none={value!r})",
     summary=(
         "Whether zero_grad() lets gradients go (torch's default since 2.0) or fills them with zeros, whatever a program asks. "
         "A parameter without gradient is passed over by the optimizer; one with zeros is decayed and moved by its momentum."
@@ -159,6 +183,11 @@ ACTIVATION_CHECKPOINTING = Knob(
     type=bool,
     default=False,
     domain=lambda _: [False, True],
+    brief="activations computed again",
+    in_code={
+        True: "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False), each block",
+        False: "leave the blocks without torch.utils.checkpoint",
+    },
     summary=(
         "Keeps no activations inside the model's repeated blocks: each block's forward is run again in the backward pass, with "
         "the same random numbers (torch.utils.checkpoint, use_reentrant=False). Blocks are the outermost modules that stand "
@@ -183,6 +212,8 @@ SDPA = Knob(
     # On a CPU torch has one fused kernel, which it takes wherever it can.
     domain=lambda c: ["default", "flash", "mem_efficient", "cudnn"] if c.has_cuda else ["default"],
     blocked=lambda c: below_ampere(c) if c.has_cuda else None,
+    brief="kernels of attention",
+    in_code="torch.nn.attention.sdpa_kernel(...) around the model's call: {value}",
     summary=(
         "Which kernels may compute torch's scaled_dot_product_attention: `default` leaves it to torch's order of preference, "
         "the others allow one fused kernel and `math`, the unfused fallback for inputs that the kernel cannot take; `math` "
@@ -204,6 +235,8 @@ L2_FETCH_GRANULARITY = Knob(
     numbers=(32, 64, 128),
     bounds=lambda _: (32, 128),
     blocked=below_ampere,
+    brief="bytes of a miss in the L2 cache",
+    in_code="cudaDeviceSetLimit(cudaLimitMaxL2FetchGranularity, {value!r}) through ctypes",
     summary=(
         "cudaLimitMaxL2FetchGranularity: the most bytes that a miss brings into the GPU's L2 cache, 32, 64 or 128. A hint to "
         "the driver that holds for this process only; it is set once training begins and read back."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.base import LOADER_ARGUMENT, Circumstances, Knob
 from autotune.knobs.ranges import no_cuda, observed_int, up_to
 from autotune.records import Knobs, KnobValue, Tier
 
@@ -54,6 +54,9 @@ BATCH_SIZE = Knob(
     domain=batch_sizes,
     examples=(32, 64, 128),
     bounds=lambda _: (1, 2**20),
+    brief="samples of a step, on each rank",
+    phrase="batch {}",
+    in_code=LOADER_ARGUMENT,
     summary=(
         "Samples that one rank's loader hands to one training step. It changes the optimisation itself: fewer, less noisy "
         "steps an epoch. A winner with another batch size trains differently until you re-tune the learning rate (scaling it "
@@ -79,6 +82,9 @@ NUM_WORKERS = Knob(
     domain=worker_counts,
     bounds=worker_bounds,
     expert=lambda c: min(8, max(0, c.num_cores - 1)),
+    brief="processes that load data",
+    phrase="workers {}",
+    in_code=LOADER_ARGUMENT,
     summary=(
         "Processes that read, decode and augment batches ahead of the training loop. 0 does it in the training process, "
         "between the steps. Sample order stays the same; random augmentation draws from per-worker seeds."
@@ -104,6 +110,9 @@ PREFETCH_FACTOR = Knob(
     bounds=lambda _: (1, 64),
     blocked=without_workers,
     is_active=has_workers,
+    brief="batches ready in each worker",
+    phrase="prefetch {}",
+    in_code=LOADER_ARGUMENT,
     summary="Batches that each worker keeps ready. It means something only with loader.num_workers > 0.",
     helps="Batches that take very different times to make (mixed image sizes, cold network storage): a deeper queue evens out.",
     hurts=(
@@ -121,6 +130,8 @@ PIN_MEMORY = Knob(
     domain=lambda _: [False, True],
     blocked=no_cuda,
     expert=lambda _: True,
+    brief="batches in page-locked memory",
+    in_code=LOADER_ARGUMENT,
     summary="Copies each batch into page-locked host memory, by a thread of the training process, before it goes to the GPU.",
     helps=(
         "Transfers from page-locked memory are about twice as fast, and only they can overlap with computation "
@@ -142,6 +153,8 @@ PERSISTENT_WORKERS = Knob(
     blocked=without_workers,
     is_active=has_workers,
     expert=lambda _: True,
+    brief="workers live on between epochs",
+    in_code=LOADER_ARGUMENT,
     summary=(
         "Keeps workers and their dataset copies alive between epochs instead of starting them anew. It means something only "
         "with loader.num_workers > 0."
@@ -162,6 +175,9 @@ MULTIPROCESSING_CONTEXT = Knob(
     domain=lambda _: ["fork", "forkserver"],  # spawn gives the same workers as forkserver, only later
     blocked=without_workers,
     is_active=has_workers,
+    brief="how workers are started",
+    phrase="workers by {}",
+    in_code=LOADER_ARGUMENT,
     summary=(
         "How workers are started: copies of the training process (fork), of a small process that has imported the program once "
         "(forkserver), or new interpreters (spawn). It means something only with loader.num_workers > 0."
@@ -186,6 +202,8 @@ IN_ORDER = Knob(
     domain=lambda _: [False, True],
     blocked=without_workers,
     is_active=has_several_workers,
+    brief="batches in the sampler's order",
+    in_code=LOADER_ARGUMENT,
     summary=(
         "Whether batches are handed over in the sampler's order, however long one takes, or as they are made (false). Each "
         "epoch has the same samples. It means something only with two workers or more."
@@ -209,6 +227,9 @@ SHARING_STRATEGY = Knob(
     domain=lambda _: ["file_descriptor", "file_system"],
     blocked=without_workers,
     is_active=has_workers,
+    brief="how workers hand tensors over",
+    phrase="shared by {}",
+    in_code="torch.multiprocessing.set_sharing_strategy({value!r})",
     summary=(
         "How a worker's tensors reach the training process through shared memory: as open files (file_descriptor) or by name "
         "(file_system); torch.multiprocessing.set_sharing_strategy. It means something only with loader.num_workers > 0."
@@ -240,6 +261,11 @@ OWN_CORES = Knob(
     blocked=without_second_core,
     is_active=has_workers,
     is_before_torch=True,  # torch counts the cores as it is loaded
+    brief="cores apart for workers and step",
+    in_code={
+        True: "os.sched_setaffinity in the program and in worker_init_fn, or `autotune apply`",
+        False: "bind workers to no cores of their own",
+    },
     summary=(
         "Binds the loader's workers and the training process to cores of their own: one for each worker, but never more than "
         "half of what threads.affinity leaves. It means something only with loader.num_workers > 0."
@@ -266,6 +292,11 @@ NON_BLOCKING = Knob(
     blocked=no_cuda,
     is_active=is_pinned,
     expert=lambda _: True,
+    brief="copies to the GPU do not wait",
+    in_code={
+        True: "batch.to(device, non_blocking=True)",
+        False: "batch.to(device)",
+    },
     summary=(
         "Makes the program's own `batch.to(device)` and `.cuda()` return while the copy is under way (non_blocking=True), for "
         "tensors that a loader has handed over. It means something only with loader.pin_memory."
@@ -285,6 +316,11 @@ DEVICE_PREFETCH = Knob(
     domain=lambda _: [False, True],
     blocked=no_cuda,
     is_active=is_pinned,
+    brief="next batch copied a step ahead",
+    in_code={
+        True: "copy the next batch on a stream of its own, or `autotune apply`",
+        False: "copy each batch when it is used",
+    },
     summary=(
         "Fetches one batch ahead and copies to the device, on a side stream, what the program was seen to move there; its own "
         "`batch.to(device)` then finds the copy made. It means something only with loader.pin_memory."
@@ -313,6 +349,11 @@ UINT8_TRANSFER = Knob(
     default=False,
     domain=transfers,
     examples=(False, True),
+    brief="images as bytes until the device",
+    in_code={
+        True: "do ToTensor's division and Normalize after images.to(device), or `autotune apply`",
+        False: "convert and normalise in the data set's transforms",
+    },
     summary=(
         "Keeps images as they were decoded, one byte a value, until they are on the device: what the training loader's data "
         "set does last, the conversion to float32 (ToTensor, ConvertImageDtype, ToDtype, .float()) and the arithmetic per "

@@ -45,6 +45,11 @@ ALLOCATOR = Knob(
     blocked=no_cuda,
     environment=configuration,
     variables=CONFIGURATION_VARIABLES,
+    brief="how torch keeps GPU memory",
+    phrase="allocator {}",
+    in_code={
+        "default": "leave PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF unset",
+    },
     summary=(
         "How torch's CUDA allocator keeps memory: expandable_segments grows its segments instead of adding others, "
         "max_split_256 leaves blocks above 256 MB whole, roundup_8 rounds sizes up to an eighth of a power of two, collect_80 "
@@ -71,6 +76,9 @@ FRACTION = Knob(
     examples=(0.5, 0.8),
     bounds=lambda _: (0.01, 1.0),
     blocked=no_cuda,
+    brief="part of the GPU's memory to take",
+    phrase="memory {}",
+    in_code="torch.cuda.set_per_process_memory_fraction({value!r})",
     summary=(
         "torch.cuda.set_per_process_memory_fraction: the part of the device's memory that the training process may take, from "
         "its first optimizer step on. Where device.memory_limit asks for less, that holds."
@@ -89,6 +97,13 @@ MALLOC = Knob(
     blocked=no_other_malloc,
     environment=lambda value: malloc.preloading(value, os.environ, malloc.installed()),
     variables=("LD_PRELOAD",),
+    brief="allocator of host memory",
+    phrase="{}",
+    in_code={
+        "glibc": "preload no other allocator (LD_PRELOAD)",
+        "jemalloc": "LD_PRELOAD=libjemalloc.so.2 before Python starts, where it is installed",
+        "tcmalloc": "LD_PRELOAD=libtcmalloc_minimal.so.4 before Python starts, where it is installed",
+    },
     summary=(
         "The allocator of host memory, in the training process and in everything it starts: the C library's own, or jemalloc "
         "or tcmalloc, preloaded (LD_PRELOAD) where they are installed."

@@ -168,6 +168,8 @@ ALGO = Knob(
     blocked=no_nccl,
     environment=_variable("nccl.algo", unless=AUTO),
     variables=(VARIABLES["nccl.algo"],),
+    brief="ring, tree or NVLS",
+    phrase="NCCL algo {}",
     summary=(
         "NCCL_ALGO: which algorithm may carry the gradients. `allreduce:tree` (since NCCL 2.24) holds for that collective and "
         "leaves the others alone; a bare name holds for all."
@@ -192,6 +194,8 @@ PROTO = Knob(
     blocked=no_nccl,
     environment=_variable("nccl.proto", unless=AUTO),
     variables=(VARIABLES["nccl.proto"],),
+    brief="protocols of a transfer",
+    phrase="NCCL proto {}",
     summary=(
         "NCCL_PROTO: the protocols of a transfer. `Simple` has the most bandwidth, `LL` the least latency, LL128 something of "
         "both where the hardware supports it; `^` excludes one."
@@ -214,6 +218,8 @@ MIN_NCHANNELS = Knob(
     is_active=lambda knobs: not UNSET < int(knobs.get("nccl.max_nchannels") or 0) < int(knobs.get("nccl.min_nchannels") or 0),
     environment=_variable("nccl.min_nchannels", unless=UNSET),
     variables=(VARIABLES["nccl.min_nchannels"],),
+    brief="channels at least",
+    phrase="NCCL min_nchannels {}",
     summary=(
         "NCCL_MIN_NCHANNELS: channels that a collective uses at least. Each is one CUDA block, on one of the GPU's "
         "multiprocessors."
@@ -235,6 +241,8 @@ MAX_NCHANNELS = Knob(
     blocked=no_nccl,
     environment=_variable("nccl.max_nchannels", unless=UNSET),
     variables=(VARIABLES["nccl.max_nchannels"],),
+    brief="channels at most",
+    phrase="NCCL max_nchannels {}",
     summary=(
         "NCCL_MAX_NCHANNELS: channels that a collective uses at most. Each is one CUDA block, on one multiprocessor of the GPU."
     ),
@@ -253,6 +261,8 @@ NTHREADS = Knob(
     blocked=no_nccl,
     environment=_variable("nccl.nthreads", unless=UNSET),
     variables=(VARIABLES["nccl.nthreads"],),
+    brief="threads of a channel",
+    phrase="NCCL nthreads {}",
     summary="NCCL_NTHREADS: CUDA threads of each channel's block: 64, 128, 256 or 512, which is NCCL's own on recent GPUs.",
     helps="Fewer threads leave registers and issue slots to the backward pass; more help where the GPU's clocks are low.",
     hurts="Fewer threads move fewer bytes. Other numbers than those four are not what NCCL allows.",
@@ -269,6 +279,8 @@ BUFFSIZE = Knob(
     blocked=no_nccl,
     environment=_variable("nccl.buffsize", unless=UNSET),
     variables=(VARIABLES["nccl.buffsize"],),
+    brief="bytes of a buffer",
+    phrase="NCCL buffsize {}",
     summary="NCCL_BUFFSIZE: bytes of the buffer between each pair of GPUs, a power of two; NCCL's own is 4 MiB.",
     helps="Large messages over links with much latency (larger), or a GPU whose memory is nearly full (smaller).",
     hurts="Every channel and peer has its buffer: 16 MiB of each takes GPU memory from the batch.",
@@ -285,6 +297,8 @@ P2P_LEVEL = Knob(
     environment=_variable("nccl.p2p_level", unless=AUTO),
     variables=(VARIABLES["nccl.p2p_level"],),
     is_unknown=True,  # where PCIe is set up badly, a direct transfer corrupts what it carries
+    brief="how far GPUs read one another",
+    phrase="NCCL p2p_level {}",
     summary=(
         "NCCL_P2P_LEVEL: the longest way on which GPUs of one machine read each other's memory directly: LOC never, NVL by "
         "NVLink, PIX one PCIe switch, PXB several, PHB within a NUMA node, SYS everywhere. Beyond it, data go through the host."
@@ -305,6 +319,8 @@ NVLS = Knob(
     blocked=no_nvls,
     environment=_variable("nccl.nvls"),
     variables=(VARIABLES["nccl.nvls"],),
+    brief="sums in the NVSwitches",
+    phrase="NCCL nvls {}",
     summary="NCCL_NVLS_ENABLE: NVLink SHARP, sums computed in the NVSwitches of Hopper and later. On unless it is turned off.",
     helps="Off frees the memory and multiprocessors that it reserves, for models whose communication is hidden anyway.",
     hurts="Off, a large all-reduce within the machine sends more over the NVLinks.",
@@ -319,6 +335,8 @@ IB_DISABLE = Knob(
     blocked=no_infiniband,
     environment=_variable("nccl.ib_disable"),
     variables=(VARIABLES["nccl.ib_disable"],),
+    brief="without InfiniBand",
+    phrase="NCCL ib_disable {}",
     summary="NCCL_IB_DISABLE: no InfiniBand or RoCE between machines; NCCL falls back to TCP sockets.",
     helps="A fabric that is slower than the Ethernet beside it, or in the way of somebody else: a check more than a hope.",
     hurts="Sockets go through the CPU: where InfiniBand works it is much faster.",
@@ -334,6 +352,8 @@ IB_HCA = Knob(
     blocked=one_adapter,
     environment=_variable("nccl.ib_hca", unless=AUTO),
     variables=(VARIABLES["nccl.ib_hca"],),
+    brief="which InfiniBand adapters",
+    phrase="NCCL ib_hca {}",
     summary=(
         "NCCL_IB_HCA: which InfiniBand and RoCE adapters are used, a list of names with `=` before it for exact ones: "
         "`=mlx5_0,mlx5_1`, `^=mlx5_2` for all but that."
@@ -352,6 +372,8 @@ SOCKET_IFNAME = Knob(
     blocked=one_interface,
     environment=_variable("nccl.socket_ifname", unless=AUTO),
     variables=(VARIABLES["nccl.socket_ifname"],),
+    brief="which network interfaces",
+    phrase="NCCL socket_ifname {}",
     summary=(
         "NCCL_SOCKET_IFNAME: the network interfaces of NCCL's start-up and of its TCP transport, a list of prefixes, with `=` "
         "before it for exact names: `=eth0`, `^docker`."
@@ -371,6 +393,8 @@ CROSS_NIC = Knob(
     blocked=one_nic,
     environment=_variable("nccl.cross_nic"),
     variables=(VARIABLES["nccl.cross_nic"],),
+    brief="rings across adapters",
+    phrase="NCCL cross_nic {}",
     summary=(
         "NCCL_CROSS_NIC: whether a ring may leave one machine by one adapter and enter the next by another: 0 never, 1 yes, "
         "2 (NCCL's own) only where that is faster by its model."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.base import DDP_ARGUMENT, OTHER, Circumstances, Knob
 from autotune.records import Knobs, Tier
 
 DDP, FSDP = "ddp", "fsdp"
@@ -31,6 +31,11 @@ STRATEGY = Knob(
     blocked=alone,
     choices=(DDP, FSDP),
     domain=lambda _: [DDP, FSDP],
+    brief="whole replicas, or shares (FSDP2)",
+    in_code={
+        "ddp": "DistributedDataParallel(model)",
+        "fsdp": "fully_shard(block) for each block, then fully_shard(model), of torch.distributed.fsdp",
+    },
     summary=(
         "How replicas are kept in step. `ddp`: each rank has the whole model, gradients are averaged. `fsdp`: each rank keeps "
         "its share of parameters, gradients and optimizer state, and gathers those of a block when it needs them (FSDP2, "
@@ -57,6 +62,8 @@ RESHARD_AFTER_FORWARD = Knob(
     blocked=alone,
     domain=lambda _: [False, True],
     is_active=has_shares,
+    brief="FSDP2 gathers again, or keeps",
+    in_code="fully_shard(block, reshard_after_forward={value!r}), each block",
     summary=(
         "Modules that the program shards with FSDP2 (`fully_shard`): true gives the gathered parameters back after the forward "
         "pass and gathers them again for the backward pass, false keeps them in between. The outermost module stays as the "
@@ -78,6 +85,9 @@ BUCKET_CAP_MB = Knob(
     is_active=has_wrapper,
     domain=lambda _: [5, 25, 100],
     bounds=lambda _: (1, 65_536),
+    brief="size of DDP's gradient buckets",
+    phrase="buckets {} MiB",
+    in_code=DDP_ARGUMENT,
     summary=(
         "DistributedDataParallel(bucket_cap_mb=...): gradients are averaged in buckets of so many MiB, each as soon as the "
         "backward pass has filled it."
@@ -101,6 +111,8 @@ STATIC_GRAPH = Knob(
     is_active=has_wrapper,
     domain=lambda _: [False, True],
     is_unknown=True,  # exact where the graph is static; where it is not, gradients are left out
+    brief="DDP's graph is always the same",
+    in_code=DDP_ARGUMENT,
     summary=(
         "DistributedDataParallel(static_graph=True): the same parameters are used in the same order at every step, so that DDP "
         "learns in the first what it would look for in each."
@@ -124,6 +136,8 @@ GRADIENT_AS_BUCKET_VIEW = Knob(
     is_active=has_wrapper,
     domain=lambda _: [False, True],
     expert=lambda _: True,
+    brief="gradients live in DDP's buckets",
+    in_code=DDP_ARGUMENT,
     summary=(
         "DistributedDataParallel(gradient_as_bucket_view=True): `.grad` of a parameter is a view into the bucket that is sent, "
         "not a copy of it."
@@ -141,6 +155,12 @@ GRADIENT_COMPRESSION = Knob(
     is_active=has_wrapper,
     choices=("off", "bf16"),
     domain=lambda _: ["off", "bf16"],
+    brief="gradients sent as bf16",
+    phrase="gradients {}",
+    in_code={
+        "off": "register no communication hook",
+        OTHER: "model.register_comm_hook(None, bf16_compress_hook), of ddp_comm_hooks.default_hooks",
+    },
     summary=(
         "`bf16` sends gradients as bfloat16 (torch's bf16_compress_hook) and adds them up in it: half the bytes between the "
         "ranks. Weights, optimizer and the gradients of each rank stay as they are."

@@ -39,6 +39,14 @@ AMP = Knob(
     domain=amp_values,
     blocked=amp_blocked,
     expert=amp_expert,
+    brief="16-bit autocast: bf16 or fp16",
+    phrase="{}",
+    off_phrase="fp32",
+    in_code={
+        "off": "no autocast",
+        "bf16": "torch.autocast(device.type, dtype=torch.bfloat16) around the model's call",
+        "fp16": "torch.autocast(device.type, dtype=torch.float16) around the model's call, and a GradScaler for the loss",
+    },
     summary=(
         "Automatic mixed precision: forward passes run under torch.autocast, so matrix products and convolutions compute in "
         "bfloat16 or float16 while weights, optimizer state, losses and reductions stay in float32. bf16 has float32's range; "
@@ -81,6 +89,9 @@ MATMUL = Knob(
     domain=lambda _: ["highest", "high"],
     blocked=matmul_blocked,
     expert=lambda _: "high",
+    brief="TF32 in float32 products",
+    phrase="matmul {}",
+    in_code="torch.set_float32_matmul_precision({value!r})",
     summary=(
         "torch.set_float32_matmul_precision: how exactly float32 matrix products are computed. `highest` is true float32; "
         "`high` lets Tensor Cores use TF32 (float32's range, 10 bits of mantissa); `medium` allows bfloat16 inside."

@@ -21,6 +21,9 @@ ACCUMULATION = Knob(
     default=1,
     domain=lambda _: [1, 2, 4, 8],
     bounds=lambda _: (1, MAX_ACCUMULATION),
+    brief="batches to one optimizer step",
+    phrase="accumulation {}",
+    in_code="(loss / {value!r}).backward(), and clip, step and zero_grad at every {value!r}th iteration only",
     summary=(
         "Batches whose gradients are gathered before the optimizer steps. Of k iterations of the program the k-th steps, clips "
         "and clears, and each loss counts a k-th, as if the k batches were one; batch normalisation still sees them one by "
@@ -55,6 +58,8 @@ METRICS_SYNC_INTERVAL = Knob(
     domain=_intervals,
     bounds=lambda _: (1, MAX_INTERVAL),
     examples=(1, SELDOM),
+    brief="steps between readings of metrics",
+    in_code="loss.item() and the like every {value!r}th iteration only",
     summary=(
         "Steps between two times that the training loop reads losses and metrics back from the device, at least. In a Trainer "
         "of transformers: `logging_steps`, and above 1 no `logging_nan_inf_filter`, which looks at the loss of every step; in "

@@ -24,6 +24,9 @@ INTRA = Knob(
     default=0,  # the library decides; the baseline reports the number it took
     domain=thread_counts,
     bounds=thread_bounds,
+    brief="CPU threads of one operator",
+    phrase="threads {}",
+    in_code="torch.set_num_threads({value!r})",
     summary="torch.set_num_threads: CPU threads of the training process that share one operator (intra-op parallelism).",
     helps=(
         "Training on a CPU in a container: torch counts the host's cores, not the quota, and too many threads fight over too "
@@ -41,6 +44,8 @@ OMP = Knob(
     bounds=thread_bounds,
     environment=lambda value: {"OMP_NUM_THREADS": str(value)},
     variables=("OMP_NUM_THREADS",),
+    brief="OMP_NUM_THREADS",
+    phrase="OMP {}",
     summary=(
         "OMP_NUM_THREADS, read once when OpenMP loads: the first thread count of torch, NumPy's and SciPy's OpenMP builds and "
         "OpenCV, in the training process and in everything it starts."
@@ -59,6 +64,8 @@ INTEROP = Knob(
     default=0,  # the library decides; the baseline reports the number it took
     domain=thread_counts,
     bounds=thread_bounds,
+    brief="operators side by side on the CPU",
+    in_code="torch.set_num_interop_threads({value!r})",
     summary=(
         "torch.set_num_interop_threads: CPU threads that run independent operators side by side (inter-op parallelism), in "
         "TorchScript's forks and what C++ extensions launch."
@@ -76,6 +83,8 @@ MKL = Knob(
     bounds=thread_bounds,
     environment=lambda value: {"MKL_NUM_THREADS": str(value)},
     variables=("MKL_NUM_THREADS",),
+    brief="MKL_NUM_THREADS",
+    phrase="MKL {}",
     summary=(
         "MKL_NUM_THREADS, read once when MKL loads: threads of its matrix products, FFTs and solvers, in torch and in NumPy "
         "and SciPy where they are built with MKL."
@@ -110,6 +119,13 @@ AFFINITY = Knob(
     domain=affinities,
     is_before_torch=True,  # torch counts the cores as it is loaded
     blocked=without_choice,
+    brief="binding of processes to cores",
+    phrase="affinity {}",
+    in_code={
+        "none": "bind to no cores",
+        "compact": "taskset -c CORES for each rank, or `autotune apply`",
+        "numa": "numactl --cpunodebind=NODE, or `autotune apply`",
+    },
     summary=(
         "Binds the training process and its loader's workers to cores: compact gives each rank of a host a block of "
         "neighbouring cores; numa keeps it on one NUMA node, its GPU's where that is known. none leaves it to the kernel."

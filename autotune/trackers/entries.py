@@ -8,6 +8,7 @@ import math
 import re
 from typing import Any
 
+from autotune.knobs.base import value_text
 from autotune.masking import without_credentials
 from autotune.records import COST, ENERGY, TIME, Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord, objective_names
 from autotune.wording import (
@@ -27,7 +28,6 @@ from autotune.wording import (
     search_cost_text,
     seconds_text,
     side_texts,
-    value_text,
     verdict_text,
     warm_start_text,
 )

@@ -9,7 +9,6 @@ import pytest
 from autotune.config.domains import domain_of, parse
 from autotune.errors import BadInput
 from autotune.knobs.base import Circumstances
-from autotune.knobs.briefs import BRIEFS, MOST
 from autotune.knobs.catalogue import CATALOGUE, knob
 from autotune.knobs.describe import describe, overview, uses
 from autotune.knobs.values import value_of
@@ -27,8 +26,7 @@ def test_the_overview_has_a_row_for_every_knob_and_ends_with_the_environment() -
     rows = [row for family in overview(Circumstances(num_cores=2)).values() for row in family]
     assert sorted(row.key for row in rows) == sorted([*CATALOGUE, "env.NAME"])
     assert rows[-1].key == "env.NAME"
-    assert all(row.brief and len(row.brief) <= MOST and row.tier for row in rows)
-    assert set(BRIEFS) == {row.key for row in rows}
+    assert all(row.brief and len(row.brief) <= 34 and row.tier for row in rows)
     assert {row.key: row.blocked for row in rows}["loader.pin_memory"]
 
 

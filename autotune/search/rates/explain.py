@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.wording import knob_phrase, value_text
+from autotune.knobs.base import value_text
+from autotune.wording import knob_phrase
 
 MAX_CHANGES = 4  # named; of more the number is said
 LEAST_SAID = 0.005  # gain that does not round to 0 %
