@@ -5,9 +5,10 @@ Everything else goes by what programs do with torch, so that a library nobody ha
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+
+from .patches import patches
 
 # Batch samplers of these modules make their batches as they go, by the `batch_size` they have then. Of any other one it is not
 # known whether setting its `batch_size` changes its batches: they are looked at before the knob counts as applied.
@@ -21,27 +22,26 @@ def reads_batch_size_as_it_goes(batch_sampler: Any) -> bool:
 
 def _keep_wandb_offline(wandb: Any) -> None:
     # `mode=` of the call beats WANDB_MODE and the settings' own (wandb 0.31).
-    init = wandb.init
+    def around(init: Any) -> Any:
+        def offline(*arguments: Any, **named: Any) -> Any:
+            if os.environ.get("WANDB_MODE") == "offline" and named.get("mode") != "disabled":
+                named["mode"] = "offline"
+            return init(*arguments, **named)
 
-    @functools.wraps(init)
-    def offline(*arguments: Any, **named: Any) -> Any:
-        if os.environ.get("WANDB_MODE") == "offline" and named.get("mode") != "disabled":
-            named["mode"] = "offline"
-        return init(*arguments, **named)
+        return offline
 
-    wandb.init = offline
+    patches.install(wandb, "init", around)
 
 
 def _keep_mlflow_in_scratch(utils: Any) -> None:
     # Every store's address is resolved by this one function, set by a call, given to a client or neither (MLflow 3.17).
-    resolve, own = utils._resolve_tracking_uri, os.environ.get("MLFLOW_TRACKING_URI", "")
+    own = os.environ.get("MLFLOW_TRACKING_URI", "")
 
-    @functools.wraps(resolve)
     def scratch(tracking_uri: Any = None) -> Any:
         return own
 
     if own.startswith("file:"):  # else the user has asked for another in trials too
-        utils._resolve_tracking_uri = scratch
+        patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 
 # Libraries that record runs in an account or on a server -> what keeps a trial's out of there, called as they are imported.

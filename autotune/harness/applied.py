@@ -7,13 +7,13 @@ loaders and optimizers that are made later get their knobs, too.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from typing import Any, Dict, List
 
 from . import boot, process, protocol, report
 from .apply import module as apply_module
+from .patches import patches
 
 
 class Applied:
@@ -38,16 +38,15 @@ class Applied:
         # Who calls it trains: at its end it is told of steps that were not seen. Other processes have nothing to say.
         from torch import Tensor
 
-        backward = Tensor.backward
+        def around(backward: Any) -> Any:
+            def first_backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                self._has_trained = True
+                patch.uninstall()
+                return backward(tensor, *args, **kwargs)
 
-        @functools.wraps(backward)
-        def first_backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            self._has_trained = True
-            if Tensor.backward is first_backward:
-                Tensor.backward = backward  # type: ignore[method-assign]
-            return backward(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
+            return first_backward
 
-        Tensor.backward = first_backward  # type: ignore[method-assign, assignment]
+        patch = patches.install(Tensor, "backward", around)
 
     def step_done(self) -> None:
         """Called after each counted step, until the optimizers are left alone."""

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List
 
 from . import adapters, keeping, protocol
 from .imports import Awaited
+from .patches import patches
 
 session: Any = None  # this process's, once torch is there
 is_called = False  # the program itself has asked for it, by `autotune.apply`
@@ -86,11 +87,10 @@ def keep_records_away() -> None:
     """
     for name, keep_away in adapters.KEEP_RECORDS_AWAY.items():
 
-        def around(execute: Callable[[], None], module: Any, keep_away: Callable[[Any], None] = keep_away) -> None:
-            execute()
+        def guarded(module: Any, keep_away: Callable[[Any], None] = keep_away) -> None:
             _guarded(lambda: keep_away(module))
 
-        sys.meta_path.insert(0, Awaited(name, around))
+        patches.on_import(name, guarded)
 
 
 def _begin(spec_path: str) -> Any:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from . import adapters
+from .patches import patches
 from .transfer import as_to, where_to
 
 MIN_VALUES = 256  # of a tensor: the arithmetic of fewer costs less than its note
@@ -270,21 +271,25 @@ def _register(cls: Any) -> None:
 def watch_conversions() -> None:
     """Puts itself at Tensor.to and Tensor.float; it means nothing while `state.is_on` is false."""
     _register(Delayed)
-    to, to_float = Tensor.to, Tensor.float
 
-    @functools.wraps(to)
-    def delaying_to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if state.is_on and _is_bytes(self) and _is_conversion(args, kwargs):
-            return Delayed.of(Content(self.clone(), ()))  # the program may write to its own
-        return to(self, *args, **kwargs)
+    def around_to(to: Any) -> Any:
+        def delaying_to(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if state.is_on and _is_bytes(self) and _is_conversion(args, kwargs):
+                return Delayed.of(Content(self.clone(), ()))  # the program may write to its own
+            return to(self, *args, **kwargs)
 
-    @functools.wraps(to_float)
-    def delaying_float(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if state.is_on and not args and not kwargs and _is_bytes(self):
-            return Delayed.of(Content(self.clone(), ()))
-        return to_float(self, *args, **kwargs)
+        return delaying_to
 
-    Tensor.to, Tensor.float = delaying_to, delaying_float  # type: ignore[method-assign]
+    def around_float(to_float: Any) -> Any:
+        def delaying_float(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if state.is_on and not args and not kwargs and _is_bytes(self):
+                return Delayed.of(Content(self.clone(), ()))
+            return to_float(self, *args, **kwargs)
+
+        return delaying_float
+
+    patches.install(Tensor, "to", around_to)
+    patches.install(Tensor, "float", around_float)
 
 
 def _is_conversion(args: Any, kwargs: Dict[str, Any]) -> bool:
@@ -305,7 +310,6 @@ def during(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns a fetch of the training loader, made in the process that trains, in which conversions are delayed."""
     watch_conversions()
 
-    @functools.wraps(fetch)
     def delaying_fetch(index: Any) -> Any:
         state.is_on = True
         try:

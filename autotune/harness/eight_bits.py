@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any, Dict, Optional
 
 from . import batches, members
+from .patches import patches, replace_of_object
 from .protocol import APPLIED, NOT_APPLICABLE, KnobReport
 
 KEY = "loader.uint8_transfer"
@@ -51,16 +52,17 @@ class EightBits:
 
         from . import delayed
 
-        start, bits = _SingleProcessDataLoaderIter.__init__, self
         delayed.watch_conversions()
 
-        def __init__(self: Any, loader: Any) -> None:
-            start(self, loader)
-            if bits.is_for(loader):
-                fetcher = self._dataset_fetcher
-                fetcher.fetch = delayed.during(fetcher.fetch)
+        def around(start: Any) -> Any:
+            def __init__(iterator: Any, loader: Any) -> None:
+                start(iterator, loader)
+                if self.is_for(loader):
+                    replace_of_object(iterator._dataset_fetcher, "fetch", delayed.during)
 
-        _SingleProcessDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
+            return __init__
+
+        patches.install(_SingleProcessDataLoaderIter, "__init__", around)
 
     def verify(self, knobs: Dict[str, Any], device: str, num_batches: float) -> Dict[str, KnobReport]:
         """Returns the knob's report: whether bytes arrived, and were made floats on the device where there is one.

@@ -9,6 +9,7 @@ import functools
 from typing import Any, Callable
 
 from .apply import step as apply_step
+from .patches import patches
 
 CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
 READING = "get_total_norm"
@@ -19,42 +20,39 @@ def put_in_place(watch: Any) -> None:
     import torch
     from torch.nn.utils import clip_grad
 
-    torch.autograd.backward = _around_backward(watch, torch.autograd.backward)
+    patches.install(torch.autograd, "backward", functools.partial(_around_backward, watch))
     for kind in (torch.optim.Optimizer, torch.nn.Module):
-        kind.zero_grad = _around_zero_grad(watch, kind.zero_grad)  # type: ignore[method-assign]
+        patches.install(kind, "zero_grad", functools.partial(_around_zero_grad, watch))
     for name in CLIPS:
-        if hasattr(clip_grad, name):
-            clip = _around_clip(watch, getattr(clip_grad, name))
-            for module in (clip_grad, torch.nn.utils):
-                if hasattr(module, name):
-                    setattr(module, name, clip)
-    scaler = torch.amp.GradScaler
+        for module in (clip_grad, torch.nn.utils):
+            if hasattr(module, name):
+                patches.install(module, name, functools.partial(_around_clip, watch))
     for name in ("unscale_", "step", "update"):
-        setattr(scaler, name, _around_scaler(watch, name, getattr(scaler, name)))
+        patches.install(torch.amp.GradScaler, name, functools.partial(_around_scaler, watch, name))
 
 
 def before_steps(watch: Any, kind: Any) -> None:
     """Leads the steps of a class of optimizers through the harness, once."""
-    own = kind.step
-    if getattr(own, "is_autotunes_own", False):
+    if getattr(kind.step, "is_autotunes_own", False):
         return
 
-    @functools.wraps(own)
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if watch.is_through or not watch.is_in_charge(self):
-            return own(self, *args, **kwargs)
-        return watch.step(own, self, args, kwargs)
+    def around(own: Any) -> Any:
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if watch.is_through or not watch.is_in_charge(self):
+                return own(self, *args, **kwargs)
+            return watch.step(own, self, args, kwargs)
 
-    step.hooked = True  # type: ignore[attr-defined]  # torch's own hooks are inside
-    step.is_autotunes_own = True  # type: ignore[attr-defined]
-    step._torchdynamo_disable = True  # type: ignore[attr-defined]
-    kind.step = step
+        step.hooked = True  # type: ignore[attr-defined]  # torch's own hooks are inside
+        step.is_autotunes_own = True  # type: ignore[attr-defined]
+        step._torchdynamo_disable = True  # type: ignore[attr-defined]
+        return step
+
+    patches.install(kind, "step", around)
 
 
 def _around_backward(watch: Any, backward: Callable[..., Any]) -> Callable[..., Any]:
     import torch
 
-    @functools.wraps(backward)
     def begun_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
         # A backward pass within one, of a checkpointed segment, has its share already.
         if watch.is_inside or torch.compiler.is_compiling() or not watch.is_active:
@@ -75,7 +73,6 @@ def _around_backward(watch: Any, backward: Callable[..., Any]) -> Callable[..., 
 
 
 def _around_zero_grad(watch: Any, zero_grad: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(zero_grad)
     def cleared(owner: Any, *args: Any, **kwargs: Any) -> Any:
         if watch.keeps(owner):
             return None
@@ -90,7 +87,6 @@ def _around_zero_grad(watch: Any, zero_grad: Callable[..., Any]) -> Callable[...
 
 
 def _around_clip(watch: Any, clip: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(clip)
     def clipped(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if not watch.is_active:
             return clip(parameters, *args, **kwargs)
@@ -112,16 +108,23 @@ def _around_scaler(watch: Any, name: str, method: Callable[..., Any]) -> Callabl
 
     is_enabled = torch.amp.GradScaler.is_enabled
 
-    @functools.wraps(method)
     def scaled(scaler: Any, *args: Any, **kwargs: Any) -> Any:
         if watch.is_through or scaler is watch.scaler or not watch.is_active or not is_enabled(scaler):
             return method(scaler, *args, **kwargs)
         if watch.scaler is not None:
             watch.stand_down(apply_step.SCALES)
             return method(scaler, *args, **kwargs)
-        if name == "step" and watch.is_in_charge(args[0]):
-            return watch.step(functools.partial(method, scaler), args[0], args[1:], kwargs)
+        if name == "step":
+            optimizer, args, kwargs = _optimizer_of(*args, **kwargs)
+            if not watch.is_in_charge(optimizer):
+                return method(scaler, optimizer, *args, **kwargs)
+            return watch.step(functools.partial(method, scaler), optimizer, args, kwargs)
         is_held = watch.gathered if name == "update" else name == "unscale_" and not watch.is_last()
         return None if is_held else method(scaler, *args, **kwargs)
 
     return scaled
+
+
+def _optimizer_of(optimizer: Any, *args: Any, **kwargs: Any) -> "tuple[Any, Any, Any]":
+    """Splits the arguments of `GradScaler.step`, whose first has a name."""
+    return optimizer, args, kwargs

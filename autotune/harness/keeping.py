@@ -15,6 +15,7 @@ import sys
 from typing import Any, Callable, Dict, Optional, Set
 
 from . import protocol
+from .patches import patches
 
 Call = Callable[..., None]
 
@@ -28,27 +29,31 @@ def keep(folder: str) -> None:
     global kept
     kept = Kept(folder)
     for name in ("rename", "replace"):
-        _put(name, kept.renaming(getattr(os, name)))
+        _put(name, kept.renaming)
     for name in ("remove", "unlink"):
-        _put(name, kept.removing(getattr(os, name)))
-    _put("rmdir", kept.removing_folders(os.rmdir))
-    _put("mkdir", kept.making_folders(os.mkdir))
+        _put(name, kept.removing)
+    _put("rmdir", kept.removing_folders)
+    _put("mkdir", kept.making_folders)
 
 
 def torch_is_there() -> None:
     """Replaces `torch.save`, too."""
     if kept is not None:
         torch: Any = sys.modules["torch"]
-        torch.save = torch.serialization.save = functools.wraps(torch.save)(kept.saving(torch.save))
+        for module in (torch, torch.serialization):
+            patches.install(module, "save", kept.saving)
 
 
-def _put(name: str, new: Call) -> None:
-    old, function = getattr(os, name), Function(new)
-    for functions in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
-        if old in functions:
-            functions.add(function)
-    functools.update_wrapper(function, old, assigned=("__name__", "__qualname__", "__doc__"))
-    setattr(os, name, function)
+def _put(name: str, around: Callable[[Call], Call]) -> None:
+    def function(old: Call) -> Any:
+        new = Function(around(old))
+        for functions in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+            if old in functions:
+                functions.add(new)
+        functools.update_wrapper(new, old, assigned=("__name__", "__qualname__", "__doc__"))
+        return new
+
+    patches.install(os, name, function)
 
 
 class Function:

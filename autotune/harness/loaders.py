@@ -7,7 +7,6 @@ batches come with the optimizer's steps, named by construction site and ordinal,
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import signal
@@ -19,6 +18,7 @@ from . import affinity, batches, eight_bits, members, sites, transfer, worker
 from .apply import loader as apply_loader
 from .apply import process as apply_process
 from .loader import Loader
+from .patches import patches
 
 
 class LoaderWatch:
@@ -54,107 +54,110 @@ class LoaderWatch:
     def _patch_construction(self) -> None:
         from torch.utils.data import DataLoader
 
-        construct, signature = DataLoader.__init__, inspect.signature(DataLoader.__init__)
-        watch = self
+        signature = inspect.signature(DataLoader.__init__)
 
-        @functools.wraps(construct)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            bound = signature.bind(self, *args, **kwargs)
-            info = watch._constructing(bound.arguments)
-            bound.arguments.pop("self")
-            extra = bound.arguments.pop("kwargs", {})
-            construct(self, **bound.arguments, **extra)
-            if info is not None:
-                watch._constructed(self, info)
+        def around(construct: Any) -> Any:
+            def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+                bound = signature.bind(loader, *args, **kwargs)
+                info = self._constructing(bound.arguments)
+                bound.arguments.pop("self")
+                extra = bound.arguments.pop("kwargs", {})
+                construct(loader, **bound.arguments, **extra)
+                if info is not None:
+                    self._constructed(loader, info)
 
-        DataLoader.__init__ = __init__  # type: ignore[method-assign]
+            return __init__
+
+        patches.install(DataLoader, "__init__", around)
 
     def _patch_iteration(self) -> None:
         from torch import Tensor
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        start, advance, watch = _BaseDataLoaderIter.__init__, _BaseDataLoaderIter.__next__, self
-        self._iteration: Any = (start, advance)
-        monotonic, tensor, worth = time.monotonic, Tensor, self._worth
+        watch, monotonic, tensor, worth, knobs = self, time.monotonic, Tensor, self._worth, self._spec.knobs
 
-        knobs = self._spec.knobs
+        def around_start(start: Any) -> Any:
+            def __init__(self: Any, loader: Any) -> None:
+                apply_process.share(knobs)  # again: the program may have set its own since
+                self._autotune = watch._current = info = loader.__dict__.get("_autotune")
+                if info is not None:
+                    info.begins()
+                start(self, loader)
+                self._autotune_ear = None if info is None or info.sizes.is_known else batches.put_ear_to(self)
 
-        @functools.wraps(start)
-        def __init__(self: Any, loader: Any) -> None:
-            apply_process.share(knobs)  # again: the program may have set its own since
-            self._autotune = watch._current = info = loader.__dict__.get("_autotune")
-            if info is not None:
-                info.begins()
-            start(self, loader)
-            self._autotune_ear = None if info is None or info.sizes.is_known else batches.put_ear_to(self)
+            return __init__
 
-        @functools.wraps(advance)
-        def __next__(self: Any) -> Any:
-            info = self._autotune
-            if info is None:
-                return advance(self)
-            watch._current = info
-            began_s = monotonic()
-            batch = advance(self)
-            first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
-            if info.num_yields or first.__class__ is not tensor or first.dim() == 0 or first.size(0) != info.usual_batch:
-                watch._yielded(info, batch, monotonic() - began_s, self._autotune_ear)
+        def around_advance(advance: Any) -> Any:
+            def __next__(self: Any) -> Any:
+                info = self._autotune
+                if info is None:
+                    return advance(self)
+                watch._current = info
+                began_s = monotonic()
+                batch = advance(self)
+                first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
+                if info.num_yields or first.__class__ is not tensor or first.dim() == 0 or first.size(0) != info.usual_batch:
+                    watch._yielded(info, batch, monotonic() - began_s, self._autotune_ear)
+                    return batch
+                # One batch like those before, as nearly all are: in place, since a call costs a microsecond of cold code.
+                info.samples = info.usual_batch * worth
+                info.wait_s = monotonic() - began_s
+                info.num_yields = 1
+                watch.touched.append(info)
                 return batch
-            # One batch like those before, which nearly all are: in place, since every call costs a microsecond of cold code.
-            info.samples = info.usual_batch * worth
-            info.wait_s = monotonic() - began_s
-            info.num_yields = 1
-            watch.touched.append(info)
-            return batch
 
-        _BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
-        _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
-        self._watched_iteration = (__init__, __next__)
+            return __next__
+
+        self._iteration = [
+            patches.install(_BaseDataLoaderIter, "__init__", around_start),
+            patches.install(_BaseDataLoaderIter, "__next__", around_advance),
+        ]
 
     def rest(self) -> None:
         """Looks at no batch any more and forgets the loaders; those still to be made get their knobs (mode "apply")."""
-        from torch.utils.data.dataloader import _BaseDataLoaderIter as Iterator
-
         if self.is_at_rest:
             return
         self.is_at_rest = True
         self._sites.begin_training(self.loaders)
         self.touched.clear()
         self.loaders, self.training, self._current = [], None, None
-        if (Iterator.__init__, Iterator.__next__) == self._watched_iteration:  # else the program has put its own around them
-            Iterator.__init__, Iterator.__next__ = self._iteration  # type: ignore[method-assign]
+        for patch in self._iteration:
+            patch.uninstall()
 
     def _patch_workers(self) -> None:
         # Only while the workers start: the loader shows the program its own worker_init_fn (some look at it).
         from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-        start, watch = _MultiProcessingDataLoaderIter.__init__, self
+        def around(start: Any) -> Any:
+            def __init__(iterator: Any, loader: Any) -> None:
+                self._start_workers(start, iterator, loader)
 
-        @functools.wraps(start)
-        def __init__(self: Any, loader: Any) -> None:
-            kept = loader.__dict__
-            info, own, num_workers = kept.get("_autotune"), kept["worker_init_fn"], kept["num_workers"]
-            cores = watch._session.binder.workers_start(num_workers)
-            if cores is not None:
-                apply_process.follow_cores(watch._spec.knobs)
-            is_counted = watch._is_measuring and info is not None and watch._has_counters(info, num_workers)
-            is_of_bytes = watch.bits.is_for(loader)
-            if not is_counted and cores is None and not is_of_bytes:
-                start(self, loader)
-                return
-            path = info.counters_file if is_counted else ""
-            kept["worker_init_fn"] = worker.WorkerInit(path, own, cores, is_of_bytes=is_of_bytes)
-            try:
-                start(self, loader)
-            finally:
-                kept["worker_init_fn"] = own
-            if info is None:
-                return
-            watch._workers = self._workers
-            method = getattr(self._workers[0], "_start_method", None)  # of its class; None: the process' own
-            info.settings[apply_loader.CONTEXT] = method or apply_loader.start_method(None)
+            return __init__
 
-        _MultiProcessingDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
+        patches.install(_MultiProcessingDataLoaderIter, "__init__", around)
+
+    def _start_workers(self, start: Any, iterator: Any, loader: Any) -> None:
+        kept = loader.__dict__
+        info, own, num_workers = kept.get("_autotune"), kept["worker_init_fn"], kept["num_workers"]
+        cores = self._session.binder.workers_start(num_workers)
+        if cores is not None:
+            apply_process.follow_cores(self._spec.knobs)
+        is_counted = self._is_measuring and info is not None and self._has_counters(info, num_workers)
+        is_of_bytes = self.bits.is_for(loader)
+        if not is_counted and cores is None and not is_of_bytes:
+            start(iterator, loader)
+            return
+        path = info.counters_file if is_counted else ""
+        kept["worker_init_fn"] = worker.WorkerInit(path, own, cores, is_of_bytes=is_of_bytes)
+        try:
+            start(iterator, loader)
+        finally:
+            kept["worker_init_fn"] = own
+        if info is None:
+            return
+        self._workers = iterator._workers
+        method = getattr(iterator._workers[0], "_start_method", None)  # of its class; None: the process' own
+        info.settings[apply_loader.CONTEXT] = method or apply_loader.start_method(None)
 
     def _has_counters(self, info: Loader, num_workers: int) -> bool:
         path = info.counters_file or os.path.join(self._spec.folder, f"loader{info.number}.{os.getpid()}.bin")
@@ -170,20 +173,19 @@ class LoaderWatch:
         import torch.utils.data
         from torch.utils.data import dataloader
 
-        ask, watch = torch.utils.data.get_worker_info, self
+        def around(ask: Any) -> Any:
+            def get_worker_info() -> Any:
+                is_torch = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")  # default_collate asks, too
+                if self._current is not None and not is_torch:
+                    self._current.has_asked_worker_info = True
+                if not is_torch:
+                    worker.note_asking()
+                return ask()
 
-        @functools.wraps(ask)
-        def get_worker_info() -> Any:
-            is_torch = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")  # default_collate asks, too
-            if watch._current is not None and not is_torch:
-                watch._current.has_asked_worker_info = True
-            if not is_torch:
-                worker.note_asking()
-            return ask()
+            return get_worker_info
 
-        torch.utils.data.get_worker_info = get_worker_info
-        torch.utils.data._utils.worker.get_worker_info = get_worker_info
-        dataloader.get_worker_info = get_worker_info
+        for module in (torch.utils.data, torch.utils.data._utils.worker, dataloader):
+            patches.install(module, "get_worker_info", around)
 
     def workers(self) -> List[Any]:
         """Returns the processes that were started last for a loader and run."""

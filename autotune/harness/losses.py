@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 import sys
@@ -11,6 +10,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 from . import members
 from .apply import attention as apply_attention
+from .patches import patches
 
 FIRST_GAP_S = 0.25  # between two looks at a loss, later
 MAX_LOSSES = 64  # losses looked at one by one, and kept
@@ -53,30 +53,28 @@ class LossWatch:
         self.attention: Optional[Set[str]] = None  # fused kernels of attention that the first loss was computed with
         self._closed_step = -1  # the step whose closure has told its loss
         self._gap_s, self._next_s = FIRST_GAP_S, 0.0
-        self._tensor, self._scaler = torch.Tensor, getattr(getattr(torch, "amp", None), "GradScaler", None)
         self._grad_fn: Any = torch.Tensor.grad_fn
-        self._original = backward = torch.Tensor.backward
-        is_compiling, numel, watch = torch.compiler.is_compiling, torch.Tensor.numel, self
+        is_compiling, numel = torch.compiler.is_compiling, torch.Tensor.numel
 
-        @functools.wraps(backward)
-        def watched_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_compiling() and numel(self) == 1:
-                watch._see(self)
-            return backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
+        def around_backward(backward: Any) -> Any:
+            def watched_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+                if not is_compiling() and numel(loss) == 1:
+                    self._see(loss)
+                return backward(loss, *args, **kwargs)
 
-        self._watched = torch.Tensor.backward = watched_backward  # type: ignore[method-assign]
-        self._scale = self._watched_scale = None
-        if self._scaler is not None:
-            self._scale = scale = self._scaler.scale
+            return watched_backward
 
-            @functools.wraps(scale)
-            def watched_scale(self: Any, outputs: Any) -> Any:
-                scaled = scale(self, outputs)
+        def around_scale(scale: Any) -> Any:
+            def watched_scale(scaler: Any, outputs: Any) -> Any:
+                scaled = scale(scaler, outputs)
                 if isinstance(outputs, torch.Tensor) and numel(outputs) == 1:
-                    watch._scaled = (weakref.ref(scaled), members.plain(outputs))
+                    self._scaled = (weakref.ref(scaled), members.plain(outputs))
                 return scaled
 
-            self._watched_scale = self._scaler.scale = watched_scale
+            return watched_scale
+
+        self._patches = [patches.install(torch.Tensor, "backward", around_backward)]
+        self._patches.append(patches.install(torch.amp.GradScaler, "scale", around_scale))
 
     def _see(self, loss: Any) -> None:
         self._num_seen += 1
@@ -93,10 +91,9 @@ class LossWatch:
         is_wanted = self._num_seen <= MAX_LOSSES if self._wanted_steps is None else step < self._wanted_steps
         if is_wanted:
             self._keep(step)
-        elif self._tensor.backward is self._watched:
-            self._tensor.backward = self._original  # type: ignore[method-assign]
-            if self._scaler is not None and self._scaler.scale is self._watched_scale:
-                self._scaler.scale = self._scale
+        else:
+            for patch in self._patches:
+                patch.uninstall()
 
     def _keep(self, step: int) -> None:
         if self._session.optimizers.is_stepping:
@@ -117,10 +114,8 @@ class LossWatch:
             return
         self._gap_s *= 2
         self._next_s = now_s + self._gap_s
-        if self._tensor.backward is self._original:
-            self._tensor.backward = self._watched  # type: ignore[method-assign]
-            if self._scaler is not None and self._scaler.scale is self._scale:
-                self._scaler.scale = self._watched_scale
+        for patch in self._patches:
+            patch.install()
 
     def summary(self) -> Optional[Dict[str, Any]]:
         """Returns {"first", "last", "is_finite", "curve", "why_no_curve"}; None when no scalar was seen. Waits for the device.

@@ -7,14 +7,12 @@ at elsewhere (`losses.py`), whatever is said here.
 
 from __future__ import annotations
 
-import functools
-import sys
 import weakref
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from . import adapters
 from .apply.step import METRICS
-from .imports import Awaited
+from .patches import patches
 from .protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 
 BY_ITSELF = (
@@ -69,32 +67,24 @@ class MetricReads:
             self._count()
 
     def _await(self, name: str, reader: adapters.MetricReader) -> None:
-        if name in sys.modules:
-            self._watch(sys.modules[name], reader)
-            return
-
-        def around(execute: Callable[[], None], module: Any) -> None:
-            execute()
-            self._watch(module, reader)
-
-        sys.meta_path.insert(0, Awaited(name, around))
+        patches.on_import(name, lambda module: self._watch(module, reader))
 
     def _watch(self, module: Any, reader: adapters.MetricReader) -> None:
         kind = getattr(module, reader.kind, None)
-        begin = getattr(kind, reader.method, None)
-        if begin is None:
+        if not hasattr(kind, reader.method):
             return
-        watch = self
 
-        @functools.wraps(begin)
-        def watched_begin(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                watch._meet(trainer, reader)
-            except Exception:
-                watch._session.broke("setting how often metrics are read")
-            return begin(trainer, *args, **kwargs)
+        def around(begin: Any) -> Any:
+            def watched_begin(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+                try:
+                    self._meet(trainer, reader)
+                except Exception:
+                    self._session.broke("setting how often metrics are read")
+                return begin(trainer, *args, **kwargs)
 
-        setattr(kind, reader.method, watched_begin)
+            return watched_begin
+
+        patches.install(kind, reader.method, around)
 
     def _meet(self, trainer: Any, reader: adapters.MetricReader) -> None:
         if all(known.trainer() is not trainer for known in self._met):
@@ -107,15 +97,15 @@ class MetricReads:
     def _count(self) -> None:
         from torch import Tensor
 
-        item, watch = Tensor.item, self
+        def around(item: Any) -> Any:
+            def counted_item(tensor: Any) -> Any:
+                if tensor.grad_fn is not None:
+                    self._read()
+                return item(tensor)
 
-        @functools.wraps(item)
-        def counted_item(tensor: Any) -> Any:
-            if tensor.grad_fn is not None:
-                watch._read()
-            return item(tensor)
+            return counted_item
 
-        Tensor.item = counted_item  # type: ignore[method-assign, assignment]
+        patches.install(Tensor, "item", around)
 
     def _read(self) -> None:
         # The longest gap counts: an epoch's end, or a line that is printed beside the others, makes single ones shorter.

@@ -8,8 +8,8 @@ the original class, and nothing global stays behind for the compiler to trip ove
 
 from __future__ import annotations
 
-import functools
 import sys
+import threading
 import weakref
 from typing import Any, Dict, List, Optional, Set
 
@@ -24,6 +24,7 @@ from .apply.sharding import Sharding
 from .batches import CallSizes
 from .checkpointing import Checkpointing
 from .dressing import dress
+from .patches import Patch, patches
 from .protocol import NOT_APPLICABLE, KnobReport
 
 DISCOVERY_STEPS = 3  # every optimizer has stepped by then in programs that alternate
@@ -51,6 +52,12 @@ class Root:
         return self._module()
 
 
+class Nesting(threading.local):
+    """How many module calls a thread is inside of."""
+
+    depth = 0
+
+
 class ModuleWatch:
     """Finds the training roots of this process and carries the knobs that belong to modules."""
 
@@ -65,13 +72,13 @@ class ModuleWatch:
         self.wrappers: List[str] = []
         self.parallel = Wrappers(self.knobs)
         self.sharding = Sharding(self.knobs, session.spec.passed, self.parallel)
-        self.depth = 0
+        self._nesting = Nesting()
         self.unit = "samples"
         self.is_evaluated = False
         self._num_evaluated_steps = 0
         self._compile_counters: Any = None
-        self._call: Any = None
-        self._enter_autocast: Any = None
+        self._calls: Optional[Patch] = None  # of every module's, while roots are looked for
+        self._autocasts: Optional[Patch] = None
         self.is_looking = False
         self.is_counting = session.spec.mode != "apply"
         self._look_until = DISCOVERY_STEPS
@@ -85,25 +92,27 @@ class ModuleWatch:
         """Starts looking at every module call of the process."""
         self.is_looking = True
         self.settle()
-        if self._call is not None:
-            return
-        self._call = call = Module.__call__
-        watch = self
+        if self._calls is None:
+            self._calls = patches.install(Module, "__call__", self._around_call)
+        else:
+            self._calls.install()
 
-        @functools.wraps(call)
+    def _around_call(self, call: Any) -> Any:
+        nesting = self._nesting
+
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch.depth or is_compiling():
+            if is_compiling() or nesting.depth or not (self._calls is not None and self._calls.is_active):
                 return call(module, *args, **kwargs)
-            root = watch._adopted(module) if module.training or watch._trains_in_evaluation() else None
+            root = self._adopted(module) if module.training or self._trains_in_evaluation() else None
             if root is not None:
-                return watch.run(root, call, args, kwargs)
-            watch.depth += 1  # frozen, in evaluation or without parameters: its children are no roots either
+                return self.run(root, call, args, kwargs)
+            nesting.depth += 1  # frozen, in evaluation or without parameters: its children are no roots either
             try:
                 return call(module, *args, **kwargs)
             finally:
-                watch.depth -= 1
+                nesting.depth -= 1
 
-        Module.__call__ = __call__  # type: ignore[method-assign]
+        return __call__
 
     def _trains_in_evaluation(self) -> bool:
         # A program may train with its model in evaluation mode, to freeze batch normalisation, say: when a step has been made
@@ -113,15 +122,15 @@ class ModuleWatch:
     def look_again(self) -> None:
         """Called when an optimizer is made: what it trains may not have been met yet."""
         self._look_until = self._session.num_steps + DISCOVERY_STEPS
-        if self.depth:
+        if self._nesting.depth:
             self.is_looking = True  # as soon as the root's call is over
         else:
             self.look()
 
     def stop_looking(self) -> None:
-        """Puts `Module.__call__` back as it was."""
-        if self._call is not None:
-            Module.__call__, self._call = self._call, None  # type: ignore[method-assign]
+        """Looks at the calls of modules no more."""
+        if self._calls is not None:
+            self._calls.uninstall()
 
     def _adopted(self, module: Any) -> Optional[Root]:
         try:
@@ -175,16 +184,15 @@ class ModuleWatch:
         # A program may enter autocast inside its module (libraries wrap `forward`): out of sight when the root is adopted.
         import torch
 
-        self._enter_autocast = enter = torch.autocast.__enter__
-        watch = self
+        def around(enter: Any) -> Any:
+            def __enter__(context: Any) -> Any:
+                if self._nesting.depth and context._enabled and not hasattr(context, "is_autotunes_own"):
+                    apply_module.note_inner_autocast(self.roots, self.knobs, self.reports, context)
+                return enter(context)
 
-        @functools.wraps(enter)
-        def __enter__(context: Any) -> Any:
-            if watch.depth and context._enabled and not hasattr(context, "is_autotunes_own"):
-                apply_module.note_inner_autocast(watch.roots, watch.knobs, watch.reports, context)
-            return enter(context)  # type: ignore[no-untyped-call]
+            return __enter__
 
-        torch.autocast.__enter__ = __enter__  # type: ignore[method-assign]
+        self._autocasts = patches.install(torch.autocast, "__enter__", around)
 
     # --- wrappers ---
 
@@ -193,20 +201,20 @@ class ModuleWatch:
         # stride error in its reducer.
         from torch.nn.parallel import DistributedDataParallel
 
-        construct, watch = DistributedDataParallel.__init__, self
+        def around(construct: Any) -> Any:
+            def __init__(wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+                try:
+                    self._wrapping(wrapper, module)
+                    args, kwargs = self.parallel.arguments(construct, wrapper, (module, *args), kwargs)
+                except Exception:
+                    self._session.broke("preparing a module for its wrapper")
+                    args = (module, *args)
+                construct(wrapper, *args, **kwargs)
+                self.parallel.add(wrapper)
 
-        @functools.wraps(construct)
-        def __init__(wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-            try:
-                watch._wrapping(wrapper, module)
-                args, kwargs = watch.parallel.arguments(construct, wrapper, (module, *args), kwargs)
-            except Exception:
-                watch._session.broke("preparing a module for its wrapper")
-                args = (module, *args)
-            construct(wrapper, *args, **kwargs)
-            watch.parallel.add(wrapper)
+            return __init__
 
-        DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign, assignment]
+        patches.install(DistributedDataParallel, "__init__", around)
 
     def _is_prepared(self, module: Any) -> bool:
         return module is not None and any(known() is module for known in self._prepared)
@@ -219,6 +227,11 @@ class ModuleWatch:
 
     # --- calls of a root ---
 
+    @property
+    def is_nested(self) -> bool:
+        """Whether this thread is inside a module's call."""
+        return self._nesting.depth > 0
+
     def run(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
         """Calls a root by `call`, the call of its own class, with its samples counted and in the trial's precision."""
         if self.is_counting:
@@ -226,11 +239,12 @@ class ModuleWatch:
         if self.is_looking:
             self.stop_looking()  # the compiler must meet modules as torch made them
         held = self.parallel.hold_back()
-        self.depth += 1
+        nesting = self._nesting
+        nesting.depth += 1
         try:
             return call(root.module, *args, **kwargs) if root.around is None else root.around(call, root.module, args, kwargs)
         finally:
-            self.depth -= 1
+            nesting.depth -= 1
             self.parallel.let_go(held)
             if self.is_looking:
                 self.sharding.look()
@@ -284,10 +298,8 @@ class ModuleWatch:
             self.is_looking = False
             self.stop_looking()
             self.checkpointing.stop_watching()
-            if self._enter_autocast is not None:
-                import torch
-
-                torch.autocast.__enter__, self._enter_autocast = self._enter_autocast, None  # type: ignore[method-assign]
+            if self._autocasts is not None:
+                self._autocasts.uninstall()
 
     # --- facts ---
 
@@ -330,7 +342,7 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         if root.is_passive and self.training:
             return original.__call__(self, *args, **kwargs)
-        if watch.depth or is_compiling():
+        if is_compiling() or watch.is_nested:
             return original.__call__(self, *args, **kwargs)
         if not self.training and not (root.trains_in_evaluation and is_grad_enabled()):
             watch.evaluated()

@@ -7,7 +7,6 @@ own hook saw 3 of 5 iterations).
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import Any, Dict, Iterable, List, Optional, Set
 
@@ -17,6 +16,7 @@ from . import members
 from .apply import applying
 from .apply import optimizer as apply_optimizer
 from .gradient_state import parameters_of
+from .patches import patches
 
 SILENT_STEPS = 64  # steps of another optimizer without one of the clock's: the program has moved on to that one
 
@@ -49,24 +49,16 @@ class OptimizerWatch:
     def _patch(self) -> None:
         import torch
 
-        construct, watch = Optimizer.__init__, self
+        def around(make: Any) -> Any:
+            def enlisting(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+                make(optimizer, *args, **kwargs)
+                self._enlist(optimizer)
 
-        @functools.wraps(construct)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            construct(self, *args, **kwargs)
-            watch._enlist(self)
+            return enlisting
 
-        restore = Optimizer.__setstate__
-
-        @functools.wraps(restore)
-        def __setstate__(self: Any, state: Any) -> None:
-            restore(self, state)
-            watch._enlist(self)  # a copy or an unpickled one; `load_state_dict` comes here, too
-
-        Optimizer.__init__, Optimizer.__setstate__ = __init__, __setstate__  # type: ignore[method-assign]
-        scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
-        if scaler is not None:
-            self._patch_scaler(scaler)
+        patches.install(Optimizer, "__init__", around)
+        patches.install(Optimizer, "__setstate__", around)  # copies and unpickled ones; `load_state_dict` comes here, too
+        patches.install(torch.amp.GradScaler, "step", self._around_scaled_step)
 
     def _enlist(self, optimizer: Any) -> None:
         self._prepared.discard(id(optimizer))  # a state that was loaded has flags of its own; the number of one that is gone
@@ -83,24 +75,25 @@ class OptimizerWatch:
         self._session.modules.look_again()
         self._session.gradients.enlist(optimizer)
 
-    def _patch_scaler(self, scaler: Any) -> None:
-        step, is_enabled, watch = scaler.step, scaler.is_enabled, self
+    def _around_scaled_step(self, step: Any) -> Any:
+        import torch
 
-        @functools.wraps(step)
-        def scaled_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_enabled(self) or (watch.is_at_rest and _is_at_rest(optimizer)):
-                return step(self, optimizer, *args, **kwargs)
-            watch.settle(is_at_rest=False)
-            watch.scaler, watch._is_scaling, watch._stepped_inside = self, True, False
+        is_enabled = torch.amp.GradScaler.is_enabled
+
+        def scaled_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_enabled(scaler) or (self.is_at_rest and _is_at_rest(optimizer)):
+                return step(scaler, optimizer, *args, **kwargs)
+            self.settle(is_at_rest=False)
+            self.scaler, self._is_scaling, self._stepped_inside = scaler, True, False
             try:
-                returned = step(self, optimizer, *args, **kwargs)
+                returned = step(scaler, optimizer, *args, **kwargs)
             finally:
-                watch._is_scaling = False
-            watch.num_skipped += not watch._stepped_inside
-            watch._count(optimizer)
+                self._is_scaling = False
+            self.num_skipped += not self._stepped_inside
+            self._count(optimizer)
             return returned
 
-        scaler.step = scaled_step
+        return scaled_step
 
     _stepped_inside = False
 

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as Wrapped
 
 from . import members
 from .apply.parallel import Wrappers
+from .patches import replace_of_object
 
 MIN_STEPS, MAX_STEPS = 1, 6  # looked at after the window, beside those that the last step is announced ahead
 LOOK_S = 1.0  # about so long, where steps are short
@@ -64,14 +65,15 @@ class Communication:
             self._exposed_s = []
 
     def _time_buffers(self, wrapper: Any) -> None:
-        sync = wrapper._sync_buffers
+        def around(sync: Any) -> Any:
+            def timed() -> None:
+                begin_s = time.monotonic()
+                sync()
+                self._buffers_s += time.monotonic() - begin_s
 
-        def timed() -> None:
-            begin_s = time.monotonic()
-            sync()
-            self._buffers_s += time.monotonic() - begin_s
+            return timed
 
-        wrapper._sync_buffers = timed
+        replace_of_object(wrapper, "_sync_buffers", around)
 
     def step_done(self) -> None:
         """Called after each step that is looked at."""

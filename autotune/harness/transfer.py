@@ -13,6 +13,7 @@ import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import batches
+from .patches import Patch, patches
 from .protocol import APPLIED, NOT_APPLICABLE, KnobReport
 
 NON_BLOCKING, AHEAD = "loader.non_blocking", "loader.device_prefetch"
@@ -89,49 +90,47 @@ class Transfer:
         self._streams = streams or SideStreams()
         self._leaves: Dict[int, Leaf] = {}
         self.num_moved = self.num_ahead = 0
-        self._undo: List[Tuple[Any, str, Any]] = []
+        self._patches: List[Patch] = []
         if self._non_blocking is not None or self._is_ahead:
             self._patch_iteration()
             self._patch_moves()
 
     def remove(self) -> None:
         """Takes everything back; a process keeps it, a test does not."""
-        for owner, name, own in reversed(self._undo):
-            setattr(owner, name, own)
-
-    def _put(self, owner: Any, name: str, value: Any) -> None:
-        self._undo.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, value)
+        for patch in self._patches:
+            patch.uninstall()
 
     # --- batches ---
 
     def _patch_iteration(self) -> None:
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        start, advance, transfer = _BaseDataLoaderIter.__init__, _BaseDataLoaderIter.__next__, self
+        def around_start(start: Any) -> Any:
+            def __init__(iterator: Any, loader: Any) -> None:
+                found = loader.__dict__.get("_autotune_moves")
+                if found is None:
+                    found = loader.__dict__["_autotune_moves"] = Moves()
+                iterator._autotune_moves, iterator._autotune_ahead = found, None
+                start(iterator, loader)
 
-        @functools.wraps(start)
-        def __init__(self: Any, loader: Any) -> None:
-            found = loader.__dict__.get("_autotune_moves")
-            if found is None:
-                found = loader.__dict__["_autotune_moves"] = Moves()
-            self._autotune_moves, self._autotune_ahead = found, None
-            start(self, loader)
+            return __init__
 
-        @functools.wraps(advance)
-        def __next__(self: Any) -> Any:
-            # Persistent workers begin anew with the same iterator: what was fetched ahead of an epoch cut short goes.
-            ahead, self._autotune_ahead = self._autotune_ahead, None
-            if ahead is None or ahead[0] != self._num_yielded:
-                ahead = transfer._fetch(self, advance, is_ahead=False)
-            if transfer._is_ahead and self._autotune_moves.devices and ahead[2] is None:
-                self._autotune_ahead = transfer._fetch(self, advance, is_ahead=True)
-            if ahead[2] is not None:
-                raise ahead[2]
-            return ahead[1]
+        def around_advance(advance: Any) -> Any:
+            def __next__(iterator: Any) -> Any:
+                # Persistent workers begin anew with the same iterator: what was fetched ahead of an epoch cut short goes.
+                ahead, iterator._autotune_ahead = iterator._autotune_ahead, None
+                if ahead is None or ahead[0] != iterator._num_yielded:
+                    ahead = self._fetch(iterator, advance, is_ahead=False)
+                if self._is_ahead and iterator._autotune_moves.devices and ahead[2] is None:
+                    iterator._autotune_ahead = self._fetch(iterator, advance, is_ahead=True)
+                if ahead[2] is not None:
+                    raise ahead[2]
+                return ahead[1]
 
-        self._put(_BaseDataLoaderIter, "__init__", __init__)
-        self._put(_BaseDataLoaderIter, "__next__", __next__)
+            return __next__
+
+        self._patches.append(patches.install(_BaseDataLoaderIter, "__init__", around_start))
+        self._patches.append(patches.install(_BaseDataLoaderIter, "__next__", around_advance))
 
     def _fetch(self, iterator: Any, advance: Any, *, is_ahead: bool) -> Tuple[int, Any, Optional[Exception]]:
         """Returns (batches yielded by then, the next batch, what was raised instead of it)."""
@@ -169,24 +168,28 @@ class Transfer:
     def _patch_moves(self) -> None:
         import torch
 
-        to, cuda, leaves, move = torch.Tensor.to, torch.Tensor.cuda, self._leaves, self._move
+        leaves, move, own_to = self._leaves, self._move, torch.Tensor.to
 
-        @functools.wraps(to)
-        def batch_to(self: Any, *args: Any, **kwargs: Any) -> Any:
-            leaf = leaves.get(id(self))
-            if leaf is None or leaf.tensor() is not self:
-                return to(self, *args, **kwargs)
-            return move(leaf, to, args, kwargs)
+        def around_to(to: Any) -> Any:
+            def batch_to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                leaf = leaves.get(id(tensor))
+                if leaf is None or leaf.tensor() is not tensor:
+                    return to(tensor, *args, **kwargs)
+                return move(leaf, to, args, kwargs)
 
-        @functools.wraps(cuda)
-        def batch_cuda(self: Any, *args: Any, **kwargs: Any) -> Any:
-            leaf = leaves.get(id(self))
-            if leaf is None or leaf.tensor() is not self:
-                return cuda(self, *args, **kwargs)
-            return move(leaf, to, *as_to(*args, **kwargs))
+            return batch_to
 
-        self._put(torch.Tensor, "to", batch_to)
-        self._put(torch.Tensor, "cuda", batch_cuda)
+        def around_cuda(cuda: Any) -> Any:
+            def batch_cuda(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                leaf = leaves.get(id(tensor))
+                if leaf is None or leaf.tensor() is not tensor:
+                    return cuda(tensor, *args, **kwargs)
+                return move(leaf, own_to, *as_to(*args, **kwargs))
+
+            return batch_cuda
+
+        self._patches.append(patches.install(torch.Tensor, "to", around_to))
+        self._patches.append(patches.install(torch.Tensor, "cuda", around_cuda))
 
     def _move(self, leaf: Leaf, to: Any, args: Any, kwargs: Any) -> Any:
         import torch

@@ -16,6 +16,8 @@ import struct
 import time
 from typing import Any, Callable, FrozenSet, List, NamedTuple, Optional
 
+from .patches import patches
+
 SLOT = struct.Struct("6d")
 COUNTS, ASKED = struct.Struct("5d"), struct.Struct("d")  # its two parts
 OWN_DELAYS = "/proc/thread-self/schedstat"  # nanoseconds on a core, nanoseconds waited for one, turns
@@ -91,10 +93,10 @@ class WorkerInit:
         global _note_asking
         _note_asking = functools.partial(ASKED.pack_into, slots, worker_id * SLOT.size + COUNTS.size, 1.0)
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-            kind.fetch = _counted(kind.fetch, slots, worker_id * SLOT.size)  # type: ignore[method-assign]
+            patches.install(kind, "fetch", functools.partial(_counted, slots, worker_id * SLOT.size))
 
 
-def _counted(fetch: Callable[..., Any], slots: mmap.mmap, offset: int) -> Callable[..., Any]:
+def _counted(slots: mmap.mmap, offset: int, fetch: Callable[..., Any]) -> Callable[..., Any]:
     earlier = Counters(*SLOT.unpack_from(slots, offset))  # an earlier epoch's worker of this number has counted, too
     batches, busy_s, delay_s = earlier.batches, earlier.busy_s, earlier.delay_s
     cpu_before_s, delay_of_s = earlier.cpu_s - time.process_time(), _delays()

@@ -11,12 +11,12 @@ first step.
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from .apply.step import NO_STEP
+from .patches import Patch, patches
 
 # Backward passes without a step that can be seen, after which a program is given up. Nobody accumulates over so many before
 # even making an optimizer; where one was made, nothing is looked at before.
@@ -108,7 +108,7 @@ class Writes:
         self._passes = 0  # since the last step
         self._device = ""
         self._thread = 0
-        self._undo: List[Tuple[Any, str, Any, Any]] = []
+        self._patches: List[Patch] = []
         self._is_watching = True
         self._watch_backward()
 
@@ -117,42 +117,38 @@ class Writes:
     def _watch_backward(self) -> None:
         import torch
 
-        backward, is_compiling, watch = torch.Tensor.backward, torch.compiler.is_compiling, self
+        is_compiling = torch.compiler.is_compiling
 
-        @functools.wraps(backward)
-        def watched_backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch._is_watching and not is_compiling():
-                watch._begins(tensor)
-            return backward(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
+        def around(backward: Any) -> Any:
+            def watched_backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                if self._is_watching and not is_compiling():
+                    self._begins(tensor)
+                return backward(tensor, *args, **kwargs)
 
-        self._put(torch.Tensor, "backward", watched_backward)
+            return watched_backward
+
+        self._patches.append(patches.install(torch.Tensor, "backward", around))
 
     def _watch_loaders(self) -> None:
         # The next batch is asked for once a step is done: closer to its end than the next backward pass.
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        advance, watch = _BaseDataLoaderIter.__next__, self
+        def around(advance: Any) -> Any:
+            def __next__(iterator: Any) -> Any:
+                if self._passes and self._is_watching and threading.get_ident() == self._thread:
+                    self._guarded_count()
+                return advance(iterator)
 
-        @functools.wraps(advance)
-        def __next__(iterator: Any) -> Any:
-            if watch._passes and watch._is_watching and threading.get_ident() == watch._thread:
-                watch._guarded_count()
-            return advance(iterator)
+            return __next__
 
-        self._put(_BaseDataLoaderIter, "__next__", __next__)
-
-    def _put(self, owner: Any, name: str, function: Any) -> None:
-        self._undo.append((owner, name, getattr(owner, name), function))
-        setattr(owner, name, function)
+        self._patches.append(patches.install(_BaseDataLoaderIter, "__next__", around))
 
     def stand_down(self) -> None:
         """Leaves torch as it was: the steps are told by an optimizer or by the program, or nothing is counted any more."""
         self._is_watching = False
         self._leaves, self._probes = {}, []
-        while self._undo:
-            owner, name, before, own = self._undo.pop()
-            if getattr(owner, name) is own:
-                setattr(owner, name, before)
+        while self._patches:
+            self._patches.pop().uninstall()
 
     def optimizer_steps(self) -> None:
         """Called before the first step of each optimizer of torch.optim."""

@@ -6,13 +6,13 @@ that keeps setting them is reported as overriding.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
 from typing import Any, Dict
 
 from .. import affinity
+from ..patches import patches
 from ..protocol import APPLIED, HIDDEN_VARIABLE, NOT_APPLICABLE, OVERRIDDEN, STAND_IN, KnobReport
 
 INTRA, OMP, MATMUL, CUDNN = "threads.intra", "threads.omp", "precision.matmul", "backend.cudnn_benchmark"
@@ -59,19 +59,13 @@ def _set_interop(num_threads: int) -> None:
     # It can be set once only: afterwards the program's own call would raise, and is left out.
     import torch
 
-    own = torch.set_num_interop_threads
-    if hasattr(own, "__wrapped__"):
+    if hasattr(torch.set_num_interop_threads, "__wrapped__"):
         return
     try:
-        own(num_threads)
+        torch.set_num_interop_threads(num_threads)
     except RuntimeError:  # the threads are there already: it is told when it is read back
         return
-
-    @functools.wraps(own)
-    def set_num_interop_threads(_: int) -> None:
-        return
-
-    torch.set_num_interop_threads = set_num_interop_threads  # type: ignore[assignment]
+    patches.install(torch, "set_num_interop_threads", lambda _: lambda num_threads: None)
 
 
 def follow_cores(knobs: Dict[str, Any]) -> None:

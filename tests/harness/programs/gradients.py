@@ -102,7 +102,7 @@ def step():
         for parameter in parameters:
             parameter.grad.clamp_(-10, 10)
     if scaler is not None:
-        scaler.step(optimizer)
+        scaler.step(**{"optimizer": optimizer})  # by name, as some programs do
         scaler.update()
         return
     for each in optimizers:

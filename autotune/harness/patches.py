@@ -1,0 +1,168 @@
+"""The only place that replaces functions of torch, of a library, of the program or of `os`.
+
+`patches.install(owner, name, wrap)` puts `wrap(original)` in the place of an attribute of a class, a module or an object.
+Several patches of one attribute lie over each other; each can be taken away, also from below another. What the program or a
+library has put over ours meanwhile is left there: ours stays below it, and its `is_active` tells it to do nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from typing import Any, Callable, Dict, List, Tuple
+
+from .imports import Awaited
+
+Wrap = Callable[[Any], Any]
+MISSING: Any = object()
+
+
+class Patch:
+    """One replacement of one attribute.
+
+    Attributes:
+        is_active: whether it is in force; a replacement that could not be taken away has to look at it.
+        function: what stands for the original while it is in force.
+
+    Args:
+        site: the attribute, with the patches that lie over each other there.
+        wrap: makes the replacement from what was there before.
+    """
+
+    def __init__(self, site: _Site, wrap: Wrap) -> None:
+        self._site, self.wrap = site, wrap
+        self.below: Any = None  # what `function` was made from
+        self.function: Any = None
+        self.is_active = False
+
+    def install(self) -> None:
+        """Puts the replacement in place (again)."""
+        with _lock:
+            if not self.is_active:
+                self.is_active = True
+                self._site.add(self)
+
+    def uninstall(self) -> bool:
+        """Takes the replacement away.
+
+        Returns:
+            False where somebody else has replaced the attribute since: it stays below theirs, with `is_active` False.
+        """
+        with _lock:
+            self.is_active = False
+            return self._site.remove(self)
+
+
+class _Site:
+    """An attribute of an owner and the patches there, the lowest first."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self._name = owner, name
+        self._before = _held(owner).get(name, MISSING)  # MISSING: it was inherited
+        self._layers: List[Patch] = []
+
+    def add(self, patch: Patch) -> None:
+        if patch in self._layers:
+            return  # it could not be taken away
+        if not self._layers:
+            self._before = _held(self.owner).get(self._name, MISSING)  # others may have come and gone
+        self._put(patch)
+        self._layers.append(patch)
+
+    def remove(self, patch: Patch) -> bool:
+        if patch not in self._layers:
+            return True
+        if _held(self.owner).get(self._name, MISSING) is not self._layers[-1].function:
+            return False
+        position = self._layers.index(patch)
+        above, self._layers = self._layers[position + 1 :], self._layers[:position]
+        self._restore(patch.below)
+        for each in above:
+            self._put(each)
+            self._layers.append(each)
+        return True
+
+    def _put(self, patch: Patch) -> None:
+        original = getattr(self.owner, self._name)
+        if patch.function is None or patch.below is not original:
+            patch.below, patch.function = original, patch.wrap(original)
+            if getattr(patch.function, "__wrapped__", None) is not original:
+                functools.update_wrapper(patch.function, original)
+        setattr(self.owner, self._name, patch.function)
+
+    def _restore(self, below: Any) -> None:
+        if self._layers:
+            setattr(self.owner, self._name, below)
+        elif self._before is MISSING:
+            delattr(self.owner, self._name)
+        else:
+            setattr(self.owner, self._name, self._before)  # as it was held: a static method, say
+
+
+class Patches:
+    """All patches of this process."""
+
+    def __init__(self) -> None:
+        self._sites: Dict[Tuple[int, str], _Site] = {}
+
+    def install(self, owner: Any, name: str, wrap: Wrap) -> Patch:
+        """Replaces an attribute until the patch is uninstalled.
+
+        Args:
+            owner: a class or a module.
+            name: of its attribute, its own or inherited.
+            wrap: returns the replacement, given what is there.
+        """
+        with _lock:
+            site = self._sites.setdefault((id(owner), name), _Site(owner, name))
+            patch = Patch(site, wrap)
+            patch.install()
+            return patch
+
+    def uninstall_all(self) -> List[str]:
+        """Takes all patches away, the last first; returns the names of those that others have patched over."""
+        with _lock:
+            left = []
+            for site in reversed(list(self._sites.values())):
+                for patch in reversed(list(site._layers)):
+                    if not patch.uninstall():
+                        left.append(f"{getattr(site.owner, '__name__', site.owner)}.{site._name}")
+            return left
+
+    def on_import(self, name: str, act: Callable[[Any], None]) -> None:
+        """Calls `act` with a module once it has been executed: now, where it has been already.
+
+        Args:
+            name: of the module, dotted.
+            act: its faults are its own to report.
+        """
+        if name in sys.modules:
+            act(sys.modules[name])
+            return
+
+        def around(execute: Callable[[], None], module: Any) -> None:
+            execute()
+            act(module)
+
+        sys.meta_path.insert(0, Awaited(name, around))
+
+
+def replace_of_object(owner: Any, name: str, wrap: Wrap) -> None:
+    """Replaces a method of one object for as long as that lives: an iterator's, say, that lasts an epoch."""
+    setattr(owner, name, functools.wraps(getattr(owner, name))(wrap(getattr(owner, name))))
+
+
+def _held(owner: Any) -> Any:
+    return vars(owner)
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()  # another thread of the parent may have held it
+
+
+_lock = threading.RLock()
+os.register_at_fork(after_in_child=_renew_lock)
+patches = Patches()

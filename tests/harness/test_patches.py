@@ -1,0 +1,214 @@
+"""Functions of torch and of the program are replaced in one place, and can all be given back."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.harness.modules import Nesting
+from autotune.harness.patches import Patches
+from tests.harness.conftest import REPOSITORY
+
+HARNESS = REPOSITORY / "autotune" / "harness"
+# Those that set what is no function: an exception's note, a norm's momentum, the interpreter's state of a fork.
+SET_BY_NAME = {"patches.py", "apply/__init__.py", "checkpointing.py", "warm_server.py"}
+
+
+class Base:
+    def inherited(self) -> str:
+        return "own"
+
+
+class Owner(Base):
+    @staticmethod
+    def static() -> str:
+        return "own"
+
+    def method(self) -> str:
+        return "own"
+
+
+def around(word: str) -> Any:
+    return lambda below: lambda *args: f"{word}({below(*args)})"
+
+
+@pytest.fixture
+def patches() -> Any:
+    made = Patches()
+    yield made
+    made.uninstall_all()
+
+
+@pytest.mark.parametrize("name", ["method", "inherited", "static"])
+def test_what_is_uninstalled_leaves_the_owner_as_it_was(patches: Patches, name: str) -> None:
+    before = dict(vars(Owner))
+    patch = patches.install(Owner, name, (lambda below: lambda *_: "ours") if name == "static" else around("ours"))
+    assert "ours" in getattr(Owner(), name)()
+    assert patch.uninstall()
+    assert dict(vars(Owner)) == before
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_patches_of_one_function_go_in_any_order(patches: Patches, order: tuple[int, ...]) -> None:
+    before = dict(vars(Owner))
+    made = [patches.install(Owner, "method", around(word)) for word in "abc"]
+    assert Owner().method() == "c(b(a(own)))"
+    there = list("abc")
+    for number in order:
+        assert made[number].uninstall()
+        there.remove("abc"[number])
+        assert Owner().method() == "".join(f"{word}(" for word in reversed(there)) + "own" + ")" * len(there)
+    assert dict(vars(Owner)) == before
+
+
+def test_what_the_program_has_put_over_ours_stays(patches: Patches) -> None:
+    own = Owner.method
+    patch = patches.install(Owner, "method", around("ours"))
+    below = Owner.method
+    try:
+        Owner.method = lambda self: f"theirs({below(self)})"  # type: ignore[method-assign]
+        assert not patch.uninstall()
+        assert not patch.is_active
+        assert Owner().method() == "theirs(ours(own))"
+        patch.install()  # it is still below: once is enough
+        assert Owner().method() == "theirs(ours(own))"
+        assert patches.uninstall_all() == ["Owner.method"]
+    finally:
+        Owner.method = own  # type: ignore[method-assign]
+
+
+def test_what_was_taken_away_can_be_put_back(patches: Patches) -> None:
+    lower, upper = (patches.install(Owner, "method", around(word)) for word in "ab")
+    assert lower.uninstall()
+    lower.install()
+    assert Owner().method() == "a(b(own))"
+    assert upper.uninstall()
+    assert Owner().method() == "a(own)"
+
+
+def test_each_thread_counts_its_own_module_calls() -> None:
+    nesting, seen = Nesting(), []
+    nesting.depth += 1
+    thread = threading.Thread(target=lambda: seen.append(nesting.depth))
+    thread.start()
+    thread.join()
+    assert (seen, nesting.depth) == ([0], 1)
+
+
+def test_what_another_library_does_to_module_calls_outlives_the_search_for_roots() -> None:
+    done = run(
+        """
+        own = torch.nn.Module.__call__
+        session.modules.stop_looking()
+        assert torch.nn.Module.__call__ is not own
+        session.modules.look()
+        ours = torch.nn.Module.__call__
+        torch.nn.Module.__call__ = lambda *args, **kwargs: ours(*args, **kwargs)
+        theirs = torch.nn.Module.__call__
+        session.modules.stop_looking()
+        assert torch.nn.Module.__call__ is theirs
+        assert torch.nn.Linear(2, 2)(torch.zeros(1, 2)).shape == (1, 2)
+        print("kept")
+        """
+    )
+    assert done == "kept"
+
+
+def test_a_process_is_bit_for_bit_unpatched_afterwards() -> None:
+    done = run(
+        """
+        changed = differences()
+        assert len(changed) > 25, changed
+        assert patches.uninstall_all() == []
+        assert differences() == [], differences()
+        print("as it was")
+        """
+    )
+    assert done == "as it was"
+
+
+def run(body: str) -> str:
+    """Returns what a process prints that has a session with all knobs that replace something."""
+    script = SESSION + "\n".join(line.removeprefix("        ") for line in body.splitlines())
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+SESSION = """
+import dataclasses, inspect, os, sys, tempfile, types
+import torch, torch.utils.data, torch.distributed
+from torch.nn import parallel
+from autotune.harness import delayed, keeping, protocol
+from autotune.harness.patches import patches
+from autotune.harness.session import Session
+
+def owners():
+    modules = [module for name, module in sys.modules.items() if name == "os" or name.split(".")[0] == "torch"]
+    kinds = {}
+    for module in modules:
+        for value in list(vars(module).values()) if isinstance(module, types.ModuleType) else []:
+            if inspect.isclass(value):
+                kinds[id(value)] = value
+    return [*modules, *kinds.values()]
+
+before = [(owner, dict(vars(owner))) for owner in owners()]
+
+def differences():
+    found = []
+    for owner, then in before:
+        now = vars(owner)
+        found += [f"{owner}.{name}" for name in {*then, *now} if callable(now.get(name, then.get(name)))
+                  and then.get(name) is not now.get(name) and not name.startswith("_lazy")]
+    return found
+
+folder = tempfile.mkdtemp()
+knobs = {"loader.non_blocking": True, "loader.device_prefetch": True, "loader.uint8_transfer": True, "threads.interop": 1,
+         "step.accumulation": 2, "optimizer.set_to_none": False, "precision.amp": "bf16"}
+spec = protocol.Spec(trial=1, nonce="n", folder=folder, knobs=knobs, passed={"step.metrics_sync_interval": 2})
+protocol.write_json(os.path.join(folder, protocol.SPEC_FILE), spec)
+keeping.keep(folder)
+keeping.torch_is_there()
+session = Session(os.path.join(folder, protocol.SPEC_FILE))
+session.torch_is_there()
+session.is_over = True
+"""
+
+
+@pytest.mark.parametrize("path", sorted(HARNESS.rglob("*.py")), ids=lambda path: str(path.relative_to(HARNESS)))
+def test_nothing_but_patches_replaces_a_function(path: Path) -> None:
+    if str(path.relative_to(HARNESS)) in SET_BY_NAME:
+        return
+    tree = ast.parse(path.read_text())
+    imported = {alias.asname or alias.name.split(".")[0] for node in ast.walk(tree) for alias in _names(node)}
+    replaced = [ast.unparse(node) for node in ast.walk(tree) for target in _targets(node) if _is_of(target, imported)]
+    assert [line for line in replaced if not line.startswith(("torch.backends.", "boot.", "state."))] == []
+
+
+def _names(node: ast.AST) -> list[ast.alias]:
+    return node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.Assign):
+        return [each for target in node.targets for each in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
+        return [node.func]
+    return []
+
+
+def _is_of(target: ast.expr, imported: set[str]) -> bool:
+    """Whether an attribute of something imported is assigned, or any by `setattr`."""
+    if isinstance(target, ast.Name):
+        return target.id == "setattr"
+    while isinstance(target, ast.Attribute):
+        if isinstance(target.value, ast.Name):
+            return target.value.id in imported
+        target = target.value
+    return False
