@@ -6,20 +6,22 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
 
     inject/sitecustomize.py   gets in, and chains to the sitecustomize it shadows
     boot.py, imports.py       waits for `import torch`
+    state.py                  this process's session, how it came to torch, lines to the user
+    context.py                what all parts know of the trial, and where they find each other
+    patches.py                the only place that replaces functions; subclassing.py: the class of one module
     keeping.py                keeps the user's checkpoints from being saved or renamed over, or removed
     warm_server.py            a program of its own: imports torch once and forks the trials that may start so
     applied.py, sites.py      a real run with a file's knobs: what took effect, which loader trains; then at rest
-    session.py                one per process: what was asked, who watches what, what happens at a step
+    session.py                one per process: makes the parts, and follows the steps
     phases.py                 what the process is doing, timed; the progress lines
     window.py                 warm-up and the measured window: feeds the meter
     last_step.py, ending.py   after which step all ranks leave; how a process ends, and its result
     report.py                 the result, put together from what was seen
     loaders.py, loader.py     which DataLoader trains; input wait
     batches.py                how many samples a batch, or a module's input, holds
-    transfer.py               how batches get to the device
-    eight_bits.py, delayed.py images that are bytes until they are there
+    delayed.py                images that are bytes until they are on the device
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step
-    modules.py, dressing.py   which modules train; the class swap that carries autocast and counting
+    modules.py                which modules train; counts their calls and sets their precision
     optimizers.py             what a step is
     writes.py                 what a step is where no optimizer of torch.optim steps
     gradients.py              accumulation and loss scaling (gradient_entry.py: where they get in; gradient_state.py: looks)
@@ -31,7 +33,7 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
     peers.py                  several processes that train one model in shared memory, each at its own pace
     ranks.py                  what communication costs several ranks
     adapters.py               what is known of particular libraries: the only module that names one
-    apply/                    how each family of knobs is set and read back
+    knobs/                    how each family of knobs is set, read back and reported: one handler each, all in registry.py
 """
 
 from __future__ import annotations
@@ -63,15 +65,15 @@ def join(spec: str) -> None:
     Args:
         spec: the spec as JSON.
     """
-    from . import boot
+    from . import boot, state
 
-    boot.is_called = True
+    state.is_called = True
     boot.wait_for_torch(spec)
 
 
 def step(samples: Optional[float] = None) -> None:
     """Counts one step of training by the program's own word (`autotune.trial_step`)."""
-    from . import boot
+    from . import state
 
-    if boot.session is not None:
-        boot.session.trial_step(samples)
+    if state.session is not None:
+        state.session.trial_step(samples)

@@ -11,22 +11,23 @@ import os
 import sys
 from typing import Any, Dict, List
 
-from . import boot, process, protocol, report
-from .apply import module as apply_module
+from . import process, protocol, report, state
+from .context import TrialContext
+from .knobs.module import COMPILE
 from .patches import patches
 
 
 class Applied:
-    """What the session of a real run does instead of measuring.
+    """What a real run does instead of measuring.
 
     Args:
-        session: the session; knobs that cannot work here are taken from its spec.
+        context: of this process; knobs that cannot work here are taken from its spec.
         is_called: the program itself has called `autotune.apply`.
     """
 
-    def __init__(self, session: Any, *, is_called: bool) -> None:
-        self._session, self._is_called = session, is_called
-        self._spec = spec = session.spec
+    def __init__(self, context: TrialContext, *, is_called: bool) -> None:
+        self._context, self._is_called = context, is_called
+        self._spec = spec = context.spec
         self._is_told = self._has_trained = False
         late = {**spec.late, **_impossible(spec.knobs)}
         self._left_out = {key: protocol.KnobReport(protocol.NOT_APPLICABLE, why) for key, why in late.items()}
@@ -50,16 +51,16 @@ class Applied:
 
     def step_done(self) -> None:
         """Called after each counted step, until the optimizers are left alone."""
-        session = self._session
-        if not session.loaders.is_at_rest:
-            session.loaders.take_step(0.0, session.modules.unit)
+        context = self._context
+        if not context.loaders.is_at_rest:
+            context.loaders.take_step(0.0, context.modules.unit)
         if not self._is_told:
             self._tell([])
-        if not session.modules.is_looking:
-            session.writes.stand_down()
-            session.loaders.rest()
-            session.modules.settle()
-            session.optimizers.rest()
+        if not context.modules.is_looking:
+            context.writes.stand_down()
+            context.loaders.rest()
+            context.modules.settle()
+            context.optimizers.rest()
 
     def at_exit(self) -> None:
         """Called as the program ends: says what did not take effect when there was no step to say it after."""
@@ -76,7 +77,7 @@ class Applied:
         self._is_told = True
         if _rank() != 0 or not self._asked:
             return
-        found = report.knobs(self._session)
+        found = report.knobs(self._context)
         found.update(self._left_out)
         missed = {key: knob for key, knob in found.items() if knob.status != protocol.APPLIED}
         name, num = self._spec.origin, len(self._asked)
@@ -84,13 +85,13 @@ class Applied:
         lines.append(f"{which} in effect" if not missed else f"{num - len(missed)} of {num} settings of {name} in effect")
         lines += [f"  {key}={_text(self._asked.get(key))}: {_why(knob)}" for key, knob in sorted(missed.items())]
         lines += self._differences()
-        boot.say(lines)
+        state.say(lines)
 
     def _differences(self) -> List[str]:
         import torch
 
         made_on, here = self._spec.made_on, {"torch": str(torch.__version__), "device_name": None}
-        if self._session.device == "cuda":
+        if self._context.device == "cuda":
             here["device_name"] = torch.cuda.get_device_name()
         names = {"torch": "torch {}", "device_name": "{}"}
         changed = [key for key in here if key in made_on and made_on[key] != here[key]]
@@ -107,9 +108,9 @@ def _rank() -> int:
 
 def _impossible(knobs: Dict[str, Any]) -> Dict[str, str]:
     """Returns knob -> why not, of those that would make the program fail here though they worked elsewhere."""
-    if knobs.get(apply_module.COMPILE, "off") == "off" or process.has_compiler("cpu") or process.has_compiler("cuda"):
+    if knobs.get(COMPILE, "off") == "off" or process.has_compiler("cpu") or process.has_compiler("cuda"):
         return {}
-    return {apply_module.COMPILE: "torch.compile needs a C++ compiler or triton, and there is none here"}
+    return {COMPILE: "torch.compile needs a C++ compiler or triton, and there is none here"}
 
 
 def _text(value: Any) -> str:

@@ -9,29 +9,24 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict
 
-from . import adapters, keeping, protocol
+from . import adapters, keeping, protocol, state
 from .imports import Awaited
 from .patches import patches
 
-session: Any = None  # this process's, once torch is there
-is_called = False  # the program itself has asked for it, by `autotune.apply`
-# How this process came to torch: {"is_first": of the trial's processes, "changed": names of the environment variables that the
-# program itself changed before}. {} in a warm start, where torch was there before.
-startup: Dict[str, Any] = {}
 _environment: Dict[str, str] = {}  # as it was when this process woke
 
 
 def note_start() -> None:
     """Takes down what a start from a process that has imported torch would have to have in common with this one."""
-    startup["is_first"] = False  # until it has signed in
+    state.startup["is_first"] = False  # until it has signed in
     _environment.update(os.environ)
 
 
 def _note_changes() -> None:
     names = [name for name in {**_environment, **os.environ} if os.environ.get(name) != _environment.get(name)]
-    startup["changed"] = sorted(name for name in names if not name.startswith("AUTOTUNE_"))
+    state.startup["changed"] = sorted(name for name in names if not name.startswith("AUTOTUNE_"))
 
 
 def sign_in(spec_path: str) -> None:
@@ -43,7 +38,7 @@ def sign_in(spec_path: str) -> None:
         path = os.path.join(os.path.dirname(spec_path), protocol.PROGRESS_FILE)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        startup["is_first"] = True
+        state.startup["is_first"] = True
     except (OSError, ValueError, TypeError):
         return  # not the first process of the trial, or no spec to be read: the session will say so
 
@@ -62,7 +57,7 @@ def answer_stack_requests() -> None:
 def wait_for_torch(spec_path: str) -> None:
     """Installs the import hook, or starts at once when torch is already imported."""
     if "torch" in sys.modules:
-        startup.clear()
+        state.startup.clear()
         _guarded(keeping.torch_is_there)
         session = _begin(spec_path)
         if session is not None:
@@ -95,11 +90,10 @@ def keep_records_away() -> None:
 
 def _begin(spec_path: str) -> Any:
     def begin() -> Any:
-        global session
         from .session import Session
 
-        session = Session(spec_path)
-        return session
+        state.session = Session(spec_path)
+        return state.session
 
     return _guarded(begin)
 
@@ -110,26 +104,7 @@ def _guarded(action: Any) -> Any:
         return action()
     except Exception:
         if protocol.is_real_run(os.environ):
-            stand_aside("starting")
+            state.stand_aside("starting")
         else:
             sys.stderr.write("autotune: the harness failed to start\n" + traceback.format_exc())
         return None
-
-
-def stand_aside(doing: str) -> None:
-    """Says in one line, in an `except` block, that the harness has failed; the program goes on."""
-    kind, value, trace = sys.exc_info()
-    last = traceback.extract_tb(trace)[-1] if trace is not None else None
-    where = f" ({os.path.basename(last.filename)}:{last.lineno})" if last is not None else ""
-    first = (str(value).strip().splitlines() or [""])[0]
-    name = kind.__name__ if kind is not None else "error"
-    say([f"the harness failed while {doing}: {name}: {first}{where}; it stands aside and the program goes on"])
-
-
-def say(lines: List[str]) -> None:
-    """Writes lines to standard error, at once, wherever that leads."""
-    try:
-        sys.stderr.write("".join(f"autotune: {line}\n" for line in lines))
-        sys.stderr.flush()
-    except Exception:  # the program has closed it, or the disk is full
-        pass

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from . import members
 from .adapters import checkpointing_switches, is_checkpointing
-from .dressing import dress
+from .subclassing import subclass
 
 NO_BLOCKS = "no ModuleList or Sequential of the module holds two blocks of one class"
 
@@ -81,10 +81,11 @@ class Checkpointing:
             self._watch(found[-1])
         return ""
 
-    def take_from(self, module: Any) -> None:
-        """Turns off the switch that the program has turned on."""
+    def take_from(self, module: Any) -> str:
+        """Turns off the switch that the program has turned on; returns "", as that always works."""
         for _, disable in checkpointing_switches(module):
             disable()
+        return ""
 
     def stop_watching(self) -> None:
         """Takes the hooks away."""
@@ -122,7 +123,7 @@ def _checkpoint(block: Any) -> bool:
         contexts = {} if torch.compiler.is_compiling() else more
         return checkpoint(functools.partial(own, self, **kwargs), *args, use_reentrant=False, **contexts)
 
-    return dress(block, {"forward": forward})
+    return subclass(block, {"forward": forward})
 
 
 def _contexts(norms: List[Any]) -> Tuple[Any, Any]:

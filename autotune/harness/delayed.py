@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from . import adapters
+from .knobs.transfer import as_to, where_to
 from .patches import patches
-from .transfer import as_to, where_to
 
 MIN_VALUES = 256  # of a tensor: the arithmetic of fewer costs less than its note
 Operand = Union[float, Tuple[float, ...]]  # of all values, or of each channel

@@ -11,8 +11,9 @@ import time
 import traceback
 from typing import Any, Dict, Optional
 
-from . import boot, protocol, sockets
-from .apply import APPLYING
+from . import protocol, sockets, state
+from .context import TrialContext
+from .knobs.base import APPLYING
 
 EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
 LAST_RANK_S = 5.0
@@ -29,42 +30,42 @@ class Ending:
         failed_s: when it was noted, monotonic clock.
     """
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
         self.error: Optional[Dict[str, str]] = None
         self.failed_s: Optional[float] = None
         self._spare = -1
-        if not session.is_applying:  # given back for the result of a program that has used all descriptors up
+        if not context.is_applying:  # given back for the result of a program that has used all descriptors up
             self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def leave(self, status: str) -> None:
         """Writes the result and ends the process at once: `except:` in the program cannot catch this."""
-        session = self._session
-        session.clock.close_window()
-        session.phases.enter("exit")
+        context = self._context
+        context.clock.close_window()
+        context.phases.enter("exit")
         self._write_result(status)
-        session.is_over = True
+        context.is_over = True
         try:
-            if session.communication.probe():
+            if context.communication.probe():
                 self._write_result(status)
-            if session.rank == 0:
+            if context.rank == 0:
                 self._await_other_ranks()
-                _say(f"autotune: trial {session.spec.trial} is measured; autotune ends the program here")
+                _say(f"autotune: trial {context.spec.trial} is measured; autotune ends the program here")
             _end_daemons()
         finally:
             os._exit(0)
 
     def give_up(self, why: str) -> None:
         """Ends a program that cannot be measured, with what was seen of it, and the process at once."""
-        session = self._session
-        if session.is_over or session.is_applying:
+        context = self._context
+        if context.is_over or context.is_applying:
             return
-        session.is_over = True
+        context.is_over = True
         self.error = {"type": protocol.UNMEASURABLE, "message": why, "traceback": ""}
         try:
             from . import report
 
-            protocol.write_json(self._path(), report.unmeasured(session))
+            protocol.write_json(self._path(), report.unmeasured(context))
             _say(f"autotune: {why}; autotune ends the program here")
             _end_daemons()
         finally:
@@ -72,19 +73,19 @@ class Ending:
 
     def broke(self, doing: str) -> None:
         """See `Session.broke`."""
-        session = self._session
-        if session.is_applying:
-            if not session.is_over:
-                boot.stand_aside(doing)
-            session.is_over = True
+        context = self._context
+        if context.is_applying:
+            if not context.is_over:
+                state.stand_aside(doing)
+            context.is_over = True
             with contextlib.suppress(Exception):  # it may have failed before they were there
-                session.modules.is_looking = False
-                session.modules.stop_looking()
+                context.modules.is_looking = False
+                context.modules.stop_looking()
             return
         sys.stderr.write(f"autotune: the harness failed while {doing}\n{traceback.format_exc()}")
-        if session.is_over:
+        if context.is_over:
             return
-        session.is_over = True
+        context.is_over = True
         self._note(*sys.exc_info())
         assert self.error is not None
         what = f"{doing} ({self.error['knob']})" if "knob" in self.error else doing
@@ -92,19 +93,19 @@ class Ending:
         try:
             from . import report
 
-            protocol.write_json(self._path(), report.bare(session, "failed"))
+            protocol.write_json(self._path(), report.bare(context, "failed"))
         finally:
             os._exit(EXIT_BROKEN)
 
     def at_exit(self) -> None:
         """Called as the interpreter ends: the program ended by itself, or by an exception, before the window was full."""
-        session = self._session
-        if session.is_over or threading.current_thread() is not threading.main_thread():
+        context = self._context
+        if context.is_over or threading.current_thread() is not threading.main_thread():
             return
-        if session.is_applying:
+        if context.applied is not None:
             try:
-                if not session.is_child:
-                    session.applied.at_exit()
+                if not context.is_child:
+                    context.applied.at_exit()
             except Exception:
                 self.broke("ending")
             return
@@ -113,32 +114,32 @@ class Ending:
         value = getattr(sys, "last_value", None)  # set by the interpreter whatever has become of sys.excepthook
         if value is not None and not isinstance(value, KeyboardInterrupt):
             self._note(type(value), value, value.__traceback__)
-            self.error = {**(self.error or {}), **session.loaders.dead_worker()}
+            self.error = {**(self.error or {}), **context.loaders.dead_worker()}
         try:
-            if session.is_active:
+            if context.is_active:
                 self._end()
-            elif self.error is not None and not session.is_child:
+            elif self.error is not None and not context.is_child:
                 self._tell_error()
         except Exception:
             self.broke("writing the result")
 
     def _end(self) -> None:
-        session = self._session
+        context = self._context
         try:
-            session.clock.close_window()
+            context.clock.close_window()
         except Exception:  # a device in error: what was measured is told all the same
             traceback.print_exc()
-        session.phases.enter("exit")
+        context.phases.enter("exit")
         self._write_result("failed" if self.error else "ended")
-        session.is_over = True
+        context.is_over = True
 
     def _tell_error(self) -> None:
         # Nothing trained in this process, but an exception ended it: before training, or one that a rank of its own raised.
         from . import report
 
         path = self._path()
-        found = report.bare(self._session, "failed")
-        found.memory = self._session.memory.summary()
+        found = report.bare(self._context, "failed")
+        found.memory = self._context.memory.summary()
         if os.path.exists(path):
             found = protocol.read_result(path)
             if found.status != "ended":
@@ -158,19 +159,19 @@ class Ending:
     def _write_result(self, status: str) -> None:
         from . import report
 
-        if not self._session.peers.has_answered(self._path()):
-            protocol.write_json(self._path(), report.result(self._session, status))
+        if not self._context.peers.has_answered(self._path()):
+            protocol.write_json(self._path(), report.result(self._context, status))
 
     def _path(self) -> str:
-        return os.path.join(self._session.spec.folder, protocol.result_file(self._session.rank))
+        return os.path.join(self._context.spec.folder, protocol.result_file(self._context.rank))
 
     def _await_other_ranks(self) -> None:
         # Rank 0 may hold the store that the others still talk to.
-        session = self._session
-        names = [protocol.result_file(rank) for rank in range(1, session.world_size)]
+        context = self._context
+        names = [protocol.result_file(rank) for rank in range(1, context.world_size)]
         until_s = time.monotonic() + LAST_RANK_S
         while time.monotonic() < until_s:
-            if all(os.path.exists(os.path.join(session.spec.folder, name)) for name in names):
+            if all(os.path.exists(os.path.join(context.spec.folder, name)) for name in names):
                 return
             time.sleep(0.01)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
-from .apply import step as apply_step
+from .knobs import step as step_knobs
 from .patches import patches
 
 CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
@@ -112,7 +112,7 @@ def _around_scaler(watch: Any, name: str, method: Callable[..., Any]) -> Callabl
         if watch.is_through or scaler is watch.scaler or not watch.is_active or not is_enabled(scaler):
             return method(scaler, *args, **kwargs)
         if watch.scaler is not None:
-            watch.stand_down(apply_step.SCALES)
+            watch.stand_down(step_knobs.SCALES)
             return method(scaler, *args, **kwargs)
         if name == "step":
             optimizer, args, kwargs = _optimizer_of(*args, **kwargs)

@@ -21,8 +21,9 @@ from typing import Any, Callable, List, Optional, Tuple
 from . import gradient_entry as entry
 from . import gradient_state as state
 from . import members
-from .apply import module as apply_module
-from .apply import step as apply_step
+from .context import TrialContext
+from .knobs import module as module_knobs
+from .knobs import step as step_knobs
 
 CHECKED_CYCLES = 2  # in which the gradients themselves are looked at: that waits for the device
 MAX_DISCARDED = 4  # cycles thrown away one after the other: then the program does it at each step
@@ -38,13 +39,13 @@ class Gradients:
         problem: why gradients are left alone, in words; "" while they are not.
     """
 
-    def __init__(self, session: Any) -> None:
-        self._session, knobs = session, session.spec.knobs
-        self.global_batch: Optional[int] = session.spec.global_batch
-        asked = knobs.get(apply_step.ACCUMULATION)
+    def __init__(self, context: TrialContext) -> None:
+        self._context, knobs = context, context.spec.knobs
+        self.global_batch: Optional[int] = context.spec.global_batch
+        asked = knobs.get(step_knobs.ACCUMULATION)
         self._is_derived = asked is None and self.global_batch is not None
         self.every: Optional[int] = None if self._is_derived else int(asked or 1)
-        self.set_to_none: Optional[bool] = knobs.get(apply_step.SET_TO_NONE)
+        self.set_to_none: Optional[bool] = knobs.get(step_knobs.SET_TO_NONE)
         self.scaler: Any = None
         self.problem = ""
         self.num_calls = self.num_done = self.num_cleared = 0  # calls of step() in whole cycles, those that stepped
@@ -57,10 +58,10 @@ class Gradients:
         self._after_backward: Optional[List[Any]] = None
         self._when_held: Optional[List[Any]] = None
         self.is_in_place = False
-        self._parallel = session.modules.parallel
+        self._parallel = context.handlers.parallel
         if self.every != 1:
             self._parallel.is_due = self._is_due
-        may_scale = knobs.get(apply_module.AMP) == "fp16"  # before a scheduler puts itself around an optimizer's step
+        may_scale = knobs.get(module_knobs.AMP) == "fp16"  # before a scheduler puts itself around an optimizer's step
         if self._is_derived or self.every != 1 or self.set_to_none is not None or may_scale:
             self.is_in_place = True
             entry.put_in_place(self)
@@ -70,9 +71,9 @@ class Gradients:
         import torch
 
         if state.is_sharded(module):
-            self._session.modules.leave_precision(apply_step.SHARDED)
+            self._context.modules.leave_precision(step_knobs.SHARDED)
         elif self.problem:
-            self._session.modules.leave_precision(self.problem)
+            self._context.modules.leave_precision(self.problem)
         elif self.scaler is None:
             self.scaler = torch.amp.GradScaler(device)
 
@@ -88,7 +89,7 @@ class Gradients:
 
     def broke(self, doing: str) -> None:
         """Called in an `except` block around the harness's own code."""
-        self._session.broke(doing)
+        self._context.broke(doing)
 
     # --- backward ---
 
@@ -99,7 +100,7 @@ class Gradients:
         if self._when_held is not None:
             held, self._when_held = self._when_held, None
             if state.norms(self._parameters()) != held:
-                self.stand_down(apply_step.CLEARS)
+                self.stand_down(step_knobs.CLEARS)
         if self.every is None:
             self._derive()
         is_one = isinstance(tensors, torch.Tensor)
@@ -144,7 +145,7 @@ class Gradients:
         elif own is not optimizer:
             if self.scaler is not None:
                 state.divide(state.parameters_of(optimizer), self._scale())
-            self.stand_down(apply_step.SEVERAL)
+            self.stand_down(step_knobs.SEVERAL)
             return False
         return True
 
@@ -152,7 +153,7 @@ class Gradients:
         """Returns the optimizer that steps; before the first step the one made last; None when it is gone."""
         if self._optimizer is not None:
             return self._optimizer()
-        return next(reversed(self._session.optimizers.optimizers()), None)
+        return next(reversed(self._context.optimizers.optimizers()), None)
 
     def is_last(self) -> bool:
         """Whether the next call of `step()` steps: no more gradients are to come."""
@@ -168,8 +169,8 @@ class Gradients:
 
         closure, returned = kwargs.get("closure", args[0] if args else None), None
         if closure is not None:
-            if not apply_step.calls_closure_once(optimizer):
-                self.stand_down(apply_step.CLOSURE)
+            if not step_knobs.calls_closure_once(optimizer):
+                self.stand_down(step_knobs.CLOSURE)
                 return step(optimizer, *args, **kwargs)
             with torch.enable_grad():
                 returned = closure()
@@ -228,13 +229,13 @@ class Gradients:
         self.gathered, self._is_dirty, self._when_held = 0, False, None  # thrown away: all that was gathered goes with it
         self._num_discarded += 1
         if self._num_discarded >= MAX_DISCARDED:
-            self.stand_down(apply_step.DISCARDS)
+            self.stand_down(step_knobs.DISCARDS)
         return False
 
     def _is_concerned(self, owner: Any) -> bool:
         import torch
 
-        held = self._session.optimizers.held_parameters()
+        held = self._context.optimizers.held_parameters()
         if isinstance(owner, torch.nn.Module):
             return any(id(parameter) in held for parameter in members.parameters(owner))
         return owner is self._own()
@@ -243,7 +244,7 @@ class Gradients:
         """Called after `zero_grad()` where it was told what to leave."""
         # Looked at while it is new: what the knob is for is seen at once.
         self.num_cleared += 1
-        if self.num_cleared <= 2 * CHECKED_CYCLES and self._session.num_steps:
+        if self.num_cleared <= 2 * CHECKED_CYCLES and self._context.num_steps:
             self.is_left_empty = all(parameter.grad is None for parameter in self._parameters())
 
     # --- clipping ---
@@ -282,21 +283,21 @@ class Gradients:
     def _set_every(self, samples: Optional[float], own: int) -> None:
         each = (samples or 0.0) * own * _num_ranks()
         if not each:
-            self.stand_down(apply_step.UNCOUNTED)
+            self.stand_down(step_knobs.UNCOUNTED)
         elif (self.global_batch or 0) % each:
-            self.stand_down(apply_step.UNEVEN.format(int(each), self.global_batch))
+            self.stand_down(step_knobs.UNEVEN.format(int(each), self.global_batch))
         else:
             self.every = int((self.global_batch or 0) // each)
             self._parallel.is_due = None if self.every == 1 else self._is_due
 
     def _batch(self) -> Tuple[Optional[float], float]:
         """Returns the samples of a batch, None where nobody tells, and what the forward calls since the last step held."""
-        session = self._session
-        called = max((root.samples for root in session.modules.roots), default=0.0)
-        size = session.loaders.touched[-1].batch_size if session.loaders.touched else None
+        context = self._context
+        called = max((root.samples for root in context.modules.roots), default=0.0)
+        size = context.loaders.touched[-1].batch_size if context.loaders.touched else None
         if size is not None:
             return float(size), called
-        is_counted = session.modules.roots and session.modules.roots[0].sizes.unit == "samples"
+        is_counted = context.modules.roots and context.modules.roots[0].sizes.unit == "samples"
         return (called if is_counted else None), called
 
     @property
@@ -307,14 +308,14 @@ class Gradients:
     @property
     def is_early(self) -> bool:
         """Whether there has been no second step yet, before which cleared gradients tell nothing."""
-        return bool(self._session.num_steps < 2)
+        return bool(self._context.num_steps < 2)
 
     def samples_per_step(self) -> Optional[float]:
         """Returns the samples that a step of all ranks held, as counted; None where samples are not what is counted."""
-        samples = self._session.window.steps["samples"]
-        if not samples or self._session.loaders.unit != "samples":
+        samples = self._context.window.steps["samples"]
+        if not samples or self._context.loaders.unit != "samples":
             return None
-        return float(statistics.median(samples) * self._session.world_size)
+        return float(statistics.median(samples) * self._context.world_size)
 
     # --- what the program does ---
 
@@ -326,7 +327,7 @@ class Gradients:
         if self.scaler is not None:
             if self._is_dirty and not self._is_unscaled:
                 state.divide(self._parameters(), self._scale())
-            self._session.modules.leave_precision(why)
+            self._context.modules.leave_precision(why)
         self.scaler, self.every, self.gathered, self._after_backward, self._when_held = None, 1, 0, None, None
         self._parallel.is_due = None
         self._parallel.catch_up()
@@ -338,7 +339,7 @@ class Gradients:
     def _check_untouched(self) -> None:
         before, self._after_backward = self._after_backward, None
         if before is not None and state.look(self._parameters()) != before:
-            self.stand_down(apply_step.CHANGES)
+            self.stand_down(step_knobs.CHANGES)
 
     def _parameters(self) -> List[Any]:
         return state.parameters_of(self._own())

@@ -14,9 +14,11 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import affinity, batches, eight_bits, members, sites, transfer, worker
-from .apply import loader as apply_loader
-from .apply import process as apply_process
+from . import batches, members, sites, worker
+from .context import TrialContext
+from .knobs import affinity, eight_bits
+from .knobs import loader as loader_knobs
+from .knobs import process as process_knobs
 from .loader import Loader
 from .patches import patches
 
@@ -24,19 +26,17 @@ from .patches import patches
 class LoaderWatch:
     """Watches every DataLoader of this process."""
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
-        self._spec = session.spec
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
+        self._spec = context.spec
         self.loaders: List[Loader] = []
         self._ordinals: Dict[str, int] = {}
         self.touched: List[Loader] = []
         self.training: Optional[Loader] = None
         self.unit, self.unit_source = "steps", "optimizer steps: no batch dimension was found"
         self._worth = float(self._spec.tokens_per_sample or 1)  # of a sample, in what is counted
-        self.reports: Dict[str, Any] = {}
         self._is_measuring = self._spec.mode != "apply"
-        self.transfer = transfer.Transfer(self._spec.knobs)  # below what is watched: it stays where that goes
-        self.bits = eight_bits.EightBits(self._spec.knobs)
+        self._bits = context.handlers.eight_bits
         self._sites = sites.TargetSites(self._spec.target)
         self.is_at_rest = False
         self._current: Optional[Loader] = None
@@ -78,7 +78,7 @@ class LoaderWatch:
 
         def around_start(start: Any) -> Any:
             def __init__(self: Any, loader: Any) -> None:
-                apply_process.share(knobs)  # again: the program may have set its own since
+                process_knobs.share(knobs)  # again: the program may have set its own since
                 self._autotune = watch._current = info = loader.__dict__.get("_autotune")
                 if info is not None:
                     info.begins()
@@ -139,11 +139,11 @@ class LoaderWatch:
     def _start_workers(self, start: Any, iterator: Any, loader: Any) -> None:
         kept = loader.__dict__
         info, own, num_workers = kept.get("_autotune"), kept["worker_init_fn"], kept["num_workers"]
-        cores = self._session.binder.workers_start(num_workers)
+        cores = self._context.binder.workers_start(num_workers)
         if cores is not None:
-            apply_process.follow_cores(self._spec.knobs)
+            process_knobs.follow_cores(self._spec.knobs)
         is_counted = self._is_measuring and info is not None and self._has_counters(info, num_workers)
-        is_of_bytes = self.bits.is_for(loader)
+        is_of_bytes = self._bits.is_for(loader)
         if not is_counted and cores is None and not is_of_bytes:
             start(iterator, loader)
             return
@@ -157,7 +157,7 @@ class LoaderWatch:
             return
         self._workers = iterator._workers
         method = getattr(iterator._workers[0], "_start_method", None)  # of its class; None: the process' own
-        info.settings[apply_loader.CONTEXT] = method or apply_loader.start_method(None)
+        info.settings[loader_knobs.CONTEXT] = method or loader_knobs.start_method(None)
 
     def _has_counters(self, info: Loader, num_workers: int) -> bool:
         path = info.counters_file or os.path.join(self._spec.folder, f"loader{info.number}.{os.getpid()}.bin")
@@ -208,7 +208,7 @@ class LoaderWatch:
         try:
             new = Loader(len(self.loaders), arguments)
             if self.is_at_rest:
-                self._sites.change(new, arguments, self._spec.knobs)
+                self._sites.change(new, arguments, self._context.handlers.loader)
                 return new
             info = next((known for known in self.loaders if known.is_rebuilt_as(new)), new)
             if info is not new:
@@ -219,22 +219,22 @@ class LoaderWatch:
                 self._ordinals[info.site] = info.ordinal + 1
                 info.is_target = self._is_target(info, arguments)
             if info.is_target:
-                made = apply_loader.Making(
+                made = loader_knobs.Making(
                     is_chained=self._is_chained(info, arguments),
                     is_unshared=self._is_unshared(info),
                     is_shuffled=info.is_shuffled,
                     main_line=info.main_line,
                 )
-                apply_loader.apply(self._spec.knobs, arguments, self.reports, made)
+                self._context.handlers.loader.on_loader(arguments, made)
         except Exception:
-            self._session.broke("reading or changing a DataLoader's arguments")
+            self._context.broke("reading or changing a DataLoader's arguments")
             return None
         return info
 
     def _constructed(self, loader: Any, info: Loader) -> None:
         try:
             if info.is_target:
-                self.bits.mark(loader)
+                self._bits.mark(loader)
             if self.is_at_rest:
                 self._sites.made(members.attribute(loader, "batch_sampler"), info)
                 return
@@ -243,15 +243,15 @@ class LoaderWatch:
             size = members.attribute(loader, "batch_size")
             info.batch_size = size if size is not None else members.attribute(info.batch_sampler, "batch_size")
             info.num_workers = members.attribute(loader, "num_workers", 0)
-            info.settings = apply_loader.settings(loader, info.batch_size)
+            info.settings = loader_knobs.settings(loader, info.batch_size)
             loader.__dict__["_autotune"] = info
             if info.number == len(self.loaders):
                 self.loaders.append(info)
         except Exception:
-            self._session.broke("reading a DataLoader")
+            self._context.broke("reading a DataLoader")
 
     def _is_target(self, info: Loader, arguments: Dict[str, Any]) -> bool:
-        if not any(key.startswith(apply_loader.PREFIX) for key in self._spec.knobs):
+        if not any(key.startswith(loader_knobs.PREFIX) for key in self._spec.knobs):
             return False
         if not self._is_measuring:
             return self._sites.is_target(info, arguments, is_chained=self._is_chained(info, arguments))
@@ -290,14 +290,14 @@ class LoaderWatch:
             if samples > info.largest_batch:
                 info.largest_batch = samples
             info.samples += samples * self._worth
-            if info.is_of_bytes is None and self._spec.target is None and self._is_measuring and not self.bits.is_asked:
+            if info.is_of_bytes is None and self._spec.target is None and self._is_measuring and not self._bits.is_asked:
                 info.is_of_bytes = eight_bits.are_bytes(batch)  # asked once a study
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
-            if self._session.phases.now == "init":
-                self._session.phases.enter("first_batch")
+            if self._context.phases.now == "init":
+                self._context.phases.enter("first_batch")
         except Exception:
-            self._session.broke("reading a batch")
+            self._context.broke("reading a batch")
 
     def take_step(self, forward_samples: float, forward_unit: str) -> Tuple[float, float, bool]:
         """Returns (samples, seconds waited for input, whether a foreign loader ran) of the step that just ended.
@@ -306,7 +306,7 @@ class LoaderWatch:
         and an LBFGS closure's repetitions once; a program that fetches one batch ahead has a step without any. Without a
         loader they are read from the inputs of the forward calls; without either, the step itself.
         """
-        num_steps = self._session.num_steps
+        num_steps = self._context.num_steps
         self._choose_training()
         training = self.training
         samples = wait_s = 0.0
@@ -346,7 +346,7 @@ class LoaderWatch:
     def _choose_training(self) -> None:
         # The last loader touched before the first step (not a validation that ran before it); later the one that fed most
         # steps; and one that feeds step after step while the old one rests (a loader built anew) takes over.
-        training, num_steps = self.training, self._session.num_steps
+        training, num_steps = self.training, self._context.num_steps
         for info in reversed(self.touched):
             info.num_steps_fed += 1
             info.num_steps_running = info.num_steps_running + 1 if info.fed_step == num_steps - 1 else 1

@@ -9,7 +9,8 @@ import weakref
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from . import members
-from .apply import attention as apply_attention
+from .context import TrialContext
+from .knobs import attention
 from .patches import patches
 
 FIRST_GAP_S = 0.25  # between two looks at a loss, later
@@ -38,14 +39,14 @@ class LossWatch:
     A loss that a GradScaler has multiplied is kept as it was before: the scale changes while it trains.
 
     Args:
-        session: for the optimizer steps so far, and whether one is under way.
+        context: for the optimizer steps so far, and whether one is under way.
         num_steps: losses of so many optimizer steps are all looked at, however many there are; None for the first 64 losses.
     """
 
-    def __init__(self, session: Any, num_steps: Optional[int] = None) -> None:
+    def __init__(self, context: TrialContext, num_steps: Optional[int] = None) -> None:
         import torch
 
-        self._session, self._wanted_steps = session, num_steps
+        self._context, self._wanted_steps = context, num_steps
         self._kept: List[Tuple[int, Any]] = []  # (optimizer steps before it, the loss)
         self._last: Any = None
         self._num_seen = self._num_scaled = 0
@@ -79,7 +80,7 @@ class LossWatch:
     def _see(self, loss: Any) -> None:
         self._num_seen += 1
         if self.attention is None:
-            self.attention = apply_attention.seen(self._grad_fn.__get__(loss))
+            self.attention = attention.seen(self._grad_fn.__get__(loss))
         scaled, plain = self._scaled
         if scaled is not None and scaled() is loss:
             self._scaled = (None, None)
@@ -87,7 +88,7 @@ class LossWatch:
             self._last = plain
         else:
             self._last = members.plain(loss)
-        step = self._session.num_steps
+        step = self._context.num_steps
         is_wanted = self._num_seen <= MAX_LOSSES if self._wanted_steps is None else step < self._wanted_steps
         if is_wanted:
             self._keep(step)
@@ -96,7 +97,7 @@ class LossWatch:
                 patch.uninstall()
 
     def _keep(self, step: int) -> None:
-        if self._session.optimizers.is_stepping:
+        if self._context.optimizers.is_stepping:
             # In a closure: LBFGS calls it as often as its line search likes, only the first is at the step's own weights.
             if self._closed_step == step:
                 return
@@ -126,12 +127,12 @@ class LossWatch:
             return None
         steps: Dict[int, List[float]] = {}
         for step, loss in self._kept:
-            if step < self._session.num_steps:  # else the program ended in the middle of it
+            if step < self._context.num_steps:  # else the program ended in the middle of it
                 steps.setdefault(step, []).append(float(loss))
         if self._wanted_steps is None and self._num_seen > MAX_LOSSES and steps:
             del steps[max(steps)]  # not all of its losses may have been looked at
         first, last = (_finite(float(loss)) for loss in (self._kept[0][1], self._last))
-        scaler, harness = self._session.optimizers.scaler, self._session.gradients.scaler
+        scaler, harness = self._context.optimizers.scaler, self._context.gradients.scaler
         # The harness's own scales gradients: the losses are as they are.
         why = "" if scaler is harness or self._num_scaled >= self._num_seen else SCALED_ELSEWHERE
         return {

@@ -18,14 +18,11 @@ from torch.compiler import is_compiling
 from torch.nn import Module
 
 from . import members
-from .apply import module as apply_module
-from .apply.parallel import Wrappers
-from .apply.sharding import Sharding
 from .batches import CallSizes
-from .checkpointing import Checkpointing
-from .dressing import dress
+from .context import TrialContext
+from .knobs import module as module_knobs
 from .patches import Patch, patches
-from .protocol import NOT_APPLICABLE, KnobReport
+from .subclassing import subclass
 
 DISCOVERY_STEPS = 3  # every optimizer has stepped by then in programs that alternate
 
@@ -61,17 +58,14 @@ class Nesting(threading.local):
 class ModuleWatch:
     """Finds the training roots of this process and carries the knobs that belong to modules."""
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
-        self.knobs = session.spec.knobs
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
+        self._knobs = context.handlers.module
         self.roots: List[Root] = []
         # Modules whose layout and compilation were set at a wrapper's construction.
         self._prepared: List[Any] = []  # weak references: a set would ask modules whether they are equal
-        self.reports: Dict[str, Any] = {}
-        self.checkpointing = Checkpointing()
         self.wrappers: List[str] = []
-        self.parallel = Wrappers(self.knobs)
-        self.sharding = Sharding(self.knobs, session.spec.passed, self.parallel)
+        self._parallel, self._sharding = context.handlers.parallel, context.handlers.sharding
         self._nesting = Nesting()
         self.unit = "samples"
         self.is_evaluated = False
@@ -80,7 +74,7 @@ class ModuleWatch:
         self._calls: Optional[Patch] = None  # of every module's, while roots are looked for
         self._autocasts: Optional[Patch] = None
         self.is_looking = False
-        self.is_counting = session.spec.mode != "apply"
+        self.is_counting = context.spec.mode != "apply"
         self._look_until = DISCOVERY_STEPS
         self._patch_wrappers()
         self.look()
@@ -117,11 +111,11 @@ class ModuleWatch:
     def _trains_in_evaluation(self) -> bool:
         # A program may train with its model in evaluation mode, to freeze batch normalisation, say: when a step has been made
         # without a root, calls that keep a graph are taken for training.
-        return not self.roots and self._session.num_steps > 0 and is_grad_enabled()
+        return not self.roots and self._context.num_steps > 0 and is_grad_enabled()
 
     def look_again(self) -> None:
         """Called when an optimizer is made: what it trains may not have been met yet."""
-        self._look_until = self._session.num_steps + DISCOVERY_STEPS
+        self._look_until = self._context.num_steps + DISCOVERY_STEPS
         if self._nesting.depth:
             self.is_looking = True  # as soon as the root's call is over
         else:
@@ -139,46 +133,38 @@ class ModuleWatch:
             known = next((root for root in self.roots if root.module is module), None)
             return known or self._adopt(module)
         except Exception:
-            self._session.broke("preparing a module for training")
+            self._context.broke("preparing a module for training")
             return None
 
     def _owns_trained_parameters(self, module: Any) -> bool:
-        held: Set[int] = self._session.optimizers.held_parameters()
+        held: Set[int] = self._context.optimizers.held_parameters()
         if not held:
             return False
         return any(id(parameter) in held for parameter in members.parameters(module) if parameter.requires_grad)
 
     def _adopt(self, module: Any) -> Root:
-        root = Root(module, apply_module.observe(module), self._session.spec.passed.get("loader.batch_size"))
+        root = Root(module, module_knobs.observe(module), self._context.spec.passed.get("loader.batch_size"))
         self.roots.append(root)
-        self.sharding.meet(module)
+        self._sharding.meet(module)
         if not self._is_prepared(members.attribute(module, "module")):
-            self._prepare(module, root.observed)
-        self.parallel.called()
-        root.around = apply_module.autocast_of(module, self.knobs, self.reports)
-        if root.observed[apply_module.AMP] == "off" and apply_module.is_in_float16(self.knobs, self.reports):
-            self._session.gradients.scale(module, apply_module.device_of(module))
+            self._knobs.on_module(module, root.observed)
+        self._parallel.called()
+        root.around = self._knobs.around_calls(module)
+        if root.observed[module_knobs.AMP] == "off" and self._knobs.is_in_float16:
+            self._context.gradients.scale(module, module_knobs.device_of(module))
         if not swap_class(root, self) and root.around is not None:
             why = f"a {type(module).__name__} cannot be given another class: its calls stay as they are"
-            self.reports[apply_module.AMP] = KnobReport(NOT_APPLICABLE, why)
-        self._session.phases.speak()
-        if self._session.phases.now in ("init", "first_batch"):
-            self._session.phases.enter("compile" if self.is_compiled() else "first_batch")
+            self._knobs.refuse_precision(why)
+        self._context.phases.speak()
+        if self._context.phases.now in ("init", "first_batch"):
+            self._context.phases.enter("compile" if self.is_compiled() else "first_batch")
         return root
-
-    def _prepare(self, module: Any, observed: Dict[str, Any]) -> None:
-        asked = self.knobs.get(apply_module.CHECKPOINTING)
-        if asked is not None:  # before compilation, which takes modules as they are
-            is_watched = self.knobs.get(apply_module.COMPILE, "off") == "off" and observed[apply_module.COMPILE] == "off"
-            apply_module.checkpoint(module, asked, self.reports, self.checkpointing, is_watched=is_watched)
-        apply_module.prepare(module, self.knobs, self.reports, observed)
 
     def leave_precision(self, why: str) -> None:
         """Takes autocast away from the roots, which keep their layout: their gradients cannot be scaled."""
-        self.knobs = {key: value for key, value in self.knobs.items() if key != apply_module.AMP}
-        self.reports[apply_module.AMP] = KnobReport(NOT_APPLICABLE, why, "off")
+        self._knobs.leave_precision(why)
         for root in self.living:
-            root.around = apply_module.autocast_of(root.module, self.knobs, self.reports)
+            root.around = self._knobs.around_calls(root.module)
 
     def _watch_autocast(self) -> None:
         # A program may enter autocast inside its module (libraries wrap `forward`): out of sight when the root is adopted.
@@ -187,7 +173,7 @@ class ModuleWatch:
         def around(enter: Any) -> Any:
             def __enter__(context: Any) -> Any:
                 if self._nesting.depth and context._enabled and not hasattr(context, "is_autotunes_own"):
-                    apply_module.note_inner_autocast(self.roots, self.knobs, self.reports, context)
+                    self._knobs.note_inner_autocast(context)
                 return enter(context)
 
             return __enter__
@@ -205,12 +191,12 @@ class ModuleWatch:
             def __init__(wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
                 try:
                     self._wrapping(wrapper, module)
-                    args, kwargs = self.parallel.arguments(construct, wrapper, (module, *args), kwargs)
+                    args, kwargs = self._parallel.arguments(construct, wrapper, (module, *args), kwargs)
                 except Exception:
-                    self._session.broke("preparing a module for its wrapper")
+                    self._context.broke("preparing a module for its wrapper")
                     args = (module, *args)
                 construct(wrapper, *args, **kwargs)
-                self.parallel.add(wrapper)
+                self._parallel.add(wrapper)
 
             return __init__
 
@@ -222,7 +208,7 @@ class ModuleWatch:
     def _wrapping(self, wrapper: Any, module: Any) -> None:
         if not self._is_prepared(module):
             self._prepared.append(weakref.ref(module))
-            self._prepare(module, apply_module.observe(module))
+            self._knobs.on_module(module, module_knobs.observe(module))
         self.wrappers.append(type(wrapper).__name__)
 
     # --- calls of a root ---
@@ -238,30 +224,29 @@ class ModuleWatch:
             self._called(root, args, kwargs)
         if self.is_looking:
             self.stop_looking()  # the compiler must meet modules as torch made them
-        held = self.parallel.hold_back()
+        held = self._parallel.hold_back()
         nesting = self._nesting
         nesting.depth += 1
         try:
             return call(root.module, *args, **kwargs) if root.around is None else root.around(call, root.module, args, kwargs)
         finally:
             nesting.depth -= 1
-            self.parallel.let_go(held)
+            self._parallel.let_go(held)
             if self.is_looking:
-                self.sharding.look()
+                self._sharding.look()
                 self.look()
 
     def _called(self, root: Root, args: Any, kwargs: Any) -> None:
-        session = self._session
+        context = self._context
         if not is_grad_enabled():
             return  # no sample is trained on: a policy that acts, or weights that take their shapes
         try:
-            if session.clock is not None:
-                session.clock.batch_is_there()
-            if session.optimizers.is_stepping and root.samples:
+            context.clock.batch_is_there()
+            if context.optimizers.is_stepping and root.samples:
                 return  # a closure repeats its forward: the same samples
             root.samples += root.sizes.count(args, kwargs)
         except Exception:
-            session.broke("counting the samples of a call")
+            context.broke("counting the samples of a call")
 
     def evaluated(self) -> None:
         """Called when a root is called in evaluation mode."""
@@ -270,7 +255,7 @@ class ModuleWatch:
     def settle(self) -> None:
         """Lets the calls of roots that have nothing to do go straight through; called at each look, not at each call."""
         for root in self.roots:
-            is_idle = root.around is None and self.parallel.is_due is None
+            is_idle = root.around is None and self._parallel.is_due is None
             root.is_passive = not self.is_looking and not self.is_counting and is_idle
 
     def take_samples(self) -> float:
@@ -290,14 +275,14 @@ class ModuleWatch:
         """Returns whether an evaluation lay in the step that just ended; one that lies in most steps is part of them."""
         self.is_evaluated = False
         self._num_evaluated_steps += 1
-        return bool(self._num_evaluated_steps * 2 < self._session.num_steps)
+        return bool(self._num_evaluated_steps * 2 < self._context.num_steps)
 
     def step_done(self) -> None:
         """Called after each counted step: looking ends once every optimizer has had its turn."""
-        if self._session.num_steps >= self._look_until:
+        if self._context.num_steps >= self._look_until:
             self.is_looking = False
             self.stop_looking()
-            self.checkpointing.stop_watching()
+            self._knobs.checkpointing.stop_watching()
             if self._autocasts is not None:
                 self._autocasts.uninstall()
 
@@ -318,11 +303,11 @@ class ModuleWatch:
         for root in self.living:
             for parameter in members.parameters(root.module):
                 return "cuda" if parameter.device.type == "cuda" else "cpu"
-        return str(self._session.optimizers.device_type())
+        return str(self._context.optimizers.device_type())
 
     def is_compiled(self) -> bool:
         """Whether the compiler is at work in this process."""
-        return "torch._dynamo" in sys.modules and (self.num_graphs() > 0 or "compile.mode" in self.knobs)
+        return "torch._dynamo" in sys.modules and (self.num_graphs() > 0 or "compile.mode" in self._context.spec.knobs)
 
     def num_graphs(self) -> int:
         """Returns how many graphs have been compiled so far."""
@@ -349,7 +334,7 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
             return original.__call__(self, *args, **kwargs)
         return watch.run(root, original.__call__, args, kwargs)
 
-    return dress(module, {"__call__": __call__})
+    return subclass(module, {"__call__": __call__})
 
 
 def _name(module: Any) -> str:

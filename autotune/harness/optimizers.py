@@ -13,8 +13,7 @@ from typing import Any, Dict, Iterable, List, Optional, Set
 from torch.optim import Optimizer
 
 from . import members
-from .apply import applying
-from .apply import optimizer as apply_optimizer
+from .context import TrialContext
 from .gradient_state import parameters_of
 from .patches import patches
 
@@ -24,9 +23,8 @@ SILENT_STEPS = 64  # steps of another optimizer without one of the clock's: the 
 class OptimizerWatch:
     """Watches every optimizer of this process."""
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
-        self._knobs = session.spec.knobs
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
         self._known: List[Any] = []  # weak references, in construction order
         self._held: Set[int] = set()
         self._held_groups = -1
@@ -39,11 +37,8 @@ class OptimizerWatch:
         self.num_skipped = 0
         self._num_skipped_before = 0  # the window opened
         self.scaler: Optional[Any] = None
-        self.reports: Dict[str, Any] = {}
         self._prepared: Set[int] = set()
         self.num_stepped = 0  # optimizers
-        self.observed: Optional[str] = None
-        self.applicability = apply_optimizer.applicability(None)  # of the optimizer that stepped first
         self._patch()
 
     def _patch(self) -> None:
@@ -72,8 +67,8 @@ class OptimizerWatch:
             del after[number]
         Optimizer.register_step_pre_hook(optimizer, self._before)
         Optimizer.register_step_post_hook(optimizer, self._after)
-        self._session.modules.look_again()
-        self._session.gradients.enlist(optimizer)
+        self._context.modules.look_again()
+        self._context.gradients.enlist(optimizer)
 
     def _around_scaled_step(self, step: Any) -> Any:
         import torch
@@ -106,7 +101,7 @@ class OptimizerWatch:
             try:
                 self.prepare(optimizer)
             except Exception:
-                self._session.broke("preparing an optimizer")
+                self._context.broke("preparing an optimizer")
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.is_stepping = False
@@ -129,7 +124,7 @@ class OptimizerWatch:
             return
         before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
         if is_at_rest:
-            own, short = self._after, self._session.plain_step_hook(self._after)
+            own, short = self._after, self._context.plain_step_hook(self._after)
             for number in [number for number, hook in before.items() if hook == self._before]:
                 del before[number]
         else:
@@ -161,10 +156,10 @@ class OptimizerWatch:
         if self._clock is None:  # the scaler skipped the very first step
             self._clock = weakref.ref(optimizer)
         if self._clock() is optimizer or self._is_wrapper_of_clock(optimizer):
-            self._session.step_done()
+            self._context.step_done()
             return
-        if self._counted_steps != self._session.num_steps:
-            self._counted_steps, self._steps_of_others = self._session.num_steps, 0
+        if self._counted_steps != self._context.num_steps:
+            self._counted_steps, self._steps_of_others = self._context.num_steps, 0
         self._steps_of_others += 1
         if self._steps_of_others >= SILENT_STEPS or self._clock() is None:
             self.settle(is_at_rest=False)
@@ -176,13 +171,9 @@ class OptimizerWatch:
 
     def prepare(self, optimizer: Any) -> None:
         """Sets the implementation before an optimizer's first step."""
-        self._session.writes.optimizer_steps()
+        self._context.writes.optimizer_steps()
         self.num_stepped += 1
-        if self.observed is None:
-            self.observed = apply_optimizer.implementation(optimizer)
-            self.applicability = apply_optimizer.applicability(optimizer)
-        with applying(apply_optimizer.KEY):
-            apply_optimizer.apply(optimizer, self._knobs, self.reports)
+        self._context.handlers.optimizer.on_optimizer(optimizer)
 
     def open_window(self) -> None:
         """Notes how many steps a scaler has skipped as the window opens: it begins by finding its scale."""
@@ -229,7 +220,7 @@ class OptimizerWatch:
         """Takes parameters that the program writes itself for an optimizer's."""
         self._written.update(map(id, parameters))
         self._held_groups = -1
-        self._session.modules.look_again()
+        self._context.modules.look_again()
 
     def device_type(self) -> str:
         """Returns "cuda" when the clock's parameters live there, or CUDA is in use and there is no optimizer; else "cpu"."""
@@ -238,8 +229,8 @@ class OptimizerWatch:
         for optimizer in self.optimizers():
             for parameter in parameters_of(optimizer):
                 return "cuda" if parameter.device.type == "cuda" else "cpu"
-        if self._session.writes.device_type:
-            return str(self._session.writes.device_type)
+        if self._context.writes.device_type:
+            return str(self._context.writes.device_type)
         return "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
 
 

@@ -19,6 +19,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import protocol
 from .blocks import Blocks
+from .context import TrialContext
 from .interval import mean_half_width_frac
 
 CLAIM = "peer{}.json"  # by number: {"pid", "memory", "beat", "open_s", "full_s"}
@@ -45,11 +46,11 @@ class Peers:
         span: when the rates of all are to be taken, on the monotonic clock; None before all are ready.
 
     Args:
-        session: of this process.
+        context: of this process.
     """
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
         self.is_joint = False
         self.span: Optional[Tuple[float, float]] = None
         self._number = -1  # of the claim; none yet
@@ -91,7 +92,7 @@ class Peers:
         is_changed, is_less = active.keys() != self._active.keys(), not self._active.keys() <= active.keys()
         self._active = active
         if is_less:
-            self._session.ending.give_up(LESS)
+            self._context.ending.give_up(LESS)
         elif is_changed:
             self._gather()
         self._note(now_s)
@@ -120,38 +121,38 @@ class Peers:
 
     def _gather(self) -> None:
         """Takes note of who trains together from now on; what was measured before is of another number of processes."""
-        session = self._session
+        context = self._context
         others = list(self._active.values())
         if any(other["memory"] is None or other["memory"] != self._memory for other in others):
-            pids = ", ".join(str(pid) for pid in sorted([session.pid, *(other["pid"] for other in others)]))
-            session.rank, session.world_size = 0, 1
-            session.ending.give_up(APART.format(len(others) + 1, pids))
+            pids = ", ".join(str(pid) for pid in sorted([context.pid, *(other["pid"] for other in others)]))
+            context.rank, context.world_size = 0, 1
+            context.ending.give_up(APART.format(len(others) + 1, pids))
         self.is_joint = bool(others)
         numbers = sorted([self._number, *self._active])
-        session.rank, session.world_size = numbers.index(self._number), len(numbers)
+        context.rank, context.world_size = numbers.index(self._number), len(numbers)
         self._open_s = self._full_s = None
-        session.window.first_step()
+        context.window.first_step()
 
     def _note(self, now_s: float) -> None:
-        session = self._session
-        if session.spec.mode == "measure" and session.phases.now != "steady":
+        context = self._context
+        if context.spec.mode == "measure" and context.phases.now != "steady":
             self._open_s = self._full_s = None
         elif self._open_s is None:
             self._open_s = now_s
-        self._full_s = (self._full_s or now_s) if self._open_s is not None and session.last_step.is_enough() else None
+        self._full_s = (self._full_s or now_s) if self._open_s is not None and context.last_step.is_enough() else None
 
     def is_waiting(self) -> bool:
         """Whether processes that were started together with this one may still begin to train."""
-        patience_s = min(PATIENCE_MAX_S, max(PATIENCE_S, STARTS_MORE * (self._first_s - self._session.started_s)))
+        patience_s = min(PATIENCE_MAX_S, max(PATIENCE_S, STARTS_MORE * (self._first_s - self._context.started_s)))
         if self._number < 0 or time.monotonic() - self._first_s >= patience_s:
             return False
-        return bool(set(self._seen) - set(self._active)) or _has_relatives(is_child=self._session.is_child)
+        return bool(set(self._seen) - set(self._active)) or _has_relatives(is_child=self._context.is_child)
 
     def is_over(self) -> bool:
         """Returns whether the rates of all that train together are known; the first of them says so to the others."""
-        session = self._session
-        path = os.path.join(session.spec.folder, protocol.STOP_FILE)
-        if session.rank == 0:
+        context = self._context
+        path = os.path.join(context.spec.folder, protocol.STOP_FILE)
+        if context.rank == 0:
             claims = [{"open_s": self._open_s, "full_s": self._full_s}, *self._active.values()]
             if any(claim["full_s"] is None for claim in claims):
                 return False
@@ -162,16 +163,16 @@ class Peers:
             return False
         with open(path, encoding="utf-8") as file:
             told = json.load(file)
-        self.span = tuple(told["span"]) if session.pid in told["pids"] else None
+        self.span = tuple(told["span"]) if context.pid in told["pids"] else None
         return True
 
     def window(self) -> Optional[protocol.Window]:
         """Returns the window of this process over the span of all; None where there was no such span."""
-        session = self._session
-        if self.span is None or session.window.meter is None:
+        context = self._context
+        if self.span is None or context.window.meter is None:
             return None
-        begin_s, end_s = (at_s - session.clock.origin_s for at_s in self.span)
-        ends_s, samples, meter = session.window.steps["end_s"], session.window.steps["samples"], session.window.meter
+        begin_s, end_s = (at_s - context.clock.origin_s for at_s in self.span)
+        ends_s, samples, meter = context.window.steps["end_s"], context.window.steps["samples"], context.window.meter
         inside = [n for n in range(1, len(ends_s)) if ends_s[n - 1] >= begin_s and ends_s[n] <= end_s]
         if not inside:
             return None
@@ -204,12 +205,12 @@ class Peers:
         except (OSError, ValueError):
             return False
         is_refused = (found.error or {}).get("type") == protocol.UNMEASURABLE
-        return found.pid != self._session.pid and (is_refused or found.status == "measured")
+        return found.pid != self._context.pid and (is_refused or found.status == "measured")
 
     # --- claims ---
 
     def _path(self, number: int) -> str:
-        return os.path.join(self._session.spec.folder, CLAIM.format(number))
+        return os.path.join(self._context.spec.folder, CLAIM.format(number))
 
     def _read(self, number: int) -> Optional[Dict[str, Any]]:
         try:
@@ -220,7 +221,7 @@ class Peers:
 
     def _renew(self) -> None:
         self._beat += 1
-        claim = {"pid": self._session.pid, "memory": self._memory, "beat": self._beat}
+        claim = {"pid": self._context.pid, "memory": self._memory, "beat": self._beat}
         temporary = f"{self._path(self._number)}.tmp"
         with contextlib.suppress(OSError):  # the disk is full or the folder is gone: the result will say so
             with open(temporary, "w", encoding="utf-8") as file:
@@ -229,9 +230,9 @@ class Peers:
 
     def _shared_memory(self) -> Optional[str]:
         """Returns a name for the memory of the first trained parameter, see `shared_at`."""
-        optimizer = self._session.optimizers.clock()
+        optimizer = self._context.optimizers.clock()
         parameters: List[Any] = [p for group in getattr(optimizer, "param_groups", []) for p in group["params"]]
-        parameters = parameters or self._session.writes.watched()
+        parameters = parameters or self._context.writes.watched()
         tensor = next(iter(parameters), None)
         if tensor is None or tensor.device.type != "cpu":
             return None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, Dict
+from typing import Dict
 
 from . import protocol
+from .context import TrialContext
 
 HEARTBEAT_S = 0.2  # at most five lines a second
 SPOKEN_FOR = protocol.SPEC_VARIABLE + "_IS_SPOKEN_FOR"
@@ -22,25 +23,25 @@ class Phases:
         is_speaking: whether this process writes progress lines, rank 0's alone: nobody asks a real run for any.
     """
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
         self.now = ""
         self.seconds: Dict[str, float] = {}
-        self._since_s = session.started_s
+        self._since_s = context.started_s
         self._next_beat_s = 0.0
         self._progress = -1
-        self.is_speaking = not session.is_applying and self._is_first_to_speak()
+        self.is_speaking = not context.is_applying and self._is_first_to_speak()
 
     def _is_first_to_speak(self) -> bool:
         # One process tells of the time before training. Those it starts (compile workers, helpers) begin to speak when they
         # train themselves.
-        is_first = SPOKEN_FOR not in os.environ and self._session.rank == 0
+        is_first = SPOKEN_FOR not in os.environ and self._context.rank == 0
         os.environ[SPOKEN_FOR] = "1"
         return is_first
 
     def speak(self) -> None:
         """From now on this process writes progress lines: it trains."""
-        self.is_speaking = not self._session.is_applying
+        self.is_speaking = not self._context.is_applying
 
     def enter(self, phase: str) -> None:
         """Marks the start of a phase; entering the same one again changes nothing."""
@@ -58,15 +59,15 @@ class Phases:
 
     def beat(self, now_s: float) -> None:
         """Writes a progress line; the caller sees to the rate."""
-        session = self._session
+        context = self._context
         self._next_beat_s = now_s + HEARTBEAT_S
-        if session.rank != 0 or not self.is_speaking:
+        if context.rank != 0 or not self.is_speaking:
             return
-        rate = session.window.rate_per_s
-        line = json.dumps({"time_s": now_s, "phase": self.now, "step": session.num_steps, "rate_per_s": rate})
+        rate = context.window.rate_per_s
+        line = json.dumps({"time_s": now_s, "phase": self.now, "step": context.num_steps, "rate_per_s": rate})
         try:
             if self._progress < 0:
-                path = os.path.join(session.spec.folder, protocol.PROGRESS_FILE)
+                path = os.path.join(context.spec.folder, protocol.PROGRESS_FILE)
                 self._progress = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             os.write(self._progress, line.encode() + b"\n")
         except OSError:

@@ -13,7 +13,8 @@ import sysconfig
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from . import affinity, boot
+from . import state
+from .knobs import affinity
 
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "sve", "asimd", "bf16")
 LOOK_S = 0.05  # between two looks at the allocator's counters: the length of a block
@@ -136,7 +137,7 @@ def facts(device: str) -> Dict[str, Any]:
         "nccl": None,
         "isa": instruction_sets(),
         "has_compiler": has_compiler(device),
-        "startup": dict(boot.startup),
+        "startup": dict(state.startup),
         **affinity.facts(),
     }
     if device == "cuda":

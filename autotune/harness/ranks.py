@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as Wrapped
 
 from . import members
-from .apply.parallel import Wrappers
+from .knobs.parallel import ParallelKnobs
 from .patches import replace_of_object
 
 MIN_STEPS, MAX_STEPS = 1, 6  # looked at after the window, beside those that the last step is announced ahead
@@ -34,7 +34,7 @@ class Communication:
         parallel: the modules.
     """
 
-    def __init__(self, parallel: Wrappers) -> None:
+    def __init__(self, parallel: ParallelKnobs) -> None:
         self._parallel = parallel
         self._exposed_s: List[float] = []
         self._buffers_s = 0.0

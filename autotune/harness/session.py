@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
-import time
 from typing import Any, Optional
 
-from . import affinity, protocol
-from .apply import attention as apply_attention
-from .apply import device as apply_device
-from .apply import memory as apply_memory
-from .apply import process as apply_process
+from . import protocol
 from .clock import make_clock
+from .context import TrialContext
 from .ending import Ending
+from .knobs.affinity import AffinityBinder
 from .last_step import LastStep
 from .peers import Peers
 from .phases import Phases
@@ -28,35 +24,12 @@ EAGER_STEPS = 8  # looked at one by one
 LOOK_S = 0.1  # then at most ten looks a second: two blocks, as a look finds its code cold and costs some for that
 
 
-class Session:
-    """The harness in this process: what was asked, and those who watch what the program does.
-
-    Attributes:
-        spec: what was asked.
-        is_applying: it is a real run (mode "apply"): nothing is measured or written.
-        is_active: a step was made: this process trains.
-        is_over: nothing more is to be done here.
-        num_steps: optimizer steps so far.
-        clock: of steps; None before the first.
-        phases, window, last_step, ending: what it does now, what is measured, when and how it ends.
-        peers: others of the trial that train without torch.distributed.
-        applied: what a real run does instead of measuring; None in a trial.
-        losses, memory, loaders, supply, modules, communication, optimizers, gradients, metrics, writes: watch what their
-            modules are named for; there once torch is.
-    """
+class Session(TrialContext):
+    """The harness in this process: makes those who watch what the program does, and follows its steps."""
 
     def __init__(self, spec_path: str) -> None:
-        self.spec = protocol.read_spec(spec_path)
-        self.pid = os.getpid()
-        self.started_s = time.monotonic()
-        self.binder = affinity.Binder(self.spec.knobs, self.spec.device)  # before torch counts the cores
-        self.is_applying = self.spec.mode == "apply"
-        self.is_active = self.is_over = False
-        self.is_child = _is_multiprocessing_child()
-        self.rank, self.world_size = _rank_from_environment()
-        self.num_steps = 0
-        self.device = "cpu"
-        self.clock: Any = None
+        super().__init__(protocol.read_spec(spec_path))
+        self.binder = AffinityBinder(self)  # before torch counts the cores
         self.window = Window(self)
         self.last_step = LastStep(self)
         self.ending = Ending(self)
@@ -73,23 +46,24 @@ class Session:
 
     def torch_is_there(self) -> None:
         """Called once torch has been executed: applies what is applied early and watches for training."""
-        from . import applied, boot, gradients, loaders, losses, metrics, modules, optimizers, process, ranks, supply, writes
+        from . import applied, gradients, loaders, losses, modules, optimizers, process, ranks, state, supply, writes
+        from .knobs import registry
 
-        self.applied: Any = applied.Applied(self, is_called=boot.is_called) if self.is_applying else None
+        self.applied = applied.Applied(self, is_called=state.is_called) if self.is_applying else None
         process.limit_memory(self.spec)
-        apply_process.apply(self.spec.knobs)
-        apply_attention.apply(self.spec.knobs)
+        self.handlers = registry.make(self)
+        for handler in self.handlers:
+            handler.on_torch()
         if self.spec.seed is not None:
             losses.seed_everything(self.spec.seed)
-        self.losses: Any = None if self.is_applying else losses.LossWatch(self, self.spec.max_steps)
+        self.losses = None if self.is_applying else losses.LossWatch(self, self.spec.max_steps)
         self.memory = process.MemoryWatch()
         self.loaders = loaders.LoaderWatch(self)
         self.supply = supply.Supply(self.loaders, self.binder)
         self.modules = modules.ModuleWatch(self)
-        self.communication = ranks.Communication(self.modules.parallel)
+        self.communication = ranks.Communication(self.handlers.parallel)
         self.optimizers = optimizers.OptimizerWatch(self)
         self.gradients = gradients.Gradients(self)
-        self.metrics = metrics.MetricReads(self)
         self.writes = writes.Writes(self)  # last: on top of all that is at `backward()`, and gone first
         atexit.register(self.ending.at_exit)
         os.register_at_fork(after_in_child=self._forked)
@@ -101,13 +75,6 @@ class Session:
         self.is_child, self.phases.is_speaking = True, False
         self.is_over = self.is_over or self.is_active
         self._is_plain = False
-
-    def broke(self, doing: str) -> None:
-        """Called in an `except` block around the harness's own code: its faults end the trial in the open, as a failed result.
-
-        When the program is not measured but run (mode "apply"), the harness stands aside instead.
-        """
-        self.ending.broke(doing)
 
     # --- steps ---
 
@@ -122,11 +89,8 @@ class Session:
             self.memory.begin(self.device, self.spec.memory_limit_bytes)
             if self.world_size == 1:
                 self.peers.claim()
-        apply_memory.begin(self.spec.knobs, self.device, self.spec.memory_limit_bytes)
-        apply_process.apply(self.spec.knobs)  # again: the program may have set its own at start-up
-        apply_attention.apply(self.spec.knobs)
-        apply_device.apply(self.spec.knobs, self.device)
-        self.binder.bind_again()
+        for handler in self.handlers:
+            handler.on_activate()
 
     def plain_step_hook(self, otherwise: Any) -> Any:
         """Returns the hook after the steps of an optimizer at rest: steps as nearly all are, fed one batch by one loader.
@@ -194,7 +158,7 @@ class Session:
         self.num_steps += 1
         if self.modules.is_looking:
             self.modules.step_done()
-        if self.is_applying:
+        if self.applied is not None:
             self.applied.step_done()
             return
         samples, wait_s, is_foreign = self.loaders.take_step(self.modules.take_samples(), self.modules.unit)
@@ -228,14 +192,8 @@ class Session:
         if self.phases.is_beat_due(now_s):
             self.phases.beat(now_s)
             self.memory.look(now_s)
-            self.losses.look_again(now_s)
-
-
-def _rank_from_environment() -> "tuple[int, int]":
-    try:
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    except ValueError:
-        return 0, 1
+            if self.losses is not None:
+                self.losses.look_again(now_s)
 
 
 def _rank_of_process_group(rank: int, world_size: int) -> "tuple[int, int]":
@@ -244,7 +202,3 @@ def _rank_of_process_group(rank: int, world_size: int) -> "tuple[int, int]":
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return rank, 1  # several processes without a process group do not train together
-
-
-def _is_multiprocessing_child() -> bool:
-    return any(word.startswith("--multiprocessing-fork") for word in getattr(sys, "orig_argv", sys.argv))

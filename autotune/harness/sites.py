@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Optional
 from weakref import ref
 
 from . import members
-from .apply import loader as apply_loader
+from .knobs.loader import LoaderKnobs, Making
 
 NUM_FRAMES = 2  # the constructing line and the line that called its function: one helper may make every loader
 HASH_DIGITS = 12
@@ -146,22 +146,22 @@ class TargetSites:
         for info in loaders:
             self.made(info.batch_sampler, info)
 
-    def change(self, info: Any, arguments: Dict[str, Any], knobs: Dict[str, Any]) -> None:
+    def change(self, info: Any, arguments: Dict[str, Any], knobs: LoaderKnobs) -> None:
         """Turns the knobs at a loader that is made while the program trains; `info` may be forgotten afterwards."""
-        if not any(key.startswith(apply_loader.PREFIX) for key in knobs):
+        if not knobs.asked:
             return
         info.nth = self.nth(info.code)
         given = arguments.get("batch_sampler")
         is_chained = any(is_around(given, known()) for known in self._batch_samplers)
         info.is_target = self.is_target(info, arguments, is_chained=is_chained)
         if info.is_target:
-            made = apply_loader.Making(
+            made = Making(
                 is_chained=is_chained,
                 is_unshared=self.is_unshared,
                 is_shuffled=info.is_shuffled,
                 main_line=info.main_line,
             )
-            apply_loader.apply(knobs, arguments, {}, made)
+            knobs.on_loader(arguments, made)
 
     def made(self, batch_sampler: Any, info: Any) -> None:
         """Remembers the batch sampler of a target: another loader may be made around it."""

@@ -7,6 +7,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from .clock import Finished
+from .context import TrialContext
 from .last_step import ANNOUNCE_AHEAD
 from .meter import DONE, STEADY, WARMUP, Meter
 
@@ -24,8 +25,8 @@ class Window:
         is_cut_off: it was ended for want of time.
     """
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
         self.meter: Optional[Meter] = None
         self.steps: Dict[str, List[float]] = {"end_s": [], "samples": [], "wait_s": []}
         self.wait_s = self.busy_s = self.step_s = self.samples = 0.0
@@ -40,28 +41,28 @@ class Window:
     def first_step(self) -> None:
         """Called at the first step, and when others train with this process: it is known now what the meter must know."""
         self.is_full = False
-        session, spec = self._session, self._session.spec
+        context, spec = self._context, self._context.spec
         # Ranks keep step: each has an equal part of the rate. Of processes that do not, nobody knows what part one has.
         race, promote = (
-            None if limit is None or session.peers.is_joint else limit / session.world_size
+            None if limit is None or context.peers.is_joint else limit / context.world_size
             for limit in (spec.race_below_per_s, spec.promote_above_per_s)
         )
-        width = max(1, session.loaders.num_workers())
+        width = max(1, context.loaders.num_workers())
         self.meter = Meter(spec.rules, width, race_below_per_s=race, promote_above_per_s=promote, cycle=spec.cycle)
         self._enter_warmup()
 
     def _enter_warmup(self) -> None:
-        self._session.phases.enter("compile" if self._session.modules.is_compiled() else "warmup")
+        self._context.phases.enter("compile" if self._context.modules.is_compiled() else "warmup")
 
     def is_quiet(self) -> bool:
         """Returns whether nothing has been compiled and no memory taken since the last call, as far as it matters now."""
-        session = self._session
-        is_steady = session.phases.now == "steady"
-        segments, retries = session.memory.movement()
+        context = self._context
+        is_steady = context.phases.now == "steady"
+        segments, retries = context.memory.movement()
         if is_steady:
             segments = 0  # one more segment disturbs nothing there
             retries = 0  # thrashing is told by their number in the result: no reason to begin the window anew
-        seen = (session.modules.num_graphs(), segments, retries, is_steady)
+        seen = (context.modules.num_graphs(), segments, retries, is_steady)
         last, self._last_seen = self._last_seen, seen
         if last is not None and last[3] != seen[3]:
             return bool(last[0] == seen[0])
@@ -69,19 +70,19 @@ class Window:
 
     def feed(self, steps: List[Finished]) -> None:
         """Takes finished steps, in order."""
-        session, meter = self._session, self.meter
+        context, meter = self._context, self.meter
         if meter is None or not steps:
             return
         self.steps["end_s"] += [step.end_s for step in steps]
         self.steps["samples"] += [step.samples for step in steps]
         self.steps["wait_s"] += [step.wait_s for step in steps]
-        if session.last_step.is_announced:
+        if context.last_step.is_announced:
             return  # the window is over
-        if session.spec.mode == "parity":
+        if context.spec.mode == "parity":
             self.is_full = self._is_parity_over()
             return
         # With an evaluation in it, say: not training time. Where no loader feeds the steps it may be what makes their samples.
-        may_feed = session.loaders.unit_source != "loader"
+        may_feed = context.loaders.unit_source != "loader"
         while may_feed and (number := _next_evaluated(steps)) is not None:
             self._feed(meter, [step for step in steps[:number] if not step.is_foreign])
             was = meter.phase
@@ -92,37 +93,37 @@ class Window:
         self.is_full = meter.phase == DONE
 
     def _feed(self, meter: Meter, steps: List[Finished]) -> None:
-        session = self._session
+        context = self._context
         if meter.phase == WARMUP:
-            meter.is_draining = session.supply.drains_within(session.spec.rules.drain_max_s)
+            meter.is_draining = context.supply.drains_within(context.spec.rules.drain_max_s)
         while meter.phase == WARMUP and steps:
             step = steps.pop(0)
             if meter.feed(step.step_s, step.samples, is_quiet=step.is_quiet) == STEADY:
                 self._open()
             elif step.is_quiet:
-                session.phases.enter("warmup")
+                context.phases.enter("warmup")
         if meter.phase == STEADY and steps:
             self._measure(meter, steps)
 
     def _ahead_s(self, step_s: float) -> float:
         # The window's end takes another step to be seen; with several ranks so many as its announcement is ahead.
-        session = self._session
-        return step_s * (1 if session.world_size == 1 else 1 + ANNOUNCE_AHEAD + session.clock.run_ahead)
+        context = self._context
+        return step_s * (1 if context.world_size == 1 else 1 + ANNOUNCE_AHEAD + context.clock.run_ahead)
 
     def _is_parity_over(self) -> bool:
         # Nothing is measured: it is over after so many steps, or so much time since the first.
-        session, ends_s = self._session, self.steps["end_s"]
-        is_late = ends_s[-1] - ends_s[0] >= (session.spec.max_s or math.inf) and session.num_steps >= PARITY_STEPS
-        return bool(is_late or session.num_steps >= (session.spec.max_steps or 0))
+        context, ends_s = self._context, self.steps["end_s"]
+        is_late = ends_s[-1] - ends_s[0] >= (context.spec.max_s or math.inf) and context.num_steps >= PARITY_STEPS
+        return bool(is_late or context.num_steps >= (context.spec.max_steps or 0))
 
     def _open(self) -> None:
-        session = self._session
+        context = self._context
         self.wait_s = self.busy_s = self.step_s = self.samples = 0.0
-        session.clock.open_window()
-        session.supply.open_window()
-        session.optimizers.open_window()
-        session.memory.open_window()
-        session.phases.enter("steady")
+        context.clock.open_window()
+        context.supply.open_window()
+        context.optimizers.open_window()
+        context.memory.open_window()
+        context.phases.enter("steady")
 
     def _measure(self, meter: Meter, steps: List[Finished]) -> None:
         self.wait_s += sum([step.wait_s for step in steps])
@@ -130,13 +131,13 @@ class Window:
         self.step_s += sum([step.step_s for step in steps])
         self.samples += sum([step.samples for step in steps])
         is_quiet = all([step.is_quiet for step in steps])
-        meter.is_draining = self._session.supply.is_falling
+        meter.is_draining = self._context.supply.is_falling
         meter.feed_window([step.step_s for step in steps], [step.samples for step in steps], is_quiet=is_quiet)
-        end_s = self._session.spec.end_s
+        end_s = self._context.spec.end_s
         if end_s is not None and time.monotonic() + self._ahead_s(steps[-1].step_s) >= end_s:
             self.is_cut_off = meter.cut_off()
         if meter.phase == DONE:
-            self._session.supply.close_window()
+            self._context.supply.close_window()
         elif meter.phase == WARMUP:  # something was compiled: from the start
             self._enter_warmup()
 

@@ -15,7 +15,8 @@ import threading
 import weakref
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
-from .apply.step import NO_STEP
+from .context import TrialContext
+from .knobs.step import NO_STEP
 from .patches import Patch, patches
 
 # Backward passes without a step that can be seen, after which a program is given up. Nobody accumulates over so many before
@@ -94,11 +95,11 @@ class Writes:
         source: by what steps are seen, in words; "" while optimizers are what steps, or nothing is known yet.
 
     Args:
-        session: for what is known of optimizers, and who counts.
+        context: for what is known of optimizers, and who counts.
     """
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
         self.source = ""
         self._num_passes = self._num_looks = 0
         self._leaves: Dict[int, Leaf] = {}
@@ -153,38 +154,38 @@ class Writes:
     def optimizer_steps(self) -> None:
         """Called before the first step of each optimizer of torch.optim."""
         if self.source and self._is_watching:
-            self._session.ending.give_up(BOTH)
+            self._context.ending.give_up(BOTH)
         self.stand_down()
 
     def _begins(self, loss: Any) -> None:
         try:
             self._thread = threading.get_ident()
-            if self._passes and self.source and self._count() and self._session.clock is not None:
-                self._session.clock.batch_is_there()
+            if self._passes and self.source and self._count():
+                self._context.clock.batch_is_there()
             self._passes += 1
             if not self._probes and self._period is None:
                 self._find(loss)
         except Exception:
-            self._session.broke("looking for steps without an optimizer")
+            self._context.broke("looking for steps without an optimizer")
 
     def _guarded_count(self) -> None:
         try:
             self._count()
         except Exception:
-            self._session.broke("looking for steps without an optimizer")
+            self._context.broke("looking for steps without an optimizer")
 
     # --- which tensors are written, and how that is seen ---
 
     def _find(self, loss: Any) -> None:
         self._num_passes += 1
-        is_early = self._num_passes <= (MOST_PASSES if self._session.optimizers.has_any else 1)
-        if is_early or self._session.is_over:
+        is_early = self._num_passes <= (MOST_PASSES if self._context.optimizers.has_any else 1)
+        if is_early or self._context.is_over:
             return
         self._look(loss)
         self._believe()
         if not self.source and self._num_looks >= MOST_PASSES:
-            if not self._session.optimizers.has_any:
-                self._session.ending.give_up(UNSEEN)
+            if not self._context.optimizers.has_any:
+                self._context.ending.give_up(UNSEEN)
             self.stand_down()
 
     def _look(self, loss: Any) -> None:
@@ -216,7 +217,7 @@ class Writes:
             if sum(largest[0].changes) < BELIEVED_UNSEEN:
                 return
             if len(set(gaps)) > 1:
-                self._session.ending.give_up(IRREGULAR)
+                self._context.ending.give_up(IRREGULAR)
             self._period = gaps[0]
         self._begin(sorted(by_place or largest, key=lambda leaf: (-len(leaf.values), leaf.since)), max(gaps), device)
 
@@ -225,8 +226,8 @@ class Writes:
         self._device, self._most_passes = device, most_passes
         self._probes = [] if self._period else [Probe(leaf) for leaf in leaves[:NUM_PROBES]]
         self.source = COUNTED.format(self._period) if self._period else WRITTEN
-        self._session.gradients.stand_down(NO_STEP)
-        self._session.optimizers.hold(tensor for leaf in self._leaves.values() if (tensor := leaf.tensor()) is not None)
+        self._context.gradients.stand_down(NO_STEP)
+        self._context.optimizers.hold(tensor for leaf in self._leaves.values() if (tensor := leaf.tensor()) is not None)
         self._leaves, self._num_looks, self._passes = {}, 0, 1  # the pass that begins now
         if is_first:
             self._watch_loaders()
@@ -237,10 +238,10 @@ class Writes:
         """Counts a step when one was made since the last call; returns whether it was."""
         if not self._has_stepped():
             if self._passes > PATIENCE * self._most_passes and self._probes:
-                self._session.ending.give_up(STILL)
+                self._context.ending.give_up(STILL)
             return False
         self._passes = 0
-        self._session.step_done()
+        self._context.step_done()
         return True
 
     def _has_stepped(self) -> bool:

@@ -1,6 +1,6 @@
 """What a knob is, for the tuner: key, tier, domain rule, applicability rule, documentation.
 
-The other half, how a knob is set and verified inside the process, is in `harness/apply/`; the two are joined by the key.
+The other half, how a knob is set and verified inside the process, is in `harness/knobs/`; the two are joined by the key.
 """
 
 from __future__ import annotations

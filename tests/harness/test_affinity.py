@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.harness import affinity
-from autotune.harness.affinity import AFFINITY, OWN_CORES, Core, part, place
+from autotune.harness.knobs import affinity
+from autotune.harness.knobs.affinity import AFFINITY, OWN_CORES, Core, part, place
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Trial
 

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from autotune.harness import checkpointing
-from autotune.harness.apply import attention, device
+from autotune.harness.knobs import attention, device
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Trial
+from tests.harness.contexts import context
 
 CHECKPOINTING, SDPA, L2 = "memory.activation_checkpointing", "backend.sdpa", "backend.l2_fetch_granularity"
 
@@ -107,16 +108,18 @@ def test_the_l2_granularity_is_set_and_read_back(
 ) -> None:
     fake = FakeRuntime(keeps=keeps)
     monkeypatch.setattr(device, "runtime", lambda: fake)
-    device.apply({L2: 128}, "cuda")
-    found = device.verify({L2: 128}, "cuda")[L2]
+    knob = device.DeviceKnobs(context({L2: 128}))
+    knob.on_activate()
+    found = knob.verify()[L2]
     assert (found.status, found.observed) == (status, observed)
-    assert device.observe("cuda") == {L2: observed}
+    assert knob.observe() == {L2: observed}
 
 
 def test_without_a_gpu_there_is_no_l2_granularity() -> None:
-    device.apply({L2: 128}, "cpu")
-    assert device.verify({L2: 128}, "cpu")[L2].status == NOT_APPLICABLE
-    assert L2 in device.applicability("cpu")
+    knob = device.DeviceKnobs(context({L2: 128}, "cpu"))
+    knob.on_activate()
+    assert knob.verify()[L2].status == NOT_APPLICABLE
+    assert L2 in knob.applicability()
     assert device.runtime() is None or device.granularity_bytes() is None
 
 

@@ -9,6 +9,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision import transforms, tv_tensors
 from torchvision.transforms import v2
 
-from autotune.harness import delayed, eight_bits, transfer
+from autotune.harness import delayed
+from autotune.harness.knobs import eight_bits, transfer
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
 from tests.harness.conftest import Run, Trial
+from tests.harness.contexts import context
 
 KEY = eight_bits.KEY
 ON: dict[str, Any] = {KEY: True}
@@ -214,7 +217,7 @@ def test_bytes_are_what_is_copied_to_the_device(
     monkeypatch.setattr(torch.Tensor, "to", noted)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     asked = {transfer.NON_BLOCKING: True, transfer.AHEAD: ahead}
-    moves = transfer.Transfer(asked, FakeStreams())
+    moves = transfer.TransferKnobs(context(asked), FakeStreams())
     try:
         iterator: Any = iter(DataLoader(Images(), batch_size=2))
         iterator._dataset_fetcher.fetch = delayed.during(iterator._dataset_fetcher.fetch)
@@ -227,7 +230,7 @@ def test_bytes_are_what_is_copied_to_the_device(
         moves.remove()
     assert copied == [(torch.uint8, True)] * len(copied)
     assert delayed.state.num_on_device == 8
-    reports = moves.verify(asked, "cuda")
+    reports = moves.verify()
     assert reports[transfer.NON_BLOCKING].status == APPLIED
     assert (reports[transfer.AHEAD].status == APPLIED) or not ahead
 
@@ -311,7 +314,8 @@ def test_a_program_without_such_images_is_told_beforehand(trial: Trial) -> None:
 
 
 def test_images_that_are_to_be_floats_are_let_be() -> None:
-    report = eight_bits.EightBits({KEY: False}).verify({KEY: False}, "cpu", 10)[KEY]
+    trained = context({KEY: False}, "cpu", loaders=SimpleNamespace(training=SimpleNamespace(total_batches=10)))
+    report = eight_bits.EightBitKnobs(trained).verify()[KEY]
     assert (report.status, report.observed) == (APPLIED, False)
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.harness.apply.parallel import Wrappers
+from autotune.harness.knobs.parallel import ParallelKnobs
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
 from tests.harness.conftest import Run, Trial
+from tests.harness.contexts import context
 
 KEY = "step.accumulation"
 ASKED, STEPS = 6, 8  # rank 0 announces the last step two ahead
@@ -89,7 +90,7 @@ def test_only_wrappers_that_the_program_lets_exchange_are_held_back() -> None:
 
     free, quiet = Wrapper(), Wrapper()
     quiet.require_backward_grad_sync = False
-    wrappers = Wrappers({})
+    wrappers = ParallelKnobs(context())
     for wrapper in (free, quiet):
         wrappers.add(wrapper)
     assert wrappers.hold_back() == []  # the program's own word

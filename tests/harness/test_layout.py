@@ -4,14 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.harness.apply import module as apply_module
-from autotune.harness.protocol import APPLIED, OVERRIDDEN, KnobReport
+from autotune.harness.knobs.module import verify_layout
+from autotune.harness.protocol import APPLIED, OVERRIDDEN
 
 
 def read_back(model: nn.Module, asked: bool):
     """Returns the report of `layout.channels_last`."""
-    noted = {apply_module.LAYOUT: KnobReport(APPLIED)}
-    return apply_module.verify({apply_module.LAYOUT: asked}, noted, [model], 0)[apply_module.LAYOUT]
+    return verify_layout([model], asked)
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from torch.utils.data import IterableDataset
 
-from autotune.harness.apply.loader import applicability
+from autotune.harness.knobs.loader import applicability
 from autotune.harness.loader import Loader
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, SEPARATE, SHARED
 from tests.harness.conftest import RULES, Trial, baseline_then

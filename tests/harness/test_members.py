@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 from torch import nn
 
 from autotune.harness import members
-from autotune.harness.apply import loader as apply_loader
-from autotune.harness.apply import module as apply_module
-from autotune.harness.protocol import APPLIED, KnobReport
+from autotune.harness.knobs.loader import LoaderKnobs, Making
+from autotune.harness.knobs.module import LAYOUT, ModuleKnobs, observe, verify_layout
+from autotune.harness.protocol import APPLIED
 from tests.harness.conftest import REPOSITORY
+from tests.harness.contexts import context
 
 # Tensors of our own, though they stand for a program's: (file, call).
 ALLOWED = {
@@ -39,20 +41,19 @@ class OfAllRanks(nn.Module):
 def test_layout_is_that_of_weights_of_four_dimensions_and_no_other_weight_s(is_asked: bool) -> None:
     net = OfAllRanks()
     before = {name: (parameter, parameter.stride()) for name, parameter in net.named_parameters()}
-    knobs, reports = {apply_module.LAYOUT: is_asked}, dict[str, KnobReport]()
-    apply_module.prepare(net, knobs, reports, apply_module.observe(net))
-    assert reports[apply_module.LAYOUT].status == APPLIED
+    knobs = ModuleKnobs(context({LAYOUT: is_asked}))
+    knobs.on_module(net, observe(net))
     assert net.plane.weight.is_contiguous(memory_format=torch.channels_last) == is_asked
     for name, parameter in net.named_parameters():
         assert parameter is before[name][0]
         assert name == "plane.weight" or parameter.stride() == before[name][1]
-    assert apply_module.verify(knobs, reports, [net], 0)[apply_module.LAYOUT].status == APPLIED
+    assert knobs.verify()[LAYOUT].status == APPLIED
+    assert verify_layout([net], is_asked).status == APPLIED
 
 
 def test_inputs_of_four_dimensions_are_laid_out_and_others_left_as_they_are() -> None:
     net, seen = OfAllRanks(), list[Any]()
-    reports = dict[str, KnobReport]()
-    around = apply_module.autocast_of(net, {apply_module.LAYOUT: True}, reports)
+    around = ModuleKnobs(context({LAYOUT: True})).around_calls(net)
     assert around is not None
     given = [torch.rand(2, *(5,) * (rank - 1)) for rank in (2, 3, 4, 5)]
     around(lambda _, *args: seen.extend(args), net, given, {})
@@ -91,9 +92,10 @@ def test_batch_sampler_whose_batch_size_cannot_be_set_is_left_alone() -> None:
     class Fixed:
         batch_size = property(lambda self: 4)
 
-    made, reports = apply_loader.Making(False, False, True, None), dict[str, KnobReport]()
-    apply_loader.apply({"loader.batch_size": 8}, {"batch_sampler": Fixed()}, reports, made)
-    assert "does not let its batch_size be set" in reports["loader.batch_size"].reason
+    training = SimpleNamespace(settings={"loader.batch_size": 4})
+    knobs = LoaderKnobs(context({"loader.batch_size": 8}, loaders=SimpleNamespace(training=training)))
+    knobs.on_loader({"batch_sampler": Fixed()}, Making(False, False, True, None))
+    assert "does not let its batch_size be set" in knobs.verify()["loader.batch_size"].reason
 
 
 def test_methods_that_programs_override_are_called_by_torch_s_own_name() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.harness.apply import memory
+from autotune.harness.knobs import memory
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from autotune.knobs import malloc
 from autotune.knobs.memory import configuration
 from tests.harness.conftest import Trial
+from tests.harness.contexts import context
 
 ON_CUDA: dict[str, Any] = {
     "memory.allocator": "expandable_segments",
@@ -120,7 +121,7 @@ def test_every_configuration_of_the_device_s_allocator_is_told_apart(monkeypatch
         assert configuration(given).get("PYTORCH_ALLOC_CONF", "") == text
         monkeypatch.setattr(torch, "cuda", FakeCuda(text))
         for asked in names:
-            report = memory.verify({"memory.allocator": asked}, "cuda")["memory.allocator"]
+            report = memory.MemoryKnobs(context({"memory.allocator": asked})).verify()["memory.allocator"]
             assert report.status == (APPLIED if asked == given else OVERRIDDEN), (given, asked, report.reason)
 
 
@@ -128,8 +129,9 @@ def test_the_lower_bound_of_the_device_s_memory_holds(monkeypatch: pytest.Monkey
     for limit_bytes, fraction in ((None, 0.5), (300, 0.3), (900, 0.5)):
         fake = FakeCuda("")
         monkeypatch.setattr(torch, "cuda", fake)
-        memory.begin({"memory.fraction": 0.5}, "cuda", limit_bytes)
+        knobs = memory.MemoryKnobs(context({"memory.fraction": 0.5}, spec={"memory_limit_bytes": limit_bytes}))
+        knobs.on_activate()
         assert fake.fraction == fraction
-        assert memory.verify({"memory.fraction": 0.5}, "cuda")["memory.fraction"].status == APPLIED
+        assert knobs.verify()["memory.fraction"].status == APPLIED
         fake.fraction = 1.0  # the program's own word
-        assert memory.verify({"memory.fraction": 0.5}, "cuda")["memory.fraction"].status == OVERRIDDEN
+        assert knobs.verify()["memory.fraction"].status == OVERRIDDEN

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from autotune.harness import adapters
-from autotune.harness.metrics import NEVER, MetricReads
+from autotune.harness.knobs.metrics import NEVER, MetricKnobs
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Trial
+from tests.harness.contexts import context
 
 KEY = "step.metrics_sync_interval"
 TRANSFORMERS = adapters.METRIC_READERS["transformers.trainer"]
@@ -58,17 +59,11 @@ def test_a_recipe_that_gathers_gradients_reads_as_often_as_asked_too(trial: Tria
     assert (run.result().knobs[KEY].status, run.result().observed[KEY]) == (APPLIED, 5)
 
 
-def watching(knobs: dict[str, Any], passed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[MetricReads, Any]:
-    """Returns a watch that waits for no library and counts no tensor, and its session."""
+def watching(knobs: dict[str, Any], passed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[MetricKnobs, Any]:
+    """Returns a watch that waits for no library and counts no tensor, and its context."""
     monkeypatch.setattr(adapters, "METRIC_READERS", {})
-    session = SimpleNamespace(
-        spec=SimpleNamespace(knobs=knobs, passed=passed),
-        is_applying=True,
-        num_steps=0,
-        gradients=SimpleNamespace(every=1, gathered=0),
-        loaders=SimpleNamespace(training=None),
-    )
-    return MetricReads(session), session
+    session = context(knobs, spec={"passed": passed}, gradients=SimpleNamespace(every=1, gathered=0))
+    return MetricKnobs(session), session
 
 
 @pytest.mark.parametrize(
@@ -87,7 +82,7 @@ def test_a_loop_s_own_readings_are_told_by_the_longest_time_without_one(
     watch, session = watching({}, {KEY: asked}, monkeypatch)
     for session.num_steps in read_at:
         watch._read()
-    assert watch.observed.get(KEY) == observed
+    assert watch.observe().get(KEY) == observed
 
 
 class Trainer(SimpleNamespace):
@@ -117,7 +112,7 @@ def test_a_trainer_that_is_gone_by_the_end_is_told_of_as_it_was(monkeypatch: pyt
     watch, _ = watching({}, {}, monkeypatch)
     watch._meet(of_transformers(logging_nan_inf_filter=False), TRANSFORMERS)
     gc.collect()
-    assert (watch.observed, watch.applicability()) == ({KEY: 500}, {})
+    assert (watch.observe(), watch.applicability()) == ({KEY: 500}, {})
 
 
 def test_a_bar_that_reads_at_every_batch_is_the_reason_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +120,7 @@ def test_a_bar_that_reads_at_every_batch_is_the_reason_why_not(monkeypatch: pyte
     trainer = Trainer(progress_bar_callback=RichProgressBar(), loggers=[1], log_every_n_steps=50)
     watch._meet(trainer, LIGHTNING)
     assert "RichProgressBar" in watch.applicability()[KEY]
-    assert watch.observed == {KEY: 1}
+    assert watch.observe() == {KEY: 1}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.harness.conftest import REPOSITORY
 
 HARNESS = REPOSITORY / "autotune" / "harness"
 # Those that set what is no function: an exception's note, a norm's momentum, the interpreter's state of a fork.
-SET_BY_NAME = {"patches.py", "apply/__init__.py", "checkpointing.py", "warm_server.py"}
+SET_BY_NAME = {"patches.py", "knobs/base.py", "checkpointing.py", "warm_server.py"}
 
 
 class Base:

@@ -2,11 +2,12 @@
 
 import pytest
 
-from autotune.harness.apply.parallel import Wrappers
+from autotune.harness.knobs.parallel import ParallelKnobs
 from autotune.harness.protocol import NOT_APPLICABLE, OVERRIDDEN
 from autotune.harness.ranks import Communication
 from autotune.ranks import STRAGGLER_FRAC, joined
 from tests.harness.conftest import Trial
+from tests.harness.contexts import context
 
 
 @pytest.mark.thorough
@@ -46,7 +47,7 @@ def test_a_wrapper_without_timers_tells_nothing_and_fails_nothing() -> None:
         def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
             raise AttributeError("reducer")
 
-    wrapper, wrappers = Wrapper(), Wrappers({})
+    wrapper, wrappers = Wrapper(), ParallelKnobs(context())
     wrappers.add(wrapper)
     communication = Communication(wrappers)
     communication.begin(is_compiled=False)

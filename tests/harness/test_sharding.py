@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.harness.apply.sharding import Sharding
+from autotune.harness.knobs.sharding import ShardingKnobs
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Run, Trial
+from tests.harness.contexts import context
 
 RECIPES = Path(__file__).parents[2] / "autotune" / "programs"
 STRATEGY, RESHARD = "parallel.strategy", "parallel.reshard_after_forward"
@@ -86,7 +87,7 @@ def test_modules_that_do_not_like_questions_are_asked_none() -> None:
                 raise KeyError(name)
             return super().__getattr__(name)
 
-    sharding = Sharding({}, {}, None)
+    sharding = ShardingKnobs(context())
     sharding.meet(torch.nn.Sequential(Proud(2, 2)))
     assert not sharding.is_found
 

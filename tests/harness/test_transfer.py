@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from autotune.harness.knobs.transfer import AHEAD, NON_BLOCKING, TransferKnobs
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
-from autotune.harness.transfer import AHEAD, NON_BLOCKING, Transfer
+from tests.harness.contexts import context
 
 DEVICE = "meta"
 
@@ -45,12 +46,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def transfer(asked: list[Any]) -> Iterator[Any]:
-    made: list[Transfer] = []
+    made: list[TransferKnobs] = []
 
-    def make(**knobs: bool) -> tuple[Transfer, FakeStreams]:
+    def make(**knobs: bool) -> tuple[TransferKnobs, FakeStreams]:
         streams = FakeStreams()
         given = {{"non_blocking": NON_BLOCKING, "ahead": AHEAD}[name]: value for name, value in knobs.items()}
-        made.append(Transfer(given, streams))
+        made.append(TransferKnobs(context(given), streams))
         return made[-1], streams
 
     yield make
@@ -72,7 +73,7 @@ def test_a_loader_s_tensors_are_copied_as_asked_and_no_others(transfer: Any, ask
         assert y.to(torch.int64).device.type == "cpu"
         (y * 2).to(device=torch.device(DEVICE), non_blocking=own)  # the program's own
     assert asked == [value, value, own] * 6
-    assert found.verify({NON_BLOCKING: value}, "cuda")[NON_BLOCKING].status == APPLIED
+    assert found.verify()[NON_BLOCKING].status == APPLIED
 
 
 def test_a_copy_that_the_program_asks_for_is_its_own_affair(transfer: Any, asked: list[Any]) -> None:
@@ -93,7 +94,7 @@ def test_what_the_program_moves_is_copied_one_batch_ahead(transfer: Any, workers
         seen.append((float(x), float(y)))  # both are still on the host, and y is never moved
     assert seen == [(float(n), float(n) * 10) for n in range(1, 7)]
     assert streams.began == streams.handed_over == [3.0, 4.0, 5.0, 6.0]  # seen with the first, fetched with the second
-    assert found.verify({AHEAD: True}, "cuda")[AHEAD].status == APPLIED
+    assert found.verify()[AHEAD].status == APPLIED
 
 
 def test_a_tensor_changed_on_the_host_is_copied_anew(transfer: Any) -> None:
@@ -154,5 +155,5 @@ def test_a_program_that_moves_nothing_is_told(transfer: Any) -> None:
     found, streams = transfer(ahead=True, non_blocking=True)
     assert [float(x) for x, _ in loader()] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert not streams.began
-    reports = found.verify({AHEAD: True, NON_BLOCKING: True}, "cuda")
+    reports = found.verify()
     assert {report.status for report in reports.values()} == {NOT_APPLICABLE}

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import BadInput
-from autotune.harness.apply import nccl as harness_nccl
+from autotune.harness.knobs import nccl as harness_nccl
 from autotune.knobs.base import Circumstances, Topology
 from autotune.knobs.catalogue import knob
 from autotune.knobs.nccl import KNOBS, VARIABLES
 from autotune.space import SearchSpace, resolve
+from tests.harness.contexts import context
 
 CPU = Circumstances(num_cores=2)
 NETWORK = {"adapters": ("mlx5_0", "mlx5_1"), "interfaces": ("eth0", "eth1")}
@@ -133,11 +134,11 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_the_process_tells_what_is_set_and_what_is_not(no_variables: pytest.MonkeyPatch) -> None:
-    assert harness_nccl.observe() == {}
+    assert harness_nccl.NcclKnobs(context()).observe() == {}
     no_variables.setenv("NCCL_NVLS_ENABLE", "2")
     no_variables.setenv("NCCL_CROSS_NIC", "0")
     no_variables.setenv("NCCL_IB_HCA", "^=mlx5_3")
-    assert harness_nccl.observe() == {"nccl.nvls": True, "nccl.cross_nic": 0, "nccl.ib_hca": "^=mlx5_3"}
+    assert harness_nccl.NcclKnobs(context()).observe() == {"nccl.nvls": True, "nccl.cross_nic": 0, "nccl.ib_hca": "^=mlx5_3"}
 
 
 @pytest.mark.parametrize(
@@ -155,6 +156,6 @@ def test_a_value_that_does_not_hold_is_no_success(
 ) -> None:
     if variable:
         no_variables.setenv("NCCL_ALGO", variable)
-    report = harness_nccl.verify(asked)["nccl.algo"]
+    report = harness_nccl.NcclKnobs(context(asked)).verify()["nccl.algo"]
     assert report.status == status
     assert ("NCCL_ALGO" in report.reason) == (status != "applied")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict
 
-from . import batches, members
-from .patches import patches, replace_of_object
-from .protocol import APPLIED, NOT_APPLICABLE, KnobReport
+from .. import batches, members
+from ..patches import patches, replace_of_object
+from ..protocol import APPLIED, NOT_APPLICABLE, KnobReport
+from .base import KnobHandler
+
+if TYPE_CHECKING:
+    from ..context import TrialContext
 
 KEY = "loader.uint8_transfer"
 MARK = "_autotune_is_of_bytes"
@@ -26,15 +30,14 @@ NOT_DELAYED = (
 ON_THE_HOST = "{} of {} batches were converted on the device: the program works on the others before it moves them there"
 
 
-class EightBits:
-    """Stands where loaders begin to fetch, if the knob asks for it.
+class EightBitKnobs(KnobHandler):
+    """Stands where loaders begin to fetch, if the knob asks for it."""
 
-    Args:
-        knobs: the trial's knobs.
-    """
+    keys = (KEY,)
 
-    def __init__(self, knobs: Dict[str, Any]) -> None:
-        self.is_asked = knobs.get(KEY) is True
+    def __init__(self, context: TrialContext) -> None:
+        super().__init__(context)
+        self.is_asked = self.asked.get(KEY) is True
         if self.is_asked:
             self._patch_fetching()
 
@@ -50,7 +53,7 @@ class EightBits:
     def _patch_fetching(self) -> None:
         from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-        from . import delayed
+        from .. import delayed
 
         delayed.watch_conversions()
 
@@ -64,25 +67,25 @@ class EightBits:
 
         patches.install(_SingleProcessDataLoaderIter, "__init__", around)
 
-    def verify(self, knobs: Dict[str, Any], device: str, num_batches: float) -> Dict[str, KnobReport]:
-        """Returns the knob's report: whether bytes arrived, and were made floats on the device where there is one.
+    def applicability(self) -> Dict[str, str]:
+        """Returns why the knob cannot be turned, for the training loader of the baseline."""
+        training = self._context.loaders.training
+        return {KEY: NO_IMAGES} if training is not None and training.is_of_bytes is False else {}
 
-        Args:
-            knobs: the trial's knobs.
-            device: that the program trains on.
-            num_batches: that it has trained on.
-        """
-        if KEY not in knobs:
+    def verify(self) -> Dict[str, KnobReport]:
+        """Returns the knob's report: whether bytes arrived, and were made floats on the device where there is one."""
+        training = self._context.loaders.training
+        if training is None or not self.asked:
             return {}
         if not self.is_asked:
             return {KEY: KnobReport(APPLIED, "", False)}
-        from .delayed import state
+        from ..delayed import state
 
         # Counted as they come: a few more than are trained on, and each image of a batch that is a list of them.
-        come, moved = max(state.num_batches, state.num_on_device), state.num_on_device
+        num_batches, come, moved = training.total_batches, max(state.num_batches, state.num_on_device), state.num_on_device
         if come <= MIN_SHARE * num_batches:
             return {KEY: KnobReport(NOT_APPLICABLE, NOT_DELAYED.format(come or "none", f"{num_batches:.0f}"), False)}
-        if device != "cpu" and moved <= MIN_SHARE * num_batches:
+        if self._context.device != "cpu" and moved <= MIN_SHARE * num_batches:
             return {KEY: KnobReport(NOT_APPLICABLE, ON_THE_HOST.format(moved or "none", f"{num_batches:.0f}"), False)}
         return {KEY: KnobReport(APPLIED, "", True)}
 
@@ -108,9 +111,3 @@ def _is_image_of_bytes(tensor: Any) -> bool:
     channels = image.flatten(1)[:, : MAX_VALUES // image.shape[0]]
     num_values = sum(len(channel.unique()) for channel in channels)
     return num_values <= NUM_LEVELS * len(channels) and num_values * 2 <= channels.numel()
-
-
-def applicability(loader: Any) -> Dict[str, str]:
-    """Returns why the knob cannot be turned, for the training loader of the baseline (None: no loader)."""
-    is_of_bytes: Optional[bool] = getattr(loader, "is_of_bytes", None)
-    return {KEY: NO_IMAGES} if is_of_bytes is False else {}

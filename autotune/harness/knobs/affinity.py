@@ -9,9 +9,13 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
-from .protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from .base import KnobHandler
+
+if TYPE_CHECKING:
+    from ..context import TrialContext
 
 AFFINITY, OWN_CORES = "threads.affinity", "loader.own_cores"
 KEYS = (AFFINITY, OWN_CORES)
@@ -77,17 +81,14 @@ def _numbers(cores: List[Core]) -> FrozenSet[int]:
     return frozenset(core.number for core in cores)
 
 
-class Binder:
-    """Binds this process and tells its workers where to run.
+class AffinityBinder(KnobHandler):
+    """Binds this process, as soon as it is made, and tells its workers where to run."""
 
-    Args:
-        knobs: the trial's knobs.
-        device: `Spec.device`.
-    """
+    keys = KEYS
 
-    def __init__(self, knobs: Mapping[str, Any], device: str) -> None:
-        self._knobs = {key: knobs[key] for key in KEYS if key in knobs}
-        self._device, self._num_workers = device, 0
+    def __init__(self, context: TrialContext) -> None:
+        super().__init__(context)
+        self._knobs, self._num_workers = self.asked, 0
         self._own: FrozenSet[int] = frozenset()
         self._workers: FrozenSet[int] = frozenset()
         self._num_sharing = 1
@@ -99,7 +100,7 @@ class Binder:
     def _bind(self) -> None:
         # Every thread there is; those that are started later inherit it.
         rank, num_ranks = ranks_of_host(os.environ)
-        node = gpu_node(os.environ, rank) if self._device != "cpu" else None
+        node = gpu_node(os.environ, rank) if self._context.spec.device != "cpu" else None
         cores = cores_of(SYSTEM, allowed(os.environ))
         os.environ[CORES_VARIABLE] = ",".join(str(core.number) for core in cores)
         mine, self._num_sharing, problem = place(self._knobs.get(AFFINITY, NONE), cores, rank, num_ranks, gpu_node=node)
@@ -112,7 +113,7 @@ class Binder:
             with contextlib.suppress(OSError):  # it has ended, or the cores were taken away from all of us
                 os.sched_setaffinity(int(thread), self._own)
 
-    def bind_again(self) -> None:
+    def on_activate(self) -> None:
         """Binds a process that has been bound otherwise since."""
         if self.is_asked and os.sched_getaffinity(0) != self._own:
             self._bind()
@@ -130,15 +131,11 @@ class Binder:
         """Cores of this process and its workers, the part of each where several have them; None where nothing is bound."""
         return len(self._own | self._workers) / self._num_sharing if self.is_asked else None
 
-    def verify(self, workers: List[Any]) -> Dict[str, KnobReport]:
-        """Returns what became of the knobs, read back from this process and from its loader's workers.
-
-        Args:
-            workers: processes of the loader that trains.
-        """
+    def verify(self) -> Dict[str, KnobReport]:
+        """Returns what became of the knobs, read back from this process and from its loader's workers."""
         if not self.is_asked:
             return {key: KnobReport(NOT_APPLICABLE, UNSUPPORTED) for key in self._knobs}
-        missed = self._missed(workers)
+        missed = self._missed(self._context.loaders.workers())
         reports = {}
         for key, value in self._knobs.items():
             if self._problems.get(key):

@@ -11,9 +11,10 @@ import json
 import os
 from typing import Any, Dict
 
-from .. import affinity
 from ..patches import patches
 from ..protocol import APPLIED, HIDDEN_VARIABLE, NOT_APPLICABLE, OVERRIDDEN, STAND_IN, KnobReport
+from . import affinity
+from .base import ON_THE_CPU, KnobHandler
 
 INTRA, OMP, MATMUL, CUDNN = "threads.intra", "threads.omp", "precision.matmul", "backend.cudnn_benchmark"
 SHARING, INTEROP, MKL = "loader.sharing_strategy", "threads.interop", "threads.mkl"
@@ -21,38 +22,67 @@ READ_BACK = (INTRA, INTEROP, OMP, MKL, MATMUL, CUDNN, SHARING)
 NO_MKL = "torch was built without MKL"
 
 
-def observe() -> Dict[str, Any]:
-    """Returns knob key -> value in force in this process."""
-    import torch
+class ProcessKnobs(KnobHandler):
+    """What holds for the whole process; environment knobs were set before the interpreter started."""
 
-    found: Dict[str, Any] = {
-        INTRA: torch.get_num_threads(),
-        INTEROP: torch.get_num_interop_threads(),
-        MATMUL: torch.get_float32_matmul_precision(),
-        CUDNN: bool(torch.backends.cudnn.benchmark),
-        SHARING: torch.multiprocessing.get_sharing_strategy(),  # type: ignore[no-untyped-call]
-    }
-    for key, name in ((OMP, "OMP_NUM_THREADS"), (MKL, "MKL_NUM_THREADS")):
-        if os.environ.get(name, "").isdigit():
-            found[key] = int(os.environ[name])
-    return found
+    @property
+    def asked(self) -> Dict[str, Any]:
+        """Knob key -> value, of this family and of all environment variables."""
+        return {key: value for key, value in self._context.spec.knobs.items() if key in READ_BACK or key.startswith("env.")}
 
+    def on_torch(self) -> None:
+        """Sets what is asked for."""
+        import torch
 
-def apply(knobs: Dict[str, Any]) -> None:
-    """Sets the knobs of this family; environment knobs were set before the interpreter started."""
-    import torch
+        knobs = self._context.spec.knobs
+        if INTRA in knobs and torch.get_num_threads() != knobs[INTRA]:
+            torch.set_num_threads(int(knobs[INTRA]))
+        if knobs.get(affinity.AFFINITY, affinity.NONE) != affinity.NONE:
+            follow_cores(knobs)  # torch may have been there before (`autotune.apply`)
+        if MATMUL in knobs:
+            torch.set_float32_matmul_precision(knobs[MATMUL])
+        if CUDNN in knobs:
+            torch.backends.cudnn.benchmark = bool(knobs[CUDNN])
+        if INTEROP in knobs:
+            _set_interop(int(knobs[INTEROP]))
+        share(knobs)
 
-    if INTRA in knobs and torch.get_num_threads() != knobs[INTRA]:
-        torch.set_num_threads(int(knobs[INTRA]))
-    if knobs.get(affinity.AFFINITY, affinity.NONE) != affinity.NONE:
-        follow_cores(knobs)  # torch may have been there before (`autotune.apply`)
-    if MATMUL in knobs:
-        torch.set_float32_matmul_precision(knobs[MATMUL])
-    if CUDNN in knobs:
-        torch.backends.cudnn.benchmark = bool(knobs[CUDNN])
-    if INTEROP in knobs:
-        _set_interop(int(knobs[INTEROP]))
-    share(knobs)
+    on_activate = on_torch  # again: the program may have set its own at start-up
+
+    def observe(self) -> Dict[str, Any]:
+        """Returns knob key -> value in force in this process."""
+        import torch
+
+        found: Dict[str, Any] = {
+            INTRA: torch.get_num_threads(),
+            INTEROP: torch.get_num_interop_threads(),
+            MATMUL: torch.get_float32_matmul_precision(),
+            CUDNN: bool(torch.backends.cudnn.benchmark),
+            SHARING: torch.multiprocessing.get_sharing_strategy(),  # type: ignore[no-untyped-call]
+        }
+        for key, name in ((OMP, "OMP_NUM_THREADS"), (MKL, "MKL_NUM_THREADS")):
+            if os.environ.get(name, "").isdigit():
+                found[key] = int(os.environ[name])
+        return found
+
+    def applicability(self) -> Dict[str, str]:
+        """Returns knob key -> why it cannot be turned in this process."""
+        reasons = {} if has_mkl() else {MKL: NO_MKL}
+        if self._context.device == "cuda":
+            return reasons
+        return {**reasons, CUDNN: f"{ON_THE_CPU}: cuDNN is not used"}
+
+    def _verify(self, key: str, asked: Any) -> KnobReport:
+        if key == MKL and not has_mkl():
+            return KnobReport(NOT_APPLICABLE, NO_MKL)
+        if not key.startswith("env."):
+            return super()._verify(key, asked)
+        name, value = key[4:], os.environ.get(key[4:])
+        if str(asked).startswith(STAND_IN):
+            return _verify_hidden(name, asked)
+        if str(value) == str(asked):
+            return KnobReport(APPLIED, "", value)
+        return KnobReport(OVERRIDDEN, f"the process has {value!r}, {asked!r} was asked", value)
 
 
 def _set_interop(num_threads: int) -> None:
@@ -87,29 +117,6 @@ def share(knobs: Dict[str, Any]) -> None:
         torch.multiprocessing.set_sharing_strategy(knobs[SHARING])  # type: ignore[no-untyped-call]
 
 
-def verify(knobs: Dict[str, Any]) -> Dict[str, KnobReport]:
-    """Returns a report for every knob of this family, read back from the process."""
-    found = observe()
-    reports = {}
-    for key, value in knobs.items():
-        if key.startswith("env.") and str(value).startswith(STAND_IN):
-            reports[key] = _verify_hidden(key[4:], value)
-            continue
-        if key.startswith("env."):
-            observed: Any = os.environ.get(key[4:])
-        elif key in READ_BACK:
-            observed = found.get(key)
-        else:
-            continue
-        if key == MKL and not has_mkl():
-            reports[key] = KnobReport(NOT_APPLICABLE, NO_MKL)
-        elif str(observed) == str(value):
-            reports[key] = KnobReport(APPLIED, "", observed)
-        else:
-            reports[key] = KnobReport(OVERRIDDEN, f"the process has {observed!r}, {value!r} was asked", observed)
-    return reports
-
-
 def _verify_hidden(name: str, stand_in: str) -> KnobReport:
     # The value is a secret: neither the spec nor the result may hold it, so its digest travels in the environment.
     asked = json.loads(os.environ.get(HIDDEN_VARIABLE, "{}")).get(name)
@@ -117,14 +124,6 @@ def _verify_hidden(name: str, stand_in: str) -> KnobReport:
     if hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest() == asked:
         return KnobReport(APPLIED, "", stand_in)
     return KnobReport(OVERRIDDEN, "the process has another value than was asked")
-
-
-def applicability(device: str) -> Dict[str, str]:
-    """Returns knob key -> why it cannot be turned in this process."""
-    reasons = {} if has_mkl() else {MKL: NO_MKL}
-    if device == "cuda":
-        return reasons
-    return {**reasons, CUDNN: "the program trains on the CPU: cuDNN is not used"}
 
 
 def has_mkl() -> bool:

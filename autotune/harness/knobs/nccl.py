@@ -9,6 +9,7 @@ import os
 from typing import Any, Dict, Optional
 
 from ..protocol import APPLIED, OVERRIDDEN, KnobReport
+from .base import KnobHandler
 
 VARIABLES = {
     "nccl.algo": "NCCL_ALGO",
@@ -30,26 +31,22 @@ NUMBERS = ("nccl.min_nchannels", "nccl.max_nchannels", "nccl.nthreads", "nccl.bu
 UNSET = {key: 0 if key in NUMBERS else "auto" for key in VARIABLES if key not in (*SWITCHES, "nccl.cross_nic")}
 
 
-def observe() -> Dict[str, Any]:
-    """Returns knob key -> value, of the variables that are set in this process."""
-    found = {key: _value(key, os.environ.get(name, "")) for key, name in VARIABLES.items()}
-    return {key: value for key, value in found.items() if value is not None}
+class NcclKnobs(KnobHandler):
+    """NCCL's variables."""
 
+    keys = tuple(VARIABLES)
 
-def verify(knobs: Dict[str, Any]) -> Dict[str, KnobReport]:
-    """Returns a report for every knob of this family."""
-    found = observe()
-    reports = {}
-    for key, value in knobs.items():
-        if key not in VARIABLES:
-            continue
-        observed = found.get(key)
-        if observed == (None if value == UNSET.get(key) else value):
-            reports[key] = KnobReport(APPLIED, "", observed)
-        else:
-            has = f"has {VARIABLES[key]}={os.environ[VARIABLES[key]]!r}" if observed is not None else f"has no {VARIABLES[key]}"
-            reports[key] = KnobReport(OVERRIDDEN, f"the process {has}, {value!r} was asked", observed)
-    return reports
+    def observe(self) -> Dict[str, Any]:
+        """Returns knob key -> value, of the variables that are set in this process."""
+        found = {key: _value(key, os.environ.get(name, "")) for key, name in VARIABLES.items()}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def _verify(self, key: str, asked: Any) -> KnobReport:
+        observed, name = self.observe().get(key), VARIABLES[key]
+        if observed == (None if asked == UNSET.get(key) else asked):
+            return KnobReport(APPLIED, "", observed)
+        has = f"has {name}={os.environ[name]!r}" if observed is not None else f"has no {name}"
+        return KnobReport(OVERRIDDEN, f"the process {has}, {asked!r} was asked", observed)
 
 
 def _value(key: str, text: str) -> Optional[Any]:

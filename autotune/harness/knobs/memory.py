@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from .base import KnobHandler
 
 ALLOCATOR, FRACTION, MALLOC = "memory.allocator", "memory.fraction", "memory.malloc"
 NO_CUDA = "the program does not train on a CUDA device"
@@ -14,22 +15,37 @@ OTHER_MALLOCS = re.compile(r"lib(jemalloc|tcmalloc)[^/]*\.so")
 FRACTION_TOLERANCE = 1e-3  # of what is read back: torch keeps bytes
 
 
-def begin(knobs: Dict[str, Any], device: str, limit_bytes: Optional[int]) -> None:
-    """Bounds the device's memory as training begins; the lower one holds where `device.memory_limit` bounds it, too."""
-    if device != "cuda" or FRACTION not in knobs:
-        return
-    import torch
+class MemoryKnobs(KnobHandler):
+    """The device's allocator and its bound, and the host's allocator."""
 
-    fraction = float(knobs[FRACTION])
-    if limit_bytes:
-        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        fraction = min(fraction, limit_bytes / total)
-    torch.cuda.set_per_process_memory_fraction(fraction)
+    keys = (MALLOC, ALLOCATOR, FRACTION)
 
+    def on_activate(self) -> None:
+        """Bounds the device's memory; the lower one holds where `device.memory_limit` bounds it, too."""
+        if self._context.device != "cuda" or FRACTION not in self.asked:
+            return
+        import torch
 
-def observe() -> Dict[str, Any]:
-    """Returns knob key -> value in force in this process."""
-    return {MALLOC: host_allocator()}
+        fraction, limit_bytes = float(self.asked[FRACTION]), self._context.spec.memory_limit_bytes
+        if limit_bytes:
+            total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+            fraction = min(fraction, limit_bytes / total)
+        torch.cuda.set_per_process_memory_fraction(fraction)
+
+    def observe(self) -> Dict[str, Any]:
+        """Returns the host's allocator: the device's tells its settings only when it is asked for one of them."""
+        return {MALLOC: host_allocator()}
+
+    def applicability(self) -> Dict[str, str]:
+        """Returns knob key -> why it cannot be turned in this process."""
+        return {} if self._context.device == "cuda" else {ALLOCATOR: NO_CUDA, FRACTION: NO_CUDA}
+
+    def _verify(self, key: str, asked: Any) -> KnobReport:
+        if key == MALLOC:
+            return _verify_malloc(asked)
+        if self._context.device != "cuda":
+            return KnobReport(NOT_APPLICABLE, NO_CUDA)
+        return _verify_allocator(asked) if key == ALLOCATOR else _verify_fraction(asked)
 
 
 def host_allocator() -> str:
@@ -40,17 +56,6 @@ def host_allocator() -> str:
     except OSError:
         return "glibc"
     return found.group(1) if found else "glibc"
-
-
-def verify(knobs: Dict[str, Any], device: str) -> Dict[str, KnobReport]:
-    """Returns a report for every knob of this family, read back from the process."""
-    reports = {}
-    if MALLOC in knobs:
-        reports[MALLOC] = _verify_malloc(knobs[MALLOC])
-    for key, check in ((ALLOCATOR, _verify_allocator), (FRACTION, _verify_fraction)):
-        if key in knobs:
-            reports[key] = check(knobs[key]) if device == "cuda" else KnobReport(NOT_APPLICABLE, NO_CUDA)
-    return reports
 
 
 def _verify_malloc(asked: str) -> KnobReport:
@@ -96,8 +101,3 @@ def _verify_fraction(asked: float) -> KnobReport:
     if found < asked + FRACTION_TOLERANCE:
         return KnobReport(APPLIED, "", asked)
     return KnobReport(OVERRIDDEN, f"the process may take {found:.3f} of the device, {asked} was asked", found)
-
-
-def applicability(device: str) -> Dict[str, str]:
-    """Returns knob key -> why it cannot be turned in this process."""
-    return {} if device == "cuda" else {ALLOCATOR: NO_CUDA, FRACTION: NO_CUDA}

@@ -21,7 +21,7 @@ class _NoSubclassHook:
         pass
 
 
-def dress(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
+def subclass(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
     """Gives a module a subclass of its own class with these methods.
 
     `__class__`, copies and pickles show the program's own class; only `type(module)` tells.

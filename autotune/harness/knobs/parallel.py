@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from .. import members
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from .base import KnobHandler
+
+if TYPE_CHECKING:
+    from ..context import TrialContext
 
 BUCKET, STATIC = "parallel.bucket_cap_mb", "parallel.static_graph"
 VIEW, COMPRESSION = "parallel.gradient_as_bucket_view", "parallel.gradient_compression"
@@ -25,20 +29,20 @@ ALONE = "one process trains: there is nobody to exchange gradients with"
 BF16_HOOK = "bf16_compress_hook"
 
 
-class Wrappers:
+class ParallelKnobs(KnobHandler):
     """The DistributedDataParallel modules of this process.
 
     Attributes:
         is_due: set by whoever accumulates gradients over several backward passes: says, before a forward pass, whether its
             backward pass is to average them over the ranks; all but the last of a group need not. None leaves it to the
             program, whose own `no_sync` holds in any case.
-
-    Args:
-        knobs: the trial's.
     """
 
-    def __init__(self, knobs: Dict[str, Any]) -> None:
-        self._knobs = knobs
+    keys = KEYS
+
+    def __init__(self, context: TrialContext) -> None:
+        super().__init__(context)
+        self._knobs = self.asked
         self.is_due: Optional[Callable[[], bool]] = None
         self._known: List[Any] = []  # weak references
         self._new: List[Any] = []  # not called yet, likewise
@@ -132,29 +136,19 @@ class Wrappers:
         """Bytes of a gradient's element on its way where they are compressed; None where they are not."""
         return 2 if any(observe(wrapper)[COMPRESSION] == "bf16" for wrapper in self.living) else None
 
-    @property
-    def observed(self) -> Dict[str, Any]:
-        """Knob key -> the program's own value; {} without a wrapper."""
+    def observe(self) -> Dict[str, Any]:
+        """Returns knob key -> the program's own value; {} without a wrapper."""
         return self._observed[0] if self._observed else {}
 
-    def applicability(self, world_size: int, passed: Dict[str, Any]) -> Dict[str, str]:
-        """Returns knob key -> why it cannot be turned in this program.
-
-        Args:
-            world_size: processes that train together.
-            passed: knobs that travelled in the command line.
-        """
+    def applicability(self) -> Dict[str, str]:
+        """Returns knob key -> why it cannot be turned in this program."""
+        is_alone = self._context.world_size == 1
         if not self._observed:
-            return {} if STRATEGY in passed and world_size > 1 else dict.fromkeys(KEYS, NO_WRAPPER)
-        if world_size == 1:
+            return {} if STRATEGY in self._context.spec.passed and not is_alone else dict.fromkeys(KEYS, NO_WRAPPER)
+        if is_alone:
             return dict.fromkeys(KEYS, ALONE)
-        if self.observed[COMPRESSION] not in ("off", "bf16"):
-            return {COMPRESSION: _own_hook(self.observed[COMPRESSION])}
-        return {}
-
-    def verify(self) -> Dict[str, KnobReport]:
-        """Returns a report for every knob of this family, read back from the wrappers."""
-        return {key: self._verify(key, self._knobs[key]) for key in KEYS if key in self._knobs}
+        hook = self._observed[0][COMPRESSION]
+        return {} if hook in ("off", "bf16") else {COMPRESSION: _own_hook(hook)}
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
         if key in self._reports:

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
-from . import batches
-from .patches import Patch, patches
-from .protocol import APPLIED, NOT_APPLICABLE, KnobReport
+from .. import batches
+from ..patches import Patch, patches
+from ..protocol import APPLIED, NOT_APPLICABLE, KnobReport
+from .base import ON_THE_CPU, KnobHandler
+
+if TYPE_CHECKING:
+    from ..context import TrialContext
 
 NON_BLOCKING, AHEAD = "loader.non_blocking", "loader.device_prefetch"
 KEYS = (NON_BLOCKING, AHEAD)
-ON_THE_CPU = "the program trains on the CPU: no batch is copied to a device"
+NOTHING_TO_COPY = f"{ON_THE_CPU}: no batch is copied to a device"
 UNSEEN = "no tensor of a loader's batches was seen to be moved by Tensor.to() or Tensor.cuda()"
 NOT_AHEAD = "no batch was there before the program asked for it"
 
@@ -76,17 +80,20 @@ class SideStreams:
         copy.record_stream(current)
 
 
-class Transfer:
+class TransferKnobs(KnobHandler):
     """Stands between the loaders' iterators and the program, and at `Tensor.to` and `Tensor.cuda`, where a knob asks for it.
 
     Args:
-        knobs: the trial's knobs.
+        context: the trial in this process.
         streams: what copies ahead.
     """
 
-    def __init__(self, knobs: Dict[str, Any], streams: Any = None) -> None:
-        self._non_blocking: Optional[bool] = knobs.get(NON_BLOCKING)
-        self._is_ahead = knobs.get(AHEAD) is True
+    keys = KEYS
+
+    def __init__(self, context: TrialContext, streams: Any = None) -> None:
+        super().__init__(context)
+        self._non_blocking: Optional[bool] = self.asked.get(NON_BLOCKING)
+        self._is_ahead = self.asked.get(AHEAD) is True
         self._streams = streams or SideStreams()
         self._leaves: Dict[int, Leaf] = {}
         self.num_moved = self.num_ahead = 0
@@ -214,20 +221,15 @@ class Transfer:
 
     # --- what became of it ---
 
-    def verify(self, knobs: Dict[str, Any], device: str) -> Dict[str, KnobReport]:
-        """Returns a report for each of the knobs: whether batches were seen to be moved as asked."""
-        reports = {}
-        for key in KEYS:
-            if key not in knobs:
-                continue
-            missing = UNSEEN if not self.num_moved else NOT_AHEAD if key == AHEAD and not self.num_ahead else ""
-            if device == "cpu":
-                reports[key] = KnobReport(NOT_APPLICABLE, ON_THE_CPU, False)
-            elif knobs[key] and missing:
-                reports[key] = KnobReport(NOT_APPLICABLE, missing, False)
-            else:
-                reports[key] = KnobReport(APPLIED, "", knobs[key])
-        return reports
+    def applicability(self) -> Dict[str, str]:
+        """Returns knob key -> why it cannot be turned in this process."""
+        return dict.fromkeys(KEYS, NOTHING_TO_COPY) if self._context.device == "cpu" else {}
+
+    def _verify(self, key: str, asked: Any) -> KnobReport:
+        missing = UNSEEN if not self.num_moved else NOT_AHEAD if key == AHEAD and not self.num_ahead else ""
+        if self._context.device == "cpu":
+            return KnobReport(NOT_APPLICABLE, NOTHING_TO_COPY, False)
+        return KnobReport(NOT_APPLICABLE, missing, False) if asked and missing else KnobReport(APPLIED, "", asked)
 
 
 def where_to(args: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any, bool, Any]:
@@ -247,8 +249,3 @@ def as_to(device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tupl
 
     where = torch.device("cuda", device) if isinstance(device, int) else torch.device("cuda" if device is None else device)
     return (where,), {"non_blocking": non_blocking, **kwargs}
-
-
-def applicability(device: str) -> Dict[str, str]:
-    """Returns knob key -> why it cannot be turned in this process."""
-    return dict.fromkeys(KEYS, ON_THE_CPU) if device == "cpu" else {}

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import multiprocessing
-from typing import Any, Dict, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional
 
-from .. import affinity, eight_bits, members, startable, transfer
+from .. import members, startable
 from ..adapters import reads_batch_size_as_it_goes
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from . import affinity, eight_bits, transfer
+from .base import KnobHandler
+
+if TYPE_CHECKING:
+    from ..context import TrialContext
 
 PREFIX = "loader."
 CONTEXT, IN_ORDER, SHARING = PREFIX + "multiprocessing_context", PREFIX + "in_order", PREFIX + "sharing_strategy"
@@ -53,28 +59,88 @@ class Making(NamedTuple):
     main_line: Optional[int]
 
 
-def apply(knobs: Dict[str, Any], arguments: Dict[str, Any], reports: Dict[str, KnobReport], made: Making) -> None:
-    """Changes the constructor's arguments in place and notes the knobs that have no hold there.
+class LoaderKnobs(KnobHandler):
+    """The arguments of the training DataLoader."""
 
-    Args:
-        knobs: the trial's knobs.
-        arguments: bound arguments of `DataLoader.__init__`.
-        reports: where knobs without effect are noted.
-        made: what is known of the loader.
-    """
-    for key, value in knobs.items():
-        if not key.startswith(PREFIX) or key in ELSEWHERE:
-            continue
-        name = key[len(PREFIX) :]
-        if name == "batch_size":
-            problem = None if made.is_chained else _set_batch_size(arguments, value)
-        else:
-            problem = _problem(name, value, arguments, made)
-            if problem is None:
-                arguments[name] = value
-        if problem:
-            reports[key] = KnobReport(NOT_APPLICABLE, problem)
-    _drop_what_needs_workers(arguments, reports, knobs)
+    def __init__(self, context: TrialContext) -> None:
+        super().__init__(context)
+        self._noted: Dict[str, KnobReport] = {}  # what construction could not do
+
+    @property
+    def asked(self) -> Dict[str, Any]:
+        """Knob key -> value, of all that belong to loaders."""
+        return {key: value for key, value in self._context.spec.knobs.items() if key.startswith(PREFIX)}
+
+    def on_loader(self, arguments: Dict[str, Any], made: Making) -> None:
+        """Changes the constructor's arguments in place and notes the knobs that have no hold there.
+
+        Args:
+            arguments: bound arguments of `DataLoader.__init__`.
+            made: what is known of the loader.
+        """
+        for key, value in self.asked.items():
+            if key in ELSEWHERE:
+                continue
+            name = key[len(PREFIX) :]
+            if name == "batch_size":
+                problem = None if made.is_chained else _set_batch_size(arguments, value)
+            else:
+                problem = _problem(name, value, arguments, made)
+                if problem is None:
+                    arguments[name] = value
+            if problem:
+                self._noted[key] = KnobReport(NOT_APPLICABLE, problem)
+        self._drop_what_needs_workers(arguments)
+
+    def _drop_what_needs_workers(self, arguments: Dict[str, Any]) -> None:
+        # torch refuses these without workers, so a program's own setting must go when the workers go.
+        if arguments.get("num_workers", 0):
+            return
+        for name, neutral in WITHOUT_WORKERS.items():
+            if arguments.get(name, neutral) != neutral:
+                arguments[name] = neutral
+                if PREFIX + name in self.asked:
+                    self._noted[PREFIX + name] = KnobReport(NOT_APPLICABLE, NO_WORKERS)
+
+    def observe(self) -> Dict[str, Any]:
+        """Returns knob key -> value as the training loader has it; {} without one."""
+        training = self._context.loaders.training
+        return {} if training is None else training.settings
+
+    def applicability(self) -> Dict[str, str]:
+        """Returns knob key -> why it cannot be turned, for the training loader of the baseline."""
+        training = self._context.loaders.training
+        is_asked = self._context.spec.target is None  # once a study: it takes pickling what workers get
+        return {**applicability(training), **(unforked(training) if is_asked else {})}
+
+    def verify(self) -> Dict[str, KnobReport]:
+        """Returns a report for every loader knob of the trial, but for those that others report on."""
+        reports = {key: self._report(key, value) for key, value in self.asked.items()}
+        return {key: report for key, report in reports.items() if report is not None}
+
+    def _report(self, key: str, value: Any) -> Optional[KnobReport]:
+        training = self._context.loaders.training
+        if training is None:
+            return KnobReport(NOT_APPLICABLE, NO_LOADER)
+        observed = training.settings.get(key)
+        if key in self._noted and observed != value:  # else it was noted at another loader
+            return dataclasses.replace(self._noted[key], observed=observed)
+        if key[len(PREFIX) :] in OF_WORKERS and not training.num_workers:
+            return KnobReport(NOT_APPLICABLE, NO_WORKERS)
+        if key in ELSEWHERE:
+            return None
+        if observed != value:
+            is_known = self._context.spec.target is not None
+            missed = "" if training.is_target else f" ({NOT_THE_BASELINE_S if is_known else NOT_SHUFFLED})"
+            why = f"the training loader{missed} has {observed!r}, {value!r} was asked"
+            return KnobReport(OVERRIDDEN, why, observed)
+        if key == PREFIX + "num_workers" and value > 1 and not training.is_shared_out:
+            return KnobReport(NOT_APPLICABLE, UNSHARED, observed)
+        if key == PREFIX + "batch_size" and not _yields(training, value):
+            seen = int(training.largest_batch)
+            why = f"the program's own batch sampler yields batches of {seen}, {value!r} was asked"
+            return KnobReport(OVERRIDDEN, why, seen)
+        return KnobReport(APPLIED, "", observed)
 
 
 def _problem(name: str, value: Any, arguments: Dict[str, Any], made: Making) -> Optional[str]:
@@ -112,18 +178,6 @@ def _set_batch_size(arguments: Dict[str, Any], value: int) -> Optional[str]:
     return None
 
 
-def _drop_what_needs_workers(arguments: Dict[str, Any], reports: Dict[str, KnobReport], knobs: Dict[str, Any]) -> None:
-    # torch refuses these without workers, so a program's own setting must go when the workers go.
-    if arguments.get("num_workers", 0):
-        return
-    for name, neutral in WITHOUT_WORKERS.items():
-        if arguments.get(name, neutral) != neutral:
-            arguments[name] = neutral
-            key = PREFIX + name
-            if key in knobs:
-                reports[key] = KnobReport(NOT_APPLICABLE, NO_WORKERS)
-
-
 def settings(loader: Any, batch_size: Optional[int]) -> Dict[str, Any]:
     """Returns knob key -> value as the constructed loader has it; knobs it has no value for are left out."""
     num_workers = members.attribute(loader, "num_workers", 0)
@@ -148,45 +202,6 @@ def start_method(context: Any) -> str:
     # The default is not asked for by name: that would fix it, and the program could choose no other afterwards.
     own = context.get_start_method() if context is not None else multiprocessing.get_start_method(allow_none=True)
     return str(own or multiprocessing.get_all_start_methods()[0])
-
-
-def verify(
-    knobs: Dict[str, Any], noted: Dict[str, KnobReport], training: Any, *, is_known: bool = True
-) -> Dict[str, KnobReport]:
-    """Returns a report for every loader knob of the trial.
-
-    Args:
-        knobs: the trial's knobs.
-        noted: what construction could not do.
-        training: the loader whose batches reached the optimizer; None when there was none.
-        is_known: whether it was said which loader trains.
-    """
-    reports = {}
-    for key, value in knobs.items():
-        if not key.startswith(PREFIX):
-            continue
-        observed = training.settings.get(key) if training is not None else None
-        if training is None:
-            reports[key] = KnobReport(NOT_APPLICABLE, NO_LOADER)
-        elif key in noted and observed != value:  # else it was noted at another loader
-            reports[key] = KnobReport(noted[key].status, noted[key].reason, observed)
-        elif key[len(PREFIX) :] in OF_WORKERS and not training.num_workers:
-            reports[key] = KnobReport(NOT_APPLICABLE, NO_WORKERS)
-        elif key in ELSEWHERE:
-            continue
-        elif observed != value:
-            missed = "" if training.is_target else f" ({NOT_THE_BASELINE_S if is_known else NOT_SHUFFLED})"
-            why = f"the training loader{missed} has {observed!r}, {value!r} was asked"
-            reports[key] = KnobReport(OVERRIDDEN, why, observed)
-        elif key == PREFIX + "num_workers" and value > 1 and not training.is_shared_out:
-            reports[key] = KnobReport(NOT_APPLICABLE, UNSHARED, observed)
-        elif key == PREFIX + "batch_size" and not _yields(training, value):
-            seen = int(training.largest_batch)
-            why = f"the program's own batch sampler yields batches of {seen}, {value!r} was asked"
-            reports[key] = KnobReport(OVERRIDDEN, why, seen)
-        else:
-            reports[key] = KnobReport(APPLIED, "", observed)
-    return reports
 
 
 def _yields(training: Any, size: int) -> bool:

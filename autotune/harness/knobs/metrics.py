@@ -8,13 +8,17 @@ at elsewhere (`losses.py`), whatever is said here.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
-from . import adapters
-from .apply.step import METRICS
-from .patches import patches
-from .protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from .. import adapters
+from ..patches import patches
+from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from .base import KnobHandler
 
+if TYPE_CHECKING:
+    from ..context import TrialContext
+
+METRICS = "step.metrics_sync_interval"
 BY_ITSELF = (
     "the program's own loop reads its metrics: where it has an argument for that, write {step.metrics_sync_interval=10} in "
     "the command"
@@ -47,23 +51,21 @@ class Met:
             self.interval = self._reader.interval(trainer)
 
 
-class MetricReads:
-    """Sees and sets how often metrics are read in this process.
+class MetricKnobs(KnobHandler):
+    """Sees and sets how often metrics are read in this process."""
 
-    Args:
-        session: for what is asked, and the steps so far.
-    """
+    keys = (METRICS,)
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
-        self._asked: Optional[int] = session.spec.knobs.get(METRICS)
-        self._passed: Optional[int] = session.spec.passed.get(METRICS)
+    def __init__(self, context: TrialContext) -> None:
+        super().__init__(context)
+        self._asked: Optional[int] = context.spec.knobs.get(METRICS)
+        self._passed: Optional[int] = context.spec.passed.get(METRICS)
         self._met: List[Met] = []
         self._last = (0, 0)  # steps, and turns of the program's loop, at its own last reading of a loss
         self._gap = 0  # most of either between two readings; 0 before the second
         for name, reader in adapters.METRIC_READERS.items():
             self._await(name, reader)
-        if self._passed is not None and not session.is_applying:
+        if self._passed is not None and not context.is_applying:
             self._count()
 
     def _await(self, name: str, reader: adapters.MetricReader) -> None:
@@ -79,7 +81,7 @@ class MetricReads:
                 try:
                     self._meet(trainer, reader)
                 except Exception:
-                    self._session.broke("setting how often metrics are read")
+                    self._context.broke("setting how often metrics are read")
                 return begin(trainer, *args, **kwargs)
 
             return watched_begin
@@ -117,10 +119,10 @@ class MetricReads:
     @property
     def _position(self) -> "tuple[int, int]":
         """Optimizer steps so far, and turns of the program's loop, several of which may make a step: it may count either."""
-        gradients, training = self._session.gradients, self._session.loaders.training
+        gradients, training = self._context.gradients, self._context.loaders.training
         if training is not None:
-            return self._session.num_steps, int(training.total_batches) + training.num_yields
-        return self._session.num_steps, self._session.num_steps * (gradients.every or 1) + gradients.gathered
+            return self._context.num_steps, int(training.total_batches) + training.num_yields
+        return self._context.num_steps, self._context.num_steps * (gradients.every or 1) + gradients.gathered
 
     @property
     def _interval(self) -> Optional[int]:
@@ -129,9 +131,8 @@ class MetricReads:
             each.look()
         return min((each.interval for each in self._met if each.interval is not None), default=None)
 
-    @property
-    def observed(self) -> Dict[str, Any]:
-        """Knob key -> the steps between two readings as they are now; {} where nobody can say."""
+    def observe(self) -> Dict[str, Any]:
+        """Returns the steps between two readings as they are now; {} where that is not known."""
         if self._passed is not None:
             # An epoch that ends in between may make it more.
             return {METRICS: min(self._gap, self._passed)} if self._gap else {}
@@ -146,19 +147,13 @@ class MetricReads:
             why = NEVER if self._met else BY_ITSELF
         return {METRICS: why} if why else {}
 
-    def verify(self) -> Dict[str, KnobReport]:
-        """Returns a report where the knob was asked for, read back from the trainers."""
-        if self._asked is None:
-            return {}
+    def _verify(self, key: str, asked: Any) -> KnobReport:
         found = self._interval
         if found is None and any(each.is_reader for each in self._met):
-            return {METRICS: KnobReport(APPLIED, "", self._asked)}  # what it had read, it reads no more
+            return KnobReport(APPLIED, "", asked)  # what it had read, it reads no more
         if found is None:
-            return {METRICS: KnobReport(NOT_APPLICABLE, NEVER if self._met else BY_ITSELF)}
-        if found >= self._asked:
-            return {METRICS: KnobReport(APPLIED, "", self._asked)}
-        return {
-            METRICS: KnobReport(
-                OVERRIDDEN, f"the program reads its metrics every {found} steps, or its progress bar does", found
-            )
-        }
+            return KnobReport(NOT_APPLICABLE, NEVER if self._met else BY_ITSELF)
+        if found >= asked:
+            return KnobReport(APPLIED, "", asked)
+        why = f"the program reads its metrics every {found} steps, or its progress bar does"
+        return KnobReport(OVERRIDDEN, why, found)

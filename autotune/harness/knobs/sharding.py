@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from .. import members
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from .base import KnobHandler
 from .parallel import ALONE, STRATEGY
+
+if TYPE_CHECKING:
+    from ..context import TrialContext
 
 RESHARD = "parallel.reshard_after_forward"
 KEYS = (STRATEGY, RESHARD)
@@ -33,17 +37,14 @@ OLD = "this torch cannot change it once fully_shard is done"
 PARTLY = "the program gives its parameters back to a part of the ranks"
 
 
-class Sharding:
-    """The sharded modules of this process.
+class ShardingKnobs(KnobHandler):
+    """The sharded modules of this process."""
 
-    Args:
-        knobs: the trial's.
-        passed: knobs that travelled in the command line.
-        parallel: the process's DistributedDataParallel modules.
-    """
+    keys = KEYS
 
-    def __init__(self, knobs: Dict[str, Any], passed: Dict[str, Any], parallel: Any) -> None:
-        self._knobs, self._passed, self._parallel = knobs, passed, parallel
+    def __init__(self, context: TrialContext) -> None:
+        super().__init__(context)
+        self._knobs, self._passed = self.asked, context.spec.passed
         self._targets: List[Any] = []  # weak references to the modules whose parameters may be given back early
         self._sizes: Dict[int, int] = {}  # id of such a module -> ranks that share its parameters out
         self._first: Optional[bool] = None  # whether FSDP 1 gives them back; None without it
@@ -86,12 +87,11 @@ class Sharding:
                 size = _mesh_size(module)
                 self._seen[id(module)] = bool(size) if size in (0, self._sizes[id(module)]) else PARTLY
 
-    @property
-    def observed(self) -> Dict[str, Any]:
-        """Knob key -> the program's own value; {} where replicas are kept in neither way and nobody asked."""
+    def observe(self) -> Dict[str, Any]:
+        """Returns knob key -> the program's own value; {} where replicas are kept in neither way, and it was not asked for."""
         if not self.is_found:
             neither = {STRATEGY: NEITHER} if STRATEGY in self._passed else {}
-            return {STRATEGY: DDP} if self._parallel.observed else neither
+            return {STRATEGY: DDP} if self._context.handlers.parallel.observe() else neither
         return {STRATEGY: FSDP, **({} if self._resharded is None else {RESHARD: self._resharded})}
 
     @property
@@ -99,9 +99,9 @@ class Sharding:
         seen = list(self._seen.values())
         return any(value is not False for value in seen) if seen else self._first
 
-    def applicability(self, world_size: int) -> Dict[str, str]:
+    def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be turned in this program."""
-        if world_size == 1:
+        if self._context.world_size == 1:
             return dict.fromkeys(KEYS, ALONE)
         if STRATEGY in self._passed:
             return {}  # the other value has other modules
@@ -109,18 +109,14 @@ class Sharding:
         why = self._why or partly
         return {STRATEGY: ARGUMENT, **({RESHARD: why} if why else {})}
 
-    def verify(self, world_size: int) -> Dict[str, KnobReport]:
-        """Returns a report for every knob of this family, read back from the modules."""
-        reports = {}
-        if STRATEGY in self._knobs:
-            asked, own = self._knobs[STRATEGY], self.observed.get(STRATEGY)
-            why = ARGUMENT if world_size > 1 else ALONE
-            reports[STRATEGY] = KnobReport(APPLIED, "", own) if own == asked else KnobReport(NOT_APPLICABLE, why, own)
-        if RESHARD in self._knobs:
-            reports[RESHARD] = self._verify(bool(self._knobs[RESHARD]))
-        return reports
+    def _verify(self, key: str, asked: Any) -> KnobReport:
+        return self._verify_strategy(asked) if key == STRATEGY else self._verify_resharding(bool(asked))
 
-    def _verify(self, asked: bool) -> KnobReport:
+    def _verify_strategy(self, asked: str) -> KnobReport:
+        own, why = self.observe().get(STRATEGY), ARGUMENT if self._context.world_size > 1 else ALONE
+        return KnobReport(APPLIED, "", own) if own == asked else KnobReport(NOT_APPLICABLE, why, own)
+
+    def _verify_resharding(self, asked: bool) -> KnobReport:
         seen = list(self._seen.values()) or [self._first]
         if seen == [None]:
             return KnobReport(NOT_APPLICABLE, self._why or NOT_SHARDED)

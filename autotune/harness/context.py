@@ -1,0 +1,118 @@
+"""What all parts of the harness know of the trial, and where they find each other.
+
+The parts are imported for their types alone: at run time this module needs none of them, so that each can import it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Optional
+
+from . import protocol
+from .clock import HostClock
+
+if TYPE_CHECKING:
+    from .applied import Applied
+    from .ending import Ending
+    from .gradients import Gradients
+    from .knobs.affinity import AffinityBinder
+    from .knobs.registry import Handlers
+    from .last_step import LastStep
+    from .loaders import LoaderWatch
+    from .losses import LossWatch
+    from .modules import ModuleWatch
+    from .optimizers import OptimizerWatch
+    from .peers import Peers
+    from .phases import Phases
+    from .process import MemoryWatch
+    from .ranks import Communication
+    from .supply import Supply
+    from .window import Window
+    from .writes import Writes
+
+
+class TrialContext:
+    """The trial in this process.
+
+    Attributes:
+        spec: what was asked.
+        pid: of this process.
+        started_s: when the harness began, monotonic clock.
+        is_applying: it is a real run (mode "apply"): nothing is measured or written.
+        is_active: a step was made: this process trains.
+        is_over: nothing more is to be done here.
+        is_child: another process of the program has started this one.
+        rank, world_size: among the processes that train together.
+        num_steps: optimizer steps so far.
+        device: "cuda" or "cpu", where the trained parameters are; known at the first step.
+        clock: of steps; the one of the device from the first step on.
+        applied: what a real run does instead of measuring; None in a trial.
+        losses: None in a real run.
+        binder: the handler that binds processes to cores, made before torch is there.
+        handlers: of all knobs.
+
+    The others are named for what they watch; they are there once torch is.
+    """
+
+    clock: HostClock  # or a CudaClock, which has the same methods
+    phases: Phases
+    window: Window
+    last_step: LastStep
+    ending: Ending
+    peers: Peers
+    binder: AffinityBinder
+    applied: Optional[Applied]
+    losses: Optional[LossWatch]
+    memory: MemoryWatch
+    loaders: LoaderWatch
+    supply: Supply
+    modules: ModuleWatch
+    communication: Communication
+    optimizers: OptimizerWatch
+    gradients: Gradients
+    writes: Writes
+    handlers: Handlers
+
+    def __init__(self, spec: protocol.Spec) -> None:
+        self.spec = spec
+        self.pid = os.getpid()
+        self.started_s = time.monotonic()
+        self.is_applying = spec.mode == "apply"
+        self.is_active = self.is_over = False
+        self.is_child = any(word.startswith("--multiprocessing-fork") for word in getattr(sys, "orig_argv", sys.argv))
+        self.rank, self.world_size = _rank_from_environment()
+        self.num_steps = 0
+        self.device = "cpu"
+        self.clock = HostClock()
+
+    def broke(self, doing: str) -> None:
+        """Called in an `except` block around the harness's own code: its faults end the trial in the open, as a failed result.
+
+        When the program is not measured but run (mode "apply"), the harness stands aside instead.
+        """
+        self.ending.broke(doing)
+
+    def step_done(self) -> None:
+        """Called after every counted optimizer step."""
+        raise NotImplementedError
+
+    def trial_step(self, samples: Optional[float]) -> None:
+        """Called where the program itself counts a step."""
+        raise NotImplementedError
+
+    def torch_is_there(self) -> None:
+        """Called once torch has been executed."""
+        raise NotImplementedError
+
+    def plain_step_hook(self, otherwise: Any) -> Any:
+        """Returns the hook after the steps of an optimizer at rest."""
+        raise NotImplementedError
+
+
+def _rank_from_environment() -> "tuple[int, int]":
+    try:
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError:
+        return 0, 1

@@ -1,0 +1,92 @@
+"""Which kernels compute torch's scaled_dot_product_attention: set by torch's switches, read from the loss's autograd graph.
+
+A fused kernel leaves a node of its own name there; `math` leaves none, and neither does a compiled module.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Set
+
+from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from .base import KnobHandler
+
+KEY = "backend.sdpa"
+KINDS = ("flash", "mem_efficient", "cudnn", "math")
+NODES = {"Flash": "flash", "Efficient": "mem_efficient", "Cudnn": "cudnn"}  # words in ScaledDotProduct...Backward0 -> kind
+MAX_NODES = 100_000
+UNSEEN = "no fused scaled_dot_product_attention was seen in the backward pass"
+
+
+def enabled() -> List[str]:
+    """Returns the kinds that torch's switches allow."""
+    import torch
+
+    ask = {kind: getattr(torch.backends.cuda, f"{kind}_sdp_enabled", None) for kind in KINDS}
+    return [kind for kind, is_enabled in ask.items() if is_enabled is not None and is_enabled()]
+
+
+class AttentionKnobs(KnobHandler):
+    """The kernels of scaled_dot_product_attention."""
+
+    keys = (KEY,)
+
+    def on_torch(self) -> None:
+        """Allows one kind of kernel; `math` stays allowed, for inputs that the kind cannot take. "default" changes nothing."""
+        import torch
+
+        value = self.asked.get(KEY, "default")
+        if value == "default":
+            return
+        for kind in KINDS:
+            switch = getattr(torch.backends.cuda, f"enable_{kind}_sdp", None)  # cuDNN's came with torch 2.5
+            if switch is not None:
+                switch(kind in (value, "math"))
+
+    on_activate = on_torch  # again: the program may have set its own
+
+    def observe(self) -> Dict[str, Any]:
+        """Returns what the switches stand for: a kind that is allowed alone or beside `math`, else "default"."""
+        fused = [kind for kind in enabled() if kind != "math"]
+        return {KEY: fused[0] if len(fused) == 1 else "default" if fused else "math"}
+
+    @property
+    def _ran(self) -> Optional[Set[str]]:
+        """Kernels that the first loss was computed with; None where that was not looked at, or compiled modules hide it."""
+        losses = self._context.losses
+        return None if losses is None or self._context.modules.is_compiled() else losses.attention
+
+    def applicability(self) -> Dict[str, str]:
+        """Returns why the knob cannot be turned in this program."""
+        return {KEY: UNSEEN} if self._ran is not None and not self._ran else {}
+
+    def _verify(self, key: str, asked: Any) -> KnobReport:
+        value, ran = self.observe()[KEY], self._ran
+        if value != asked:
+            return KnobReport(OVERRIDDEN, f"the process allows {', '.join(enabled())}, {asked!r} was asked", value)
+        if asked in NODES.values() and ran is not None and ran != {asked}:
+            seen_in_loss = f"it ran {', '.join(sorted(ran))}" if ran else UNSEEN
+            why = f"the {asked} kernel takes no such inputs, or there is no attention: {seen_in_loss}"
+            return KnobReport(NOT_APPLICABLE, why, None)
+        return KnobReport(APPLIED, "", asked)
+
+
+def seen(node: Any) -> Set[str]:
+    """Returns the kinds of fused kernels in the graph behind a loss.
+
+    Args:
+        node: its grad_fn; None where it has none.
+    """
+    found: Set[str] = set()
+    waiting, known = [node], {node}
+    while waiting and len(known) < MAX_NODES:
+        node = waiting.pop()
+        if node is None:
+            continue
+        name = node.name()
+        if name.startswith("ScaledDotProduct"):
+            found.update(kind for word, kind in NODES.items() if word in name)
+        for before, _ in node.next_functions:
+            if before not in known:
+                known.add(before)
+                waiting.append(before)
+    return found

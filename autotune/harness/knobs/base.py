@@ -1,0 +1,74 @@
+"""The one shape of all knobs in the training process: how each is set, what is seen of it, and what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Tuple
+
+from ..protocol import APPLIED, OVERRIDDEN, KnobReport
+
+if TYPE_CHECKING:
+    from ..context import TrialContext
+
+APPLYING = "autotune_knob"  # attribute of an exception
+ON_THE_CPU = "the program trains on the CPU"
+
+
+class KnobHandler:
+    """One knob, or a family of knobs that are set in the same place. A subclass overrides what it needs.
+
+    Handlers are made once torch is there, in the order of `registry.Handlers`. What belongs to one family alone (the arguments
+    of a DataLoader, a module before its first call) is a method of that family, called by whoever watches those objects.
+
+    Attributes:
+        keys: of the knobs, the same as on the tuner's side.
+
+    Args:
+        context: the trial in this process.
+    """
+
+    keys: Tuple[str, ...] = ()
+
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
+
+    @property
+    def asked(self) -> Dict[str, Any]:
+        """Knob key -> value, of the trial's knobs that this handler sets."""
+        knobs = self._context.spec.knobs
+        return {key: knobs[key] for key in self.keys if key in knobs}
+
+    def on_torch(self) -> None:
+        """Called once torch has been imported, before the program goes on."""
+
+    def on_activate(self) -> None:
+        """Called before the first optimizer step is counted: the device is known, and the program has set its own values."""
+
+    def observe(self) -> Dict[str, Any]:
+        """Returns knob key -> value in force in the program; what cannot be read back is left out."""
+        return {}
+
+    def applicability(self) -> Dict[str, str]:
+        """Returns knob key -> why it cannot be turned in this program; asked in the baseline."""
+        return {}
+
+    def verify(self) -> Dict[str, KnobReport]:
+        """Returns a report for each knob that was asked for."""
+        return {key: self._verify(key, value) for key, value in self.asked.items()}
+
+    def _verify(self, key: str, asked: Any) -> KnobReport:
+        found = self.observe().get(key)
+        if str(found) == str(asked):
+            return KnobReport(APPLIED, "", found)
+        return KnobReport(OVERRIDDEN, f"the process has {found!r}, {asked!r} was asked", found)
+
+
+@contextlib.contextmanager
+def applying(key: str) -> Iterator[None]:
+    """Names the knob in whatever is raised while it is set: the search need not guess which of several it was."""
+    try:
+        yield
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            setattr(error, APPLYING, key)
+        raise

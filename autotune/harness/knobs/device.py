@@ -1,0 +1,60 @@
+"""Limits of the CUDA device, set and read through the runtime library that torch has loaded. Not measured on a GPU yet."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Dict, Optional
+
+from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from .base import ON_THE_CPU, KnobHandler
+
+KEY = "backend.l2_fetch_granularity"
+MAX_L2_FETCH_GRANULARITY = 5  # cudaLimitMaxL2FetchGranularity, of enum cudaLimit in driver_types.h
+MAPS = "/proc/self/maps"
+
+
+def runtime() -> Optional[Any]:
+    """Returns the CUDA runtime library of this process; None when there is none."""
+    try:
+        with open(MAPS, encoding="utf-8", errors="replace") as maps:
+            paths = [line.split(None, 5)[5].strip() for line in maps if "libcudart" in line]
+        return ctypes.CDLL(paths[0]) if paths else None
+    except OSError:
+        return None
+
+
+def granularity_bytes() -> Optional[int]:
+    """Returns the most that a miss brings into the L2 cache, in bytes; None unknown."""
+    library, value = runtime(), ctypes.c_size_t()
+    if library is None or library.cudaDeviceGetLimit(ctypes.byref(value), MAX_L2_FETCH_GRANULARITY):
+        return None
+    return int(value.value)
+
+
+class DeviceKnobs(KnobHandler):
+    """Limits of the device's context, which must be there: creating one here would break a later fork."""
+
+    keys = (KEY,)
+
+    def on_activate(self) -> None:
+        """Sets the limit in the current device's context."""
+        library = runtime() if self.asked and self._context.device == "cuda" else None
+        if library is not None:
+            library.cudaDeviceSetLimit(MAX_L2_FETCH_GRANULARITY, ctypes.c_size_t(int(self.asked[KEY])))
+
+    def observe(self) -> Dict[str, Any]:
+        """Returns the limit in force, in bytes; {} on the CPU."""
+        return {KEY: granularity_bytes()} if self._context.device == "cuda" else {}
+
+    def applicability(self) -> Dict[str, str]:
+        """Returns why the knob cannot be turned in this process."""
+        return {} if self._context.device == "cuda" else {KEY: ON_THE_CPU}
+
+    def _verify(self, key: str, asked: Any) -> KnobReport:
+        found = self.observe().get(key)
+        if found == asked:
+            return KnobReport(APPLIED, "", found)
+        if found is not None:
+            return KnobReport(OVERRIDDEN, f"the device has {found}, {asked!r} was asked", found)
+        is_on_gpu = self._context.device == "cuda"
+        return KnobReport(NOT_APPLICABLE, "the CUDA runtime does not tell it" if is_on_gpu else ON_THE_CPU)

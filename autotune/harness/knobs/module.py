@@ -1,0 +1,347 @@
+"""Knobs of the training modules: precision, memory layout, compilation.
+
+Autocast is entered around the root's `__call__`, outside whatever is compiled, and floating outputs go back in float32, so
+that the program's own loss sees what it saw before. Layout and compilation are set on the module itself, before its first
+call or, under DDP, before the wrapper is built.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+
+from .. import members
+from ..adapters import is_checkpointing
+from ..checkpointing import NO_BLOCKS, Checkpointing, can_be_checkpointed
+from ..gradient_state import is_sharded
+from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from .base import KnobHandler, applying
+
+if TYPE_CHECKING:
+    from ..context import TrialContext
+
+AMP, LAYOUT, COMPILE, DYNAMIC = "precision.amp", "layout.channels_last", "compile.mode", "compile.dynamic"
+CHECKPOINTING = "memory.activation_checkpointing"
+KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING)
+DYNAMICS = {"auto": None, "true": True, "false": False}
+NO_MODULE = "no module call was seen that owns parameters of the optimizer"
+NO_CONVOLUTIONS = "no module that trains has convolution weights of four dimensions"
+SHARDED = "the parameters are shared out to ranks, and FSDP wants them contiguous"
+
+
+def observe(module: Any) -> Dict[str, Any]:
+    """Returns the program's own values of these knobs, as the module is about to be called."""
+    import torch
+
+    device = device_of(module)
+    found: Dict[str, Any] = {AMP: "off", LAYOUT: False, COMPILE: "off"}
+    if torch.is_autocast_enabled(device):
+        found[AMP] = _short(torch.get_autocast_dtype(device))
+    dtypes = {_short(p.dtype) for p in members.parameters(module) if torch.is_floating_point(p)}
+    found["parameter_dtypes"] = sorted(dtypes)
+    weights = _convolution_weights(module)
+    found["has_convolutions"], found["is_sharded"] = bool(weights), is_sharded(module)
+    found[LAYOUT] = bool(weights) and any(_is_channels_last(w) for w in weights)
+    if _is_compiled(module):
+        found[COMPILE] = "default"
+    found[CHECKPOINTING] = any(is_checkpointing(each) for each in members.modules(module))
+    found["has_blocks"] = can_be_checkpointed(module)
+    return found
+
+
+class ModuleKnobs(KnobHandler):
+    """Precision, layout, compilation and checkpointing of the modules that train.
+
+    Attributes:
+        checkpointing: what was done to repeated blocks.
+    """
+
+    keys = (*KEYS, DYNAMIC)
+
+    def __init__(self, context: TrialContext) -> None:
+        super().__init__(context)
+        self._knobs = self.asked
+        self._reports: Dict[str, KnobReport] = {}
+        self.checkpointing = Checkpointing()
+
+    # --- setting ---
+
+    def on_module(self, module: Any, observed: Dict[str, Any]) -> None:
+        """Sets checkpointing, layout and compilation of a module that has not been called yet.
+
+        Args:
+            module: the module.
+            observed: what `observe` has said of it.
+        """
+        is_compiled = self._knobs.get(COMPILE, "off") != "off" or observed[COMPILE] != "off"
+        if CHECKPOINTING in self._knobs:  # before compilation, which takes modules as they are
+            self._checkpoint(module, self._knobs[CHECKPOINTING], is_watched=not is_compiled)
+        if LAYOUT in self._knobs:
+            self._lay_out(module, self._knobs[LAYOUT], observed)
+        if COMPILE in self._knobs:
+            self._compile(module, self._knobs[COMPILE])
+
+    def _checkpoint(self, module: Any, asked: bool, *, is_watched: bool) -> None:
+        how = self.checkpointing
+        with applying(CHECKPOINTING):
+            problem = how.put_into(module, is_watched=is_watched) if asked else how.take_from(module)
+        if not problem:
+            self._reports[CHECKPOINTING] = KnobReport(APPLIED)
+        else:
+            self._reports.setdefault(CHECKPOINTING, KnobReport(NOT_APPLICABLE, problem, False))
+
+    def _lay_out(self, module: Any, asked: bool, observed: Dict[str, Any]) -> None:
+        import torch
+
+        if asked and observed["is_sharded"]:
+            self._reports[LAYOUT] = KnobReport(NOT_APPLICABLE, SHARDED)
+        elif asked and not observed["has_convolutions"]:
+            self._reports.setdefault(LAYOUT, KnobReport(NOT_APPLICABLE, NO_CONVOLUTIONS))
+        else:
+            if not observed["is_sharded"]:
+                with applying(LAYOUT):
+                    _lay_out(module, torch.channels_last if asked else torch.contiguous_format)
+            self._reports[LAYOUT] = KnobReport(APPLIED)
+
+    def _compile(self, module: Any, mode: str) -> None:
+        import torch
+
+        if _is_compiled(module):
+            self._reports[COMPILE] = KnobReport(OVERRIDDEN, "the program compiles this module itself", "default")
+            return
+        if mode != "off":
+            dynamic = DYNAMICS[self._knobs.get(DYNAMIC, "auto")]
+            with applying(COMPILE):
+                torch.nn.Module.compile(module, mode=None if mode == "default" else mode, dynamic=dynamic)
+        self._reports[COMPILE] = KnobReport(APPLIED)
+
+    def around_calls(self, module: Any) -> Optional[Callable[..., Any]]:
+        """Returns what to put around the calls of a root: autocast and inputs in the trial's layout; None for nothing."""
+        import torch
+
+        device, mode = device_of(module), self._knobs.get(AMP)
+        is_channels_last = self._knobs.get(LAYOUT) is True and bool(_convolution_weights(module)) and not is_sharded(module)
+        if mode is not None:
+            problem = _amp_problem(module, device, mode)
+            self._reports[AMP] = KnobReport(*problem) if problem else KnobReport(APPLIED)
+            if problem:
+                mode = None
+        if mode in (None, "off"):
+            return _with_layout if is_channels_last else None
+        dtype = torch.bfloat16 if mode == "bf16" else torch.float16
+
+        def around(call: Any, self: Any, args: Any, kwargs: Any) -> Any:
+            if is_channels_last:
+                args, kwargs = _in_layout(args, kwargs)
+            context = torch.autocast(device, dtype=dtype)
+            context.is_autotunes_own = True  # type: ignore[attr-defined]
+            with context:
+                out = call(self, *args, **kwargs)
+            return _to_float32(out)
+
+        return around
+
+    @property
+    def is_in_float16(self) -> bool:
+        """Whether roots run in float16 because of the knob: then losses must be scaled."""
+        report = self._reports.get(AMP)
+        return self._knobs.get(AMP) == "fp16" and report is not None and report.status == APPLIED
+
+    def leave_precision(self, why: str) -> None:
+        """Sets no autocast any more: gradients cannot be scaled."""
+        self._knobs = {key: value for key, value in self._knobs.items() if key != AMP}
+        self._reports[AMP] = KnobReport(NOT_APPLICABLE, why, "off")
+
+    def refuse_precision(self, why: str) -> None:
+        """Notes that a root's calls cannot be wrapped."""
+        self._reports[AMP] = KnobReport(NOT_APPLICABLE, why)
+
+    def note_inner_autocast(self, context: Any) -> None:
+        """Notes that the program enters an autocast of its own inside a root's call."""
+        own = _short(context.fast_dtype)
+        for root in self._context.modules.roots:
+            if root.observed[AMP] == "off" and context.device == device_of(root.module):
+                root.observed[AMP] = own
+        if self._knobs.get(AMP, own) != own:
+            self._reports[AMP] = KnobReport(OVERRIDDEN, f"the program enters autocast({own}) inside its module", own)
+
+    # --- what became of it ---
+
+    def observe(self) -> Dict[str, Any]:
+        """Returns knob key -> the program's own value, of its first root."""
+        modules = self._context.modules
+        return {key: modules.told[0].observed[key] for key in KEYS} if modules.roots else {}
+
+    def verify(self) -> Dict[str, KnobReport]:
+        """Returns a report for every module knob of the trial."""
+        asked = self.asked
+        reports = {key: self._verify(key, asked[key]) for key in KEYS if key in asked}
+        if DYNAMIC in asked:
+            reports[DYNAMIC] = _verify_dynamic(asked, reports.get(COMPILE))
+        return reports
+
+    def _verify(self, key: str, asked: Any) -> KnobReport:
+        report, modules = self._reports.get(key), self._context.modules
+        if report is None:
+            return KnobReport(NOT_APPLICABLE, NO_MODULE)
+        if report.status != APPLIED:
+            return report
+        if key == LAYOUT:
+            return verify_layout([root.module for root in modules.living], bool(asked))
+        if key == COMPILE and asked != "off":
+            return _verify_compile(modules.num_graphs(), asked)
+        if key == CHECKPOINTING and asked and self.checkpointing.is_run_again is False:
+            return KnobReport(OVERRIDDEN, "no block of the module was run again in the backward pass", False)
+        return KnobReport(APPLIED, "", asked)
+
+    def applicability(self) -> Dict[str, str]:
+        """Returns knob key -> why it cannot be turned in this program."""
+        observed = [root.observed for root in self._context.modules.told]
+        if not observed:
+            return dict.fromkeys(KEYS, NO_MODULE)
+        reasons = {}
+        if not any(o["has_convolutions"] for o in observed):
+            reasons[LAYOUT] = NO_CONVOLUTIONS
+        elif any(o["is_sharded"] for o in observed):
+            reasons[LAYOUT] = SHARDED
+        own = next((o[AMP] for o in observed if o[AMP] != "off"), None)
+        if own:
+            reasons[AMP] = f"the program enters autocast({own}) itself"
+        half = next((d for o in observed for d in o["parameter_dtypes"] if d in ("bf16", "fp16")), None)
+        if half:
+            reasons[AMP] = f"the parameters are {half} already"
+        if any(o[COMPILE] != "off" for o in observed):
+            reasons[COMPILE] = reasons[DYNAMIC] = "the program compiles its modules itself"
+        if not any(o["has_blocks"] for o in observed):
+            reasons[CHECKPOINTING] = NO_BLOCKS
+        return reasons
+
+
+def _lay_out(module: Any, layout: Any) -> None:
+    """Sets the memory format of a module's weights of four dimensions; torch's own `Module.to` fails on those of five."""
+    import torch
+
+    def change(tensor: Any) -> Any:
+        return torch.Tensor.to(tensor, memory_format=layout) if torch.Tensor.dim(tensor) == 4 else tensor
+
+    for each in list(members.modules(module)):
+        members.convert(each, change)
+
+
+def _with_layout(call: Any, self: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = _in_layout(args, kwargs)
+    return call(self, *args, **kwargs)
+
+
+def _in_layout(args: Any, kwargs: Any) -> Any:
+    return tuple(_channels_last(each) for each in args), {name: _channels_last(each) for name, each in kwargs.items()}
+
+
+def _amp_problem(module: Any, device: str, mode: str) -> Any:
+    import torch
+
+    if torch.is_autocast_enabled(device):
+        own = _short(torch.get_autocast_dtype(device))
+        return None if own == mode else (OVERRIDDEN, f"the program enters autocast({own}) itself", own)
+    half = [p for p in members.parameters(module) if p.dtype in (torch.bfloat16, torch.float16)]
+    if half:
+        own = _short(half[0].dtype)
+        return NOT_APPLICABLE, f"the parameters are {own} already", own
+    return None
+
+
+def _channels_last(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor) and torch.Tensor.dim(value) == 4 and torch.is_floating_point(value):
+        return torch.Tensor.contiguous(value, memory_format=torch.channels_last)
+    return value
+
+
+def _to_float32(out: Any) -> Any:
+    import torch
+    from torch.utils import _pytree
+
+    if isinstance(out, torch.Tensor):
+        return torch.Tensor.float(out) if out.dtype in (torch.bfloat16, torch.float16) else out
+    # A leaf to torch, whose fields are read and copied as its class does: it must come out as the program made it.
+    if _is_own_dataclass(out):
+        fields = {field.name: getattr(out, field.name) for field in dataclasses.fields(out) if hasattr(out, field.name)}
+        out = copy.copy(out)
+        for name, value in fields.items():
+            object.__setattr__(out, name, _to_float32(value))
+        return out
+    return _pytree.tree_map(lambda x: _to_float32(x) if isinstance(x, torch.Tensor) or _is_own_dataclass(x) else x, out)
+
+
+def _is_own_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, (type, dict))
+
+
+def _verify_dynamic(knobs: Dict[str, Any], compiled: Optional[KnobReport]) -> KnobReport:
+    if compiled is None or compiled.status != APPLIED or knobs[COMPILE] == "off":
+        return KnobReport(NOT_APPLICABLE, "means nothing where compile.mode does not compile the module", None)
+    return KnobReport(APPLIED, "", knobs[DYNAMIC])
+
+
+def verify_layout(roots: List[Any], asked: bool) -> KnobReport:
+    """Returns the report of the layout, read back from the modules."""
+    # A depthwise or 1x1 convolution's weight lies in memory as both formats want it: it tells nothing.
+    weights = [w for root in roots for w in _convolution_weights(root) if not _is_either_format(w)]
+    found = bool(weights) and all(_is_channels_last(w) for w in weights)
+    if weights and found != asked:
+        return KnobReport(OVERRIDDEN, "the program has changed the memory format since", found)
+    return KnobReport(APPLIED, "", asked)
+
+
+def _verify_compile(num_graphs: int, asked: str) -> KnobReport:
+    if num_graphs == 0:
+        return KnobReport(NOT_APPLICABLE, "torch.compile produced no graph for this module and ran it eagerly", "off")
+    limit = recompile_limit_reason()
+    return KnobReport(OVERRIDDEN, limit, "off") if limit else KnobReport(APPLIED, "", asked)
+
+
+def recompile_limit_reason() -> str:
+    """Returns why compiled code may silently run eagerly, "" when it does not: torch counts hits of its recompile limit."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    reasons = list(dynamo.counters["unimplemented"]) if dynamo is not None else []
+    if any("recompile_limit" in str(reason) or "recompile limit" in str(reason) for reason in reasons):
+        return "torch.compile passed its recompile limit and runs parts eagerly"
+    return ""
+
+
+def device_of(module: Any) -> str:
+    """Returns the type of device that a module's parameters are on."""
+    parameter = next(members.parameters(module), None)
+    return str(parameter.device.type) if parameter is not None else "cpu"
+
+
+def _short(dtype: Any) -> str:
+    name = str(dtype).replace("torch.", "")
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}.get(name, name)
+
+
+def _convolution_weights(module: Any) -> List[Any]:
+    import torch
+
+    return [p for p in members.parameters(module) if torch.Tensor.dim(p) == 4]
+
+
+def _is_channels_last(weight: Any) -> bool:
+    import torch
+
+    is_contiguous = torch.Tensor.is_contiguous
+    return bool(is_contiguous(weight, memory_format=torch.channels_last) and not is_contiguous(weight))
+
+
+def _is_either_format(weight: Any) -> bool:
+    import torch
+
+    is_contiguous = torch.Tensor.is_contiguous
+    return bool(is_contiguous(weight) and is_contiguous(weight, memory_format=torch.channels_last))
+
+
+def _is_compiled(module: Any) -> bool:
+    return any(members.attribute(module, name) is not None for name in ("_orig_mod", "_compiled_call_impl"))

@@ -1,0 +1,102 @@
+"""The optimizer's implementation: torch's default choice, foreach (horizontally batched), or fused (one kernel)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Optional
+
+from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from .base import KnobHandler, applying
+
+if TYPE_CHECKING:
+    from ..context import TrialContext
+
+KEY = "optimizer.implementation"
+NO_STEP = "no optimizer of torch.optim stepped"
+FLAGS = {"default": (None, None), "foreach": (True, None), "fused": (None, True)}  # value -> (foreach, fused)
+
+
+def implementation(optimizer: Any) -> str:
+    """Returns "fused", "foreach" or "default" as the optimizer's first group says."""
+    group = optimizer.param_groups[0]
+    if group.get("fused"):
+        return "fused"
+    return "foreach" if group.get("foreach") else "default"
+
+
+class OptimizerKnobs(KnobHandler):
+    """The implementation of the optimizer that steps."""
+
+    keys = (KEY,)
+
+    def __init__(self, context: TrialContext) -> None:
+        super().__init__(context)
+        self._report: Optional[KnobReport] = None
+        self._own: Optional[str] = None  # of the optimizer that stepped first
+        self._applicability = {KEY: NO_STEP}
+
+    def on_optimizer(self, optimizer: Any) -> None:
+        """Called before an optimizer's first step."""
+        if self._own is None:
+            self._own, problem = implementation(optimizer), _problem(optimizer, "foreach")
+            self._applicability = {KEY: problem} if problem else {}
+        if self.asked:
+            with applying(KEY):
+                self._set(optimizer, self.asked[KEY])
+
+    def _set(self, optimizer: Any, value: str) -> None:
+        problem = _problem(optimizer, value)
+        if problem:
+            self._report = self._report or KnobReport(NOT_APPLICABLE, problem, implementation(optimizer))
+            return
+        foreach, fused = FLAGS[value]
+        for group in (optimizer.defaults, *optimizer.param_groups):
+            group["foreach"], group["fused"] = foreach, fused
+        # What the constructors do beside storing the flag (torch/optim/sgd.py, adam.py).
+        optimizer._step_supports_amp_scaling = bool(fused)
+        optimizer._need_device_dtype_check_for_fused = bool(fused)
+        if fused:
+            _move_step_counters(optimizer)
+        self._report = KnobReport(APPLIED, "", value)
+
+    def observe(self) -> Dict[str, Any]:
+        """Returns the implementation that the program itself has chosen; {} before a step."""
+        return {} if self._own is None else {KEY: self._own}
+
+    def applicability(self) -> Dict[str, str]:
+        """Returns why the implementation cannot be chosen in this program."""
+        return self._applicability
+
+    def _verify(self, key: str, asked: Any) -> KnobReport:
+        report, stepping = self._report or KnobReport(NOT_APPLICABLE, NO_STEP), self._context.optimizers.clock()
+        if report.status == APPLIED and stepping is not None and implementation(stepping) != asked:
+            return KnobReport(OVERRIDDEN, "the program has changed the optimizer's flags since", implementation(stepping))
+        return report
+
+
+def _problem(optimizer: Any, value: str) -> str:
+    import torch
+
+    name = type(optimizer).__name__
+    if "foreach" not in optimizer.defaults:
+        return f"{name} has no implementations to choose from"
+    if value == "fused" and "fused" not in optimizer.defaults:
+        return f"{name} has no fused implementation"
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        return f"{name} is differentiable here"
+    if value == "fused":
+        kinds = {p.device.type for g in optimizer.param_groups for p in g["params"]}
+        if not kinds <= {"cpu", "cuda", "mps", "xpu"}:
+            return f"no fused implementation for parameters on {', '.join(sorted(kinds))}"
+        if any(not torch.is_floating_point(p) for g in optimizer.param_groups for p in g["params"]):
+            return "fused implementations need floating point parameters"
+    return ""
+
+
+def _move_step_counters(optimizer: Any) -> None:
+    import torch
+
+    # A state loaded from a checkpoint keeps its counters on the CPU; fused kernels want them beside the parameter.
+    for parameter, state in optimizer.state.items():
+        counter: Any = state.get("step") if isinstance(state, dict) else None
+        if isinstance(counter, torch.Tensor):
+            state["step"] = torch.Tensor.to(counter, device=parameter.device)

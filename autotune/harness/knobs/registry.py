@@ -1,0 +1,65 @@
+"""All handlers of knobs. A new family gets a line in the class and one in `make`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from .affinity import AffinityBinder
+from .attention import AttentionKnobs
+from .device import DeviceKnobs
+from .eight_bits import EightBitKnobs
+from .loader import LoaderKnobs
+from .memory import MemoryKnobs
+from .metrics import MetricKnobs
+from .module import ModuleKnobs
+from .nccl import NcclKnobs
+from .optimizer import OptimizerKnobs
+from .parallel import ParallelKnobs
+from .process import ProcessKnobs
+from .sharding import ShardingKnobs
+from .step import StepKnobs
+from .transfer import TransferKnobs
+
+if TYPE_CHECKING:
+    from ..context import TrialContext
+
+
+class Handlers(NamedTuple):
+    """The handlers of a process, in the order in which they are called. Of several that report on a knob the first counts."""
+
+    transfer: TransferKnobs  # replaces what the watch on loaders replaces above it, and stays where that goes
+    eight_bits: EightBitKnobs
+    loader: LoaderKnobs
+    memory: MemoryKnobs
+    process: ProcessKnobs
+    attention: AttentionKnobs
+    device: DeviceKnobs
+    nccl: NcclKnobs
+    module: ModuleKnobs
+    parallel: ParallelKnobs
+    sharding: ShardingKnobs
+    optimizer: OptimizerKnobs
+    step: StepKnobs
+    metrics: MetricKnobs
+    affinity: AffinityBinder
+
+
+def make(context: TrialContext) -> Handlers:
+    """Returns the handlers of this process; the binder was there before torch."""
+    return Handlers(
+        transfer=TransferKnobs(context),
+        eight_bits=EightBitKnobs(context),
+        loader=LoaderKnobs(context),
+        memory=MemoryKnobs(context),
+        process=ProcessKnobs(context),
+        attention=AttentionKnobs(context),
+        device=DeviceKnobs(context),
+        nccl=NcclKnobs(context),
+        module=ModuleKnobs(context),
+        parallel=ParallelKnobs(context),
+        sharding=ShardingKnobs(context),
+        optimizer=OptimizerKnobs(context),
+        step=StepKnobs(context),
+        metrics=MetricKnobs(context),
+        affinity=context.binder,
+    )

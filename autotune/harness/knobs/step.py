@@ -1,0 +1,89 @@
+"""Knobs of the step as a whole: gradients gathered over several batches, and how they are cleared.
+
+`gradients.py` does it; this module reports what became of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from .base import KnobHandler
+
+ACCUMULATION, SET_TO_NONE = "step.accumulation", "optimizer.set_to_none"
+
+NO_STEP = "no optimizer of torch.optim stepped"
+SEVERAL = "several optimizers step: their gradients cannot be told apart"
+CLOSURE = "the optimizer calls its closure as often as it likes: gradients cannot be gathered or scaled around it"
+SCALES = "the program scales its gradients itself"
+SHARDED = "the parameters are shared out to ranks, which would each skip steps of their own"
+CHANGES = "the program changes its gradients itself between backward() and step()"
+CLEARS = "the program clears its gradients by other means than zero_grad()"
+DISCARDS = "the program throws gradients away between backward() and step()"
+UNCOUNTED = "nobody tells how many samples a batch holds"
+UNEVEN = "a step of the program holds {} samples in all ranks, of which train.global_batch={} is no multiple"
+OTHER_BATCH = "a step holds {:g} samples in all ranks, train.global_batch={} was asked"
+
+
+def calls_closure_once(optimizer: Any) -> bool:
+    """Returns whether a step evaluates its closure once, before the update, as all of torch's do but LBFGS."""
+    kind = type(optimizer)
+    return kind.__module__.startswith("torch.optim") and kind.__name__ != "LBFGS"
+
+
+class StepKnobs(KnobHandler):
+    """What `gradients.py` and `gradient_entry.py` do, as knobs."""
+
+    keys = (ACCUMULATION, SET_TO_NONE)
+
+    def observe(self) -> Dict[str, Any]:
+        """Returns the batches that go into a step where a global batch asks for a number of them; {} otherwise."""
+        gradients = self._context.gradients
+        return {ACCUMULATION: gradients.every} if gradients.global_batch and not gradients.problem else {}
+
+    def applicability(self) -> Dict[str, str]:
+        """Returns why the knobs of this family cannot be turned in this program."""
+        optimizers = self._context.optimizers
+        stepping = optimizers.clock()
+        if stepping is None and not optimizers.num_stepped:
+            return {ACCUMULATION: NO_STEP, SET_TO_NONE: NO_STEP}
+        reason = SEVERAL if optimizers.num_stepped > 1 else CLOSURE if type(stepping).__name__ == "LBFGS" else ""
+        return {ACCUMULATION: reason} if reason else {}
+
+    def verify(self) -> Dict[str, KnobReport]:
+        """Returns a report for each knob, and for the accumulation that a global batch asks for."""
+        reports = super().verify()
+        if ACCUMULATION not in reports and self._context.gradients.global_batch:
+            reports[ACCUMULATION] = self._accumulation(None)
+        return reports
+
+    def _verify(self, key: str, asked: Any) -> KnobReport:
+        return self._accumulation(asked) if key == ACCUMULATION else self._set_to_none(bool(asked))
+
+    def _accumulation(self, asked: Optional[int]) -> KnobReport:
+        gradients = self._context.gradients
+        every = gradients.every if asked is None else asked
+        if gradients.problem:
+            # A single batch to a step, as the program has it: nothing is asked of its gradients.
+            return KnobReport(APPLIED, "", 1) if every == 1 and asked is not None else _not(gradients.problem, 1)
+        seen = 1.0 if every == 1 else gradients.calls_per_step
+        if seen is None:
+            return _not(NO_STEP, None)
+        if seen != every:
+            return KnobReport(OVERRIDDEN, f"{seen:g} batches went into a step, {every!r} were asked", seen)
+        samples = gradients.samples_per_step()
+        if gradients.global_batch and samples not in (None, gradients.global_batch):
+            return KnobReport(OVERRIDDEN, OTHER_BATCH.format(samples, gradients.global_batch), every)
+        return KnobReport(APPLIED, "", every)
+
+    def _set_to_none(self, asked: bool) -> KnobReport:
+        gradients = self._context.gradients
+        if gradients.is_left_empty is None:
+            return KnobReport(APPLIED, "", asked) if gradients.is_early else _not(CLEARS, None)
+        if gradients.is_left_empty != asked:
+            return KnobReport(OVERRIDDEN, "the program has changed its gradients since", gradients.is_left_empty)
+        return KnobReport(APPLIED, "", asked)
+
+
+def _not(why: str, observed: Any) -> KnobReport:
+    return KnobReport(NOT_APPLICABLE, why, observed)

@@ -1,0 +1,26 @@
+"""A trial's context for handlers that are tested by themselves."""
+
+from types import SimpleNamespace
+from typing import Any
+
+
+def context(knobs: dict[str, Any] | None = None, device: str = "cuda", **more: Any) -> Any:
+    """Returns a context in which these knobs are asked for.
+
+    Args:
+        knobs: key -> value.
+        device: the program trains on.
+        more: attributes of the context; those of its spec under `spec`.
+    """
+    spec = {
+        "knobs": knobs or {},
+        "passed": {},
+        "target": None,
+        "memory_limit_bytes": None,
+        "device": device,
+        **more.pop("spec", {}),
+    }
+    modules = SimpleNamespace(living=[], roots=[], told=[], num_graphs=lambda: 0, is_compiled=lambda: False)
+    loaders = SimpleNamespace(training=None, workers=list)
+    made = {"device": device, "world_size": 1, "is_applying": True, "num_steps": 0, "modules": modules, "loaders": loaders}
+    return SimpleNamespace(**{**made, "spec": SimpleNamespace(**spec), **more})
