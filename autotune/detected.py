@@ -11,8 +11,8 @@ from typing import Any
 from autotune.config.program import program_of
 from autotune.harness.protocol import APPLIED, RankResult
 from autotune.knobs.base import value_text
+from autotune.quantities import bytes_text, number_text
 from autotune.records import KnobValue
-from autotune.wording import bytes_text, number_text
 
 SOURCES = {"loader": "as the loader's batches say", "forward calls": "as the calls of the model say"}
 NO_LOADER = "none of torch's: no DataLoader feeds the optimizer's steps"

@@ -32,9 +32,9 @@ from autotune.log_messages import (
 )
 from autotune.plain_text import plain, shortened
 from autotune.process_ends import Killed, failed_ranks, killed
+from autotune.quantities import bytes_text
 from autotune.ranks import pace
 from autotune.records import Knobs, Outcome
-from autotune.wording import bytes_text
 
 Verdict = tuple[Outcome, str]
 

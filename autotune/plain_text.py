@@ -40,3 +40,9 @@ def shortened(text: str, most: int, end: str = ELLIPSIS) -> str:
         return f"{room[: sentences[-1]]} {end}"
     words = len(room) if text[len(room)].isspace() else room.rfind(" ")
     return f"{room[:words].rstrip() if words >= least else room}{end}"
+
+
+def one_line(text: str, most: int) -> str:
+    """Returns text as one line of printable characters, cut to `most` of them: fit for a terminal, a comment, a table."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in plain(text))
+    return shortened(" ".join(printable.split()), most, "...")

@@ -8,11 +8,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.knobs.base import DASH, value_text
+from autotune.knobs.base import value_text
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.knobs.environment import PREFIX
 from autotune.log_messages import without_our_frames
-from autotune.plain_text import plain, shortened
+from autotune.plain_text import plain
+from autotune.quantities import (
+    DASH,
+    bytes_text,
+    interval_text,
+    number_text,
+    rate_text,
+    ratio_interval_text,
+    ratio_text,
+    seconds_text,
+    step_time_text,
+)
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Knobs, KnobValue, Outcome, Summary, objective_names
 
 # Objective -> what a verdict of "faster" is called, what the ratio is of, and the head of its column.
@@ -53,48 +64,6 @@ def changes_phrase(changed: Knobs, *, none: str = "as it is") -> str:
     return " · ".join(knob_phrase(key, changed[key]) for key in sorted(changed, key=place)) or none
 
 
-def number_text(value: float | None, *, digits: int = 3) -> str:
-    """Returns a number with `digits` significant digits and no exponent: 16.8, 1,234, 0.0123; a dash for None."""
-    if value is None:
-        return DASH
-    if abs(value) >= 10 ** (digits - 1):
-        return f"{value:,.0f}"
-    text = f"{value:.{digits}g}"
-    if "e" in text:
-        return f"{value:.{digits + 3}f}".rstrip("0").rstrip(".") if value else "0"
-    whole, _, fraction = text.partition(".")
-    shown = len((whole + fraction).lstrip("-0"))
-    return f"{whole}.{fraction}{'0' * max(0, digits - shown)}" if shown < digits and value else text
-
-
-def compact_text(value: float | None) -> str:
-    """Returns a number in six characters at most: "16.8", "92,877", "104k"; a dash for None."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e5, "k")):
-        if value is not None and value >= size:
-            return f"{number_text(value / min(size, 1e3 if letter == 'k' else size))}{letter}"
-    return number_text(value)
-
-
-def rate_text(value: float | None, unit: str) -> str:
-    """Returns a rate with its unit: "56.8 samples/s"."""
-    return DASH if value is None else f"{number_text(value)} {unit}/s"
-
-
-def interval_text(interval: Sequence[float] | None) -> str:
-    """Returns a rate's interval, "[55.9, 57.7]"; "" where none could be had. Few blocks can put an end below 0: no rate is."""
-    return "" if interval is None else f"[{number_text(max(0.0, interval[0]))}, {number_text(interval[1])}]"
-
-
-def bytes_text(value: float | None) -> str:
-    """Returns bytes in the largest binary unit that keeps the number above 1: "1.42 GiB"."""
-    if value is None:
-        return DASH
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if value >= size:
-            return f"{number_text(value / size)} {unit}"
-    return f"{value:.0f} B"
-
-
 def communication_text(ranks: dict[str, Any]) -> str:
     """Returns what communication costs a step of several ranks, and what it would cost alone, in a sentence.
 
@@ -107,43 +76,11 @@ def communication_text(ranks: dict[str, Any]) -> str:
     if not found:
         return "communication: not known, its time is read from DistributedDataParallel"
     share = f" ({found['exposed_frac']:.0%} of it)" if found["exposed_frac"] is not None else ""
-    text = f"communication: {_short_text(found['exposed_s'])} of a step are spent waiting for it{share}"
+    text = f"communication: {step_time_text(found['exposed_s'])} of a step are spent waiting for it{share}"
     if found["bound_s"]:
         size, at = bytes_text(found["gradient_bytes"]), f"{bytes_text(found['bandwidth_bytes_per_s'])}/s"
-        text += f"; averaging {size} of gradients alone takes {_short_text(found['bound_s'])}, at {at}"
+        text += f"; averaging {size} of gradients alone takes {step_time_text(found['bound_s'])}, at {at}"
     return text
-
-
-def _short_text(seconds: float) -> str:
-    return f"{number_text(1e3 * seconds)} ms" if seconds < 1 else f"{number_text(seconds)} s"
-
-
-def seconds_text(value: float | None) -> str:
-    """Returns a duration as one would say it: "8.2 s", "3 min 20 s", "1 h 05 min"."""
-    if value is None:
-        return DASH
-    if value < 60:
-        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
-    minutes, seconds = divmod(round(value), 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds:02d} s" if seconds else f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def clock_text(value: float) -> str:
-    """Returns a remaining time as "7:32" or "1:07:32"; 0:00 once it is over."""
-    minutes, seconds = divmod(max(0, int(value)), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
-
-
-def ratio_text(ratio: float | None) -> str:
-    """Returns a speed-up: "2.41x"."""
-    return DASH if ratio is None else f"{ratio:.2f}x" if ratio < 10 else f"{number_text(ratio)}x"
-
-
-def ratio_interval_text(interval: Sequence[float] | None) -> str:
-    """Returns a speed-up's interval with two decimals, as its ratio has: "[2.36, 2.46]"; "" without one."""
-    return "" if interval is None else f"[{max(0.0, interval[0]):.2f}, {interval[1]:.2f}]"
 
 
 def objective_text(name: str, value: float | None, unit: str = "samples") -> str:
@@ -309,12 +246,6 @@ def own_command_text(*words: str, runs: Path) -> str:
     folder = f"./{runs}" if str(runs).startswith("-") else str(runs)
     where = [] if runs == Path("runs") else ["--runs-dir", folder]
     return shlex.join(["autotune", *words, *where])
-
-
-def one_line(text: str, most: int) -> str:
-    """Returns text as one line of printable characters, cut to `most` of them: fit for a terminal, a comment, a table."""
-    printable = "".join(letter if letter.isprintable() else " " for letter in plain(text))
-    return shortened(" ".join(printable.split()), most, "...")
 
 
 def cycles_text(metrics: Mapping[str, float]) -> str:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune import wording
+from autotune import plain_text, quantities, wording
 
 
 @pytest.mark.parametrize(
@@ -10,7 +10,7 @@ from autotune import wording
     [(16.84, "16.8"), (1234.5, "1,234"), (0.01234, "0.0123"), (7.0, "7.00"), (None, "-"), (0.0, "0"), (99.96, "100")],
 )
 def test_numbers_have_three_significant_digits(value, text):
-    assert wording.number_text(value) == text
+    assert quantities.number_text(value) == text
 
 
 @pytest.mark.parametrize(
@@ -18,19 +18,31 @@ def test_numbers_have_three_significant_digits(value, text):
     [(1.4 * 2**30, "1.40 GiB"), (512 * 2**20, "512 MiB"), (12, "12 B"), (None, "-"), (24 * 2**30, "24.0 GiB")],
 )
 def test_bytes_come_in_binary_units(value, text):
-    assert wording.bytes_text(value) == text
+    assert quantities.bytes_text(value) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(8.24, "8.2 s"), (59.4, "59 s"), (200, "3 min 20 s"), (480, "8 min"), (3900, "1 h 05 min"), (None, "-")]
+    ("value", "text"),
+    [
+        (8.24, "8.2 s"),
+        (59.4, "59 s"),
+        (9.97, "10 s"),
+        (59.7, "1 min"),
+        (3599.8, "1 h 00 min"),
+        (7199, "2 h 00 min"),
+        (200, "3 min 20 s"),
+        (480, "8 min"),
+        (3900, "1 h 05 min"),
+        (None, "-"),
+    ],
 )
 def test_durations_read_as_one_would_say_them(value, text):
-    assert wording.seconds_text(value) == text
+    assert quantities.seconds_text(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(272, "4:32"), (3605, "1:00:05"), (-3, "0:00")])
 def test_time_left_reads_like_a_clock(value, text):
-    assert wording.clock_text(value) == text
+    assert quantities.clock_text(value) == text
 
 
 @pytest.mark.parametrize(
@@ -67,12 +79,12 @@ def test_outcomes_are_counted_with_the_good_first():
     ("value", "text"), [(16.84, "16.8"), (92_877, "92,877"), (103_982, "104k"), (2.5e6, "2.50M"), (3e9, "3.00G"), (None, "-")]
 )
 def test_compact_numbers_fit_six_characters(value, text):
-    assert wording.compact_text(value) == text
+    assert quantities.compact_text(value) == text
 
 
 def test_an_interval_of_rates_does_not_reach_below_zero():
-    assert wording.interval_text([-3.2, 57.7]) == "[0, 57.7]"
-    assert wording.ratio_interval_text([-0.1, 2.3]) == "[0.00, 2.30]"
+    assert quantities.interval_text([-3.2, 57.7]) == "[0, 57.7]"
+    assert quantities.ratio_interval_text([-0.1, 2.3]) == "[0.00, 2.30]"
 
 
 @pytest.mark.parametrize(
@@ -90,8 +102,8 @@ def test_our_own_commands_are_quoted_for_a_shell(runs, text):
 
 
 def test_a_line_stays_a_line():
-    assert wording.one_line("a\nb\t\x1b[31mc", 80) == "a b c"
-    assert wording.one_line("x" * 100, 10) == "xxxxxxx..."
+    assert plain_text.one_line("a\nb\t\x1b[31mc", 80) == "a b c"
+    assert plain_text.one_line("x" * 100, 10) == "xxxxxxx..."
 
 
 def test_communication_of_a_trial_that_failed_was_not_measured():

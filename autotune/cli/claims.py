@@ -9,9 +9,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autotune.knobs.base import DASH
+from autotune.quantities import DASH, interval_text, number_text, ratio_interval_text, ratio_text, seconds_text
 from autotune.records import Summary
-from autotune.wording import changes_phrase, interval_text, number_text, ratio_interval_text, ratio_text, seconds_text
+from autotune.wording import changes_phrase
 
 SIDES = ("baseline", "best")
 

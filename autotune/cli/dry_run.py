@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from autotune.cli.run import Asked, compose_asked, plan_of
 from autotune.config.schema import AUTO, OFF, SearchOptions
 from autotune.errors import BadInput
-from autotune.wording import changes_phrase, command_text, machine_text, seconds_text
+from autotune.quantities import seconds_text
+from autotune.wording import changes_phrase, command_text, machine_text
 
 if TYPE_CHECKING:
     from autotune.config.compose import Composed

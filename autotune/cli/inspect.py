@@ -18,7 +18,8 @@ from autotune.detected import doubts, findings, missing_processes
 from autotune.errors import NothingWorked
 from autotune.knobs.base import value_text
 from autotune.log_messages import without_our_frames
-from autotune.wording import bytes_text, command_text
+from autotune.quantities import bytes_text
+from autotune.wording import command_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from autotune.quantities import clock_text, seconds_text
 from autotune.study.outlook import Outlook
-from autotune.wording import clock_text, seconds_text
 
 
 def plan_text(outlook: Outlook) -> str:

@@ -8,9 +8,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from autotune.knobs.base import DASH
+from autotune.quantities import DASH, bytes_text, compact_text
 from autotune.records import Summary
-from autotune.wording import bytes_text, communication_text, compact_text
+from autotune.wording import communication_text
 
 
 def block(summary: Summary) -> Group | None:

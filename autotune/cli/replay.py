@@ -12,7 +12,8 @@ from rich.text import Text
 
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput
-from autotune.wording import changes_phrase, number_text, seconds_text
+from autotune.quantities import number_text, seconds_text
+from autotune.wording import changes_phrase
 
 DASH = "-"
 HEAD = ("strategy", "10", "20", "40", "p10", "time", "to 95", "p90", "to 98", "final", "memory", "claims")

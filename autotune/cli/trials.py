@@ -11,18 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.terminal import outcome_style
+from autotune.quantities import bytes_text, clock_text, compact_text, number_text, ratio_text
 from autotune.records import THROUGHPUT, TIME, Kind, Summary, objective_names
-from autotune.wording import (
-    HEADS,
-    bytes_text,
-    changes_phrase,
-    clock_text,
-    compact_text,
-    number_text,
-    objective_text,
-    ratio_text,
-    score_of,
-)
+from autotune.wording import HEADS, changes_phrase, objective_text, score_of
 
 WIDE = 96  # from this many columns on there is room for the ratio
 QUIET_OUTCOMES = ("ok", "raced")  # a number says enough

@@ -14,22 +14,19 @@ from rich.text import Text
 from autotune.cli import claims
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
 from autotune.cli.waterfall import Waterfall, change_lines, dropped_lines
+from autotune.quantities import bytes_text, ratio_interval_text, ratio_text, seconds_text
 from autotune.records import THROUGHPUT, Summary, Tier, objective_names
 from autotune.run_dir import StudyFolder, call
 from autotune.wording import (
     break_even_text,
-    bytes_text,
     changes_phrase,
     command_text,
     counts_text,
     objective_text,
     own_command_text,
     parity_lines,
-    ratio_interval_text,
-    ratio_text,
     score_of,
     search_cost_text,
-    seconds_text,
     side_texts,
     verdict_text,
     warm_start_text,

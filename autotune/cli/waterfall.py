@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.knobs.base import value_text
+from autotune.quantities import rate_text, ratio_interval_text, ratio_text
 from autotune.records import Summary
-from autotune.wording import knob_phrase, rate_text, ratio_interval_text, ratio_text
+from autotune.wording import knob_phrase
 
 BAR_WIDTH = 24
 BAR_FROM = 96  # columns from which on there is room for the bars

@@ -20,8 +20,8 @@ from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, is_knob, k
 from autotune.knobs.environment import PREFIX
 from autotune.knobs.values import shown, value_of
 from autotune.masking import MASK, is_masked, is_secret
+from autotune.plain_text import one_line
 from autotune.records import Knobs, KnobValue
-from autotune.wording import one_line
 
 EXPORTED = "Give a file that `autotune export` wrote"
 PROVENANCE = "provenance"

@@ -29,6 +29,7 @@ from autotune.config.schema import (
 from autotune.errors import BadInput
 from autotune.knobs.values import shown
 from autotune.machine.gpus import has_gpu_driver
+from autotune.machine.visible import visible_devices
 from autotune.masking import without_credentials
 from autotune.run_dir import check_name
 
@@ -135,11 +136,14 @@ def _limit(config: StudyConfig) -> list[str]:
 
 def _device(config: StudyConfig, num_gpus: int) -> list[str]:
     device, nproc = config.device, config.launch.nproc
-    visible = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
+    visible = visible_devices(os.environ)
     if device.kind == "cuda" and not num_gpus and not has_gpu_driver():
         return ["device.kind: no GPU is here, and no driver of one, got 'cuda'. Give device.kind=cpu, or leave it out."]
-    there = len(visible) or num_gpus
-    if device.kind == "cpu" or not num_gpus:
+    if visible == [] and (device.kind == "cuda" or device.index):
+        asked = f"device.index={device.index}" if device.index else "'cuda'"
+        return [f"device.kind: CUDA_VISIBLE_DEVICES hides every GPU, got {asked}. Unset it, or give device.kind=cpu."]
+    there = num_gpus if visible is None else len(visible)
+    if device.kind == "cpu" or not num_gpus or not there:
         return []
     if device.index >= there:
         return [f"device.index: no such GPU, got {device.index}. Allowed: 0 to {there - 1}. Give one of them."]

@@ -20,9 +20,9 @@ from autotune.knobs.base import Circumstances
 from autotune.knobs.catalogue import is_knob, knob
 from autotune.knobs.values import shown, value_of
 from autotune.masking import is_masked
+from autotune.plain_text import one_line
 from autotune.records import Knobs, KnobValue
 from autotune.stats import Interval, Ratio
-from autotune.wording import one_line
 
 EXPORTED = "Give a file that `autotune export` wrote"
 MAX_NAME, MAX_LINE = 60, 2000

@@ -23,9 +23,9 @@ from autotune.knobs.parallel import STRATEGY
 from autotune.knobs.step import METRICS_SYNC_INTERVAL
 from autotune.knobs.values import shown, value_of
 from autotune.masking import Secrets
+from autotune.plain_text import one_line
 from autotune.records import Knobs
 from autotune.run_dir import RESERVED_NAMES
-from autotune.wording import one_line
 
 SHORT = re.compile(r"(?<!\{)\{(\w+)(?:=[^{}]*)?\}(?!\})")
 OPENED = re.compile(rf"(?<!\{{)\{{\s*((?:{'|'.join([*GROUPS, 'env'])})\.[\w.]*)")

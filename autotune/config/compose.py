@@ -105,7 +105,7 @@ def compose(
     """
     check_words([*overrides, *(command or ())])
     facts = facts or host_facts()
-    here = circumstances_of(facts, None, is_recipe=command is None)
+    here = circumstances_of(facts, None, is_recipe=command is None, device=_device_kind(overrides))
     given = split(overrides, list(config_dirs), here, has_command=command is not None)
     found = _Problems(missing_folders(config_dirs))
     found.add(given.problems, given.cause)
@@ -120,6 +120,7 @@ def compose(
     config = found.collect(lambda: typed(raw))
     if config is None:
         raise found.error()
+    here = circumstances_of(facts, None, is_recipe=command is None, device=config.device.kind)
     found.add(problems_of(config, facts.get("gpus") or []))
     if command is None and not found.problems:  # the user's modules are imported for it, which takes seconds
         found.add(problems_of_parts(config))
@@ -250,6 +251,12 @@ def _written(raw: DictConfig, key: str) -> Any:
     for part in key.split("."):
         found = found.get(part) if isinstance(found, dict) else None
     return found
+
+
+def _device_kind(overrides: Sequence[str]) -> str:
+    """Returns what the command line says of `device.kind`, before there is a configuration; bounds of domains depend on it."""
+    said = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == "device.kind"]
+    return said[-1] if said else "auto"
 
 
 def _pins(config: StudyConfig, given: Split, here: Circumstances) -> Knobs:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.knobs.base import value_text
+from autotune.plain_text import one_line
 from autotune.records import Summary, Tier
-from autotune.wording import changes_phrase, one_line, score_of
+from autotune.wording import changes_phrase, score_of
 
 MAX_REMARK = 120
 SPACE = "space."  # of a study's identity: the knobs that were searched

@@ -12,8 +12,8 @@ import yaml
 from autotune.export.in_code import how
 from autotune.export.winner import Winner
 from autotune.knobs.base import value_text
+from autotune.plain_text import one_line
 from autotune.records import KnobValue
-from autotune.wording import one_line
 
 MAX_LINE = 160
 

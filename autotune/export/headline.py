@@ -8,8 +8,10 @@ from typing import Any
 
 from autotune.config.command import CommandTemplate
 from autotune.export.claims import Claimed, day, describe_machine
+from autotune.plain_text import one_line
+from autotune.quantities import number_text
 from autotune.records import THROUGHPUT, Knobs, Summary
-from autotune.wording import BETTER, gain_words, number_text, objective_of, one_line, side_texts
+from autotune.wording import BETTER, gain_words, objective_of, side_texts
 
 MAX_LINE = 160
 INDENT = "  "

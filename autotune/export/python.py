@@ -8,8 +8,8 @@ from autotune.export.document import MAX_LINE, Exported, left_out_line
 from autotune.export.in_code import ddp_keys, loader_arguments, loader_keys
 from autotune.export.winner import Winner
 from autotune.knobs.catalogue import knob
+from autotune.plain_text import one_line
 from autotune.records import Knobs
-from autotune.wording import one_line
 
 # Set at the program's start, by a statement.
 AT_START = (

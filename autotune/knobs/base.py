@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.quantities import DASH
 from autotune.records import Knobs, KnobValue, Tier
 
 
@@ -83,7 +84,6 @@ def no_seed(_: Circumstances) -> KnobValue | None:
     return None
 
 
-DASH = "-"  # stands in for a value that could not be had
 OTHER = None  # in `Knob.in_code`: any value that is not named
 LOADER_ARGUMENT = "DataLoader(..., {name}={value!r})"
 DDP_ARGUMENT = "DistributedDataParallel(..., {name}={value!r})"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 import psutil
 
 from autotune.harness.protocol import MARK_VARIABLE
-from autotune.wording import one_line
+from autotune.plain_text import one_line
 
 SAME_S = 0.5  # two processes may read the start of a third a little differently; an id is not used again so soon
 

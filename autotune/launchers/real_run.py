@@ -16,8 +16,9 @@ from typing import Any
 from autotune.config.best import Best
 from autotune.harness import protocol
 from autotune.launchers.injection import INJECT
+from autotune.plain_text import one_line
 from autotune.records import Knobs
-from autotune.wording import changes_phrase, one_line
+from autotune.wording import changes_phrase
 
 MAX_LINE = 300
 PROGRAM = {"program.torch": "torch", "program.device_name": "device_name"}  # of a file's identity: `Spec.made_on`

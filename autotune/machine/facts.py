@@ -18,6 +18,7 @@ from autotune.machine.cores import memory_limit_bytes, num_cores
 from autotune.machine.gpus import gpus
 from autotune.machine.nvml import session
 from autotune.machine.topology import as_circumstances, topology
+from autotune.machine.visible import visible_devices
 from autotune.masking import Secrets
 from autotune.records import KnobValue
 
@@ -114,7 +115,8 @@ def circumstances(
         device: `device.kind`, used only without a baseline.
     """
     if baseline is None:
-        has_cuda = device == "cuda" or (device == "auto" and bool(facts.get("gpus")))
+        is_hidden = visible_devices(os.environ) == []
+        has_cuda = device == "cuda" or (device == "auto" and bool(facts.get("gpus")) and not is_hidden)
         seen: dict[str, Any] = {"device": "cuda" if has_cuda else "cpu", "has_compiler": facts.get("has_compiler", True)}
     else:
         seen = baseline.facts

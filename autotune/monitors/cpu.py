@@ -27,7 +27,7 @@ import psutil
 
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.monitors.host import CGROUPS, PROC, cgroup_quota
-from autotune.wording import one_line
+from autotune.plain_text import one_line
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h, in the flags of /proc/<pid>/stat

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import psutil
 
 from autotune.machine.nvml import SLOWDOWN_QUESTIONS, SLOWDOWNS
-from autotune.wording import one_line
+from autotune.plain_text import one_line
 
 Value = TypeVar("Value")
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
+from autotune.quantities import number_text
 from autotune.replay.bench import Result
 from autotune.replay.columns import COLUMNS, cells, percent
 from autotune.replay.figures import curves
-from autotune.wording import changes_phrase, number_text
+from autotune.wording import changes_phrase
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and dashes for when they run out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A6D00")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from autotune.harness.protocol import SHARED
+from autotune.quantities import number_text
 from autotune.records import TrialRecord
-from autotune.wording import communication_text, number_text
+from autotune.wording import communication_text
 
 HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # thresholds of the trusted profilers
 HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = 0.15, 0.03  # theirs for collectives

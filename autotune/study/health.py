@@ -18,8 +18,8 @@ from typing import Any
 
 from autotune.harness.protocol import RankResult
 from autotune.monitors.cpu import CpuUse, describe
+from autotune.quantities import bytes_text, number_text
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.wording import bytes_text, number_text
 
 MOSTLY_FRAC = 0.5  # of what was read
 DRIFT_FACTOR = 1.5  # between measurements of one configuration: three repeats of 272 recorded ones lay as far apart in 18

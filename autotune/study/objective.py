@@ -23,9 +23,9 @@ from autotune import stats
 from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput
 from autotune.harness.protocol import RankResult
+from autotune.quantities import number_text
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Kind, Knobs, Outcome, TrialRecord, objective_names
 from autotune.study.budget import START_PHASES
-from autotune.wording import number_text
 
 COMPILE_KEY, COMPILE_OFF = "compile.mode", "off"
 HOUR_S = 3600.0

@@ -11,6 +11,7 @@ from typing import Any
 import optuna
 
 from autotune.errors import NothingWorked
+from autotune.quantities import seconds_text
 from autotune.records import Knobs, KnobValue, Outcome, Tier, TrialRecord
 from autotune.search import RatesSampler, add_known, begin_study, make_sampler, scores_of, tell
 from autotune.search.samplers import CompleteGrid
@@ -23,7 +24,7 @@ from autotune.study.sampling import inform, machine_of
 from autotune.study.seeds import Proposal, earlier_seeds, expert_seeds, filling_seed
 from autotune.study.session import ConfigurationKey, Ending, Session, configuration_key
 from autotune.study.single_changes import SingleChanges
-from autotune.wording import log_lines, seconds_text
+from autotune.wording import log_lines
 
 MAX_REPEATED_PROPOSALS = 40  # the sampler proposes what is known already this often in a row: the space is used up
 SAMPLER_GIVES_UP_AFTER = 10  # from then on random ones: a sampler may insist on its favourite

@@ -8,10 +8,10 @@ from typing import Any
 
 import optuna
 
+from autotune.quantities import ratio_text
 from autotune.records import Knobs, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.study.session import Session, configuration_key
-from autotune.wording import ratio_text
 
 NUM_EARLIER_SEEDS = 3  # in replays of two tables better than one by 1 % after a short study, no worse after a long one
 NUM_LED_SEEDS = 2  # an expert's choice at two batches tells what memory a sample takes; from then on the models know better

@@ -10,6 +10,7 @@ from autotune.config.checks import memory_limit_bytes
 from autotune.config.schema import DeviceOptions, MeasureOptions, StudyConfig
 from autotune.harness.protocol import RankResult
 from autotune.launchers.base import Deadlines
+from autotune.machine.visible import visible_devices
 from autotune.study.plan import Plan
 
 UNBOUNDED_S = 86_400.0  # the phases' own limits end a trial that is stuck long before
@@ -37,9 +38,9 @@ def device_environment(device: DeviceOptions, *, nproc: int = 1) -> dict[str, st
         return {"CUDA_VISIBLE_DEVICES": ""}
     if not device.index:
         return {}
-    visible = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
-    asked = range(device.index, device.index + nproc)
-    return {"CUDA_VISIBLE_DEVICES": ",".join(visible[index] if index < len(visible) else str(index) for index in asked)}
+    visible, asked = visible_devices(os.environ), range(device.index, device.index + nproc)
+    entries = [str(index) for index in asked] if visible is None else visible[asked.start : asked.stop]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(entries)}
 
 
 def process_environment(config: StudyConfig, machine: dict[str, Any]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from autotune.harness.protocol import STDERR_FILE, STDOUT_FILE, MeasureRules, Ra
 from autotune.knobs.catalogue import knob
 from autotune.launchers.base import Ended, Launch, Running
 from autotune.monitors.sealing import first_attempt, seal
+from autotune.quantities import seconds_text
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
 from autotune.study import health
@@ -29,7 +30,6 @@ from autotune.study.quarantine import sticky_fault
 from autotune.study.settings import compile_cache, deadlines, memory_cap_bytes, memory_seen_bytes, process_environment
 from autotune.study.warm import WarmStarts
 from autotune.study.watch import MachineWatch, configured_device
-from autotune.wording import seconds_text
 
 # Where chance may be the cause a trial gets a second attempt: the same again, once. Never after want of memory.
 CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})

@@ -10,12 +10,12 @@ from typing import Any, Literal
 from autotune import stats
 from autotune.config.claim import Claim, Verify
 from autotune.harness.protocol import MeasureRules
+from autotune.plain_text import one_line
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.study.budget import finals_rules
 from autotune.study.decision import Decision, by_round, judge
 from autotune.study.session import Session
 from autotune.study.turns import Pair, Turns
-from autotune.wording import one_line
 
 VERIFIED = "the rounds were measured"
 FIRST, ROUND, LONG = "the file's configuration", "verify, in turn", "verify, long run"  # why a trial is run

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from autotune.config.schema import StudyConfig
 from autotune.harness.protocol import Progress, RankResult
+from autotune.machine.visible import visible_devices
 from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse, cores_of, read_processes, tree
 from autotune.monitors.gate import MemoryGate
 from autotune.monitors.host import HostMonitor, read_times
@@ -177,7 +178,8 @@ def configured_device(config: StudyConfig) -> DeviceMonitor:
     device = config.device
     if device.kind == "cpu":
         return NoDevice()
-    visible = [entry.strip() for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
-    asked = range(device.index, device.index + config.launch.nproc)
-    entries = [visible[index] if index < len(visible) else str(index) for index in asked]
+    visible, asked = visible_devices(os.environ), range(device.index, device.index + config.launch.nproc)
+    entries = [str(index) for index in asked] if visible is None else visible[asked.start : asked.stop]
+    if not entries:
+        return NoDevice()
     return as_one([open_device(index=int(entry)) if entry.isdigit() else open_device(uuid=entry) for entry in entries])

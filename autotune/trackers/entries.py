@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.knobs.base import value_text
 from autotune.masking import without_credentials
+from autotune.quantities import interval_text, rate_text, ratio_interval_text, ratio_text, seconds_text
 from autotune.records import COST, ENERGY, TIME, Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord, objective_names
 from autotune.wording import (
     aims_text,
@@ -18,15 +19,10 @@ from autotune.wording import (
     command_text,
     communication_text,
     counts_text,
-    interval_text,
     machine_text,
     objective_text,
     parity_lines,
-    rate_text,
-    ratio_interval_text,
-    ratio_text,
     search_cost_text,
-    seconds_text,
     side_texts,
     verdict_text,
     warm_start_text,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.wording import rate_text
+from autotune.quantities import rate_text
 from tests.benchmarks import third_party_data as data
 from tests.benchmarks.reporting import table
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from autotune.config.checks import memory_limit_bytes, problems_of
+from autotune.config.compose import compose
 from autotune.config.schema import DeviceOptions, LaunchOptions, StudyConfig
 from autotune.errors import BadInput
+from tests.config.conftest import FACTS
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,21 @@ def test_pins_without_effect_here_are_said_before_anything_has_run(make) -> None
     assert make("loader.num_workers=2").notes == []
     (note,) = make("launch.nproc=2", "parallel.strategy=fsdp", "layout.channels_last=true").notes
     assert note == "layout.channels_last=true: means nothing beside parallel.strategy=fsdp"
+
+
+@pytest.mark.parametrize("words", [["device.kind=cpu"], []])
+def test_a_gpu_that_the_program_will_not_use_decides_no_rule(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0" if words else "")
+    facts = {**FACTS, "gpus": [{"name": "Fake"}]}
+    (note,) = compose(["model=resnet18", "nccl.proto=LL", *words], command=None, facts=facts).notes
+    assert note.startswith("nccl.proto=LL: ")
+
+
+@pytest.mark.parametrize("device", [DeviceOptions(kind="cuda"), DeviceOptions(index=1)])
+def test_hidden_gpus_are_none(device: DeviceOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (said,) = problems_of(StudyConfig(device=device), [{"name": "g"}, {"name": "g"}])
+    assert "CUDA_VISIBLE_DEVICES hides every GPU" in said
 
 
 def test_an_allocator_that_is_not_installed_is_refused(refused, monkeypatch) -> None:

@@ -82,7 +82,17 @@ def test_the_kernel_s_description_is_read_in_order_of_neighbourhood(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("visible", "rank", "node"),
-    [(None, 0, 0), (None, 1, 1), ("1", 0, 1), ("GPU-aa", 0, 0), ("1,0", 1, 0), ("", 0, None), (None, 2, None), ("7", 0, None)],
+    [
+        (None, 0, 0),
+        (None, 1, 1),
+        ("1", 0, 1),
+        ("GPU-aa", 0, 0),
+        ("1,0", 1, 0),
+        ("", 0, None),
+        ("0,-1,1", 1, None),
+        (None, 2, None),
+        ("7", 0, None),
+    ],
 )
 def test_a_rank_s_gpu_is_found_on_its_node_without_cuda(
     tmp_path: Path, visible: str | None, rank: int, node: int | None

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
+from autotune.harness.knobs.loader import LoaderKnobs
 from autotune.harness.sites import TargetSites, code_of, marked
+from tests.harness.contexts import context
 
 
 def made(sites, code, site="train.py:1", ordinal=0):
@@ -71,10 +73,11 @@ def test_a_batch_sampler_that_cannot_be_remembered_is_no_trouble():
     for batch_sampler in ([[0, 1]], known, None):
         sites.made(batch_sampler, SimpleNamespace(is_target=True))
     info = SimpleNamespace(code="", site="", ordinal=0, nth=0, is_target=False, is_shuffled=False, main_line=None)
-    sites.change(info, {"dataset": [], "batch_sampler": known}, {"loader.num_workers": 1})
+    knobs = LoaderKnobs(context({"loader.num_workers": 1}))
+    sites.change(info, {"dataset": [], "batch_sampler": known}, knobs)
     assert info.is_target
     arguments = {"dataset": [], "batch_sampler": in_order(range(4))}
-    sites.change(info, arguments, {"loader.num_workers": 1})
+    sites.change(info, arguments, knobs)
     assert not info.is_target
     assert "num_workers" not in arguments
 

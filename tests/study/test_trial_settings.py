@@ -25,6 +25,9 @@ def test_program_sees_the_device_it_is_to_use():
 def test_every_process_has_a_device_of_its_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert device_environment(DeviceOptions(index=1), nproc=2) == {"CUDA_VISIBLE_DEVICES": "5,6"}
+    for hidden, left in (("", ""), ("0,-1,1", ""), ("0,1,-1,2", "1")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert device_environment(DeviceOptions(index=1)) == {"CUDA_VISIBLE_DEVICES": left}
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert device_environment(DeviceOptions(index=1), nproc=3) == {"CUDA_VISIBLE_DEVICES": "1,2,3"}
     assert device_environment(DeviceOptions(), nproc=4) == {}

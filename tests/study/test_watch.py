@@ -42,15 +42,19 @@ def test_device_is_looked_at_once_a_second_at_most():
 @pytest.mark.parametrize(
     ("visible", "index", "nproc", "expected"),
     [
-        ("", 0, 1, [{"index": 0}]),
+        (None, 0, 1, [{"index": 0}]),
+        ("", 0, 1, []),
+        ("0,-1,1", 1, 1, []),
         ("2,3", 1, 1, [{"index": 3}]),
         ("GPU-abc", 0, 1, [{"uuid": "GPU-abc"}]),
-        ("1", 4, 1, [{"index": 4}]),
+        ("1", 4, 1, []),
         ("4,5,GPU-c,7", 1, 3, [{"index": 5}, {"uuid": "GPU-c"}, {"index": 7}]),
     ],
 )
 def test_devices_are_those_the_program_s_ranks_see(monkeypatch, visible, index, nproc, expected):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     asked = []
     monkeypatch.setattr(watch, "open_device", lambda **which: asked.append(which) or NoDevice())
     watch.configured_device(StudyConfig(device=DeviceOptions(index=index), launch=LaunchOptions(nproc=nproc)))

@@ -221,10 +221,14 @@ def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM,
     gpus = sorted(glob.glob(f"{driver}/*/information"))
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        found = []
-        for word in filter(None, visible.split(",")):
-            same = [path for path in gpus if not word.isdigit() and word in _read(path)]
-            found += same or (gpus[int(word) : int(word) + 1] if word.isdigit() else [])
+        found: List[str] = []
+        for word in map(str.strip, visible.split(",")):
+            same = (
+                gpus[int(word) : int(word) + 1] if word.isdigit() else [path for path in gpus if word and word in _read(path)]
+            )
+            if not same:
+                break  # CUDA's list ends at the first entry that is no GPU
+            found += same
         gpus = found
     if rank >= len(gpus):
         return None

@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from autotune.machine.checks.finding import Finding, Status
-from autotune.wording import bytes_text, number_text
+from autotune.quantities import bytes_text, number_text
 
 GROUP = "data"
 # A hard disk reads so much in sequence, and far fewer files one by one. Where neither is reached, reading is likely to be what

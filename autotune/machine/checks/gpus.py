@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from autotune.machine.checks.finding import Finding, Status, gpus_option, gpus_text
-from autotune.wording import bytes_text, number_text
+from autotune.quantities import bytes_text, number_text
 
 GROUP = "GPU"
 # Below the default by more than NVML's own rounding.

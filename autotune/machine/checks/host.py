@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.machine.checks.finding import Finding, Status
-from autotune.wording import bytes_text, number_text
+from autotune.quantities import bytes_text, number_text
 
 GROUP = "host"
 GIB = 1 << 30

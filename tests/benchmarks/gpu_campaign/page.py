@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.wording import bytes_text
+from autotune.quantities import bytes_text
 from tests.benchmarks.gpu_campaign.checks import Finding, goal_lines
 from tests.benchmarks.gpu_campaign.document import Document
 from tests.benchmarks.reporting import table

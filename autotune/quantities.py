@@ -1,0 +1,85 @@
+"""How numbers are written for people: rates, durations, sizes, ratios. Stored data stays in SI units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+DASH = "-"  # in the place of what is not known
+
+
+def number_text(value: float | None, *, digits: int = 3) -> str:
+    """Returns a number with `digits` significant digits and no exponent: 16.8, 1,234, 0.0123; a dash for None."""
+    if value is None:
+        return DASH
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    text = f"{value:.{digits}g}"
+    if "e" in text:
+        return f"{value:.{digits + 3}f}".rstrip("0").rstrip(".") if value else "0"
+    whole, _, fraction = text.partition(".")
+    shown = len((whole + fraction).lstrip("-0"))
+    return f"{whole}.{fraction}{'0' * max(0, digits - shown)}" if shown < digits and value else text
+
+
+def compact_text(value: float | None) -> str:
+    """Returns a number in six characters at most: "16.8", "92,877", "104k"; a dash for None."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e5, "k")):
+        if value is not None and value >= size:
+            return f"{number_text(value / min(size, 1e3 if letter == 'k' else size))}{letter}"
+    return number_text(value)
+
+
+def rate_text(value: float | None, unit: str) -> str:
+    """Returns a rate with its unit: "56.8 samples/s"."""
+    return DASH if value is None else f"{number_text(value)} {unit}/s"
+
+
+def interval_text(interval: Sequence[float] | None) -> str:
+    """Returns a rate's interval, "[55.9, 57.7]"; "" where none could be had. Few blocks can put an end below 0: no rate is."""
+    return "" if interval is None else f"[{number_text(max(0.0, interval[0]))}, {number_text(interval[1])}]"
+
+
+def bytes_text(value: float | None) -> str:
+    """Returns bytes in the largest binary unit that keeps the number above 1: "1.42 GiB"."""
+    if value is None:
+        return DASH
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value >= size:
+            return f"{number_text(value / size)} {unit}"
+    return f"{value:.0f} B"
+
+
+def step_time_text(seconds: float) -> str:
+    """Returns the seconds of a step, or of a part of one: "12.3 ms", "1.2 s"."""
+    return f"{number_text(1e3 * seconds)} ms" if seconds < 1 else f"{number_text(seconds)} s"
+
+
+def seconds_text(value: float | None) -> str:
+    """Returns a duration as one would say it: "8.2 s", "3 min 20 s", "1 h 05 min"."""
+    if value is None:
+        return DASH
+    if round(value, 1) < 10:
+        return f"{value:.1f} s"
+    minutes, seconds = divmod(round(value), 60)
+    if not minutes:
+        return f"{seconds} s"
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s" if seconds else f"{minutes} min"
+    minutes = round(value / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def clock_text(value: float) -> str:
+    """Returns a remaining time as "7:32" or "1:07:32"; 0:00 once it is over."""
+    minutes, seconds = divmod(max(0, int(value)), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
+
+
+def ratio_text(ratio: float | None) -> str:
+    """Returns a speed-up: "2.41x"."""
+    return DASH if ratio is None else f"{ratio:.2f}x" if ratio < 10 else f"{number_text(ratio)}x"
+
+
+def ratio_interval_text(interval: Sequence[float] | None) -> str:
+    """Returns a speed-up's interval with two decimals, as its ratio has: "[2.36, 2.46]"; "" without one."""
+    return "" if interval is None else f"[{max(0.0, interval[0]):.2f}, {interval[1]:.2f}]"
