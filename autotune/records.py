@@ -162,7 +162,7 @@ class TrialRecord:
         regime: "shared" when loader workers and steps share the CPU's cores, "separate" when not, "" without workers.
         metrics: further numbers for the tracker, name -> value (NVML power, energy, utilisation, step times).
         knob_reports: knob key -> {"status", "reason", "observed"} (rank 0, the worst rank for statuses).
-        objectives: objective -> value in its own unit (see study/objective.py), as the study asks for them; unknown is absent.
+        objectives: objective -> value in its own unit (see trials/objective.py), as the study asks for them; unknown is absent.
         scores: objective -> the same turned so that more is better, the deciding objective first; None unknown. Empty in
             records that know throughput alone.
         violations: key of a constraint -> share by which the trial is beyond it, above 0.
@@ -258,7 +258,7 @@ class StudyRecord:
         terms: what the objective and the constraints are reckoned with: {"samples", "epoch_samples", "price_per_hour",
             "constraints": {key: limit}}; what was not given is absent.
         fingerprint: hash over `identity`: results are compared within one only.
-        identity: what makes results comparable, by name: machine, program, objective, space (see study/identity.py).
+        identity: what makes results comparable, by name: machine, program, objective, space (see trials/identity.py).
         asked: knob key -> domain as written by `Domain.as_json` or {"auto": true}, as the user asked for it.
         space: the same for the knobs that are searched on this machine with this program; as asked before the baseline has run.
         pinned: knobs the user fixed; they hold for the baseline too.
@@ -403,8 +403,8 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "ci" of these three comes with "why_no_ci"; "search" means one measurement, picked as the best of many, which overstates,
 #  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; ratio null: not compared,
 #    of scores, in whatever objective; "faster" means better
-#  "break_even": {"samples", "steps", "seconds", "dearer_s", "compile_s"} | null, as study/paying.py has it,
-#  "search_cost": {"seconds", "trials", "repaid_after_s", "ci", "why_not"} | null, as study/paying.py has it,
+#  "break_even": {"samples", "steps", "seconds", "dearer_s", "compile_s"} | null, as compare/break_even.py has it,
+#  "search_cost": {"seconds", "trials", "repaid_after_s", "ci", "why_not"} | null, as compare/break_even.py has it,
 #  "front": [as "best", without knobs], the Pareto front of several objectives,
 #  "attribution": [{"knob", "from", "to", "with": [knob], "ratio", "ci", "num_rounds", "cumulative", "reason",
 #                   "verdict": "faster|same|slower|ambiguous|needed|not separated"}],   one a change of the best, by effect
@@ -415,7 +415,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "counts": {outcome: n}, "seconds": {"total", "measuring", "starting", "compiling", "lost"},
 #  "fingerprint", "identity", "versions", "started_at", "budget_s", "budget_trials", "pinned", "settings",
 #  "command", "cwd", "is_recipe", "target": as in StudyRecord,
-#  "verification": study/verify.py's document | null for a study that searches,
+#  "verification": compare/verify.py's document | null for a study that searches,
 #  "warm_start": as in StudyRecord,
 #  "recording": study/recording.py's document | null for a study that searches,
 #  "disturbed_by": {"since_trial", "level": {kind: amount}, "words"} | null: what went on beside all trials from one on,

@@ -98,7 +98,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     from autotune.config.command import recipe_command
     from autotune.config.compose import compose
     from autotune.machine import circumstances, host_facts
-    from autotune.study.settings import process_environment
+    from autotune.trials.settings import process_environment
 
     if not best.is_recipe:
         raise BadInput(

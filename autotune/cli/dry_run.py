@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.cli.run import Asked, compose_asked, plan_of
+from autotune.cli.run import Asked, compose_asked, inputs_of
 from autotune.config.schema import AUTO, OFF, SearchOptions
 from autotune.errors import BadInput
 from autotune.quantities import seconds_text
@@ -31,7 +31,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     composed = compose_asked(asked, facts)
     command, space, runs = composed.command, composed.space, Path(composed.config.runs_dir)
     check_named(composed.config.search.warm_start, runs)
-    earlier = foreseen(plan_of(composed, facts), runs)
+    earlier = foreseen(inputs_of(composed, facts), runs)
     argv = composed.secrets.words(command.argv({**command.placeholders, **space.pinned}))
     lines = [
         f"study  {composed.name}: {composed.title}",
@@ -67,7 +67,7 @@ def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[str]:
         composed: what was asked for.
         earlier: a study that seems alike, and the seconds of its trials.
     """
-    from autotune.study.budget import most_reserved_s
+    from autotune.trials.budget import most_reserved_s
 
     budget = composed.config.study.budget
     trials = "" if budget.trials is None else f"{budget.trials} trial{'' if budget.trials == 1 else 's'} at most"

@@ -72,7 +72,7 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
     from autotune.harness.protocol import Spec
     from autotune.knobs.catalogue import knob
     from autotune.launchers.base import Launch
-    from autotune.study.settings import compile_cache, deadlines, memory_cap_bytes, process_environment
+    from autotune.trials.settings import compile_cache, deadlines, memory_cap_bytes, process_environment
 
     config, pinned = composed.config, composed.space.pinned
     passed = {key: {**composed.command.placeholders, **pinned}[key] for key in composed.command.placeholders}

@@ -21,7 +21,7 @@ from autotune.cli.terminal import outcome_style
 from autotune.harness.protocol import Progress
 from autotune.quantities import clock_text, number_text, rate_text, ratio_text
 from autotune.records import THROUGHPUT, Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
-from autotune.study.outlook import Outlook
+from autotune.trials.events import Outlook
 from autotune.wording import aims_text, changes_phrase, machine_text, objective_of, objective_text, score_of, warm_start_text
 
 REFRESHES_PER_S = 4

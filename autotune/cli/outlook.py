@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.quantities import clock_text, seconds_text
-from autotune.study.outlook import Outlook
+from autotune.trials.events import Outlook
 
 
 def plan_text(outlook: Outlook) -> str:

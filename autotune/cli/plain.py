@@ -14,7 +14,7 @@ from autotune.cli.outlook import left_text, plan_text
 from autotune.quantities import bytes_text, interval_text, number_text, rate_text, seconds_text
 from autotune.records import THROUGHPUT, TIME, Kind, Knobs, StudyRecord, Summary, TrialRecord
 from autotune.study import Listener
-from autotune.study.outlook import Outlook
+from autotune.trials.events import Outlook
 from autotune.wording import HEADS, aims_text, changes_phrase, counts_text, machine_text, objective_text, warm_start_text
 
 

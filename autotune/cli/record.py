@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.run import Asked, carry_out, plan_of
+from autotune.cli.run import Asked, carry_out, inputs_of
 from autotune.errors import BadInput, Interrupted
 from autotune.run_dir import StudyFolder, create, studies
 
 if TYPE_CHECKING:
     from autotune.config.compose import Composed
     from autotune.records import StudyRecord
-    from autotune.study import Plan
+    from autotune.study import StudyInputs
 
 PREFIX = "record-"  # of the names of recordings
 TABLE = "table.jsonl.gz"  # in the recording's folder
@@ -67,7 +67,7 @@ def _carry_out(
     from autotune.study import resume_study, run_study
 
     try:
-        return carry_out(run_study if is_new else resume_study, _plan(composed, facts), folder, as_json=as_json)
+        return carry_out(run_study if is_new else resume_study, _inputs(composed, facts), folder, as_json=as_json)
     except Interrupted:
         if "record.minutes" in str(folder.read_summary().get("reason")):  # it ended as it was told to
             return 0
@@ -76,13 +76,13 @@ def _carry_out(
         _write(folder, output, as_json=as_json)
 
 
-def _plan(composed: Composed, facts: dict[str, object]) -> Plan:
+def _inputs(composed: Composed, facts: dict[str, object]) -> StudyInputs:
     from autotune.config.schema import Budget
 
     config = composed.config
     config.study.budget = Budget(minutes=None, trials=None)
     config.measure.racing, config.launch.warm = False, "off"  # also of a recording that a version without these began
-    return replace(plan_of(composed, facts), is_recording=True)
+    return replace(inputs_of(composed, facts), is_recording=True)
 
 
 def _write(folder: StudyFolder, output: Path | None, *, as_json: bool) -> None:

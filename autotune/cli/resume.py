@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.cli import verdict
-from autotune.cli.run import carry_out, judge, plan_of
+from autotune.cli.run import carry_out, inputs_of, judge
 from autotune.cli.show import read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
@@ -31,7 +31,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool) ->
     if (summary := _summary(folder)) and summary["status"] == "complete" and not overrides:
         return _is_complete(folder, summary, as_json=as_json)
 
-    from autotune.cli.verify import plan_to_resume
+    from autotune.cli.verify import inputs_to_resume
     from autotune.config.recorded import recorded
     from autotune.machine import host_facts
     from autotune.study import resume_study
@@ -45,7 +45,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool) ->
         from autotune.cli import record
 
         return record.go_on(composed, host_facts(), folder, as_json=as_json)
-    make_plan = plan_to_resume(study) if study.verifies else plan_of
+    make_plan = inputs_to_resume(study) if study.verifies else inputs_of
     return carry_out(resume_study, make_plan(composed, host_facts()), folder, as_json=as_json)
 
 

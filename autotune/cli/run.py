@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from autotune.cli.plain import View
     from autotune.config.compose import Composed
     from autotune.records import Summary
-    from autotune.study import Listener, Plan, Tracking
+    from autotune.study import Listener, StudyInputs, Tracking
 
 LIBRARIES = ("optuna", "hydra-core", "mlflow", "numpy", "scipy")
 
@@ -75,29 +75,29 @@ def run(asked: Asked, *, as_json: bool) -> int:
 
     facts = host_facts()
     composed = compose_asked(asked, facts)
-    plan = plan_of(composed, facts)
+    inputs = inputs_of(composed, facts)
     check_named(composed.config.search.warm_start, Path(composed.config.runs_dir))
     folder = create(Path(composed.config.runs_dir), composed.name)
     for note in composed.notes:
         print(f"autotune: {note}", file=sys.stderr)
-    return carry_out(run_study, plan, folder, as_json=as_json)
+    return carry_out(run_study, inputs, folder, as_json=as_json)
 
 
 def carry_out(
-    study: Callable[[Plan, StudyFolder, Listener], Summary], plan: Plan, folder: StudyFolder, *, as_json: bool
+    study: Callable[[StudyInputs, StudyFolder, Listener], Summary], inputs: StudyInputs, folder: StudyFolder, *, as_json: bool
 ) -> int:
     """Runs a study from its beginning or from where it was ended, shows how it goes, and returns the exit code.
 
     Args:
         study: `run_study` or `resume_study`.
-        plan: what it is given.
+        inputs: what it is given.
         folder: its folder.
         as_json: print its document and nothing else.
     """
     view = _view(folder, as_json=as_json)
     try:
         with contextlib.closing(view):
-            summary = study(plan, folder, view)
+            summary = study(inputs, folder, view)
     except NothingWorked:
         if as_json:
             print_json(folder.read_summary())
@@ -143,12 +143,12 @@ def compose_asked(asked: Asked, facts: dict[str, object] | None = None) -> Compo
     return compose(asked.overrides, command=asked.command, config_dirs=asked.config_dirs, runs_dir=asked.runs_dir, facts=facts)
 
 
-def plan_of(composed: Composed, facts: dict[str, object]) -> Plan:
+def inputs_of(composed: Composed, facts: dict[str, object]) -> StudyInputs:
     """Returns what the study is given: the composed configuration, the launcher, the tracker, this machine."""
     from autotune.launchers.local import LocalLauncher
-    from autotune.study import Plan
+    from autotune.study import StudyInputs
 
-    return Plan(
+    return StudyInputs(
         title=composed.title,
         config=composed.config,
         yaml=composed.yaml,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.run import carry_out, plan_of
+from autotune.cli.run import carry_out, inputs_of
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
 from autotune.run_dir import StudyFolder, create, find
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autotune.config.claim import Claim, Verify
     from autotune.config.compose import Composed
     from autotune.records import StudyRecord
-    from autotune.study import Plan
+    from autotune.study import StudyInputs
 
 YAML = (".yaml", ".yml")
 
@@ -60,20 +60,20 @@ def verify(asked: Asked, *, as_json: bool) -> int:
     folder = create(asked.runs if study else Path(composed.config.runs_dir), composed.name)
     from autotune.study import run_study
 
-    return carry_out(run_study, plan_to_verify(composed, wanted, facts), folder, as_json=as_json)
+    return carry_out(run_study, inputs_to_verify(composed, wanted, facts), folder, as_json=as_json)
 
 
-def plan_to_verify(composed: Composed, wanted: Verify, facts: dict[str, object]) -> Plan:
-    """Returns the plan of a study that verifies: nothing is searched, and its rounds end it, not a budget."""
+def inputs_to_verify(composed: Composed, wanted: Verify, facts: dict[str, object]) -> StudyInputs:
+    """Returns the inputs of a study that verifies: nothing is searched, and its rounds end it, not a budget."""
     from autotune.config.schema import Budget
 
     composed.config.study.budget = Budget(minutes=None, trials=None)
     composed.space = replace(composed.space, domains={})
-    return replace(plan_of(composed, facts), verify=wanted)
+    return replace(inputs_of(composed, facts), verify=wanted)
 
 
-def plan_to_resume(study: StudyRecord) -> Callable[[Composed, dict[str, object]], Plan]:
-    """Returns what makes the plan of a verification that was interrupted.
+def inputs_to_resume(study: StudyRecord) -> Callable[[Composed, dict[str, object]], StudyInputs]:
+    """Returns what makes the inputs of a verification that was interrupted.
 
     Raises:
         BadInput: it cannot be gone on with.
@@ -88,7 +88,7 @@ def plan_to_resume(study: StudyRecord) -> Callable[[Composed, dict[str, object]]
         raise BadInput(f"STUDY: a verification that cannot be gone on with, got {study.name!r} ({error}). {again}") from error
     if is_masked(wanted.claim.changed):
         raise BadInput(f"STUDY: the file changes a secret, which was not written down, got {study.name!r}. {again}")
-    return lambda composed, facts: plan_to_verify(composed, wanted, facts)
+    return lambda composed, facts: inputs_to_verify(composed, wanted, facts)
 
 
 def _source(asked: Asked) -> tuple[StudyFolder | None, Path]:

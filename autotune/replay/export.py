@@ -22,8 +22,8 @@ from autotune.replay.table import Measurement, Table
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace, SearchSpace, domain_from_json, resolve
 from autotune.study.design import configurations
-from autotune.study.finite import NOT_FINITE
-from autotune.study.health import ACCEPTED
+from autotune.trials.finite import NOT_FINITE
+from autotune.trials.health import ACCEPTED
 
 DIGITS = 6  # significant, of every number: far below what a clock tells
 PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.+@-]+)+/([\w.+@-]+)")  # a path of folders; its last part is kept

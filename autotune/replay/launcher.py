@@ -8,13 +8,13 @@ import math
 from typing import Any
 
 from autotune import stats
+from autotune.clock import Clock
 from autotune.harness.protocol import MeasureRules, Progress, RankResult, Spec, Window
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
 from autotune.records import Knobs, Outcome
 from autotune.replay.results import ended_of
 from autotune.replay.table import Key, Measurement, Table, key_of
 from autotune.replay.world import World
-from autotune.study.plan import Clock
 
 START_PHASES = ("spawn", "import", "init", "first_batch", "compile")
 RACE_CONFIDENCE = 0.99  # as the harness races: by the upper end of a 99 % interval

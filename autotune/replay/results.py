@@ -8,7 +8,7 @@ from autotune.failures import Facts
 from autotune.harness.protocol import KnobReport, RankResult, Window
 from autotune.launchers.base import Ended
 from autotune.replay.table import Measurement
-from autotune.study.finite import NOT_FINITE
+from autotune.trials.finite import NOT_FINITE
 
 
 def ended_of(measurement: Measurement, *, trial: int, nonce: str) -> Ended:

@@ -12,7 +12,7 @@ from autotune.knobs.catalogue import knob
 from autotune.records import Knobs, KnobValue, TrialRecord
 from autotune.search import add_known, begin_study, tell
 from autotune.study.design import levels
-from autotune.study.session import ConfigurationKey, Session, configuration_key
+from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 MAX_REPEATED = 200  # proposals in a row that are known already: the space is used up
 EXHAUSTED, OUT_OF_BUDGET = "the search space is used up", "the budget is used"
@@ -32,7 +32,7 @@ class Rival:
 
     def __init__(self, session: Session) -> None:
         self.session, self.space = session, session.resolved
-        self.seed = session.plan.config.study.seed
+        self.seed = session.inputs.config.study.seed
         self._known = {configuration_key(record.changed): record for record in session.searched}
 
     def proposals(self) -> Iterator[Proposal]:

@@ -18,8 +18,8 @@ from autotune.config.schema import SAMPLERS
 from autotune.errors import BadInput, one_of
 from autotune.replay.rivals import GridOrder, Ladder, RandomOrder, Sampled
 from autotune.search.samplers import NUM_STARTUP_TRIALS
-from autotune.study.plan import Searching
-from autotune.study.session import Session
+from autotune.trials.events import Searching
+from autotune.trials.session import Session
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from autotune import stats
+from autotune.compare.finals import CHOOSING, REPORTED
+from autotune.compare.verify import compare
 from autotune.config.command import CommandTemplate
 from autotune.config.compose import typed
 from autotune.config.hidden import HiddenValues
@@ -25,9 +27,7 @@ from autotune.replay.space import Grid
 from autotune.replay.strategies import Strategy
 from autotune.replay.table import Key, Table, key_of
 from autotune.replay.world import Use, World
-from autotune.study import Listener, Plan, run_study
-from autotune.study.finals import CHOOSING, REPORTED
-from autotune.study.verify import compare
+from autotune.study import Listener, StudyInputs, run_study
 
 VERIFY_ROUNDS = 4  # as `autotune verify` measures
 FRESH = "off"
@@ -186,7 +186,7 @@ def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: L
     watcher = _Watcher(world, clock)
     config = config_of(table, strategy)
     config.study.seed, config.study.budget = seed, Budget(minutes=limits.minutes, trials=limits.trials)
-    plan = Plan(
+    inputs = StudyInputs(
         title=table.workload,
         config=config,
         yaml="",
@@ -201,7 +201,7 @@ def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: L
         search=strategy.search,
     )
     try:
-        summary = run_study(plan, NoFolder(), watcher)
+        summary = run_study(inputs, NoFolder(), watcher)
     except NothingWorked as failure:
         summary = {"reason": str(failure).partition("\n")[0], "best": None, "speedup": None}
     made = _judged(watcher, summary, world, random.Random(f"verify {seed}"))

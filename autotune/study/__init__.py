@@ -1,6 +1,8 @@
 """A study from its first trial to its verdict: baseline, search, finals, summary."""
 
+from autotune.clock import Clock
 from autotune.study.loop import resume_study, run_study
-from autotune.study.plan import Clock, Listener, Plan, Tracking
+from autotune.trials.events import Listener, Tracking
+from autotune.trials.inputs import StudyInputs
 
-__all__ = ["Clock", "Listener", "Plan", "Tracking", "resume_study", "run_study"]
+__all__ = ["Clock", "Listener", "StudyInputs", "Tracking", "resume_study", "run_study"]

@@ -9,8 +9,8 @@ from autotune.records import Knobs, TrialRecord
 from autotune.search import may_be_to_blame
 from autotune.search.rates import Suspects
 from autotune.space import ResolvedSpace
-from autotune.study.seeds import Proposal
-from autotune.study.trial import CHANCE, NO_CHANCE
+from autotune.study.initial import Proposal
+from autotune.trials.runner import CHANCE, NO_CHANCE
 from autotune.wording import knob_phrase
 
 

@@ -15,7 +15,7 @@ from autotune.knobs.catalogue import knob
 from autotune.records import Knobs, KnobValue
 from autotune.search.samplers import grid_levels
 from autotune.space import ResolvedSpace
-from autotune.study.session import configuration_key
+from autotune.trials.session import configuration_key
 
 MAX_GRID_POINTS = 100_000  # of the plain product, inactive knobs included, that are looked at
 NEIGHBOUR_FRAC = 2 / 3  # of a sample: what lies one change away from a seed; the rest is drawn from everywhere

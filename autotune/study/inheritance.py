@@ -25,11 +25,11 @@ from autotune.config.schema import AUTO, OFF
 from autotune.errors import BadInput
 from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
 from autotune.run_dir import StudyFolder, find, studies
-from autotune.study.frontier import dominates
-from autotune.study.identity import PROGRAM_FACTS, SCRIPT, identity
-from autotune.study.plan import Plan
-from autotune.study.session import Session
-from autotune.study.settings import capacity_bytes
+from autotune.study.oom_frontier import dominates
+from autotune.trials.identity import PROGRAM_FACTS, SCRIPT, identity
+from autotune.trials.inputs import StudyInputs
+from autotune.trials.session import Session
+from autotune.trials.settings import capacity_bytes
 
 MAX_SOURCES = 8  # the latest ones; what older ones knew, these knew too
 MAX_SEEDS = 8  # more than are tried: some may mean the same here, or nothing
@@ -81,11 +81,11 @@ def inherit(session: Session) -> dict[str, Any]:
     Args:
         session: the study, before its search.
     """
-    asked = session.plan.config.search.warm_start
+    asked = session.inputs.config.search.warm_start
     if asked in (OFF, False) or not session.folder.is_kept:
         return {}
     sources = _sources(session, asked)
-    seeds = [] if session.plan.config.search.sampler == "grid" else _seeds(sources, session.about)
+    seeds = [] if session.inputs.config.search.sampler == "grid" else _seeds(sources, session.about)
     out = _out_of_memory(sources, session.about, session.baseline)
     if not seeds and not out:
         return {}
@@ -100,7 +100,7 @@ def why_nothing(session: Session) -> str:
     A study that the user named had nothing to give; or there is one of the same command whose script or torch was another, that
     only its name brings in.
     """
-    config = session.plan.config.search
+    config = session.inputs.config.search
     if not session.folder.is_kept:
         return ""
     if names := _names(config.warm_start):
@@ -127,12 +127,12 @@ def _typed(folder: StudyFolder) -> str:
     return str(folder.path)
 
 
-def foreseen(plan: Plan, runs: Path) -> tuple[str, float] | None:
+def foreseen(inputs: StudyInputs, runs: Path) -> tuple[str, float] | None:
     """Returns (study, seconds of its trials, typically) for the latest study that seems alike before a baseline has run.
 
     What only a baseline can tell (torch, the device) is not compared.
     """
-    own = identity(plan, None, None)
+    own = identity(inputs, None, None)
     told = {f"program.{name}" for name in PROGRAM_FACTS}
     for folder, about in _others(runs):
         if set(_differing(about.identity, own)) <= told and (source := _source(folder, about, [])):

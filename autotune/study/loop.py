@@ -12,6 +12,12 @@ import shutil
 import subprocess
 from typing import Any
 
+from autotune.compare.attribution import Attributor
+from autotune.compare.decision import Decision
+from autotune.compare.finals import Finals
+from autotune.compare.pareto import confirm_front
+from autotune.compare.tiers import TierFinals
+from autotune.compare.verify import VERIFIED, Verification
 from autotune.detected import findings, missing_processes
 from autotune.errors import BadInput, FolderLost, NothingWorked
 from autotune.export import export
@@ -21,27 +27,22 @@ from autotune.monitors.sealing import seal_leftovers
 from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import FULL, StudyFolder
 from autotune.space import ResolvedSpace, resolve
-from autotune.study.attribution import Attributor
-from autotune.study.budget import Budget, Costs
-from autotune.study.decision import Decision
 from autotune.study.earlier import Earlier, read_earlier
-from autotune.study.finals import Finals
-from autotune.study.front import confirm_front
-from autotune.study.identity import about, differences
 from autotune.study.inheritance import inherit, why_nothing
-from autotune.study.interrupts import Interrupts
-from autotune.study.numbers import cycle
-from autotune.study.plan import Listener, Plan, Tracking
 from autotune.study.proposals import Search
-from autotune.study.quarantine import quarantine
 from autotune.study.recording import Recording
-from autotune.study.session import Ending, OutOfTime, Session
-from autotune.study.settings import memory_seen_bytes
 from autotune.study.summary import Standing, summarise
-from autotune.study.tiers import TierFinals
-from autotune.study.trial import TrialRunner
-from autotune.study.verify import VERIFIED, Verification
 from autotune.trackers.sync import incomplete
+from autotune.trials.budget import Budget, Costs
+from autotune.trials.events import Listener, Tracking
+from autotune.trials.identity import about, differences
+from autotune.trials.inputs import StudyInputs
+from autotune.trials.interrupts import Interrupts
+from autotune.trials.quarantine import quarantine
+from autotune.trials.runner import TrialRunner
+from autotune.trials.session import Ending, OutOfTime, Session
+from autotune.trials.settings import memory_seen_bytes
+from autotune.trials.trial_metrics import cycle
 from autotune.wording import cycles_text, log_lines
 
 NO_MODULE = "No module named"  # what Python says of it
@@ -49,13 +50,13 @@ DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # for the tracker to catch up at the end;
 LETTING_GO_S = 5.0  # for the tracker's process to end when it is told to
 
 
-def run_study(plan: Plan, folder: StudyFolder, listener: Listener) -> Summary:
+def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> Summary:
     """Runs a study to its verdict and returns its summary; everything in it is on disk by then.
 
     An interrupt is no exception here: the summary's status is "interrupted" and holds what there is.
 
     Args:
-        plan: what to do.
+        inputs: what to do.
         folder: the study's folder, as `run_dir.create` made it.
         listener: whom to tell.
 
@@ -64,59 +65,59 @@ def run_study(plan: Plan, folder: StudyFolder, listener: Listener) -> Summary:
         FolderLost: the study's folder cannot be written any more.
         BadInput: another tuner works on the study.
     """
-    return _run(plan, folder, listener, is_new=True)
+    return _run(inputs, folder, listener, is_new=True)
 
 
-def resume_study(plan: Plan, folder: StudyFolder, listener: Listener) -> Summary:
+def resume_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> Summary:
     """Goes on with a study, however it ended, and returns its summary, as `run_study` does.
 
     Trials that are over are neither repeated nor lost; what was cut off is tried again; time that was used stays used.
 
     Args:
-        plan: what the study was given, its budget perhaps extended.
+        inputs: what the study was given, its budget perhaps extended.
         folder: the study's folder.
         listener: whom to tell.
 
     Raises:
         BadInput: also when machine or program are not those that the study has measured; names what differs.
     """
-    return _run(plan, folder, listener, is_new=False)
+    return _run(inputs, folder, listener, is_new=False)
 
 
-def _run(plan: Plan, folder: StudyFolder, listener: Listener, *, is_new: bool) -> Summary:
+def _run(inputs: StudyInputs, folder: StudyFolder, listener: Listener, *, is_new: bool) -> Summary:
     with folder.claimed() as problem, Interrupts(listener.notice) as interrupts:
         if problem:
             listener.notice(
                 f"{folder.path} cannot be locked ({problem}), as on some network file systems: start no second autotune on it."
             )
         earlier = None if is_new else read_earlier(folder)
-        return _Study(plan, folder, listener, interrupts, earlier).run()
+        return _Study(inputs, folder, listener, interrupts, earlier).run()
 
 
 class _Study:
     """One run from start to end; the parts do the work, this holds their order."""
 
     def __init__(
-        self, plan: Plan, folder: StudyFolder, listener: Listener, interrupts: Interrupts, earlier: Earlier | None
+        self, inputs: StudyInputs, folder: StudyFolder, listener: Listener, interrupts: Interrupts, earlier: Earlier | None
     ) -> None:
-        budget = plan.config.study.budget
-        self._plan, self._folder, self._listener, self._earlier = plan, folder, listener, earlier
+        budget = inputs.config.study.budget
+        self._inputs, self._folder, self._listener, self._earlier = inputs, folder, listener, earlier
         self._budget = Budget(
-            clock=plan.clock,
+            clock=inputs.clock,
             total_s=None if budget.minutes is None else budget.minutes * 60,
             max_trials=budget.trials,
             before_s=earlier.spent_s if earlier else 0.0,
-            started=plan.began_s,
+            started=inputs.began_s,
         )
         self._session = Session(
-            plan=plan,
+            inputs=inputs,
             folder=folder,
             listener=listener,
             interrupts=interrupts,
-            runner=TrialRunner(plan, folder, listener, earlier=earlier.records if earlier else ()),
-            quarantine=quarantine(plan, folder, lambda: self._executable),
+            runner=TrialRunner(inputs, folder, listener, earlier=earlier.records if earlier else ()),
+            quarantine=quarantine(inputs, folder, lambda: self._executable),
             budget=self._budget,
-            about=_about_at_first(plan, folder, earlier),
+            about=_about_at_first(inputs, folder, earlier),
             after_trial=self._note_progress,
             records=list(earlier.records) if earlier else [],
         )
@@ -151,17 +152,17 @@ class _Study:
         """Returns the status the study ends with, why, and the failure to be raised once everything is on disk."""
         try:
             self._baseline()
-            if self._plan.is_recording:
+            if self._inputs.is_recording:
                 is_over, reason = Recording(self._session).run()
                 return "complete" if is_over else "interrupted", reason, None
-            if self._plan.verify:
-                self._finals, ended_because = Verification(self._session, self._plan.verify), VERIFIED
+            if self._inputs.verify:
+                self._finals, ended_because = Verification(self._session, self._inputs.verify), VERIFIED
             else:
-                ended_because = (self._plan.search or Search)(self._session).run()
+                ended_because = (self._inputs.search or Search)(self._session).run()
                 self._session.listener.notice(f"The search is over: {ended_because}.")
                 self._finals = Finals(self._session, self._attributor.run, self._attributor.known_part)
             self._decision = self._finals.run()
-            if not self._plan.verify:
+            if not self._inputs.verify:
                 self._confirm_others(self._decision)
         except (Ending, KeyboardInterrupt) as ending:
             return "interrupted", str(ending) or "stopped by the user", None
@@ -182,17 +183,17 @@ class _Study:
             self._folder.tidy()
             for record in self._earlier.cut_off:
                 self._folder.write_trial(record)
-        self._folder.write_config(self._plan.yaml)
+        self._folder.write_config(self._inputs.yaml)
         self._folder.write_study(self._session.about)
         self._write("running")
-        for line in self._plan.launcher.sweep(self._folder.path):
-            self._listener.notice(self._plan.secrets.text(line))
-        seal_leftovers(self._folder.path, self._plan.secrets)
+        for line in self._inputs.launcher.sweep(self._folder.path):
+            self._listener.notice(self._inputs.secrets.text(line))
+        seal_leftovers(self._folder.path, self._inputs.secrets)
         self._listener.started(self._session.about)
         if self._earlier and self._earlier.records:
             self._listener.resumed(self._earlier.records, self._earlier.spent_s)
         try:
-            return self._plan.start_tracking(self._folder) if self._plan.start_tracking else None
+            return self._inputs.start_tracking(self._folder) if self._inputs.start_tracking else None
         except OSError as error:  # no process to be had, a full disk
             self._listener.notice(incomplete(self._folder, f"it could not be started ({error.strerror})"))
             return None
@@ -216,7 +217,7 @@ class _Study:
             first = self._measured_baseline()
         record = session.baseline
         self._executable = first.facts.get("executable")
-        session.circumstances = circumstances(self._plan.machine, first, is_recipe=self._plan.command.is_recipe)
+        session.circumstances = circumstances(self._inputs.machine, first, is_recipe=self._inputs.command.is_recipe)
         session.target = first.target
         session.runner.program = dict(first.facts)
         session.runner.warm.learn(first)
@@ -224,16 +225,16 @@ class _Study:
         session.runner.baseline_losses = record.losses
         session.runner.cycle = cycle(first)
         session.learn_excuses()
-        session.space = _resolved(self._plan, first)
+        session.space = _resolved(self._inputs, first)
         if earlier is None or earlier.first is None:
             self._name_dropped(session.space.dropped)
         session.costs = Costs(frozenset(key for _, key, _ in session.space.costly()))
         for searched in session.searched:
             session.costs.learn(searched)
-        session.memory_capacity_bytes = memory_seen_bytes(self._plan, first)
+        session.memory_capacity_bytes = memory_seen_bytes(self._inputs, first)
         session.runner.goal.learn([first], capacity_bytes=session.memory_capacity_bytes)
         session.runner.goal.check_baseline(record)
-        session.about = about(self._plan, self._folder, session.about, space=session.space, first=first)
+        session.about = about(self._inputs, self._folder, session.about, space=session.space, first=first)
         self._check_identity(session.about.identity)
         record.knobs = session.space.baseline  # what the program does by itself is known only now
         self._take_over()
@@ -242,21 +243,21 @@ class _Study:
         self._folder.write_study(session.about)
         self._write("running")
         self._listener.started(session.about)
-        if not (self._plan.is_recording or self._plan.verify):
+        if not (self._inputs.is_recording or self._inputs.verify):
             self._listener.planned(session.outlook())
 
     def _take_over(self) -> None:
         """Takes over what earlier studies know, before the search begins; what was taken over then holds from then on."""
-        session, plan = self._session, self._plan
-        if plan.is_recording or plan.verify or session.about.warm_start or len(session.searched) > 1:
+        session, inputs = self._session, self._inputs
+        if inputs.is_recording or inputs.verify or session.about.warm_start or len(session.searched) > 1:
             return
-        session.about.warm_start = plan.secrets.document(inherit(session))
+        session.about.warm_start = inputs.secrets.document(inherit(session))
         if not session.about.warm_start and (why := why_nothing(session)):
-            self._listener.notice(plan.secrets.message(why))
+            self._listener.notice(inputs.secrets.message(why))
 
     def _name_dropped(self, dropped: dict[str, str]) -> None:
         """Says which of the knobs that the user named are not searched; `autotune inspect` has the rest."""
-        for key in sorted(self._plan.space.typed & dropped.keys()):
+        for key in sorted(self._inputs.space.typed & dropped.keys()):
             self._listener.notice(f"{key} is not searched here: {dropped[key]}.")
 
     def _measured_baseline(self) -> RankResult:
@@ -268,9 +269,9 @@ class _Study:
         if earlier and (failed := earlier.failed_baseline):
             record.evidence["earlier_run"] = {"outcome": failed.outcome, "reason": failed.reason, "seconds": failed.seconds}
         if not record.outcome.has_value or record.value is None:
-            raise NothingWorked(_why_nothing(record, self._folder, results, self._plan.command.argv({})))
-        if missing := missing_processes(results[0], self._plan.command.argv({})):
-            self._listener.notice(self._plan.secrets.text(missing))
+            raise NothingWorked(_why_nothing(record, self._folder, results, self._inputs.command.argv({})))
+        if missing := missing_processes(results[0], self._inputs.command.argv({})):
+            self._listener.notice(self._inputs.secrets.text(missing))
         if said := cycles_text(record.metrics):
             self._listener.notice(f"{said}.")
         return results[0]
@@ -287,7 +288,7 @@ class _Study:
         # Through JSON, so that the document handed over is the one on disk, tuples and all.
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
         self._folder.write_summary(summary)
-        if summary["best"] and self._folder.is_kept and not self._plan.is_recording:
+        if summary["best"] and self._folder.is_kept and not self._inputs.is_recording:
             self._folder.write_best(export(summary, "yaml", None))
         return summary
 
@@ -296,7 +297,7 @@ class _Study:
             self._write("running")
 
     def _close(self, summary: Summary, tracking: Tracking | None) -> None:
-        self._plan.launcher.close()
+        self._inputs.launcher.close()
         self._session.runner.close()
         self._listener.finished(summary)
         if tracking and (why := self._drain(tracking)):
@@ -315,7 +316,7 @@ class _Study:
 
     def _abandon(self, fault: BaseException, tracking: Tracking | None) -> None:
         """Leaves nothing running after a fault, and says on disk what happened, where that can still be written."""
-        for let_go in (self._plan.launcher.close, self._session.runner.close):
+        for let_go in (self._inputs.launcher.close, self._session.runner.close):
             with contextlib.suppress(Exception):
                 let_go()
         if tracking:
@@ -324,7 +325,7 @@ class _Study:
             is_ours = not isinstance(fault, BadInput | KeyboardInterrupt)
             reason = f"internal error: {fault!r}" if is_ours else str(fault).partition("\n")[0] or "stopped by the user"
             with contextlib.suppress(FolderLost):
-                self._write("failed" if is_ours else "interrupted", self._plan.secrets.text(reason))
+                self._write("failed" if is_ours else "interrupted", self._inputs.secrets.text(reason))
 
     def _drain(self, tracking: Tracking) -> str:
         """Waits for the tracker to catch up, and returns why it did not; it reads the summary's status and ends by itself."""
@@ -347,16 +348,16 @@ def _let_go(tracking: Tracking) -> None:
         tracking.wait(timeout=LETTING_GO_S)
 
 
-def _about_at_first(plan: Plan, folder: StudyFolder, earlier: Earlier | None) -> StudyRecord:
+def _about_at_first(inputs: StudyInputs, folder: StudyFolder, earlier: Earlier | None) -> StudyRecord:
     if earlier is None:
-        return about(plan, folder, None)
+        return about(inputs, folder, None)
     before, first = dataclasses.replace(earlier.about, spent_s=earlier.spent_s), earlier.first
-    return about(plan, folder, before, space=_resolved(plan, first) if first else None, first=first)
+    return about(inputs, folder, before, space=_resolved(inputs, first) if first else None, first=first)
 
 
-def _resolved(plan: Plan, first: RankResult) -> ResolvedSpace:
-    here = circumstances(plan.machine, first, is_recipe=plan.command.is_recipe)
-    return resolve(plan.space, here, passed=plan.command.placeholders)
+def _resolved(inputs: StudyInputs, first: RankResult) -> ResolvedSpace:
+    here = circumstances(inputs.machine, first, is_recipe=inputs.command.is_recipe)
+    return resolve(inputs.space, here, passed=inputs.command.placeholders)
 
 
 def _why_nothing(record: TrialRecord, folder: StudyFolder, results: list[RankResult], command: list[str]) -> str:

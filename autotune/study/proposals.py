@@ -10,20 +10,20 @@ from typing import Any
 
 import optuna
 
+from autotune.compare.parity import Parity
 from autotune.errors import NothingWorked
 from autotune.quantities import seconds_text
 from autotune.records import Knobs, KnobValue, Outcome, Tier, TrialRecord
 from autotune.search import RatesSampler, add_known, begin_study, make_sampler, scores_of, tell
 from autotune.search.samplers import CompleteGrid
-from autotune.study.budget import CONFIRMING_ROUNDS
 from autotune.study.culprits import Culprits
 from autotune.study.earlier import CUT_OFF_CAUSE
-from autotune.study.frontier import Frontier
-from autotune.study.parity import Parity
+from autotune.study.initial import Proposal, earlier_seeds, expert_seeds, filling_seed
+from autotune.study.oom_frontier import Frontier
 from autotune.study.sampling import inform, machine_of
-from autotune.study.seeds import Proposal, earlier_seeds, expert_seeds, filling_seed
-from autotune.study.session import ConfigurationKey, Ending, Session, configuration_key
 from autotune.study.single_changes import SingleChanges
+from autotune.trials.budget import CONFIRMING_ROUNDS
+from autotune.trials.session import ConfigurationKey, Ending, Session, configuration_key
 from autotune.wording import log_lines
 
 MAX_REPEATED_PROPOSALS = 40  # the sampler proposes what is known already this often in a row: the space is used up
@@ -52,7 +52,7 @@ class Search:
     """
 
     def __init__(self, session: Session) -> None:
-        config, space = session.plan.config, session.resolved
+        config, space = session.inputs.config, session.resolved
         self._session, self._space = session, space
         self._sampler_name = config.search.sampler
         self._names = session.runner.goal.names

@@ -17,7 +17,7 @@ from typing import Any
 from autotune.records import Kind, Knobs, Outcome, StudyRecord, TrialRecord
 from autotune.study.design import configurations
 from autotune.study.earlier import CUT_OFF_CAUSE
-from autotune.study.session import ConfigurationKey, Session, configuration_key
+from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 RECORDED = "recorded"  # origin of its trials
 MAX_CHANCES = 2  # as often a measurement is tried that chance kept from giving an answer
@@ -30,7 +30,7 @@ class Recording:
     """Measures what is still missing; what earlier runs of it have measured counts."""
 
     def __init__(self, session: Session) -> None:
-        config = session.plan.config
+        config = session.inputs.config
         self._session, self._config, self._seed = session, config, config.study.seed
         self._configurations, self._is_whole = configurations(
             session.resolved, session.circumstances, most=self._config.record.configurations, seed=self._seed

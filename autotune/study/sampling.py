@@ -8,7 +8,7 @@ import optuna
 
 from autotune.records import Knobs
 from autotune.search import Machine, Parts, RatesSampler, Rules
-from autotune.study.session import Session
+from autotune.trials.session import Session
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 OWN_FORECAST = (
@@ -21,7 +21,7 @@ def machine_of(session: Session) -> Machine:
     """Returns the machine as a sampler sees it; only asked for after the baseline."""
     here, reference = session.circumstances, session.resolved.reference
     memory_bytes = session.memory_capacity_bytes
-    keep_free_frac = session.plan.config.constraints.memory_free_frac
+    keep_free_frac = session.inputs.config.constraints.memory_free_frac
     threads = reference.get(THREADS)
     return Machine(
         num_cores=float(here.num_cores) if here else None,
@@ -49,7 +49,7 @@ def inform(
     """
     if not isinstance(sampler, RatesSampler):
         return
-    space, search = session.resolved, session.plan.config.search
+    space, search = session.resolved, session.inputs.config.search
 
     def full(params: Knobs) -> Knobs:
         return space.active({**space.reference, **params})

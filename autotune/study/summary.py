@@ -8,19 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune import stats
+from autotune.compare import parity
+from autotune.compare.attribution import Attribution
+from autotune.compare.break_even import break_even, search_cost
+from autotune.compare.decision import ONE_ROUND_FRAC, Decision
+from autotune.compare.pareto import front, measured_again
+from autotune.compare.tiers import is_barred, leader
+from autotune.compare.verify import verification
 from autotune.records import SCHEMA, Kind, StudyRecord, Summary, Tier, TrialRecord, objective_names
-from autotune.study import finite, parity
-from autotune.study.attribution import Attribution
-from autotune.study.budget import START_PHASES
-from autotune.study.decision import ONE_ROUND_FRAC, Decision
 from autotune.study.diagnosis import diagnose
-from autotune.study.front import front, measured_again
-from autotune.study.health import PAGE_CACHE, caveat, drift, shared
-from autotune.study.objective import means
-from autotune.study.paying import break_even, search_cost
 from autotune.study.recording import recorded
-from autotune.study.tiers import is_barred, leader
-from autotune.study.verify import verification
+from autotune.trials import finite
+from autotune.trials.budget import START_PHASES
+from autotune.trials.health import PAGE_CACHE, caveat, drift, shared
+from autotune.trials.objective import means
 from autotune.wording import cycles_text
 
 GLOBAL_BATCH = "train.global_batch"

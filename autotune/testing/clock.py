@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.study.plan import Clock
+from autotune.clock import Clock
 
 
 class VirtualClock(Clock):

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.clock import Clock
 from autotune.harness.protocol import APPLIED, KnobReport, Progress, RankResult, Window, result_file, write_json
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Knobs
-from autotune.study.plan import Clock
 
 NUM_BLOCKS = 40  # of the window: as many as two seconds hold
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from autotune.harness.protocol import Progress
 from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
-from autotune.study.outlook import Outlook
-from autotune.study.plan import Listener
+from autotune.trials.events import Listener, Outlook
 
 
 class RecordingListener(Listener):

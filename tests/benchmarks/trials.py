@@ -12,7 +12,7 @@ from autotune.harness import protocol
 from autotune.knobs.catalogue import knob
 from autotune.launchers.base import Deadlines, Ended, Launch, Launcher
 from autotune.records import Knobs, Outcome
-from autotune.study.settings import compile_cache
+from autotune.trials.settings import compile_cache
 
 POLL_S = 0.1
 

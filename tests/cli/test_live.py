@@ -11,8 +11,8 @@ from autotune.cli.plain import PlainLines, Quiet
 from autotune.cli.terminal import THEME
 from autotune.harness.protocol import PHASES, Progress
 from autotune.records import Kind
-from autotune.study.outlook import Outlook
 from autotune.testing.studies import make_study
+from autotune.trials.events import Outlook
 
 
 @pytest.fixture

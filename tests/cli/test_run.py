@@ -23,7 +23,7 @@ def ends(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("", encoding="utf-8")
 
     def run(status: str, *words: str) -> int:
-        def study(_plan, folder, listener):
+        def study(_inputs, folder, listener):
             summary = make_study(tmp_path / "other").read_summary() | {"status": status, "reason": "for the test"}
             folder.write_study(dataclasses.replace(StudyFolder(tmp_path / "other" / "resnet18").read_study(), base=folder.name))
             folder.write_summary(summary)
@@ -98,5 +98,5 @@ def test_dry_run_says_what_the_budget_holds_and_leaves_nothing(tmp_path, monkeyp
 
 
 def test_dry_run_promises_no_more_trials_than_were_asked_for():
-    assert dry_run._plan(600.0, 300.0, ("s-1", 10.0), most=None).startswith("about 29 trials, if each takes 10 s")
-    assert dry_run._plan(600.0, 300.0, ("s-1", 10.0), most=1).startswith("about 1 trial, if each takes 10 s")
+    assert dry_run._inputs(600.0, 300.0, ("s-1", 10.0), most=None).startswith("about 29 trials, if each takes 10 s")
+    assert dry_run._inputs(600.0, 300.0, ("s-1", 10.0), most=1).startswith("about 1 trial, if each takes 10 s")

@@ -10,7 +10,7 @@ import pytest
 from autotune.harness.protocol import STDERR_FILE
 from autotune.records import Outcome
 from autotune.run_dir import StudyFolder
-from autotune.study.quarantine import PROBE, STICKY
+from autotune.trials.quarantine import PROBE, STICKY
 from tests.benchmarks.commands import run_study
 from tests.gpu.conftest import Make
 

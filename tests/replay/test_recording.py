@@ -24,9 +24,9 @@ FIXED_WORDS = tuple(f"{key}={value}" for key, value in FIXED.items())
 
 @pytest.fixture
 def recording(tmp_path):
-    def make(surface=None, *overrides, **plan):
-        made = Bench(tmp_path / "runs", surface, *SPACE, *FIXED_WORDS, *overrides, is_recording=True, **plan)
-        made.plan.config.study.budget.minutes = None
+    def make(surface=None, *overrides, **inputs):
+        made = Bench(tmp_path / "runs", surface, *SPACE, *FIXED_WORDS, *overrides, is_recording=True, **inputs)
+        made.inputs.config.study.budget.minutes = None
         return made
 
     return make
@@ -55,10 +55,10 @@ def test_a_recording_stops_at_its_minutes_and_goes_on_where_it_was(recording):
     assert "record.minutes=1 have no room for the next, 7 of 12 measurements are left" in summary["reason"]
     before = places(bench.trials)
     begun_s = bench.clock.now_s
-    summary = resume_study(bench.plan, bench.folder, bench.listener)
+    summary = resume_study(bench.inputs, bench.folder, bench.listener)
     assert bench.clock.now_s - begun_s <= 60, "each go has minutes of its own"
-    bench.plan.config.record.minutes = None
-    assert resume_study(bench.plan, bench.folder, bench.listener)["status"] == "complete"
+    bench.inputs.config.record.minutes = None
+    assert resume_study(bench.inputs, bench.folder, bench.listener)["status"] == "complete"
     found = places(bench.trials)
     assert found[: len(before)] == before
     assert len(set(found)) == len(found) == 12
@@ -68,7 +68,7 @@ def test_the_best_few_are_measured_more_often_when_all_rounds_are_over(recording
     surface = Surface(gains={("precision.amp", "bf16"): 2.0}, loader_per_s=1e6, noise_frac=0.01)
     bench = recording(surface, "record.repeats=2", "record.repeats_of_best=3", "record.minutes=0.7")
     reasons = [bench.run()["reason"]]
-    while (summary := resume_study(bench.plan, bench.folder, bench.listener))["status"] != "complete":
+    while (summary := resume_study(bench.inputs, bench.folder, bench.listener))["status"] != "complete":
         reasons.append(summary["reason"])
     assert "of 8 measurements are left" in reasons[0]
     assert any("of the best few are left" in reason for reason in reasons)
@@ -170,7 +170,7 @@ def test_run_study_of_a_recording_whose_program_does_not_work_says_so(recording)
 
     bench = recording(Surface(failures=lambda trial, knobs: Failure(signal="SIGSEGV", cause="exit")))
     with pytest.raises(NothingWorked, match="baseline: the program could not be measured"):
-        run_study(bench.plan, bench.folder, bench.listener)
+        run_study(bench.inputs, bench.folder, bench.listener)
 
 
 def test_a_recorded_program_whose_own_loss_is_not_finite_is_replayed_as_it_was_measured(recording):

@@ -12,11 +12,11 @@ from autotune.monitors.nvml import NoDevice
 from autotune.records import Kind, Knobs, TrialRecord
 from autotune.run_dir import create
 from autotune.space import ResolvedSpace
-from autotune.study import Plan, run_study
-from autotune.study.session import Ending
+from autotune.study import StudyInputs, run_study
 from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import FakeLauncher
 from autotune.testing.listener import RecordingListener
+from autotune.trials.session import Ending
 from tests.search.landscapes import Landscape
 from tests.study.conftest import FakeCpu
 
@@ -75,7 +75,7 @@ def search(landscape: Landscape, *overrides: str, seed: int = 0, listener: Recor
     clock = VirtualClock()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None, prefix="autotune-test-") as runs:
         folder = create(Path(runs), "s")
-        plan = Plan(
+        inputs = StudyInputs(
             title="a program",
             config=composed.config,
             yaml=composed.yaml,
@@ -88,7 +88,7 @@ def search(landscape: Landscape, *overrides: str, seed: int = 0, listener: Recor
             device=NoDevice(),
             cpu=FakeCpu(),
         )
-        run_study(plan, folder, listener or SearchOnly())
+        run_study(inputs, folder, listener or SearchOnly())
         trials = [trial for trial in folder.read_trials() if trial.kind in (Kind.baseline, Kind.search)]
     return Searched(trials, landscape)
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
+from autotune.compare.decision import Decision
+from autotune.compare.finals import Finals
 from autotune.harness.meter import DONE, Meter
 from autotune.harness.protocol import MeasureRules, RankResult
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.study.budget import Budget
-from autotune.study.decision import Decision
-from autotune.study.finals import Finals
-from autotune.study.numbers import interval, why_no_interval
-from autotune.study.plan import Listener
 from autotune.testing.clock import VirtualClock
+from autotune.trials.budget import Budget
+from autotune.trials.events import Listener
+from autotune.trials.trial_metrics import interval, why_no_interval
 
 
 def more(*rows: Any) -> list[Any]:
@@ -140,7 +140,7 @@ class Study:
             measure=SimpleNamespace(finals=MeasureRules()),
             parity=SimpleNamespace(steps=0),
         )
-        self.plan, self.listener = SimpleNamespace(config=config), Listener()
+        self.inputs, self.listener = SimpleNamespace(config=config), Listener()
         self.costs = SimpleNamespace(again_s=lambda knobs, changed: trial_s)
         self.records = [self._record(number, Kind.search if number else Kind.baseline) for number in range(len(true_per_s))]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from autotune import stats
-from autotune.study.finals import LOOKS
+from autotune.compare.finals import LOOKS
 from tests.stats.simulated import Machine, Study, more
 
 EQUAL, CLOSE = [100.0, 100.0], [100.0, 103.0]

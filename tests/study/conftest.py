@@ -7,7 +7,7 @@ from autotune.config.compose import compose
 from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse
 from autotune.monitors.nvml import NoDevice
 from autotune.run_dir import create
-from autotune.study import Plan, run_study
+from autotune.study import StudyInputs, run_study
 from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import FakeLauncher, MadeUpDevice, Surface
 from autotune.testing.listener import RecordingListener
@@ -45,7 +45,7 @@ class Bench:
     """A study on the fake launcher, ready to run."""
 
     def __init__(
-        self, folder, surface=None, *overrides, seed=0, minutes=4, command=("python", "-c", "pass"), machine=MACHINE, **plan
+        self, folder, surface=None, *overrides, seed=0, minutes=4, command=("python", "-c", "pass"), machine=MACHINE, **inputs
     ):
         self.clock, self.listener, self.cpu = VirtualClock(), RecordingListener(), FakeCpu()
         self.surface = surface or Surface()
@@ -55,7 +55,7 @@ class Bench:
         given = [*own, f"study.seed={seed}", f"study.budget.minutes={minutes}", *overrides]
         composed = compose(given, command=list(command), facts=machine)
         self.folder = create(folder, "s")
-        self.plan = Plan(
+        self.inputs = StudyInputs(
             title="a program",
             config=composed.config,
             yaml=composed.yaml,
@@ -65,11 +65,11 @@ class Bench:
             machine=machine,
             clock=self.clock,
             poll_s=0.25,
-            **{"device": MadeUpDevice(self.launcher) if self.surface.power_w else NoDevice(), "cpu": self.cpu, **plan},
+            **{"device": MadeUpDevice(self.launcher) if self.surface.power_w else NoDevice(), "cpu": self.cpu, **inputs},
         )
 
     def run(self):
-        return run_study(self.plan, self.folder, self.listener)
+        return run_study(self.inputs, self.folder, self.listener)
 
     @property
     def trials(self):

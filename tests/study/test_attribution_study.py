@@ -150,7 +150,7 @@ def test_an_interrupt_keeps_what_there_is_and_resume_goes_on_from_there(planted)
     assert {entry["knob"] for entry in summary["attribution"]} == set(ALL)
     before = {trial.number: trial for trial in study.trials}
     study.seen.append(True)
-    after = resume_study(study.plan, study.folder, study.listener)
+    after = resume_study(study.inputs, study.folder, study.listener)
     assert after["status"] == "complete"
     assert all(study.trials[number] == trial for number, trial in before.items())
     assert is_right(after), after["attribution"]
@@ -164,7 +164,7 @@ def test_a_study_killed_while_it_reported_a_part_goes_on_reporting_it(planted, t
     for trial in finals[5:]:
         shutil.rmtree(study.folder.trial_path(trial.number))
     study.launcher.launches.clear()
-    summary = resume_study(study.plan, study.folder, study.listener)
+    summary = resume_study(study.inputs, study.folder, study.listener)
     assert summary["best"]["trial"] == whole["best"]["trial"]
     assert summary["speedup"]["num_rounds"] == whole["speedup"]["num_rounds"]
     assert not any(trial.kind is Kind.attribution for trial in study.trials[finals[5].number :])

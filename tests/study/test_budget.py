@@ -2,8 +2,8 @@ import pytest
 
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.study.budget import CLOSING_MAX_S, COMPILE_S, Budget, Costs, finals_rules
 from autotune.testing.clock import VirtualClock
+from autotune.trials.budget import CLOSING_MAX_S, COMPILE_S, Budget, Costs, finals_rules
 
 
 def trial(seconds, batch=32, *, start_s=4.0, steady_s=6.0, outcome=Outcome.ok, **changed):

@@ -79,7 +79,7 @@ def test_what_a_command_took_before_its_study_counts(bench):
     it = bench(with_gains(Surface()), minutes=2)
     began_s = it.clock.now_s
     it.clock.sleep(30)
-    it.plan = dataclasses.replace(it.plan, began_s=began_s)
+    it.inputs = dataclasses.replace(it.inputs, began_s=began_s)
     summary = it.run()
     assert it.clock.now_s - began_s <= 120
     assert summary["seconds"]["total"] == pytest.approx(it.clock.now_s - began_s, abs=2)

@@ -86,7 +86,7 @@ def test_a_study_that_goes_on_asks_what_it_was_about_to_ask(bench):
     study = bench(Surface(gains=GAINS, failures=failures), "search.sampler=rates", "study.budget.trials=8", minutes=30)
     assert study.run()["status"] == "interrupted"
     study.surface.failures, study.launcher.is_closed = interrupted, False
-    resume_study(study.plan, study.folder, study.listener)
+    resume_study(study.inputs, study.folder, study.listener)
     again = [trial for trial in searched(study) if trial.outcome is not Outcome.interrupted]
     assert again[1].why.startswith("was it ")
     assert len(lost(study)) <= 2

@@ -1,8 +1,8 @@
 import pytest
 
+from autotune.compare.decision import Decision, choose, finalists, judge, without_finalist
 from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.stats import Ratio
-from autotune.study.decision import Decision, choose, finalists, judge, without_finalist
 from autotune.testing.fake_launcher import Failure, Surface
 
 

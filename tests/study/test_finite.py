@@ -73,10 +73,10 @@ def test_a_trial_that_keeps_the_loss_that_the_program_loses_is_as_good_as_any(st
 
 def test_a_resumed_study_knows_what_its_baseline_lost(study):
     one = study(lost_with("off", "bf16"))
-    one.plan.config.study.budget.trials = 2
+    one.inputs.config.study.budget.trials = 2
     one.run()
-    one.plan.config.study.budget.trials = None
-    summary = resume_study(one.plan, one.folder, one.listener)
+    one.inputs.config.study.budget.trials = None
+    summary = resume_study(one.inputs, one.folder, one.listener)
     assert len(summary["trials"]) > 4
     assert set(summary["counts"]) <= {"ok", "raced"}
     assert "from step 6 on, in the baseline itself" in summary["not_finite"]
@@ -91,7 +91,7 @@ def test_what_the_program_loses_when_it_is_measured_again_is_its_own_from_then_o
         return KEPT if len(seen) <= 4 else LOST  # the baseline and the search get by
 
     one = study(losses)
-    one.plan.config.parity.steps = 0
+    one.inputs.config.parity.steps = 0
     summary = one.run()
     finals = [trial for trial in one.trials if trial.kind is Kind.final]
     first = next(trial for trial in finals if not trial.changed)

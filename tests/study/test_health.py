@@ -7,9 +7,9 @@ from autotune.harness.protocol import RankResult, Window
 from autotune.monitors.cpu import CpuUse
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.study import health
-from autotune.study.health import Level, of_cpu, of_device
 from autotune.testing.fake_launcher import Failure, Surface
+from autotune.trials import health
+from autotune.trials.health import Level, of_cpu, of_device
 
 
 def use(**what):

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from autotune.study.interrupts import STOP_S, Interrupts
 from autotune.testing.clock import VirtualClock
+from autotune.trials.interrupts import STOP_S, Interrupts
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from autotune.study.losses import Verdict, compare, exploded
+from autotune.trials.losses import Verdict, compare, exploded
 
 FALLS = [2.0 - 0.03 * n for n in range(40)]
 

@@ -2,7 +2,7 @@ import pytest
 
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, KnobReport, RankResult, Window
 from autotune.ranks import joined, rate_per_s
-from autotune.study.numbers import interval, knob_reports, metrics, numbers, why_no_interval
+from autotune.trials.trial_metrics import interval, knob_reports, metrics, numbers, why_no_interval
 
 BLOCKS = (98.0, 102.0, 99.0, 101.0, 100.0) * 8
 

@@ -2,13 +2,13 @@
 
 import pytest
 
+from autotune.compare.break_even import break_even
+from autotune.compare.pareto import FRONT, front
 from autotune.errors import BadInput
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import resume_study
-from autotune.study.front import FRONT, front
-from autotune.study.objective import Goal, cold_compile_s, fixed_s
-from autotune.study.paying import break_even
 from autotune.testing.fake_launcher import FakeLauncher, Surface
+from autotune.trials.objective import Goal, cold_compile_s, fixed_s
 from tests.study.conftest import MACHINE
 
 GPU = {**MACHINE, "gpus": [{"name": "Fake GPU", "uuid": "GPU-1", "memory_bytes": 8 * 2**30, "has_energy_counter": True,
@@ -190,10 +190,10 @@ def test_a_study_goes_on_with_its_scores(bench, only_modes):
     study = bench(surface(), *only_modes, "objective=energy_per_sample", "study.budget.trials=1", machine=GPU, minutes=20)
     study.run()
     before = [(trial.number, trial.score) for trial in study.trials]
-    study.plan.config.study.budget.trials = 10
-    study.plan.launcher = FakeLauncher(study.surface, study.clock)
-    study.plan.device._launcher = study.plan.launcher
-    summary = resume_study(study.plan, study.folder, study.listener)
+    study.inputs.config.study.budget.trials = 10
+    study.inputs.launcher = FakeLauncher(study.surface, study.clock)
+    study.inputs.device._launcher = study.inputs.launcher
+    summary = resume_study(study.inputs, study.folder, study.listener)
     assert summary["best"]["overrides"] == {"env.MODE": "frugal"}
     assert [(trial.number, trial.score) for trial in study.trials][: len(before)] == before
 

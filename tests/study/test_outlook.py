@@ -4,12 +4,11 @@ import itertools
 
 import pytest
 
+from autotune.compare.break_even import search_cost
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.study.budget import Budget
-from autotune.study.outlook import outlook
-from autotune.study.paying import search_cost
 from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import Surface
+from autotune.trials.budget import Budget, outlook
 
 FAST = {("precision.amp", "bf16"): 1.8}
 FASTER = {"ratio": 2.0, "ci": [1.5, 3.0], "verdict": "faster"}
@@ -22,12 +21,12 @@ def trial(seconds, *, number=1, kind=Kind.search, outcome=Outcome.ok, **phases_s
 def test_plan_comes_true_and_what_is_left_of_it_shrinks_to_the_finals(bench):
     study = bench(Surface(gains=FAST), "search.stop=false", minutes=4)
     summary = study.run()
-    (plan,) = study.listener.named("planned")
+    (inputs,) = study.listener.named("planned")
     names = [name for name, _ in study.listener.calls if name in ("trial_ended", "planned", "trial_started")]
     assert names[:4] == ["trial_started", "trial_ended", "planned", "trial_started"]
     searched = [one for one in study.trials if one.kind is Kind.search]
-    assert 0.6 * len(searched) <= plan.num_trials <= 1.5 * len(searched)
-    assert 0 < plan.search_s < plan.left_s < summary["budget_s"]
+    assert 0.6 * len(searched) <= inputs.num_trials <= 1.5 * len(searched)
+    assert 0 < inputs.search_s < inputs.left_s < summary["budget_s"]
     assert summary["search_cost"]["trials"] == len(searched)
     left = study.listener.named("time_left")
     assert len(left) == len(study.trials) - 1, "before each trial but the first"

@@ -2,10 +2,10 @@
 
 import pytest
 
+from autotune.compare.parity import arithmetic
 from autotune.export import export
 from autotune.records import Kind, Outcome
 from autotune.study import resume_study
-from autotune.study.parity import arithmetic
 from autotune.testing.fake_launcher import Failure, Surface
 from autotune.testing.listener import RecordingListener
 
@@ -150,7 +150,7 @@ def test_a_study_that_goes_on_does_not_compare_again(bench, space):
     one = bench(surface, *space, minutes=20)
     first = one.run()
     num_runs = len(of_kind(one.trials, Kind.parity))
-    again = resume_study(one.plan, one.folder, RecordingListener())
+    again = resume_study(one.inputs, one.folder, RecordingListener())
     assert len(of_kind(one.trials, Kind.parity)) == num_runs
     assert again["parity"] == first["parity"]
     assert again["best"]["overrides"] == first["best"]["overrides"]
@@ -167,7 +167,7 @@ def test_an_interrupt_while_losses_are_compared_keeps_everything_and_the_study_g
     assert summary["status"] == "interrupted"
     assert summary["parity"]["text"] == "not checked: nobody has compared it yet"
     assert of_kind(one.trials, Kind.parity)[-1].outcome is Outcome.interrupted
-    again = resume_study(one.plan, one.folder, RecordingListener())
+    again = resume_study(one.inputs, one.folder, RecordingListener())
     assert again["status"] == "complete"
     assert "precision.amp" not in again["best"]["overrides"]
 
@@ -180,7 +180,7 @@ def test_a_run_that_was_cut_off_is_made_again_when_the_study_goes_on(bench, spac
     run.outcome, run.reason = Outcome.interrupted, "the study's time was up"
     run.evidence["parity"] |= {"verdict": "unknown", "reason": "its run ended as interrupted"}
     one.folder.write_trial(run)
-    again = resume_study(one.plan, one.folder, RecordingListener())
+    again = resume_study(one.inputs, one.folder, RecordingListener())
     runs = [run for run in of_kind(one.trials, Kind.parity) if run.changed]
     assert [run.outcome is Outcome.interrupted for run in runs] == [True, False]
     assert again["parity"]["verdict"] == "passed"

@@ -2,10 +2,10 @@
 
 import pytest
 
+from autotune.compare import ablation as parts
+from autotune.compare.ablation import Evidence, hints, part_of
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.space import Choice, ResolvedSpace
-from autotune.study import parts
-from autotune.study.parts import Evidence, hints, part_of
 
 WORKERS, PREFETCH, AMP, PIN = "loader.num_workers", "loader.prefetch_factor", "precision.amp", "loader.pin_memory"
 REFERENCE = {WORKERS: 0, PREFETCH: 2, AMP: "off", PIN: False}

@@ -2,11 +2,11 @@ import sys
 
 import pytest
 
+from autotune.clock import Clock
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.study.plan import Clock
-from autotune.study.quarantine import Quarantine, quarantine, sticky_fault
 from autotune.testing.fake_launcher import Failure, Surface
+from autotune.trials.quarantine import Quarantine, quarantine, sticky_fault
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 
@@ -100,7 +100,7 @@ def test_study_on_a_broken_device_ends_early_and_keeps_what_it_has(bench):
     surface.facts["executable"] = sys.executable
     study = bench(surface)
     gpus = [{"name": "H100", "uuid": f"GPU-{number}", "memory_bytes": 80 * 2**30} for number in (1, 2)]
-    study.plan.machine = {**study.plan.machine, "gpus": gpus}
+    study.inputs.machine = {**study.inputs.machine, "gpus": gpus}
     summary = study.run()
     assert summary["status"] == "interrupted"
     assert summary["reason"].startswith("device 0 (H100, GPU-1) is at fault: trials 0002 (CUDA error")
@@ -115,12 +115,12 @@ def test_study_on_a_broken_device_ends_early_and_keeps_what_it_has(bench):
 )
 def test_probe_computes_with_the_program_s_own_torch(bench, executable, expected):
     study = bench(Surface(), "device.kind=cpu")
-    study.plan.launcher, study.plan.clock = LocalLauncher(), Clock()
-    device = quarantine(study.plan, study.folder, lambda: executable)
+    study.inputs.launcher, study.inputs.clock = LocalLauncher(), Clock()
+    device = quarantine(study.inputs, study.folder, lambda: executable)
     try:
         device.note(trial(3, batch=64))
         said = device.note(trial(4, batch=128))
     finally:
-        study.plan.launcher.close()
+        study.inputs.launcher.close()
     assert expected in said
     assert bool(said) == bool(expected)

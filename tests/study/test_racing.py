@@ -3,8 +3,8 @@
 import pytest
 
 from autotune.records import Kind, Outcome
-from autotune.study.session import RACED_FRAC
 from autotune.testing.fake_launcher import Surface
+from autotune.trials.session import RACED_FRAC
 
 FAST = {("precision.amp", "bf16"): 3.0, ("layout.channels_last", True): 1.2}
 SLOW = {**FAST, ("optimizer.implementation", "fused"): 0.5}
@@ -58,6 +58,6 @@ def test_racing_can_be_switched_off(bench):
 
 def test_nothing_races_against_a_rate_without_an_interval(bench, monkeypatch):
     study = bench(Surface(gains=FAST), "study.budget.trials=3")
-    monkeypatch.setattr("autotune.study.numbers.interval", lambda results: None)
+    monkeypatch.setattr("autotune.trials.trial_metrics.interval", lambda results: None)
     study.run()
     assert set(limits(study).values()) == {None}

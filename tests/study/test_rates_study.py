@@ -99,7 +99,7 @@ def test_study_that_goes_on_knows_what_was_tried(bench):
     assert study.run()["status"] == "interrupted"
     study.surface.failures = lambda *_: None
     study.launcher.is_closed = False
-    resume_study(study.plan, study.folder, study.listener)
+    resume_study(study.inputs, study.folder, study.listener)
     settled = [tuple(sorted(t.changed.items())) for t in study.trials if t.kind is Kind.search and t.outcome.has_value]
     assert len(settled) == len(set(settled)) > 5
     assert sampled(study)

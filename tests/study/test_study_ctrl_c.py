@@ -27,7 +27,7 @@ from autotune.config.compose import compose
 from autotune.launchers.local import LocalLauncher
 from autotune.machine import host_facts
 from autotune.run_dir import create
-from autotune.study import Listener, Plan, run_study
+from autotune.study import Listener, StudyInputs, run_study
 
 QUICK = ["measure.screening.warmup_min_device_s=0.1", "measure.screening.min_s=0.2", "measure.screening.warmup_max_s=3"]
 QUICK.append("measure.quiet=false")  # whatever else the machine does
@@ -41,7 +41,8 @@ class Lines(Listener):
 
 facts = host_facts()
 composed = compose(["device.kind=cpu", *QUICK], command=[sys.executable, str(Path("train.py").resolve())], facts=facts)
-plan = Plan(title=composed.title, config=composed.config, yaml=composed.yaml, space=composed.space, command=composed.command,
+plan = StudyInputs(
+            title=composed.title, config=composed.config, yaml=composed.yaml, space=composed.space, command=composed.command,
             launcher=LocalLauncher(), machine=facts)
 summary = run_study(plan, create(Path("runs"), "s"), Lines())
 print("status", summary["status"], flush=True)

@@ -114,7 +114,7 @@ def test_the_whole_study_is_on_disk(bench):
     study = bench(Surface(gains=FAST))
     summary = study.run()
     assert study.folder.read_summary() == summary
-    assert study.folder.config_file.read_text() == study.plan.yaml
+    assert study.folder.config_file.read_text() == study.inputs.yaml
     about = study.folder.read_study()
     assert about.versions["torch"] == "2.14.1"
     assert about.command == ["python", "-c", "pass"]

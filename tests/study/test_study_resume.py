@@ -9,13 +9,13 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from autotune.compare.decision import by_round, that_count
+from autotune.compare.finals import REPORTED
 from autotune.config.recorded import recorded
 from autotune.errors import BadInput, NothingWorked
 from autotune.records import Kind, Outcome
 from autotune.run_dir import StudyFolder
 from autotune.study import resume_study
-from autotune.study.decision import by_round, that_count
-from autotune.study.finals import REPORTED
 from autotune.testing.fake_launcher import Failure, Surface
 
 FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3, ("threads.intra", 4): 1.2}
@@ -50,17 +50,17 @@ def killed(study, tmp_path, event="trial_started", number=5, why=""):
     return StudyFolder(place)
 
 
-def resume(study, folder, *overrides, **plan):
+def resume(study, folder, *overrides, **inputs):
     """Goes on with a study from a folder, with the same program on the same machine, as `autotune resume` does."""
     composed = recorded(folder.read_study(), folder.config_file, overrides)
-    study.plan = dataclasses.replace(
-        study.plan, config=composed.config, yaml=composed.yaml, space=composed.space, command=composed.command, **plan
+    study.inputs = dataclasses.replace(
+        study.inputs, config=composed.config, yaml=composed.yaml, space=composed.space, command=composed.command, **inputs
     )
     study.folder = folder
     study.listener.calls.clear()
     study.launcher.launches.clear()
     study.launcher.num_running = 0
-    return resume_study(study.plan, folder, study.listener)
+    return resume_study(study.inputs, folder, study.listener)
 
 
 def told(folder):
@@ -238,7 +238,7 @@ def test_another_machine_is_refused_with_what_differs_and_nothing_is_touched(ben
     folder = killed(study, tmp_path)
     before = {file: file.read_bytes() for file in folder.path.rglob("*") if file.is_file() and file.name != "owner.json"}
     with pytest.raises(BadInput) as refused:
-        resume(study, folder, machine={**study.plan.machine, **change})
+        resume(study, folder, machine={**study.inputs.machine, **change})
     assert words in str(refused.value)
     assert "start a new study" in str(refused.value)
     assert {file: file.read_bytes() for file in before} == before
@@ -286,7 +286,7 @@ def test_an_edited_script_is_refused_and_named(bench, tmp_path, script, edited, 
     folder = killed(study, tmp_path)
     script.write_text(edited) if edited else script.unlink()
     with pytest.raises(BadInput, match=rf"program\.script: was '.*train\.py \(SHA-256 [0-9a-f]{{12}}\)', {now}"):
-        resume_study(study.plan, folder, study.listener)
+        resume_study(study.inputs, folder, study.listener)
     script.write_text("lr = 0.1")
     assert resume(study, folder)["status"] == "complete"
 
@@ -328,7 +328,7 @@ def test_another_space_is_refused_and_named(bench, tmp_path):
 def test_a_study_that_has_measured_nothing_may_go_on_anywhere(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path, "trial_started", 1)
-    summary = resume(study, folder, machine={**study.plan.machine, "cpu_model": "Another CPU"})
+    summary = resume(study, folder, machine={**study.inputs.machine, "cpu_model": "Another CPU"})
     assert summary["status"] == "complete"
     assert summary["machine"]["cpu_model"] == "Another CPU"
 

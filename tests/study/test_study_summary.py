@@ -1,9 +1,9 @@
 import pytest
 
+from autotune.compare.decision import Decision, judge, without_finalist
 from autotune.export.claims import speedup_of
 from autotune.records import Kind, Outcome, StudyRecord, Tier, TrialRecord
 from autotune.stats import Ratio
-from autotune.study.decision import Decision, judge, without_finalist
 from autotune.study.summary import Standing, summarise
 from autotune.wording import verdict_text
 

@@ -1,7 +1,7 @@
 import pytest
 
 from autotune.config.schema import DeviceOptions, LaunchOptions, MeasureOptions, StudyConfig
-from autotune.study.settings import deadlines, device_environment, memory_cap_bytes, process_environment
+from autotune.trials.settings import deadlines, device_environment, memory_cap_bytes, process_environment
 
 HOST = {"memory_bytes": 2**34, "gpus": []}
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from autotune import stats
+from autotune.compare.verify import LONG, ROUND, compare, differences
 from autotune.config.claim import Claim, Rate, Verify
 from autotune.errors import NothingWorked
 from autotune.harness.protocol import NOT_APPLICABLE, KnobReport
 from autotune.stats import Ratio
 from autotune.study import resume_study
-from autotune.study.verify import LONG, ROUND, compare, differences
 from autotune.testing.fake_launcher import Failure, Surface
 
 BF16 = {"precision.amp": "bf16"}
@@ -31,7 +31,7 @@ def verified(bench):
     def _verified(surface=FASTER, of=None, *overrides, rounds=4, minutes=10.0, long_minutes=None, seed=0):
         wanted = Verify(claim=of or claim(), rounds=rounds, minutes=minutes, long_minutes=long_minutes)
         study = bench(surface, "study.budget.minutes=null", "search_space=quick", *overrides, seed=seed, verify=wanted)
-        study.plan.space.domains.clear()
+        study.inputs.space.domains.clear()
         return study
 
     return _verified
@@ -230,7 +230,7 @@ def test_what_the_program_does_by_itself_now_is_named_and_all_of_it_leaves_nothi
 
 def test_pins_of_the_file_hold_in_both(verified):
     study = verified()
-    study.plan.space.pinned["loader.batch_size"] = 64
+    study.inputs.space.pinned["loader.batch_size"] = 64
     study.run()
     assert {launch.spec.knobs["loader.batch_size"] for launch in study.launcher.launches} == {64}
     assert [launch.spec.knobs.get("precision.amp") for launch in study.launcher.launches[:2]] == [None, "bf16"]
@@ -242,7 +242,7 @@ def test_an_interrupted_verification_is_gone_on_with_and_repeats_nothing(verifie
     assert study.run()["status"] == "interrupted"
     before = [trial.number for trial in study.trials if trial.value is not None]
     study.surface.failures = lambda *_: None
-    summary = resume_study(study.plan, study.folder, study.listener)
+    summary = resume_study(study.inputs, study.folder, study.listener)
     assert summary["verification"]["verdict"] == "holds"
     assert summary["verification"]["now"]["num_rounds"] == 4
     assert [trial.number for trial in study.trials if trial.value is not None][: len(before)] == before

@@ -5,9 +5,9 @@ import pytest
 from autotune.harness.protocol import RankResult
 from autotune.knobs.catalogue import CATALOGUE, knob
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.study.objective import fixed_s
-from autotune.study.warm import WarmStarts
 from autotune.testing.fake_launcher import Failure, Surface
+from autotune.trials.objective import fixed_s
+from autotune.trials.warm import WarmStarts
 from tests.study.test_study_trial import once
 
 ALLOWS = {"is_first": True, "changed": []}

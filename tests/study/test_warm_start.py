@@ -9,9 +9,9 @@ import pytest
 from autotune.errors import BadInput
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.study import resume_study
-from autotune.study.frontier import dominates
 from autotune.study.inheritance import Source, _out_of_memory, check_named, foreseen
-from autotune.study.seeds import EARLIER, NUM_EARLIER_SEEDS
+from autotune.study.initial import EARLIER, NUM_EARLIER_SEEDS
+from autotune.study.oom_frontier import dominates
 from autotune.testing.fake_launcher import Failure, Surface
 from autotune.wording import warm_start_text
 from tests.study.conftest import MACHINE
@@ -157,7 +157,7 @@ def test_resume_goes_on_with_what_was_taken_over_though_its_source_is_gone(bench
     shutil.rmtree(first.folder.path)
     study.surface.failures = lambda *_: None
     study.launcher.is_closed = False
-    summary = resume_study(study.plan, study.folder, study.listener)
+    summary = resume_study(study.inputs, study.folder, study.listener)
     assert summary["warm_start"] == taken_over
     settled = [tuple(sorted(trial.changed.items())) for trial in taken(study) if trial.outcome.has_value]
     assert 2 <= len(settled) == len(set(settled)) <= NUM_EARLIER_SEEDS
@@ -208,9 +208,9 @@ def test_studies_that_are_named_must_exist(tmp_path, bench):
 
 def test_an_earlier_study_tells_what_a_trial_takes_before_anything_is_measured(bench):
     study = bench(Surface(gains=FAST), "study.budget.trials=3")
-    assert foreseen(study.plan, study.folder.path.parent) is None
+    assert foreseen(study.inputs, study.folder.path.parent) is None
     study.run()
-    name, seconds = foreseen(bench(Surface(), "study.budget.minutes=7").plan, study.folder.path.parent)
+    name, seconds = foreseen(bench(Surface(), "study.budget.minutes=7").inputs, study.folder.path.parent)
     assert name == "s"
     assert 5 < seconds < 30
 

@@ -3,9 +3,9 @@ import pytest
 from autotune.config.schema import DeviceOptions, LaunchOptions, StudyConfig
 from autotune.harness.protocol import Progress, RankResult
 from autotune.monitors.nvml import NoDevice, NvmlDevice
-from autotune.study import watch
 from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import Surface
+from autotune.trials import watch
 from tests.monitors.test_nvml import FakeNvml, used
 
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from autotune.search.rates import explain
 from autotune.search.rates.coding import Array, Coding
+from autotune.search.rates.failure_model import Suspects
 from autotune.search.rates.forecast import ALL, DEVICE, LOADER, Expected, Forecast, scale
 from autotune.search.rates.history import Seen
 from autotune.search.rates.memory import LEAST_CHANCE, MemoryModel
 from autotune.search.rates.pool import configuration_key, pool
 from autotune.search.rates.rules import Params, Parts, Rules
-from autotune.search.rates.working import Suspects
 
 NUM_DRAWS = 64  # functions drawn from what is known: their mean gain is good to a tenth of its own spread
 NUM_RANKED = 200  # open candidates of which most is hoped, to choose among by what they cost

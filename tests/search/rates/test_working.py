@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.search.rates.working import Suspects
+from autotune.search.rates.failure_model import Suspects
 
 BASE = {"precision.amp": "off", "layout.channels_last": False}
 AMP, LAYOUT = {**BASE, "precision.amp": "bf16"}, {**BASE, "layout.channels_last": True}

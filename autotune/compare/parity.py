@@ -20,10 +20,10 @@ from typing import Any
 from autotune.knobs.catalogue import knob
 from autotune.knobs.step import tier_of
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
-from autotune.study.budget import without_window_s
-from autotune.study.finite import loss_words
-from autotune.study.losses import Comparison, Verdict, compare
-from autotune.study.session import RACED_FRAC, ConfigurationKey, OutOfTime, Session, configuration_key
+from autotune.trials.budget import without_window_s
+from autotune.trials.finite import loss_words
+from autotune.trials.losses import Comparison, Verdict, compare
+from autotune.trials.session import RACED_FRAC, ConfigurationKey, OutOfTime, Session, configuration_key
 from autotune.wording import changes_phrase
 
 MAX_S = 20.0  # of steps in one run: slow programs are compared over fewer
@@ -52,7 +52,7 @@ class Parity:
     """Compares losses for one study; what earlier runs of it have compared counts."""
 
     def __init__(self, session: Session) -> None:
-        self._session, self._config = session, session.plan.config
+        self._session, self._config = session, session.inputs.config
         self._seed, self._is_held = self._config.study.seed, self._config.train.global_batch is not None
         self._settled: dict[ConfigurationKey, Comparison] = {}
         self._failed: list[TrialRecord] = []

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune import stats
+from autotune.compare.ablation import MAX_FAILURES, SCREENING_ROUNDS, Change, Evidence, hints
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Knobs, TrialRecord
-from autotune.study.budget import finals_rules
-from autotune.study.parts import MAX_FAILURES, SCREENING_ROUNDS, Change, Evidence, hints
-from autotune.study.session import Session, attribution_of, configuration_key
+from autotune.trials.budget import finals_rules
+from autotune.trials.session import Session, attribution_of, configuration_key
 
 UNTIMED_ROUNDS = 8  # where no time is set: as many as the finals' pairs at most
 ROUNDS_IN_MIND = 4  # the time there is for it is shared out to so many rounds with every knob
@@ -106,7 +106,7 @@ class Attributor:
     def _measure(self, winner: TrialRecord, kept_s: float) -> None:
         session, evidence = self._session, self._evidence(winner)
         number = max((r.round or 0 for r in session.records if r.kind is Kind.attribution), default=0)
-        order = random.Random(session.plan.config.study.seed + number)
+        order = random.Random(session.inputs.config.study.seed + number)
         knobs = self._affordable(winner, evidence, kept_s)
         if skipped := [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not separated"]:
             session.listener.notice(f"No time to find out what each is worth: {', '.join(skipped)}.")
@@ -185,7 +185,7 @@ class Attributor:
     def _rules(self, evidence: Evidence, knobs: Sequence[str], kept_s: float) -> MeasureRules:
         """Returns the finals' rules, with windows that leave time for enough rounds."""
         session = self._session
-        rules = session.plan.config.measure.finals
+        rules = session.inputs.config.measure.finals
         if session.budget.total_s is None:
             return rules
         seconds_each = (session.budget.left_s - kept_s) / (ROUNDS_IN_MIND * (len(knobs) + 1))

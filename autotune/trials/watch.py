@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
+from autotune.clock import Clock
 from autotune.config.schema import StudyConfig
 from autotune.harness.protocol import Progress, RankResult
 from autotune.machine.visible import visible_devices
@@ -15,9 +16,8 @@ from autotune.monitors.host import HostMonitor, read_times
 from autotune.monitors.nvml import DeviceMonitor, NoDevice, open_device
 from autotune.monitors.several import as_one
 from autotune.monitors.waiting import WaitingWatch
-from autotune.study import health
-from autotune.study.health import Disturbance
-from autotune.study.plan import Clock
+from autotune.trials import health
+from autotune.trials.health import Disturbance
 
 PAUSE_S = 1.0  # between two looks at the device
 STEADY, OVER = "steady", "exit"  # phases: the window lies between their first signs

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune import stats
+from autotune.compare.interleaving import Pair
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.study.session import configuration_key
-from autotune.study.turns import Pair
+from autotune.trials.session import configuration_key
 
 MAX_FINALISTS = 3
 CONTENDER_FRAC = 0.85  # of the best value: below that, noise alone does not explain the difference

@@ -20,16 +20,17 @@ from autotune.monitors.sealing import first_attempt, seal
 from autotune.quantities import seconds_text
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
-from autotune.study import health
-from autotune.study.finite import EXCUSABLE, NOT_FINITE
-from autotune.study.losses import exploded
-from autotune.study.numbers import metrics, numbers
-from autotune.study.objective import Goal
-from autotune.study.plan import Listener, Plan
-from autotune.study.quarantine import sticky_fault
-from autotune.study.settings import compile_cache, deadlines, memory_cap_bytes, memory_seen_bytes, process_environment
-from autotune.study.warm import WarmStarts
-from autotune.study.watch import MachineWatch, configured_device
+from autotune.trials import health
+from autotune.trials.events import Listener
+from autotune.trials.finite import EXCUSABLE, NOT_FINITE
+from autotune.trials.inputs import StudyInputs
+from autotune.trials.losses import exploded
+from autotune.trials.objective import Goal
+from autotune.trials.quarantine import sticky_fault
+from autotune.trials.settings import compile_cache, deadlines, memory_cap_bytes, memory_seen_bytes, process_environment
+from autotune.trials.trial_metrics import metrics, numbers
+from autotune.trials.warm import WarmStarts
+from autotune.trials.watch import MachineWatch, configured_device
 
 # Where chance may be the cause a trial gets a second attempt: the same again, once. Never after want of memory.
 CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
@@ -115,22 +116,24 @@ class TrialRunner:
         leave_s: so long before its time is up a trial ends its window; the baseline tells what its processes need to leave.
 
     Args:
-        plan: what the study was given.
+        inputs: what the study was given.
         folder: the study's.
         listener: whom to tell.
         earlier: trials of earlier runs of the study, by number.
     """
 
-    def __init__(self, plan: Plan, folder: StudyFolder, listener: Listener, *, earlier: Sequence[TrialRecord] = ()) -> None:
+    def __init__(
+        self, inputs: StudyInputs, folder: StudyFolder, listener: Listener, *, earlier: Sequence[TrialRecord] = ()
+    ) -> None:
         self.program: dict[str, Any] = {}
-        self.goal = Goal.of(plan.config)
+        self.goal = Goal.of(inputs.config)
         self.baseline_losses: list[float | None] = []
         self.excused: frozenset[str] = frozenset()
-        self.warm = WarmStarts(plan.config.launch.warm)
+        self.warm = WarmStarts(inputs.config.launch.warm)
         self.cycle: dict[str, float] | None = None
         self.leave_s = LEAVE_S
-        self._plan, self._folder, self._listener = plan, folder, listener
-        self._watch = MachineWatch(plan.device or configured_device(plan.config), plan.clock, plan.cpu)
+        self._inputs, self._folder, self._listener = inputs, folder, listener
+        self._watch = MachineWatch(inputs.device or configured_device(inputs.config), inputs.clock, inputs.cpu)
         self._level = health.Level(earlier)
         self._disturbed_by: list[health.Disturbance] = []  # the last trial, until it is over
         self._told_why_fresh: set[str] = set()
@@ -143,7 +146,7 @@ class TrialRunner:
             FolderLost: it cannot be recorded; then it does not count.
             BadInput: it was not the program that the study measures.
         """
-        self._folder.write_request(_asked(request, self._plan.clock.time()))
+        self._folder.write_request(_asked(request, self._inputs.clock.time()))
         self._listener.trial_started(request.number, request.kind, request.changed, request.why)
         finished = self._attempt(request)
         record = finished.record
@@ -153,13 +156,13 @@ class TrialRunner:
             self._keep_logs(record)
             finished = self._attempt(request, earlier=record)
             if is_doubtful and (notice := self.warm.judge(record, finished.record)):
-                self._listener.notice(self._plan.secrets.text(notice))
+                self._listener.notice(self._inputs.secrets.text(notice))
         self._check_program(finished)
         if finished.record.outcome is Outcome.disturbed and self._level.is_stuck(request.kind):
             self._disturbed_by = []
-            self._listener.notice(self._plan.secrets.text(self._level.accept(finished.record)))
+            self._listener.notice(self._inputs.secrets.text(self._level.accept(finished.record)))
         if request.kind is Kind.baseline and finished.results:
-            self.goal.learn(finished.results, capacity_bytes=memory_seen_bytes(self._plan, finished.results[0]))
+            self.goal.learn(finished.results, capacity_bytes=memory_seen_bytes(self._inputs, finished.results[0]))
         # Last, once nothing of the numbers changes any more.
         self.goal.judge(finished.record, finished.results, cold_compile_s=request.cold_compile_s)
         return self._keep(finished)
@@ -175,15 +178,15 @@ class TrialRunner:
             if earlier is None:
                 raise
             raise StoppedNow(self._keep(Finished(record=earlier))) from None
-        left_s = math.inf if request.ends_s is None else request.ends_s - self._plan.clock.monotonic()
+        left_s = math.inf if request.ends_s is None else request.ends_s - self._inputs.clock.monotonic()
         if held := self._watch.before(max_s=min(GATE_S, max(0.0, QUIET_LEFT_FRAC * left_s))):
-            self._listener.notice(self._plan.secrets.text(held))
+            self._listener.notice(self._inputs.secrets.text(held))
         launch = self._launch(request, earlier)  # now: it is told when its time is up
-        started_at = self._plan.clock.time()
+        started_at = self._inputs.clock.time()
         try:
-            running, is_stopped = self._plan.launcher.start(launch), False
+            running, is_stopped = self._inputs.launcher.start(launch), False
         except KeyboardInterrupt:  # a warm server may take seconds to start
-            unstarted = _unstarted(self._plan.clock.time() - started_at)
+            unstarted = _unstarted(self._inputs.clock.time() - started_at)
             record = self._record(request, launch.spec, unstarted)
             record.started_at = started_at
             raise StoppedNow(self._keep(Finished(record=record))) from None
@@ -249,7 +252,7 @@ class TrialRunner:
         if first.outcome is Outcome.timeout:
             took = f"{first.outcome} after {seconds_text(first.seconds)}"
             text = f"Trial {first.number} ended as {took}: {first.reason}. Once more."
-            self._listener.notice(self._plan.secrets.text(text))
+            self._listener.notice(self._inputs.secrets.text(text))
 
     def _keep_logs(self, first: TrialRecord) -> None:
         """Keeps what the first attempt wrote, which the second would write over."""
@@ -263,7 +266,7 @@ class TrialRunner:
         why = str(record.evidence.get("why_fresh") or "")
         if why and why not in self._told_why_fresh:
             self._told_why_fresh.add(why)
-            self._listener.notice(self._plan.secrets.text(f"Trial {record.number} starts in a fresh interpreter: {why}."))
+            self._listener.notice(self._inputs.secrets.text(f"Trial {record.number} starts in a fresh interpreter: {why}."))
 
     def learn_leaving(self, baseline: TrialRecord) -> None:
         """Takes into account what a trial's processes need to leave."""
@@ -275,18 +278,18 @@ class TrialRunner:
             return None
         if request.ends_s is None:  # the baseline: its two attempts have the budget between them
             return request.max_s - (earlier.seconds if earlier else 0.0)
-        return min(request.max_s, max(0.0, request.ends_s - self._plan.clock.monotonic()) + LEAVE_MAX_S)
+        return min(request.max_s, max(0.0, request.ends_s - self._inputs.clock.monotonic()) + LEAVE_MAX_S)
 
     def _wait(self, running: Running, ends_s: float | None = None) -> Ended:
         while (ended := running.poll()) is None:
-            if ends_s is not None and self._plan.clock.monotonic() >= ends_s:
+            if ends_s is not None and self._inputs.clock.monotonic() >= ends_s:
                 running.stop(TIME_UP)
                 continue
             progress = running.progress()
             self._watch.look(progress)
             if progress:
                 self._listener.progress(progress)
-            self._plan.clock.sleep(self._plan.poll_s)
+            self._inputs.clock.sleep(self._inputs.poll_s)
         self._watch.ended()
         return ended
 
@@ -296,9 +299,9 @@ class TrialRunner:
         health.note(record, found)
         if why := health.own_share(self._watch.cpu_use):
             record.evidence[health.OWN_SHARE] = why
-        if why := health.page_cache(self._watch.cpu_use, results, int(self._plan.machine.get("memory_bytes") or 0)):
+        if why := health.page_cache(self._watch.cpu_use, results, int(self._inputs.machine.get("memory_bytes") or 0)):
             record.evidence[health.PAGE_CACHE] = why
-        if self._plan.config.measure.quiet and record.outcome.has_value and (beyond := self._level.beyond(found)):
+        if self._inputs.config.measure.quiet and record.outcome.has_value and (beyond := self._level.beyond(found)):
             health.disturb(record, beyond)
             self._disturbed_by = beyond
         self._level.note(record.outcome)
@@ -308,10 +311,10 @@ class TrialRunner:
             return False
         if request.max_s is not None and first.seconds >= request.max_s:
             return False  # it took all the time there was for it: that is no accident
-        if request.ends_s is not None and self._plan.clock.monotonic() + first.seconds > request.ends_s:
+        if request.ends_s is not None and self._inputs.clock.monotonic() + first.seconds > request.ends_s:
             return False  # nor would the second attempt be over in time
         if request.kind is Kind.baseline and first.outcome is Outcome.disturbed:
-            minutes = self._plan.config.study.budget.minutes  # what is left is worth more than a quieter start
+            minutes = self._inputs.config.study.budget.minutes  # what is left is worth more than a quieter start
             return minutes is None or first.seconds <= BASELINE_BUDGET_FRAC * 60 * minutes
         return request.retry_max_s is None or first.seconds <= request.retry_max_s
 
@@ -320,13 +323,13 @@ class TrialRunner:
         disturbed_by, self._disturbed_by = self._disturbed_by, []
         if not disturbed_by:
             return
-        clock, minutes = self._plan.clock, self._plan.config.study.budget.minutes
+        clock, minutes = self._inputs.clock, self._inputs.config.study.budget.minutes
         max_s = QUIET_MAX_S if minutes is None else min(QUIET_MAX_S, QUIET_BUDGET_FRAC * 60 * minutes)
         if ends_s is not None and ends_s - clock.monotonic() < max_s / QUIET_LEFT_FRAC:
             return
         words = "; ".join(one.words for one in disturbed_by)
         self._listener.notice(
-            self._plan.secrets.text(
+            self._inputs.secrets.text(
                 f"The last trial was disturbed: {words}. Waiting for a quiet machine, {max_s:.0f} s at most."
             )
         )
@@ -340,10 +343,10 @@ class TrialRunner:
     def _keep(self, finished: Finished) -> Finished:
         record = finished.record
         # Before the record: a trial that has one is ready to be shown.
-        seal(self._folder.trial_path(record.number), self._plan.secrets)
-        record.reason = self._plan.secrets.text(record.reason)
-        record.evidence = self._plan.secrets.document(record.evidence)
-        record.knob_reports = self._plan.secrets.document(record.knob_reports)
+        seal(self._folder.trial_path(record.number), self._inputs.secrets)
+        record.reason = self._inputs.secrets.text(record.reason)
+        record.evidence = self._inputs.secrets.document(record.evidence)
+        record.knob_reports = self._inputs.secrets.document(record.knob_reports)
         try:
             self._folder.write_trial(record)
         except KeyboardInterrupt:  # the user insisted while it was written: nothing that was measured is lost
@@ -367,11 +370,11 @@ class TrialRunner:
             )
 
     def _launch(self, request: Request, earlier: TrialRecord | None) -> Launch:
-        plan, command = self._plan, self._plan.command
+        inputs, command = self._inputs, self._inputs.command
         folder = self._folder.trial_path(request.number)
         everything: Knobs = {**command.placeholders, **request.knobs}
         # A pin that means nothing beside the others (prefetch_factor without workers) is left out there, not a failure.
-        pinned = {key: value for key, value in plan.space.pinned.items() if knob(key).is_active(everything)}
+        pinned = {key: value for key, value in inputs.space.pinned.items() if knob(key).is_active(everything)}
         asked = {**pinned, **request.changed}
         passed = {key: everything[key] for key in command.placeholders}
         spec = Spec(
@@ -381,29 +384,29 @@ class TrialRunner:
             knobs={key: value for key, value in asked.items() if key not in passed},
             passed=passed,
             target=request.target,
-            device=plan.config.device.kind,
-            memory_limit_bytes=memory_cap_bytes(plan.config.device, plan.machine),
-            global_batch=plan.config.train.global_batch,
+            device=inputs.config.device.kind,
+            memory_limit_bytes=memory_cap_bytes(inputs.config.device, inputs.machine),
+            global_batch=inputs.config.train.global_batch,
             rules=request.rules,
-            tokens_per_sample=tokens_per_sample(plan.config),
+            tokens_per_sample=tokens_per_sample(inputs.config),
             race_below_per_s=request.race_below_per_s,
             promote_above_per_s=request.promote_above_per_s,
             cycle=self.cycle,
             end_s=None if request.ends_s is None else request.ends_s - self.leave_s,
             **request.first_steps,
         )
-        env = {**process_environment(plan.config, plan.machine), **compile_cache(self._folder.path), **plan.config.env}
+        env = {**process_environment(inputs.config, inputs.machine), **compile_cache(self._folder.path), **inputs.config.env}
         if request.first_steps and "PYTHONHASHSEED" not in os.environ:
             env.setdefault("PYTHONHASHSEED", "0")  # the order of sets of texts is drawn, too
         for key, value in asked.items():
             env.update(knob(key).environment(value))
         return Launch(
-            argv=command.argv(plan.hidden.reveal(everything)),
+            argv=command.argv(inputs.hidden.reveal(everything)),
             cwd=command.cwd,
-            env=plan.hidden.environment(env),
+            env=inputs.hidden.environment(env),
             folder=folder,
             spec=spec,
-            deadlines=deadlines(plan.config.measure, max_s=self._most_s(request, earlier)),
+            deadlines=deadlines(inputs.config.measure, max_s=self._most_s(request, earlier)),
             warm=() if earlier else self.warm.modules(request.kind, changed=request.changed, pinned=pinned),
         )
 

@@ -11,7 +11,7 @@ import optuna
 from autotune.quantities import ratio_text
 from autotune.records import Knobs, TrialRecord
 from autotune.space import ResolvedSpace
-from autotune.study.session import Session, configuration_key
+from autotune.trials.session import Session, configuration_key
 
 NUM_EARLIER_SEEDS = 3  # in replays of two tables better than one by 1 % after a short study, no worse after a long one
 NUM_LED_SEEDS = 2  # an expert's choice at two batches tells what memory a sample takes; from then on the models know better
@@ -84,7 +84,7 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
         is_led: whether the sampler of rates proposes from then on, which needs fewer.
     """
     space, circumstances = session.resolved, session.circumstances
-    if not session.plan.config.search.seeds or circumstances is None:
+    if not session.inputs.config.search.seeds or circumstances is None:
         return
     seeds = space.seeds(circumstances)
     for why, seed in seeds[:NUM_LED_SEEDS] if is_led else seeds:
@@ -110,7 +110,7 @@ def filling_seed(
     """
     space = session.resolved
     own, batch = space.reference.get(BATCH), best.knobs.get(BATCH)
-    if not session.plan.config.search.seeds or session.circumstances is None or BATCH not in space.domains:
+    if not session.inputs.config.search.seeds or session.circumstances is None or BATCH not in space.domains:
         return
     if not isinstance(own, int) or not isinstance(batch, int) or batch <= own:
         return

@@ -1,44 +1,33 @@
-"""What a study is given, and whom it tells what happens."""
+"""What happens in a study, and whom it is told."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from autotune.config.claim import Verify
-from autotune.config.command import CommandTemplate
-from autotune.config.hidden import HiddenValues
-from autotune.config.schema import StudyConfig
 from autotune.harness.protocol import Progress
-from autotune.launchers.base import Launcher
-from autotune.masking import Secrets
-from autotune.monitors.cpu import CpuMonitor
-from autotune.monitors.nvml import DeviceMonitor
 from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
-from autotune.run_dir import StudyFolder
-from autotune.space import SearchSpace
-
-if TYPE_CHECKING:
-    from autotune.study.outlook import Outlook
-    from autotune.study.session import Session
 
 
-class Clock:
-    """Time as the study sees it; tests and replays put another in its place."""
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What is left of a study before one of its trials.
 
-    def monotonic(self) -> float:
-        """Returns seconds that only grow."""
-        return time.monotonic()
+    Attributes:
+        left_s: time left for everything; None for unlimited.
+        search_s: of that, time for search trials; None for unlimited, or once the search is over.
+        num_trials: search trials that about fit, those that `study.budget.trials` leaves at most; None where nothing bounds
+            them, or once the search is over.
+        trial_s: what a search trial takes, typically.
+        num_searched: search trials so far.
+    """
 
-    def time(self) -> float:
-        """Returns seconds since the epoch."""
-        return time.time()
-
-    def sleep(self, seconds: float) -> None:
-        """Waits."""
-        time.sleep(seconds)
+    left_s: float | None = None
+    search_s: float | None = None
+    num_trials: int | None = None
+    trial_s: float = 0.0
+    num_searched: int = 0
 
 
 class Tracking(Protocol):
@@ -123,50 +112,3 @@ class Listener:
 
     def finished(self, summary: Summary) -> None:
         """The verdict is on disk."""
-
-
-@dataclass(kw_only=True)
-class Plan:
-    """Everything a study needs to know.
-
-    Attributes:
-        title: what is tuned, for people: the recipe's name or the command line.
-        config: the composed configuration.
-        yaml: the same as text, interpolations unresolved; written to config.yaml.
-        space: what the user asked to search.
-        command: the program.
-        launcher: starts the trials.
-        machine: `machine.host_facts()`.
-        start_tracking: starts the process that copies the study folder to the tracker; None tracks nothing.
-        device: monitor of the device that trials run on; None opens the configured one.
-        cpu: monitor of the processor; None watches the processes of this machine.
-        versions: versions of autotune and its libraries; the program's torch is added from the baseline.
-        hidden: what the stand-ins for secret knob values stand for.
-        secrets: what must be written nowhere.
-        clock: time.
-        began_s: when the command began, by `clock.monotonic()`: its budget counts from there; None for when the study is run.
-        poll_s: pause between two looks at a running trial.
-        verify: the claim to verify; None searches.
-        search: makes what searches instead of `proposals.Search`, the rivals it is judged by in replays; None for that.
-        is_recording: whether configurations are recorded, as `config.record` says, instead of searched.
-    """
-
-    title: str
-    config: StudyConfig
-    yaml: str
-    space: SearchSpace
-    command: CommandTemplate
-    launcher: Launcher
-    machine: dict[str, Any]
-    start_tracking: Callable[[StudyFolder], Tracking | None] | None = None
-    device: DeviceMonitor | None = None
-    cpu: CpuMonitor | None = None
-    versions: dict[str, str] = field(default_factory=dict)
-    hidden: HiddenValues = field(default_factory=HiddenValues)
-    secrets: Secrets = field(default_factory=Secrets.known)
-    clock: Clock = field(default_factory=Clock)
-    began_s: float | None = None
-    poll_s: float = 0.1
-    verify: Verify | None = None
-    is_recording: bool = False
-    search: Callable[[Session], Searching] | None = None

@@ -13,13 +13,13 @@ import random
 from collections.abc import Callable
 
 from autotune import stats
+from autotune.compare.decision import CONTENDER_FRAC, Decision, by_round, choose, finalists, judge, that_count, without_finalist
+from autotune.compare.interleaving import Pair, Turns
+from autotune.compare.parity import Parity
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.study.budget import finals_rules
-from autotune.study.decision import CONTENDER_FRAC, Decision, by_round, choose, finalists, judge, that_count, without_finalist
-from autotune.study.parity import Parity
-from autotune.study.session import OutOfTime, Session
-from autotune.study.turns import Pair, Turns
+from autotune.trials.budget import finals_rules
+from autotune.trials.session import OutOfTime, Session
 
 MIN_PAIRS = 3
 LOOKS = (8, 16)  # rounds after which the verdict is looked at; what is ambiguous then goes on to the next
@@ -50,8 +50,8 @@ class Finals:
         finals = [record for record in session.records if record.kind is Kind.final]
         self._earlier = that_count(session.records)
         self._round = max((record.round or 0 for record in finals), default=0)
-        self._random = random.Random(session.plan.config.study.seed + self._round)
-        self._rules = session.plan.config.measure.finals
+        self._random = random.Random(session.inputs.config.study.seed + self._round)
+        self._rules = session.inputs.config.measure.finals
         self._lost: dict[int, int] = {}  # trial number -> rounds of the finals in which it failed
         for record in self._earlier:
             self._note_loss(record)
@@ -112,7 +112,7 @@ class Finals:
         return chosen if is_out else part
 
     def _affordable_rules(self) -> MeasureRules:
-        rules = self._session.plan.config.measure.finals
+        rules = self._session.inputs.config.measure.finals
         if self._session.budget.total_s is None:
             return rules
         budget = self._session.budget

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from autotune import stats
+from autotune.compare.decision import Decision, by_round, judge
+from autotune.compare.interleaving import Pair, Turns
 from autotune.config.claim import Claim, Verify
 from autotune.harness.protocol import MeasureRules
 from autotune.plain_text import one_line
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
-from autotune.study.budget import finals_rules
-from autotune.study.decision import Decision, by_round, judge
-from autotune.study.session import Session
-from autotune.study.turns import Pair, Turns
+from autotune.trials.budget import finals_rules
+from autotune.trials.session import Session
 
 VERIFIED = "the rounds were measured"
 FIRST, ROUND, LONG = "the file's configuration", "verify, in turn", "verify, long run"  # why a trial is run
@@ -91,7 +91,7 @@ class Verification:
 
     def __init__(self, session: Session, verify: Verify) -> None:
         self._session, self._verify = session, verify
-        self._random = random.Random(session.plan.config.study.seed)
+        self._random = random.Random(session.inputs.config.study.seed)
         self._round = max((record.round or 0 for record in session.records), default=0)
         self.decision = Decision()
 
@@ -143,7 +143,7 @@ class Verification:
 
     def _long_runs(self, best: TrialRecord, seconds: float) -> None:
         """Measures each once for minutes: what the short windows promised, and what training gets."""
-        rules = self._session.plan.config.measure.finals
+        rules = self._session.inputs.config.measure.finals
         length = {"min_s": seconds, "max_s": seconds, "slow_max_s": seconds, "half_width_frac": 0.0}
         done = {record.repeats for record in self._session.records if record.why == LONG and record.value}
         self._round += 1
@@ -156,7 +156,7 @@ class Verification:
 
     def _rules(self) -> MeasureRules:
         each_s = self._verify.minutes * 60 / (2 * self._verify.rounds + 2)
-        return finals_rules(self._session.plan.config.measure.finals, seconds_each=each_s, baseline=self._session.baseline)
+        return finals_rules(self._session.inputs.config.measure.finals, seconds_each=each_s, baseline=self._session.baseline)
 
     def _round_s(self, best: TrialRecord) -> float:
         """Returns the seconds that another round will take: as the last one did."""

@@ -6,13 +6,13 @@ import itertools
 import random
 
 from autotune import stats
+from autotune.compare.decision import Decision, by_round, judge
+from autotune.compare.finals import MIN_PAIRS
+from autotune.compare.interleaving import Pair, Turns
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, Tier, TrialRecord
-from autotune.study.budget import finals_rules
-from autotune.study.decision import Decision, by_round, judge
-from autotune.study.finals import MIN_PAIRS
-from autotune.study.session import Session
-from autotune.study.turns import Pair, Turns
+from autotune.trials.budget import finals_rules
+from autotune.trials.session import Session
 
 TIERS = "finals, best of a tier"  # why such a trial is run
 
@@ -71,7 +71,7 @@ class TierFinals:
             round_number = next(numbers) // 2  # two trials a round
             return session.measure_again(first, round_number=round_number, rules=rules, why=TIERS)
 
-        order = random.Random(session.plan.config.study.seed + begun)
+        order = random.Random(session.inputs.config.study.seed + begun)
         turns = Turns(found, session.baseline, measure=measure, order=order, pairs=pairs)
         for _ in range(num_rounds):
             if turns.round():
@@ -94,7 +94,7 @@ class TierFinals:
 
     def _rules(self, num_rounds: int) -> MeasureRules:
         session = self._session
-        rules = session.plan.config.measure.finals
+        rules = session.inputs.config.measure.finals
         if session.budget.total_s is None:
             return rules
         return finals_rules(rules, seconds_each=session.budget.left_s / (2 * num_rounds), baseline=session.baseline)

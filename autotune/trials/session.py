@@ -11,15 +11,15 @@ from autotune.knobs.base import Circumstances
 from autotune.records import Kind, Knobs, KnobValue, StudyRecord, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
-from autotune.study.budget import Budget, Costs, without_window_s
-from autotune.study.finite import caveat, excused
-from autotune.study.identity import SCRIPT, script
-from autotune.study.interrupts import Interrupts
-from autotune.study.objective import cold_compile_s
-from autotune.study.outlook import Outlook, outlook
-from autotune.study.plan import Listener, Plan
-from autotune.study.quarantine import Quarantine
-from autotune.study.trial import Finished, Request, StoppedNow, TrialRunner
+from autotune.trials.budget import Budget, Costs, outlook, without_window_s
+from autotune.trials.events import Listener, Outlook
+from autotune.trials.finite import caveat, excused
+from autotune.trials.identity import SCRIPT, script
+from autotune.trials.inputs import StudyInputs
+from autotune.trials.interrupts import Interrupts
+from autotune.trials.objective import cold_compile_s
+from autotune.trials.quarantine import Quarantine
+from autotune.trials.runner import Finished, Request, StoppedNow, TrialRunner
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
 MIN_BASELINE_S = 60.0  # the baseline has so long at least, however small the budget: without it there is nothing
@@ -53,7 +53,7 @@ class Session:
     """A study under way.
 
     Attributes:
-        plan: what was asked for.
+        inputs: what was asked for.
         folder: where everything is written.
         listener: whom to tell.
         interrupts: whether the user wants an end.
@@ -70,7 +70,7 @@ class Session:
         memory_capacity_bytes: memory of the device as the baseline saw it; None unknown.
     """
 
-    plan: Plan
+    inputs: StudyInputs
     folder: StudyFolder
     listener: Listener
     interrupts: Interrupts
@@ -110,9 +110,9 @@ class Session:
 
     def measure_baseline(self) -> list[RankResult]:
         """Runs trial 0 and returns what its ranks found out about the program."""
-        plan = self.plan
-        knobs: Knobs = {**plan.command.placeholders, **plan.space.pinned}
-        rules = self.budget.screening_rules(plan.config.measure.screening)
+        inputs = self.inputs
+        knobs: Knobs = {**inputs.command.placeholders, **inputs.space.pinned}
+        rules = self.budget.screening_rules(inputs.config.measure.screening)
         rules = replace(rules, min_s=max(rules.min_s, min(BASELINE_WINDOW_TIMES * rules.min_s, rules.max_s)))
         total_s = self.budget.total_s
         request = Request(
@@ -151,7 +151,7 @@ class Session:
             round=round_number,
             why=why,
             origin=origin,
-            rules=self.budget.screening_rules(self.plan.config.measure.screening),
+            rules=self.budget.screening_rules(self.inputs.config.measure.screening),
             race_below_per_s=self._race_below_per_s(self.resolved.tier(changed)),
             promote_above_per_s=self._promote_above_per_s(),
             target=self.target,
@@ -169,7 +169,7 @@ class Session:
 
     def _check_time(self, least_s: float, ends_s: float | None) -> None:
         """Raises OutOfTime where a trial would not end in time though it measured as little as there is sense in."""
-        if ends_s is not None and self.plan.clock.monotonic() + least_s > ends_s:
+        if ends_s is not None and self.inputs.clock.monotonic() + least_s > ends_s:
             raise OutOfTime
 
     def _least_again_s(self, first: TrialRecord) -> float:
@@ -180,7 +180,7 @@ class Session:
         if not again:
             start_s = min(start_s + first.spared_s, self.costs.again_s(first.knobs, first.changed))
         cycles_s = LEAST_CYCLES * (self.runner.cycle or {}).get("seconds", 0.0)
-        return start_s + max(self.plan.config.measure.finals.race_min_s, cycles_s)
+        return start_s + max(self.inputs.config.measure.finals.race_min_s, cycles_s)
 
     def _race_below_per_s(self, tier: Tier) -> float | None:
         """Returns the rate below which a search trial is stopped early; None for none.
@@ -190,7 +190,7 @@ class Session:
         """
         rivals = [r for r in self.searched if r.outcome.may_win and r.ci and r.tier.rank <= tier.rank]
         proven_per_s = max((rival.ci[0] for rival in rivals if rival.ci), default=None)
-        is_fit = self.plan.config.measure.racing and self.runner.goal.follows_rate
+        is_fit = self.inputs.config.measure.racing and self.runner.goal.follows_rate
         return RACED_FRAC * proven_per_s if is_fit and proven_per_s is not None else None
 
     def _promote_above_per_s(self) -> float | None:
@@ -281,7 +281,7 @@ class Session:
             tier=self.resolved.tier(changed),
             repeats=candidate.number if changed else 0,
             why=why,
-            rules=self.plan.config.measure.screening,
+            rules=self.inputs.config.measure.screening,
             target=self.target,
             max_s=max_s,
             retry_max_s=max_s,
@@ -294,12 +294,12 @@ class Session:
         if self.interrupts.is_requested:
             raise Ending
         was = self.about.identity.get(SCRIPT)
-        if was and was != script(self.plan.command):
+        if was and was != script(self.inputs.command):
             name = was.partition(" (")[0]
             raise Ending(f"{name} was edited or removed while the study ran; bring it back as it was before you go on")
         request.cold_compile_s = cold_compile_s(self.records, request.knobs)
         if self.records:
-            is_searching = request.kind is Kind.search and not self.plan.is_recording
+            is_searching = request.kind is Kind.search and not self.inputs.is_recording
             self.listener.time_left(self.outlook(is_searching=is_searching))
         try:
             finished = self.runner.run(request)

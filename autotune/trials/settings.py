@@ -11,7 +11,7 @@ from autotune.config.schema import DeviceOptions, MeasureOptions, StudyConfig
 from autotune.harness.protocol import RankResult
 from autotune.launchers.base import Deadlines
 from autotune.machine.visible import visible_devices
-from autotune.study.plan import Plan
+from autotune.trials.inputs import StudyInputs
 
 UNBOUNDED_S = 86_400.0  # the phases' own limits end a trial that is stuck long before
 
@@ -70,10 +70,10 @@ def memory_cap_bytes(device: DeviceOptions, machine: dict[str, Any]) -> int | No
     return memory_limit_bytes(device.memory_limit, capacity_bytes(machine))
 
 
-def memory_seen_bytes(plan: Plan, first: RankResult) -> int | None:
+def memory_seen_bytes(inputs: StudyInputs, first: RankResult) -> int | None:
     """Returns the memory that a trial may fill: the limit, else what the baseline saw of its device, else the host's facts."""
     known = first.memory.get("capacity_bytes") or first.facts.get("device_memory_bytes")
-    return memory_cap_bytes(plan.config.device, plan.machine) or (int(known) if known else capacity_bytes(plan.machine))
+    return memory_cap_bytes(inputs.config.device, inputs.machine) or (int(known) if known else capacity_bytes(inputs.machine))
 
 
 def capacity_bytes(machine: dict[str, Any]) -> int:

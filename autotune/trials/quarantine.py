@@ -15,8 +15,8 @@ from autotune.harness.protocol import Spec
 from autotune.launchers.base import Deadlines, Ended, Launch
 from autotune.records import Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
-from autotune.study.plan import Plan
-from autotune.study.settings import device_environment
+from autotune.trials.inputs import StudyInputs
+from autotune.trials.settings import device_environment
 
 # The CUDA runtime's words (driver_types.h) for errors after which the context or the device is of no use; NVML's; the kernel's.
 STICKY = re.compile(
@@ -81,43 +81,43 @@ class Quarantine:
         return f"{self._device} is at fault: trials {trials} failed, then a plain computation did: {failure}. {self._advice}"
 
 
-def quarantine(plan: Plan, folder: StudyFolder, executable: Callable[[], str | None]) -> Quarantine:
+def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[], str | None]) -> Quarantine:
     """Returns the quarantine of a study's device.
 
     Args:
-        plan: the study's.
+        inputs: the study's.
         folder: the study's.
         executable: returns the program's own interpreter; None while it is not known, then nothing can be said.
     """
-    gpus, index = plan.machine.get("gpus") or [], plan.config.device.index
+    gpus, index = inputs.machine.get("gpus") or [], inputs.config.device.index
     words = [str(gpus[index][key]) for key in ("name", "uuid") if gpus[index].get(key)] if index < len(gpus) else []
     name = f" ({', '.join(words)})" if words else ""
     others = [str(n) for n in range(len(gpus)) if n != index]
     elsewhere = f", or study on another one: device.index={others[0]} (of {', '.join(others)})" if others else ""
     return Quarantine(
-        lambda record: _probe(plan, folder, record, executable()),
+        lambda record: _probe(inputs, folder, record, executable()),
         device=f"device {index}{name}",
         advice=f"Look at `nvidia-smi -q` and at `dmesg` for Xid, have it reset, then resume{elsewhere}",
     )
 
 
-def _probe(plan: Plan, folder: StudyFolder, record: TrialRecord, executable: str | None) -> str:
+def _probe(inputs: StudyInputs, folder: StudyFolder, record: TrialRecord, executable: str | None) -> str:
     if executable is None:
         return ""
-    kind = "cpu" if plan.config.device.kind == "cpu" else "cuda"
+    kind = "cpu" if inputs.config.device.kind == "cpu" else "cuda"
     place = folder.path.resolve() / "probes" / f"{record.number:04d}"
     launch = Launch(
         argv=[executable, "-c", PROBE, kind],
-        cwd=plan.command.cwd,
-        env=device_environment(plan.config.device),
+        cwd=inputs.command.cwd,
+        env=device_environment(inputs.config.device),
         folder=place,
         spec=Spec(trial=record.number, nonce=secrets.token_hex(8), folder=str(place), mode="inspect"),
         deadlines=Deadlines(start_s=PROBE_S, total_s=PROBE_S),
     )
-    running = plan.launcher.start(launch)
+    running = inputs.launcher.start(launch)
     try:
         while (ended := running.poll()) is None:
-            plan.clock.sleep(plan.poll_s)
+            inputs.clock.sleep(inputs.poll_s)
     finally:
         running.stop("the device's probe was interrupted")
     return _failure(ended)

@@ -17,7 +17,7 @@ import numpy as np
 from autotune import stats
 from autotune.records import Knobs, KnobValue, Outcome, TrialRecord
 from autotune.space import ResolvedSpace
-from autotune.study.session import ConfigurationKey, configuration_key
+from autotune.trials.session import ConfigurationKey, configuration_key
 
 Worth = Literal["faster", "same", "slower", "ambiguous", "needed", "not separated"]
 

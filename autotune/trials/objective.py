@@ -25,7 +25,7 @@ from autotune.errors import BadInput
 from autotune.harness.protocol import RankResult
 from autotune.quantities import number_text
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Kind, Knobs, Outcome, TrialRecord, objective_names
-from autotune.study.budget import START_PHASES
+from autotune.trials.budget import START_PHASES
 
 COMPILE_KEY, COMPILE_OFF = "compile.mode", "off"
 HOUR_S = 3600.0

@@ -6,10 +6,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
+from autotune.clock import Clock
 from autotune.harness.protocol import MeasureRules
-from autotune.records import Knobs, TrialRecord
-from autotune.study.plan import Clock
+from autotune.records import Kind, Knobs, Outcome, TrialRecord
+from autotune.trials.events import Outlook
 
 FINALS_MAX_FRAC = 0.38  # of the budget: three pairs and a choosing round of a slow program take about that much
 LATE_MAX_FRAC = 0.5  # of the search's share: a good configuration to compile matters more than every way to compile it
@@ -252,3 +254,31 @@ def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+
+
+def outlook(budget: Budget, records: Sequence[TrialRecord], *, warm_spares_s: float, is_searching: bool = True) -> Outlook:
+    """Returns what is left of a study.
+
+    Args:
+        budget: of the study; what is kept for the finals is known once the baseline was measured.
+        records: trials so far, the baseline first; at least that.
+        warm_spares_s: what the baseline took that a search trial is spared by a warm start.
+        is_searching: whether the next trial is one of the search.
+    """
+    left_s = None if budget.total_s is None else max(0.0, budget.left_s)
+    if not is_searching:
+        return Outlook(left_s=left_s)
+    searched = [one for one in records if one.kind is Kind.search and one.outcome is not Outcome.interrupted]
+    baseline_s = max(1.0, records[0].attempt_s - warm_spares_s)
+    trial_s = median(record.seconds for record in searched) if searched else baseline_s
+    search_s = None if budget.total_s is None else max(0.0, budget.search_left_s)
+    fitting = math.inf if search_s is None else search_s / max(trial_s, 1e-9)
+    allowed = math.inf if budget.max_trials is None else max(0, budget.max_trials - len(searched))
+    num_trials = min(fitting, allowed)
+    return Outlook(
+        left_s=left_s,
+        search_s=search_s,
+        num_trials=None if math.isinf(num_trials) else round(num_trials),
+        trial_s=trial_s,
+        num_searched=len(searched),
+    )

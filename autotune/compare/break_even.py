@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from autotune.records import ENERGY, TIME, Kind, Knobs, Summary, TrialRecord, objective_names
-from autotune.study.objective import COMPILE_KEY, COMPILE_OFF, cold_compile_s, fixed_s
+from autotune.trials.objective import COMPILE_KEY, COMPILE_OFF, cold_compile_s, fixed_s
 
 MIN_DEARER_S = 2.0  # starts of one program differ by as much from process to process
 MIN_DEARER_FRAC = 0.2  # of the baseline's start: a start of a minute differs by more than two seconds

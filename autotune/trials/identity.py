@@ -21,8 +21,8 @@ from autotune.machine import comparable
 from autotune.records import StudyRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
-from autotune.study.objective import Goal
-from autotune.study.plan import Plan
+from autotune.trials.inputs import StudyInputs
+from autotune.trials.objective import Goal
 
 PROGRAM_FACTS = ("torch", "device_name")  # of `comparable`, told by the program; the others by the host
 SPACE = "space."
@@ -31,7 +31,7 @@ MAX_SCRIPT_BYTES = 1 << 20  # what is larger is no script
 
 
 def about(
-    plan: Plan,
+    inputs: StudyInputs,
     folder: StudyFolder,
     before: StudyRecord | None,
     *,
@@ -41,81 +41,81 @@ def about(
     """Returns study.json: until the baseline has run with the space as asked for, from then on as it is searched.
 
     Args:
-        plan: what the study was given.
+        inputs: what the study was given.
         folder: its folder.
         before: the same at an earlier time: when it started and where it stands among others does not change.
         space: what is searched here; None before the baseline.
         first: rank 0's result of the baseline; None before there is one.
     """
-    asked = {key: domain.as_json() if domain else {"auto": True} for key, domain in plan.space.domains.items()}
+    asked = {key: domain.as_json() if domain else {"auto": True} for key, domain in inputs.space.domains.items()}
     versions = {"autotune": autotune.__version__, "optuna": optuna.__version__, "python": platform.python_version()}
-    versions |= plan.versions
+    versions |= inputs.versions
     if first and first.facts.get("torch"):
         versions["torch"] = str(first.facts["torch"])
-    parts = identity(plan, space, first)
-    budget, wanted = plan.config.study.budget, plan.config.record
+    parts = identity(inputs, space, first)
+    budget, wanted = inputs.config.study.budget, inputs.config.record
     return StudyRecord(
         name=folder.name,
         base=before.base if before else folder.base,
         sequence=before.sequence if before else folder.sequence,
-        title=plan.title,
-        command=plan.secrets.words(plan.command.parts),
-        placeholders=plan.command.placeholders,
-        detected=_detected(plan, first) if first else before.detected if before else {},
-        is_recipe=plan.command.is_recipe,
-        cwd=plan.command.cwd,
-        objective=plan.config.objective,
-        terms=_terms(plan, first),
+        title=inputs.title,
+        command=inputs.secrets.words(inputs.command.parts),
+        placeholders=inputs.command.placeholders,
+        detected=_detected(inputs, first) if first else before.detected if before else {},
+        is_recipe=inputs.command.is_recipe,
+        cwd=inputs.command.cwd,
+        objective=inputs.config.objective,
+        terms=_terms(inputs, first),
         fingerprint=hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16],
         identity=parts,
         asked=asked,
         space=space.as_json() if space else asked,
-        pinned=plan.space.pinned,
-        machine={**plan.machine, **(first.facts if first else {})},
+        pinned=inputs.space.pinned,
+        machine={**inputs.machine, **(first.facts if first else {})},
         versions=versions,
-        started_at=before.started_at if before else plan.clock.time(),
+        started_at=before.started_at if before else inputs.clock.time(),
         budget_s=None if budget.minutes is None else budget.minutes * 60,
         budget_trials=budget.trials,
         spent_s=before.spent_s if before else 0.0,
-        settings=plan.secrets.document(settings(plan.config)),
+        settings=inputs.secrets.document(settings(inputs.config)),
         target=first.target if first else before.target if before else None,
         warm_start=before.warm_start if before else {},
-        verifies=plan.secrets.document(plan.verify.as_json()) if plan.verify else {},
-        recording={"configurations": wanted.configurations, "repeats": wanted.repeats} if plan.is_recording else {},
+        verifies=inputs.secrets.document(inputs.verify.as_json()) if inputs.verify else {},
+        recording={"configurations": wanted.configurations, "repeats": wanted.repeats} if inputs.is_recording else {},
     )
 
 
-def _detected(plan: Plan, first: RankResult) -> dict[str, Any]:
+def _detected(inputs: StudyInputs, first: RankResult) -> dict[str, Any]:
     found = {name: first.detected.get(name) for name in ("optimizers", "modules", "world_size")}
-    return dict(plan.secrets.document(found))
+    return dict(inputs.secrets.document(found))
 
 
-def identity(plan: Plan, space: ResolvedSpace | None, first: RankResult | None) -> dict[str, Any]:
+def identity(inputs: StudyInputs, space: ResolvedSpace | None, first: RankResult | None) -> dict[str, Any]:
     """Returns what makes results comparable, name -> plain value: only results with the same may stand side by side."""
-    facts = comparable({**(first.facts if first else {}), **plan.machine})
-    device = plan.config.device
+    facts = comparable({**(first.facts if first else {}), **inputs.machine})
+    device = inputs.config.device
     parts = {
         **{f"machine.{name}": value for name, value in facts.items() if name not in PROGRAM_FACTS},
         **{f"program.{name}": facts[name] for name in PROGRAM_FACTS},
-        "program.command": plan.secrets.words(plan.command.parts),
-        "program.executable": executable(plan.command),
-        SCRIPT: script(plan.command),
-        "objective": plan.config.objective,
-        "study.samples": plan.config.study.samples,
-        "train.global_batch": plan.config.train.global_batch,
-        "machine.price_per_hour": plan.config.machine.price_per_hour,
-        **{key: limit for key, limit in Goal.of(plan.config).limits.items()},
+        "program.command": inputs.secrets.words(inputs.command.parts),
+        "program.executable": executable(inputs.command),
+        SCRIPT: script(inputs.command),
+        "objective": inputs.config.objective,
+        "study.samples": inputs.config.study.samples,
+        "train.global_batch": inputs.config.train.global_batch,
+        "machine.price_per_hour": inputs.config.machine.price_per_hour,
+        **{key: limit for key, limit in Goal.of(inputs.config).limits.items()},
         "device.kind": device.kind,
         "device.index": device.index,
         "device.memory_limit": device.memory_limit,
-        **{f"pinned.{key}": value for key, value in plan.space.pinned.items()},
+        **{f"pinned.{key}": value for key, value in inputs.space.pinned.items()},
         **{f"{SPACE}{key}": domain.as_json() for key, domain in (space.domains if space else {}).items()},
     }
     return dict(json.loads(json.dumps(parts, default=str)))
 
 
-def _terms(plan: Plan, first: RankResult | None) -> dict[str, Any]:
-    goal = Goal.of(plan.config)
+def _terms(inputs: StudyInputs, first: RankResult | None) -> dict[str, Any]:
+    goal = Goal.of(inputs.config)
     if first:
         goal.learn([first], capacity_bytes=None)
     return goal.terms

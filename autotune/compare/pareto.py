@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autotune.records import Outcome, TrialRecord
 from autotune.stats import MARGIN_FRAC
-from autotune.study.session import Session
+from autotune.trials.session import Session
 
 FRONT = "Pareto front"  # why a final is run: a point of the front once more, in a fresh process
 MAX_POINTS, ROUNDS = 3, 3  # so many points are measured again so often, as far as the budget reaches
@@ -56,7 +56,7 @@ def confirm_front(session: Session, reported: set[int]) -> None:
                 continue  # an earlier run of the study has this round
             if min(point.seconds + point.spared_s, session.costs.again_s(point.knobs, point.changed)) > session.budget.left_s:
                 return
-            session.measure_again(point, round_number=index + 1, rules=session.plan.config.measure.finals, why=FRONT)
+            session.measure_again(point, round_number=index + 1, rules=session.inputs.config.measure.finals, why=FRONT)
 
 
 def _telling(points: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
