@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from autotune.errors import BadInput
-from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.catalogue import CATALOGUE, is_knob, knob
 from autotune.knobs.loader import BATCH_SIZE
 from autotune.knobs.step import ACCUMULATION, derived, dividing, tier_of
@@ -208,12 +208,12 @@ class ResolvedSpace:
             if not _same(value, self.reference[key])
         ]
 
-    def seeds(self, circumstances: Circumstances) -> list[tuple[str, Knobs]]:
+    def seeds(self, host_context: HostContext) -> list[tuple[str, Knobs]]:
         """Returns (why, full configuration) of what an expert would try first; at most five, the baseline not among them."""
-        expert = self.experts(circumstances)
+        expert = self.experts(host_context)
         workers, batch = "loader.num_workers", "loader.batch_size"
         alone = {key: value for key, value in expert.items() if key != workers}
-        larger, largest = self._larger(batch, factor=4 if circumstances.has_cuda else 2), self._larger(batch, factor=8)
+        larger, largest = self._larger(batch, factor=4 if host_context.has_cuda else 2), self._larger(batch, factor=8)
         plans = [
             ("expert's choice at the program's batch size", expert),
             ("expert's choice at a larger batch", {**expert, **larger}),
@@ -221,13 +221,13 @@ class ResolvedSpace:
             ("expert's choice at a larger batch without loader workers", {**alone, **self._value(workers, 0), **larger}),
             ("expert's choice at a far larger batch", {**expert, **largest}),
         ]
-        if not circumstances.has_cuda:  # the step itself needs the cores there, so the variants without workers come first
+        if not host_context.has_cuda:  # the step itself needs the cores there, so the variants without workers come first
             plans = [plans[2], plans[3], plans[0], plans[1], plans[4]]
         return self._distinct([(why, self.active({**self.reference, **plan})) for why, plan in plans])
 
-    def experts(self, circumstances: Circumstances) -> Knobs:
+    def experts(self, host_context: HostContext) -> Knobs:
         """Returns the experts' values, each moved to the nearest value of its domain."""
-        wanted = {key: knob(key).expert(circumstances) for key in self.domains}
+        wanted = {key: knob(key).expert(host_context) for key in self.domains}
         snapped = {key: self.domains[key].nearest(value) for key, value in wanted.items() if value is not None}
         return {key: value for key, value in snapped.items() if value is not None}
 
@@ -266,26 +266,26 @@ class ResolvedSpace:
         return {key: domain.as_json() for key, domain in self.domains.items()}
 
 
-def resolve(space: SearchSpace, circumstances: Circumstances, *, passed: Knobs) -> ResolvedSpace:
+def resolve(space: SearchSpace, host_context: HostContext, *, passed: Knobs) -> ResolvedSpace:
     """Returns the space for one machine and one program.
 
     Args:
         space: what the user asked for.
-        circumstances: the machine, and the program as the baseline trial found it.
+        host_context: the machine, and the program as the baseline trial found it.
         passed: knobs that travel through the command line -> value there in the baseline.
     """
-    reference, dropped, domains = _reference(space, circumstances, passed), dict(space.left_out), {}
+    reference, dropped, domains = _reference(space, host_context, passed), dict(space.left_out), {}
     # Values worth trying lie around the program's own, which only the command line knows where nothing of it was observed.
-    circumstances = replace(circumstances, observed={**passed, **circumstances.observed})
+    host_context = replace(host_context, observed={**passed, **host_context.observed})
     held = _held(space, reference)
     for key, asked in space.domains.items():
         found = knob(key)
-        if reason := _reason_against(found, space, circumstances, passed):
+        if reason := _reason_against(found, space, host_context, passed):
             dropped[key] = reason
             continue
         if held and key == BATCH_SIZE.key:
-            asked = Choice(tuple(dividing(held, _whole(asked, held), circumstances)))
-        domain = (asked or Choice(_ordered(tuple(found.domain(circumstances))))).including(reference[key])
+            asked = Choice(tuple(dividing(held, _whole(asked, held), host_context)))
+        domain = (asked or Choice(_ordered(tuple(found.domain(host_context))))).including(reference[key])
         if len(domain.values) > 1:
             domains[key] = domain
         else:
@@ -318,24 +318,24 @@ def _whole(asked: Domain | None, held: int) -> Iterable[KnobValue] | None:
     return range(asked.low, min(asked.high, held) + 1) if isinstance(asked, IntInterval) else asked.values
 
 
-def _reason_against(found: Knob, space: SearchSpace, circumstances: Circumstances, passed: Knobs) -> str | None:
+def _reason_against(found: Knob, space: SearchSpace, host_context: HostContext, passed: Knobs) -> str | None:
     if found.key in space.pinned:
         return "pinned"
     tier = tier_of(found, is_held=space.is_held)
     if tier.rank > space.tiers.rank:
         return f"its tier is {tier}, the search is bound to tiers={space.tiers}"
-    if space.is_held and (reason := _reason_when_held(found, space, circumstances)):
+    if space.is_held and (reason := _reason_when_held(found, space, host_context)):
         return reason
-    if reason := found.blocked(circumstances):
+    if reason := found.blocked(host_context):
         return reason
-    return None if found.key in passed else circumstances.not_applicable.get(found.key)
+    return None if found.key in passed else host_context.not_applicable.get(found.key)
 
 
-def _reason_when_held(found: Knob, space: SearchSpace, circumstances: Circumstances) -> str | None:
+def _reason_when_held(found: Knob, space: SearchSpace, host_context: HostContext) -> str | None:
     if found.key == ACCUMULATION.key:
         return "derived from train.global_batch"
     if found.key == BATCH_SIZE.key:
-        reason = circumstances.not_applicable.get(ACCUMULATION.key)
+        reason = host_context.not_applicable.get(ACCUMULATION.key)
         pinned = ACCUMULATION.key in space.pinned
         return (
             f"train.global_batch is held, and nothing can be accumulated: {reason}"
@@ -345,9 +345,9 @@ def _reason_when_held(found: Knob, space: SearchSpace, circumstances: Circumstan
     return None
 
 
-def _reference(space: SearchSpace, circumstances: Circumstances, passed: Knobs) -> Knobs:
+def _reference(space: SearchSpace, host_context: HostContext, passed: Knobs) -> Knobs:
     """Returns the baseline's value of every knob known of: pins first, then the command line's, the observed, the default."""
-    observed = {key: _readable(key, value) for key, value in circumstances.observed.items() if is_knob(key)}
+    observed = {key: _readable(key, value) for key, value in host_context.observed.items() if is_knob(key)}
     values = {key: knob(key).default for key in [*observed, *space.domains]}
     return {**values, **{key: value for key, value in observed.items() if value is not None}, **passed, **space.pinned}
 

@@ -17,7 +17,7 @@ from autotune.config.literals import PLACEHOLDER
 from autotune.errors import BadInput
 from autotune.harness import protocol
 from autotune.knobs.values import shown
-from autotune.launchers.doorway import raise_open_files
+from autotune.launchers.entry_point import raise_open_files
 from autotune.launchers.injection import with_harness
 from autotune.launchers.real_run import announce, spec_text, variables
 from autotune.records import Knobs
@@ -97,7 +97,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     from autotune.config.claim import read_claim
     from autotune.config.command import recipe_command
     from autotune.config.compose import compose
-    from autotune.machine import circumstances, host_facts
+    from autotune.machine import host_context, host_facts
     from autotune.trials.settings import process_environment
 
     if not best.is_recipe:
@@ -109,7 +109,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     if twice := [key for key in keys if key in best.knobs]:
         raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Leave it out." for key in twice)
     facts = host_facts()
-    claim = read_claim(Path(best.file), circumstances(facts, None, is_recipe=True))
+    claim = read_claim(Path(best.file), host_context(facts, None, is_recipe=True))
     claim.check_parts(asked.overrides)
     composed = compose(asked.overrides, command=None, facts=facts, document=claim.document(without=keys))
     knobs = {**composed.space.pinned, **best.knobs}

@@ -136,10 +136,10 @@ def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
 def _rows(result: RankResult, composed: Composed, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns what `run` would do with each knob, as its own search space says: the two cannot disagree."""
     from autotune.knobs.catalogue import CATALOGUE
-    from autotune.machine import circumstances
+    from autotune.machine import host_context
     from autotune.space import resolve
 
-    here = circumstances(facts, result, is_recipe=composed.command.is_recipe)
+    here = host_context(facts, result, is_recipe=composed.command.is_recipe)
     passed = composed.command.placeholders
     space = resolve(composed.space, here, passed=passed)
     rows = []

@@ -26,9 +26,9 @@ def print_knobs(name: str | None) -> int:
     from autotune.config.spaces import keys_of_spaces
     from autotune.knobs.catalogue import GROUPS
     from autotune.knobs.describe import describe
-    from autotune.machine import circumstances, host_facts
+    from autotune.machine import host_context, host_facts
 
-    here, spaces = circumstances(host_facts(), None, is_recipe=False), keys_of_spaces()
+    here, spaces = host_context(host_facts(), None, is_recipe=False), keys_of_spaces()
     family = (name or "").removesuffix(".*")
     if name is None or family in (*GROUPS, "env"):
         from autotune.knobs.describe import overview

@@ -17,7 +17,7 @@ from autotune.monitors.sealing import seal_leftovers
 from autotune.run_dir import StudyFolder, studies
 from autotune.trackers import store
 from autotune.trackers import sync as implementation
-from autotune.trackers.lifeline import Lifeline
+from autotune.trackers.parent_watch import ParentWatch
 
 if TYPE_CHECKING:
     from autotune.trackers.base import Synced
@@ -79,10 +79,10 @@ class TrackingProcess:
 
 def sync(folder: StudyFolder, *, uri: str | None, follow: bool) -> int:
     """Mirrors a study into MLflow and says where the mirror stands; with `follow` until the study is over."""
-    lifeline, secrets = Lifeline(), Secrets.known(typed=_given_secrets())
+    parent, secrets = ParentWatch(), Secrets.known(typed=_given_secrets())
     if follow:
         _give_way()
-        state = implementation.follow(folder, uri, lifeline=lifeline, secrets=secrets, report=_Reports())
+        state = implementation.follow(folder, uri, parent=parent, secrets=secrets, report=_Reports())
     else:
         state = implementation.sync(folder, uri, secrets=secrets)
     if state.problem != implementation.AT_WORK:  # else a tuner is at work, and looks after its trials itself

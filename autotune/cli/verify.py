@@ -47,12 +47,12 @@ def verify(asked: Asked, *, as_json: bool) -> int:
         Interrupted, FolderLost: as for `run`.
     """
     from autotune.config.claim import Verify, read_claim
-    from autotune.machine import circumstances, host_facts
+    from autotune.machine import host_context, host_facts
 
     _check(asked)
     facts = host_facts()
     study, file = _source(asked)
-    claim = read_claim(file, circumstances(facts, None, is_recipe=False))
+    claim = read_claim(file, host_context(facts, None, is_recipe=False))
     if not claim.changed:
         return _nothing(claim, as_json=as_json)
     claim, composed = (claim, _of_study(study, claim)) if study else _of_file(asked, claim, facts)

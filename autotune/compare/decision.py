@@ -136,7 +136,7 @@ def choose(values: dict[int, list[float]], candidates: list[TrialRecord], margin
     return min(alike, key=lambda candidate: (len(candidate.changed), candidate.tier.rank, -rates[candidate.number]))
 
 
-def that_count(records: list[TrialRecord]) -> list[TrialRecord]:
+def countable(records: list[TrialRecord]) -> list[TrialRecord]:
     """Returns the finals measured so far that still count: the search has found no other finalists since.
 
     Args:

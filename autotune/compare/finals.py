@@ -13,8 +13,8 @@ import random
 from collections.abc import Callable
 
 from autotune import stats
-from autotune.compare.decision import CONTENDER_FRAC, Decision, by_round, choose, finalists, judge, that_count, without_finalist
-from autotune.compare.interleaving import Pair, Turns
+from autotune.compare.decision import CONTENDER_FRAC, Decision, by_round, choose, countable, finalists, judge, without_finalist
+from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.parity import Parity
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, TrialRecord
@@ -48,7 +48,7 @@ class Finals:
         self._session, self._apart, self._known_part = session, apart, known_part
         self._parity = Parity(session)
         finals = [record for record in session.records if record.kind is Kind.final]
-        self._earlier = that_count(session.records)
+        self._earlier = countable(session.records)
         self._round = max((record.round or 0 for record in finals), default=0)
         self._random = random.Random(session.inputs.config.study.seed + self._round)
         self._rules = session.inputs.config.measure.finals
@@ -165,7 +165,7 @@ class Finals:
         self.decision = Decision(finalist=chosen, reason="no time was left to measure it again beside the baseline")
         if pairs:
             self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
-        turns = Turns(chosen, self._session.baseline, measure=self._measure_reported, order=self._random, pairs=pairs)
+        turns = Interleaving(chosen, self._session.baseline, measure=self._measure_reported, order=self._random, pairs=pairs)
         for _ in range(len(pairs), LOOKS[looks - 1] + MAX_LOST_ROUNDS):
             is_settled = len(pairs) in LOOKS[:looks] and self.decision.verdict != "ambiguous"
             if is_settled or len(pairs) >= LOOKS[looks - 1] or not self._has_time_for_pair(chosen):

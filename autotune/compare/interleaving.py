@@ -10,7 +10,7 @@ from autotune.records import TrialRecord
 Pair = tuple[float, float]  # scores of one round: the first configuration's and the second's
 
 
-class Turns:
+class Interleaving:
     """Rounds of a configuration beside another.
 
     ABBA or BAAB: the second round of two turns the order of the first, which is drawn, so that a steady drift of the machine

@@ -8,7 +8,7 @@ import random
 from autotune import stats
 from autotune.compare.decision import Decision, by_round, judge
 from autotune.compare.finals import MIN_PAIRS
-from autotune.compare.interleaving import Pair, Turns
+from autotune.compare.interleaving import Interleaving, Pair
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.trials.budget import finals_rules
@@ -72,7 +72,7 @@ class TierFinals:
             return session.measure_again(first, round_number=round_number, rules=rules, why=TIERS)
 
         order = random.Random(session.inputs.config.study.seed + begun)
-        turns = Turns(found, session.baseline, measure=measure, order=order, pairs=pairs)
+        turns = Interleaving(found, session.baseline, measure=measure, order=order, pairs=pairs)
         for _ in range(num_rounds):
             if turns.round():
                 self.decisions[found.number] = judge(found, pairs)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from autotune import stats
 from autotune.compare.decision import Decision, by_round, judge
-from autotune.compare.interleaving import Pair, Turns
+from autotune.compare.interleaving import Interleaving, Pair
 from autotune.config.claim import Claim, Verify
 from autotune.harness.protocol import MeasureRules
 from autotune.plain_text import one_line
@@ -127,7 +127,9 @@ class Verification:
         if pairs:
             self.decision = judge(best, pairs)
         rules = self._rules()
-        turns = Turns(best, session.baseline, measure=lambda r: self._again(r, rules, ROUND), order=self._random, pairs=pairs)
+        turns = Interleaving(
+            best, session.baseline, measure=lambda r: self._again(r, rules, ROUND), order=self._random, pairs=pairs
+        )
         num_lost = 0
         while len(pairs) < verify.rounds and num_lost < MAX_LOST_ROUNDS:
             if len(pairs) >= MIN_ROUNDS and session.budget.spent_s + self._round_s(best) > verify.minutes * 60:

@@ -15,7 +15,7 @@ from typing import Any
 from autotune.config import yaml_file
 from autotune.config.literals import DOUBLED, PLACEHOLDER, is_reference, plain
 from autotune.errors import BadInput, one_of
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, is_knob, knob
 from autotune.knobs.environment import PREFIX
 from autotune.knobs.values import shown, value_of
@@ -28,7 +28,7 @@ PROVENANCE = "provenance"
 MAX_WORDS = 200  # of a file's own words in a message
 # A file made elsewhere may ask for more workers than this machine has cores: that is told, not refused. Only what no machine
 # could do is.
-ANYWHERE = Circumstances(num_cores=2**20)
+ANYWHERE = HostContext(num_cores=2**20)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from autotune.config.keys import is_setting, literal, plain
 from autotune.config.overrides import GLOBAL_BATCH
 from autotune.config.recipe import PARTS
 from autotune.errors import BadInput
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import is_knob, knob
 from autotune.knobs.values import shown, value_of
 from autotune.masking import is_masked
@@ -150,17 +150,17 @@ class Verify:
             raise ValueError(f"not a claim that this version can read: {error}") from error
 
 
-def read_claim(path: Path, circumstances: Circumstances) -> Claim:
+def read_claim(path: Path, host_context: HostContext) -> Claim:
     """Returns what an exported file claims.
 
     Args:
         path: the file.
-        circumstances: the machine whose bounds hold for its knobs.
+        host_context: the machine whose bounds hold for its knobs.
 
     Raises:
         BadInput: not a file of ours: not YAML, unknown keys, unusable values, no claim; names everything that is wrong.
     """
-    document = files.read(path, "BEST", circumstances).document
+    document = files.read(path, "BEST", host_context).document
     said = document.pop("provenance", None)
     if not isinstance(said, dict):
         got = "an empty file" if not document else "none"
@@ -168,7 +168,7 @@ def read_claim(path: Path, circumstances: Circumstances) -> Claim:
     said = _plain(said)
     pins, secrets = (_knob_keys(said.get(name)) for name in ("pinned", "secret"))
     values = {key: value for key, value in files.flat(document) if value is not None}
-    knobs = {key: _value(key, value, circumstances, path) for key, value in values.items() if is_knob(key)}
+    knobs = {key: _value(key, value, host_context, path) for key, value in values.items() if is_knob(key)}
     others = {key: value for key, value in values.items() if key not in knobs}  # put in by hand
     changed = {key: value for key, value in knobs.items() if key not in pins}
     claim = Claim(
@@ -181,7 +181,7 @@ def read_claim(path: Path, circumstances: Circumstances) -> Claim:
         baseline=_rate(said.get("baseline")),
         best=_rate(said.get("best")),
         identity=_mapping(said.get("identity")),
-        settings=_settings({**_mapping(said.get("settings")), **others}, circumstances, path),
+        settings=_settings({**_mapping(said.get("settings")), **others}, host_context, path),
         command=_words(_mapping(said.get("program")).get("command")),
         cwd=str(_mapping(said.get("program")).get("cwd") or ""),
     )
@@ -203,14 +203,14 @@ def typed_command(claim: Claim) -> str:
     return one_line(line, MAX_LINE)  # a stranger's words, on somebody's terminal
 
 
-def _value(key: str, value: Any, circumstances: Circumstances, path: Path) -> KnobValue:
+def _value(key: str, value: Any, host_context: HostContext, path: Path) -> KnobValue:
     text = plain(value) if isinstance(value, str) else value
     if text == value and files.is_reference(value):
         raise BadInput(f"{key}: a reference, got {shown(value)} in {path}. A claim is about values: write it out.")
-    return value_of(knob(key), text, circumstances)
+    return value_of(knob(key), text, host_context)
 
 
-def _settings(said: dict[str, Any], circumstances: Circumstances, path: Path) -> dict[str, Any]:
+def _settings(said: dict[str, Any], host_context: HostContext, path: Path) -> dict[str, Any]:
     problems = [
         f"{key}: nothing that a claim depends on, got {shown(said[key])} in {path}. {EXPORTED}, as it is."
         for key in said
@@ -219,7 +219,7 @@ def _settings(said: dict[str, Any], circumstances: Circumstances, path: Path) ->
     for key, value in said.items():
         try:
             if not problems and key not in PARTS.values():  # they are compared with what the user types, and never run
-                files.check_key(key, value, circumstances)
+                files.check_key(key, value, host_context)
         except BadInput as error:
             problems += [f"{path}: {problem}" for problem in error.problems]
     if masked := [key for key, value in said.items() if is_masked(value)]:

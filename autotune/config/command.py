@@ -17,7 +17,7 @@ from autotune.config.recipe import script_of, words_of
 from autotune.config.schema import StudyConfig
 from autotune.config.startable import EXAMPLE, startable
 from autotune.errors import BadInput
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import CATALOGUE, GROUPS, is_knob, knob
 from autotune.knobs.parallel import STRATEGY
 from autotune.knobs.step import METRICS_SYNC_INTERVAL
@@ -60,7 +60,7 @@ class CommandTemplate:
         return [DOUBLED.sub(r"\1", part) for part in filled]
 
 
-def user_command(command: Sequence[str], circumstances: Circumstances, cwd: str | None = None) -> CommandTemplate:
+def user_command(command: Sequence[str], host_context: HostContext, cwd: str | None = None) -> CommandTemplate:
     """Returns the template of a command given after `--`.
 
     Raises:
@@ -73,7 +73,7 @@ def user_command(command: Sequence[str], circumstances: Circumstances, cwd: str 
     stated: Knobs = {}
     silent: Knobs = {}
     for part in command:
-        problems += _read_placeholders(part, stated, silent, circumstances)
+        problems += _read_placeholders(part, stated, silent, host_context)
     if BATCH_SIZE in silent and BATCH_SIZE not in stated:  # the library's own, a batch of one, is nobody's baseline
         asked = f"got '{{{BATCH_SIZE}}}'. Write {{{BATCH_SIZE}={RECIPE_BATCH_SIZE}}}"
         problems.append(f"COMMAND: a placeholder that needs the baseline's value, {asked}, with what you train with today.")
@@ -137,12 +137,12 @@ def title(template: CommandTemplate, config: StudyConfig, secrets: Secrets) -> s
     return one_line(shlex.join([Path(parts[0]).name, *parts[1:]]), MAX_TITLE)
 
 
-def _read_placeholders(part: str, stated: Knobs, silent: Knobs, circumstances: Circumstances) -> list[str]:
+def _read_placeholders(part: str, stated: Knobs, silent: Knobs, host_context: HostContext) -> list[str]:
     """Reads the placeholders of one argument, those with a baseline value and those without; returns what is wrong."""
     problems = []
     for match in PLACEHOLDER.finditer(part):
         try:
-            _read_placeholder(match, stated, silent, circumstances)
+            _read_placeholder(match, stated, silent, host_context)
         except BadInput as error:
             problems += error.problems
     rest = DOUBLED.sub("", PLACEHOLDER.sub("", part))
@@ -157,7 +157,7 @@ def _read_placeholders(part: str, stated: Knobs, silent: Knobs, circumstances: C
     ]
 
 
-def _read_placeholder(match: re.Match[str], stated: Knobs, silent: Knobs, circumstances: Circumstances) -> None:
+def _read_placeholder(match: re.Match[str], stated: Knobs, silent: Knobs, host_context: HostContext) -> None:
     key, text = match[1], match[2]
     if not is_knob(key):
         literal = f"Write {{{match[0]}}} for the text itself."
@@ -169,7 +169,7 @@ def _read_placeholder(match: re.Match[str], stated: Knobs, silent: Knobs, circum
         silent[key] = found.default
         return
     try:
-        value = value_of(found, text, circumstances)
+        value = value_of(found, text, host_context)
     except BadInput as error:
         raise BadInput([f"COMMAND: placeholder {match[0]}: {problem}" for problem in error.problems]) from error
     if stated.setdefault(key, value) != value:

@@ -37,12 +37,12 @@ from autotune.config.parts import problems_of_parts
 from autotune.config.recipe import is_recipe
 from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, knob
 from autotune.knobs.environment import PREFIX
 from autotune.knobs.step import ACCUMULATION, tier_of
 from autotune.knobs.values import shown, value_of
-from autotune.machine import circumstances as circumstances_of
+from autotune.machine import host_context as host_context_of
 from autotune.machine import host_facts
 from autotune.masking import Secrets
 from autotune.records import Knobs
@@ -105,7 +105,7 @@ def compose(
     """
     check_words([*overrides, *(command or ())])
     facts = facts or host_facts()
-    here = circumstances_of(facts, None, is_recipe=command is None, device=_device_kind(overrides))
+    here = host_context_of(facts, None, is_recipe=command is None, device=_device_kind(overrides))
     given = split(overrides, list(config_dirs), here, has_command=command is not None)
     found = _Problems(missing_folders(config_dirs))
     found.add(given.problems, given.cause)
@@ -120,7 +120,7 @@ def compose(
     config = found.collect(lambda: typed(raw))
     if config is None:
         raise found.error()
-    here = circumstances_of(facts, None, is_recipe=command is None, device=config.device.kind)
+    here = host_context_of(facts, None, is_recipe=command is None, device=config.device.kind)
     found.add(problems_of(config, facts.get("gpus") or []))
     if command is None and not found.problems:  # the user's modules are imported for it, which takes seconds
         found.add(problems_of_parts(config))
@@ -259,7 +259,7 @@ def _device_kind(overrides: Sequence[str]) -> str:
     return said[-1] if said else "auto"
 
 
-def _pins(config: StudyConfig, given: Split, here: Circumstances) -> Knobs:
+def _pins(config: StudyConfig, given: Split, here: HostContext) -> Knobs:
     """Returns the pinned knobs; a domain on the command line takes back a pin that came from a file."""
     written = {key: getattr(getattr(config, key.partition(".")[0]), key.partition(".")[2]) for key in CATALOGUE}
     written |= {f"{PREFIX}{name}": value for name, value in config.env.items()}
@@ -283,7 +283,7 @@ def _pins(config: StudyConfig, given: Split, here: Circumstances) -> Knobs:
     return pins
 
 
-def _space(config: StudyConfig, given: Split, pinned: Knobs, here: Circumstances) -> SearchSpace:
+def _space(config: StudyConfig, given: Split, pinned: Knobs, here: HostContext) -> SearchSpace:
     is_held = config.train.global_batch is not None
     tiers = {key: tier_of(knob(key), is_held=is_held) for key in given.domains}
     problems = [
@@ -321,7 +321,7 @@ def _command(
     config: StudyConfig,
     command: Sequence[str] | None,
     overrides: Sequence[str],
-    here: Circumstances,
+    here: HostContext,
     asked: Collection[str],
 ) -> CommandTemplate:
     if command is not None:

@@ -8,7 +8,7 @@ from autotune.config.command import BATCH_SIZE, RECIPE_BATCH_SIZE, CommandTempla
 from autotune.config.recipe import VISION, script_of
 from autotune.config.schema import StudyConfig
 from autotune.knobs import malloc
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.knobs.loader import UINT8_TRANSFER
 from autotune.knobs.memory import FRACTION, MALLOC
@@ -33,7 +33,7 @@ def problems_of_knobs(config: StudyConfig, pinned: Knobs, domains: dict[str, Dom
     return [*_channels(pinned), *_malloc(pinned), *alone, *_global_batch(config, pinned, domains, template)]
 
 
-def notes_of_knobs(config: StudyConfig, pinned: Knobs, template: CommandTemplate, here: Circumstances) -> list[str]:
+def notes_of_knobs(config: StudyConfig, pinned: Knobs, template: CommandTemplate, here: HostContext) -> list[str]:
     """Returns what a user should know of pinned knobs that have no effect here: a file may have been made elsewhere.
 
     Args:

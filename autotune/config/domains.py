@@ -17,7 +17,7 @@ from autotune.config import yaml_file
 from autotune.config.keys import no_such
 from autotune.config.locate import folder, options
 from autotune.errors import BadInput
-from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, is_knob, knob
 from autotune.knobs.catalogue import GROUPS as KNOB_GROUPS
 from autotune.knobs.environment import PREFIX
@@ -30,7 +30,7 @@ KEY = re.compile(r"(\+\+?|~)?[A-Za-z_][\w-]*([./][A-Za-z_][\w-]*)*([@:][\w.:-]*)
 FORMS = "Give choice(a,b,c), range(start,stop,step), interval(low,high) or tag(log,interval(low,high))."
 
 
-def domain_of(found: Knob, override: Override, circumstances: Circumstances) -> Domain:
+def domain_of(found: Knob, override: Override, host_context: HostContext) -> Domain:
     """Returns the domain that a sweep expression asks for.
 
     `range` has Hydra's meaning (the stop is left out); `interval` on whole numbers includes both ends, as Hydra's own Optuna
@@ -41,15 +41,15 @@ def domain_of(found: Knob, override: Override, circumstances: Circumstances) -> 
     """
     sweep = override.value()
     if isinstance(sweep, IntervalSweep):
-        return _interval(found, sweep, circumstances)
+        return _interval(found, sweep, host_context)
     if not isinstance(sweep, ChoiceSweep | RangeSweep):
         raise BadInput(f"{found.key}: not a domain, got {shown(_written(override))}. {FORMS}")
     if sweep.tags:
         raise BadInput(f"{found.key}: a tag that means nothing here, got {shown(_written(override))}. {FORMS}")
-    return choice(found, _elements(found, sweep, _written(override)), circumstances)
+    return choice(found, _elements(found, sweep, _written(override)), host_context)
 
 
-def choice(found: Knob, raw: Iterable[Any], circumstances: Circumstances) -> Choice:
+def choice(found: Knob, raw: Iterable[Any], host_context: HostContext) -> Choice:
     """Returns the domain of listed values.
 
     Raises:
@@ -65,7 +65,7 @@ def choice(found: Knob, raw: Iterable[Any], circumstances: Circumstances) -> Cho
     problems = []
     for item in listed:
         try:
-            value = value_of(found, item, circumstances)
+            value = value_of(found, item, host_context)
         except BadInput as error:
             problems += error.problems
             continue
@@ -78,12 +78,12 @@ def choice(found: Knob, raw: Iterable[Any], circumstances: Circumstances) -> Cho
 NOTHING = "none"  # the search space that is made of the command line's domains alone
 
 
-def read_space(name: str, circumstances: Circumstances) -> dict[str, Domain | None]:
+def read_space(name: str, host_context: HostContext) -> dict[str, Domain | None]:
     """Returns the domains of a search-space file.
 
     Args:
         name: a name in search_spaces/, a path (anything with a slash or ending in .yaml), or NOTHING.
-        circumstances: the machine whose bounds hold.
+        host_context: the machine whose bounds hold.
 
     Raises:
         BadInput: no such file, not a mapping, unknown knobs or unusable domains; names them all.
@@ -99,7 +99,7 @@ def read_space(name: str, circumstances: Circumstances) -> dict[str, Domain | No
     problems = []
     for key, asked in _flat(document).items():
         try:
-            domains[str(key)] = _entry(str(key), asked, circumstances)
+            domains[str(key)] = _entry(str(key), asked, host_context)
         except BadInput as error:
             problems += [f"{path}: {problem}" for problem in error.problems]
     problems += [f"{path}: {clash_words(*pair)}" for pair in clashes(domains)]
@@ -120,18 +120,18 @@ def _flat(document: dict[Any, Any]) -> dict[str, Any]:
     return flat
 
 
-def _entry(key: str, asked: Any, circumstances: Circumstances) -> Domain | None:
+def _entry(key: str, asked: Any, host_context: HostContext) -> Domain | None:
     if not is_knob(key):
         raise BadInput(no_such("knob", key, CATALOGUE, "knob"))
     found = knob(key)
     if asked == "auto" and not key.startswith(PREFIX):
         return None
     if isinstance(asked, list):
-        return choice(found, asked, circumstances)
+        return choice(found, asked, host_context)
     if isinstance(asked, str):
         override = parse(f"{key}={asked}")
         if override.is_sweep_override():
-            return domain_of(found, override, circumstances)
+            return domain_of(found, override, host_context)
     raise BadInput(
         f'{key}: not a domain, got {shown(asked)}. Allowed: auto, a list of values, or a sweep such as "choice(0,4,8)".'
     )
@@ -194,7 +194,7 @@ def _elements(found: Knob, sweep: ChoiceSweep | RangeSweep, written: str) -> lis
     return values
 
 
-def _interval(found: Knob, sweep: IntervalSweep, circumstances: Circumstances) -> IntInterval:
+def _interval(found: Knob, sweep: IntervalSweep, host_context: HostContext) -> IntInterval:
     written = f"interval({sweep.start:g},{sweep.end:g})"
     ends = [float(sweep.start or 0), float(sweep.end or 0)]  # Hydra's parser always sets both
     if found.type is not int:
@@ -205,7 +205,7 @@ def _interval(found: Knob, sweep: IntervalSweep, circumstances: Circumstances) -
         raise BadInput(f"{found.key}: ends that are not whole numbers, got {written}. {FORMS}")
     if found.numbers:
         raise BadInput(f"{found.key}: an interval has values that it does not allow, got {written}. Give choice(...).")
-    choice(found, ends, circumstances)
+    choice(found, ends, host_context)
     low, high = (int(end) for end in ends)
     if low > high:
         raise BadInput(f"{found.key}: an empty domain, got {written!r}. The lower end comes first: interval({high},{low}).")

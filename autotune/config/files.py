@@ -14,7 +14,7 @@ from autotune.config import yaml_file
 from autotune.config.keys import GROUPS, LEAVES, check_value, unknown_key
 from autotune.config.literals import is_reference as is_reference
 from autotune.errors import BadInput
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import is_knob, knob
 from autotune.knobs.values import shown, value_of
 
@@ -48,13 +48,13 @@ def find(group: str, name: str, folders: list[Path]) -> Path | None:
     return next((path for path in paths if os.path.lexists(path)), None)
 
 
-def read(path: Path, group: str, circumstances: Circumstances) -> Chosen:
+def read(path: Path, group: str, host_context: HostContext) -> Chosen:
     """Reads a file and checks it key by key, so that what Hydra composes is known to be good.
 
     Args:
         path: the file.
         group: the group it is chosen from, which is where its keys go unless it says `# @package`.
-        circumstances: the machine whose bounds hold.
+        host_context: the machine whose bounds hold.
 
     Raises:
         BadInput: not YAML, not a mapping, unknown keys or unusable values; names them all.
@@ -70,7 +70,7 @@ def read(path: Path, group: str, circumstances: Circumstances) -> Chosen:
     values = dict(flat(document, "" if package == "_global_" else f"{package}."))
     for key, value in values.items():
         try:
-            check_key(key, value, circumstances)
+            check_key(key, value, host_context)
         except BadInput as error:
             problems += [f"{path}: {problem}" for problem in error.problems]
             cause = cause or error.__cause__
@@ -93,7 +93,7 @@ def flat(document: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield key, value
 
 
-def check_key(key: str, value: Any, circumstances: Circumstances) -> None:
+def check_key(key: str, value: Any, host_context: HostContext) -> None:
     """Checks a key and its value as a file may hold them.
 
     Raises:
@@ -110,7 +110,7 @@ def check_key(key: str, value: Any, circumstances: Circumstances) -> None:
         return
     if is_knob(key):
         if not (value is None or is_reference(value)):
-            value_of(knob(key), value, circumstances)
+            value_of(knob(key), value, host_context)
         return
     if key not in LEAVES:
         raise BadInput(unknown_key(key, value))

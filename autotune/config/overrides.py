@@ -15,7 +15,7 @@ from autotune.config.domains import domain_of, parse
 from autotune.config.keys import GROUPS, LEAVES, check_value, no_such, unknown_key
 from autotune.config.locate import folder, options
 from autotune.errors import BadInput
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import is_knob, knob
 from autotune.knobs.environment import KNOBS, PREFIX
 from autotune.knobs.values import shown, value_of
@@ -53,20 +53,20 @@ class Split:
     cause: BaseException | None = None
 
 
-def split(overrides: Sequence[str], folders: list[Path], circumstances: Circumstances, *, has_command: bool) -> Split:
+def split(overrides: Sequence[str], folders: list[Path], host_context: HostContext, *, has_command: bool) -> Split:
     """Returns the overrides sorted by meaning; every problem is collected, none is raised.
 
     Args:
         overrides: KEY=VALUE as typed.
         folders: the user's own folders of configuration files; they come before conf/.
-        circumstances: the machine whose bounds hold.
+        host_context: the machine whose bounds hold.
         has_command: whether a command is tuned, which has no use for a recipe's keys.
     """
     result = Split()
     for typed in overrides:
         try:
             for text in _of_library(typed):
-                _place(text, result, folders, circumstances, has_command)
+                _place(text, result, folders, host_context, has_command)
         except BadInput as error:
             result.problems += error.problems
             result.cause = result.cause or error.__cause__
@@ -87,8 +87,8 @@ def _of_library(text: str) -> list[str]:
     return [LIBRARIES[source], f"model.name={name}"]
 
 
-def _place(text: str, result: Split, folders: list[Path], circumstances: Circumstances, has_command: bool) -> None:
-    if _place_file(text, result, folders, circumstances, has_command):
+def _place(text: str, result: Split, folders: list[Path], host_context: HostContext, has_command: bool) -> None:
+    if _place_file(text, result, folders, host_context, has_command):
         return
     override = parse(text)
     key = override.key_or_group
@@ -98,22 +98,22 @@ def _place(text: str, result: Split, folders: list[Path], circumstances: Circums
     if override.is_sweep_override():
         if key in result.domains:
             raise BadInput(f"{key}: two domains, got {shown(text)} beside another. Give one.")
-        result.domains[key] = _domain(override, circumstances)
+        result.domains[key] = _domain(override, host_context)
     elif key.startswith(PREFIX):
-        result.hydra.append(_environment(text, override, circumstances))
+        result.hydra.append(_environment(text, override, host_context))
         result.pinned.add(key)
     elif key in CONFIG_GROUPS or "/" in key:
         _check_group(key, override.value(), text, folders)
         _forget(key, result)
         result.hydra.append(text)
     else:
-        _check_value(override, circumstances)
+        _check_value(override, host_context)
         result.hydra.append(f"{key}={text.partition('=')[2]}")  # `+` and `++` on a key that exists mean the same as none
         if is_knob(key):
             result.pinned.add(key)
 
 
-def _place_file(text: str, result: Split, folders: list[Path], circumstances: Circumstances, has_command: bool) -> bool:
+def _place_file(text: str, result: Split, folders: list[Path], host_context: HostContext, has_command: bool) -> bool:
     """Takes an override that chooses a file of the user's own folders, and says whether it did.
 
     Raises:
@@ -130,7 +130,7 @@ def _place_file(text: str, result: Split, folders: list[Path], circumstances: Ci
         if plus and group.split(".")[0] not in TOP_LEVEL:
             _check_group(group, name, text, folders)
         return False
-    chosen = files.read(path, group, circumstances)
+    chosen = files.read(path, group, host_context)
     if has_command:
         for key in chosen.keys:
             _refuse_recipe_key(key, text)
@@ -161,24 +161,24 @@ def _refuse_recipe_key(key: str, text: str) -> None:
         raise BadInput(f"{what} Leave it out, or leave out '-- COMMAND'.{own}")
 
 
-def _domain(override: Override, circumstances: Circumstances) -> Domain:
+def _domain(override: Override, host_context: HostContext) -> Domain:
     key = override.key_or_group
     if is_knob(key):
-        return domain_of(knob(key), override, circumstances)
+        return domain_of(knob(key), override, host_context)
     if key in CONFIG_GROUPS or key in LEAVES:
         give = f"Several are a list: {key}=[A,B]." if key in LISTS else "Give one value."
         raise BadInput(f"{key}: only knobs can be tuned, got {shown(override.input_line)}. {give} See `autotune knobs`.")
     raise BadInput(unknown_key(key, (override.input_line or "").partition("=")[2]))
 
 
-def _environment(text: str, override: Override, circumstances: Circumstances) -> str:
+def _environment(text: str, override: Override, host_context: HostContext) -> str:
     """Returns the override of an environment variable that keeps its value's letters: 0.10 is not 0.1, true is not True."""
     key, written = override.key_or_group, override.value()
     plain = written if isinstance(override._value, QuotedString) else text.partition("=")[2]
     if owner := KNOBS.get(key.removeprefix(PREFIX)):
         words = {"1": "true", "0": "false"} if knob(owner).type is bool else {}
         raise BadInput(f"{key}: the variable of a knob, got {shown(text)}. Set it as {owner}={words.get(str(plain), plain)}.")
-    value = str(value_of(knob(key), plain, circumstances))
+    value = str(value_of(knob(key), plain, host_context))
     return f"++{key}={QuotedString(text=value, quote=Quote.double).with_quotes()}"
 
 
@@ -192,7 +192,7 @@ def _check_group(group: str, value: Any, text: str, folders: list[Path]) -> None
         raise BadInput(no_such(group, value, names, group if group in CONFIG_GROUPS else "configuration file") + others)
 
 
-def _check_value(override: Override, circumstances: Circumstances) -> None:
+def _check_value(override: Override, host_context: HostContext) -> None:
     key, value = override.key_or_group, override.value()
     if key in GROUPS or key not in LEAVES:
         raise BadInput(unknown_key(key, value))
@@ -202,5 +202,5 @@ def _check_value(override: Override, circumstances: Circumstances) -> None:
         )
         raise BadInput(f"{key}: cannot be set as a whole, got {shown(value)}. {one_by_one}")
     if is_knob(key) and value is not None and not files.is_reference(value):
-        value_of(knob(key), value, circumstances)
+        value_of(knob(key), value, host_context)
     check_value(key, value)

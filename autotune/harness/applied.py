@@ -52,15 +52,15 @@ class Applied:
     def step_done(self) -> None:
         """Called after each counted step, until the optimizers are left alone."""
         context = self._context
-        if not context.loaders.is_at_rest:
+        if not context.loaders.is_uninstalled:
             context.loaders.take_step(0.0, context.modules.unit)
         if not self._is_told:
             self._tell([])
         if not context.modules.is_looking:
             context.writes.stand_down()
-            context.loaders.rest()
+            context.loaders.uninstall()
             context.modules.settle()
-            context.optimizers.rest()
+            context.optimizers.uninstall()
 
     def at_exit(self) -> None:
         """Called as the program ends: says what did not take effect when there was no step to say it after."""

@@ -23,17 +23,17 @@ INTEGERS = ("torch.int32", "torch.int64")
 _DTYPE: Any = Tensor.dtype
 
 
-class Ear:
+class BatchSizeProbe:
     """What a batch sampler is heard to ask for, batch by batch, in one pass over a loader."""
 
     def __init__(self) -> None:
         self.asked: Deque[int] = deque()
-        self.is_listening = True
+        self.is_active = True
 
-    def listen(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def follow(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yields what a sampler's iterator yields."""
         for indices in batches:
-            if self.is_listening:
+            if self.is_active:
                 self.asked.append(_num_indices(indices))
             yield indices
 
@@ -42,15 +42,15 @@ class Ear:
         return self.asked.popleft() if self.asked else 0
 
 
-class HeardSampler:
+class ProbedSampler:
     """A loader's batch sampler with an ear at it; torch begins it anew at each pass over persistent workers."""
 
-    def __init__(self, sampler: Any, ear: Ear) -> None:
-        self._sampler, self._ear = sampler, ear
+    def __init__(self, sampler: Any, probe: BatchSizeProbe) -> None:
+        self._sampler, self._probe = sampler, probe
 
     def __iter__(self) -> Iterator[Any]:
-        self._ear.asked.clear()
-        return self._ear.listen(iter(self._sampler))
+        self._probe.asked.clear()
+        return self._probe.follow(iter(self._sampler))
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -59,14 +59,14 @@ class HeardSampler:
         return getattr(self._sampler, name)
 
 
-def put_ear_to(iterator: Any) -> Optional[Ear]:
+def probe_batch_size(iterator: Any) -> Optional[BatchSizeProbe]:
     """Returns an ear at the batch sampler of a loader's iterator that was just made; None where nothing is asked for."""
     if not getattr(iterator, "_auto_collation", False) or not hasattr(iterator, "_sampler_iter"):
         return None
-    ear = Ear()
-    iterator._sampler_iter = ear.listen(iterator._sampler_iter)
-    iterator._index_sampler = HeardSampler(iterator._index_sampler, ear)
-    return ear
+    probe = BatchSizeProbe()
+    iterator._sampler_iter = probe.follow(iterator._sampler_iter)
+    iterator._index_sampler = ProbedSampler(iterator._index_sampler, probe)
+    return probe
 
 
 class Sizes:

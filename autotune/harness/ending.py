@@ -80,7 +80,7 @@ class Ending:
             context.is_over = True
             with contextlib.suppress(Exception):  # it may have failed before they were there
                 context.modules.is_looking = False
-                context.modules.stop_looking()
+                context.modules.uninstall()
             return
         sys.stderr.write(f"autotune: the harness failed while {doing}\n{traceback.format_exc()}")
         if context.is_over:

@@ -38,7 +38,7 @@ class LoaderWatch:
         self._is_measuring = self._spec.mode != "apply"
         self._bits = context.handlers.eight_bits
         self._sites = sites.TargetSites(self._spec.target)
-        self.is_at_rest = False
+        self.is_uninstalled = False
         self._current: Optional[Loader] = None
         self._workers: List[Any] = []  # processes of the loader that started last
         self._patch_construction()
@@ -83,7 +83,7 @@ class LoaderWatch:
                 if info is not None:
                     info.begins()
                 start(self, loader)
-                self._autotune_ear = None if info is None or info.sizes.is_known else batches.put_ear_to(self)
+                self._autotune_probe = None if info is None or info.sizes.is_known else batches.probe_batch_size(self)
 
             return __init__
 
@@ -97,7 +97,7 @@ class LoaderWatch:
                 batch = advance(self)
                 first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
                 if info.num_yields or first.__class__ is not tensor or first.dim() == 0 or first.size(0) != info.usual_batch:
-                    watch._yielded(info, batch, monotonic() - began_s, self._autotune_ear)
+                    watch._yielded(info, batch, monotonic() - began_s, self._autotune_probe)
                     return batch
                 # One batch like those before, as nearly all are: in place, since a call costs a microsecond of cold code.
                 info.samples = info.usual_batch * worth
@@ -113,11 +113,11 @@ class LoaderWatch:
             patches.install(_BaseDataLoaderIter, "__next__", around_advance),
         ]
 
-    def rest(self) -> None:
+    def uninstall(self) -> None:
         """Looks at no batch any more and forgets the loaders; those still to be made get their knobs (mode "apply")."""
-        if self.is_at_rest:
+        if self.is_uninstalled:
             return
-        self.is_at_rest = True
+        self.is_uninstalled = True
         self._sites.begin_training(self.loaders)
         self.touched.clear()
         self.loaders, self.training, self._current = [], None, None
@@ -207,7 +207,7 @@ class LoaderWatch:
     def _constructing(self, arguments: Dict[str, Any]) -> Optional[Loader]:
         try:
             new = Loader(len(self.loaders), arguments)
-            if self.is_at_rest:
+            if self.is_uninstalled:
                 self._sites.change(new, arguments, self._context.handlers.loader)
                 return new
             info = next((known for known in self.loaders if known.is_rebuilt_as(new)), new)
@@ -235,7 +235,7 @@ class LoaderWatch:
         try:
             if info.is_target:
                 self._bits.mark(loader)
-            if self.is_at_rest:
+            if self.is_uninstalled:
                 self._sites.made(members.attribute(loader, "batch_sampler"), info)
                 return
             info.made(loader)
@@ -276,17 +276,17 @@ class LoaderWatch:
 
     # --- batches and steps ---
 
-    def _yielded(self, info: Loader, batch: Any, wait_s: float, ear: Optional[batches.Ear]) -> None:
+    def _yielded(self, info: Loader, batch: Any, wait_s: float, probe: Optional[batches.BatchSizeProbe]) -> None:
         try:
             if not info.num_yields:
                 self.touched.append(info)
             info.num_yields += 1
             info.wait_s += wait_s
             shape, sizes = batches.first_shape(batch), info.sizes
-            asked = ear.last() if ear is not None else 0
+            asked = probe.last() if probe is not None else 0
             samples = sizes.count(batch, shape, asked, info.batch_size)
-            if sizes.is_known and ear is not None:
-                ear.is_listening = False
+            if sizes.is_known and probe is not None:
+                probe.is_active = False
             if samples > info.largest_batch:
                 info.largest_batch = samples
             info.samples += samples * self._worth

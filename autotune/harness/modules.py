@@ -121,7 +121,7 @@ class ModuleWatch:
         else:
             self.look()
 
-    def stop_looking(self) -> None:
+    def uninstall(self) -> None:
         """Looks at the calls of modules no more."""
         if self._calls is not None:
             self._calls.uninstall()
@@ -223,7 +223,7 @@ class ModuleWatch:
         if self.is_counting:
             self._called(root, args, kwargs)
         if self.is_looking:
-            self.stop_looking()  # the compiler must meet modules as torch made them
+            self.uninstall()  # the compiler must meet modules as torch made them
         held = self._parallel.hold_back()
         nesting = self._nesting
         nesting.depth += 1
@@ -281,7 +281,7 @@ class ModuleWatch:
         """Called after each counted step: looking ends once every optimizer has had its turn."""
         if self._context.num_steps >= self._look_until:
             self.is_looking = False
-            self.stop_looking()
+            self.uninstall()
             self._knobs.checkpointing.stop_watching()
             if self._autocasts is not None:
                 self._autocasts.uninstall()

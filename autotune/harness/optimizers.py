@@ -33,7 +33,7 @@ class OptimizerWatch:
         self._steps_of_others = self._counted_steps = 0
         self._short: Any = None  # the clock's hook while its steps need no more
         self._is_scaling = False
-        self.is_stepping = self.is_at_rest = False
+        self.is_stepping = self.is_uninstalled = False
         self.num_skipped = 0
         self._num_skipped_before = 0  # the window opened
         self.scaler: Optional[Any] = None
@@ -63,7 +63,7 @@ class OptimizerWatch:
         self._known.append(weakref.ref(optimizer))
         self._held_groups = -1
         after = optimizer._optimizer_step_post_hooks
-        for number in [number for number, hook in after.items() if hook is _at_rest]:
+        for number in [number for number, hook in after.items() if hook is _left_alone]:
             del after[number]
         Optimizer.register_step_pre_hook(optimizer, self._before)
         Optimizer.register_step_post_hook(optimizer, self._after)
@@ -76,9 +76,9 @@ class OptimizerWatch:
         is_enabled = torch.amp.GradScaler.is_enabled
 
         def scaled_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_enabled(scaler) or (self.is_at_rest and _is_at_rest(optimizer)):
+            if not is_enabled(scaler) or (self.is_uninstalled and _is_left_alone(optimizer)):
                 return step(scaler, optimizer, *args, **kwargs)
-            self.settle(is_at_rest=False)
+            self.settle(is_uninstalled=False)
             self.scaler, self._is_scaling, self._stepped_inside = scaler, True, False
             try:
                 returned = step(scaler, optimizer, *args, **kwargs)
@@ -110,20 +110,20 @@ class OptimizerWatch:
             return
         self._count(optimizer)
 
-    def settle(self, *, is_at_rest: bool) -> None:
+    def settle(self, *, is_uninstalled: bool) -> None:
         """Called at each look: gives the counted optimizer the short hook while its steps are as nearly all are.
 
         At rest the hook before a step is out: it prepares an optimizer once, and it tells a closure's forward calls from
         others, where forward calls are counted.
         """
         optimizer = self.clock()
-        if is_at_rest == (self._short is not None):
+        if is_uninstalled == (self._short is not None):
             return
         if optimizer is None:
             self._short = None
             return
         before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-        if is_at_rest:
+        if is_uninstalled:
             own, short = self._after, self._context.plain_step_hook(self._after)
             for number in [number for number, hook in before.items() if hook == self._before]:
                 del before[number]
@@ -133,15 +133,15 @@ class OptimizerWatch:
         for number, hook in after.items():
             if hook == own:
                 after[number] = short
-        self._short = short if is_at_rest else None
+        self._short = short if is_uninstalled else None
 
     # The compiler must not look into our hooks when a program compiles its optimizer's step.
     _before._torchdynamo_disable = True  # type: ignore[attr-defined]
     _after._torchdynamo_disable = True  # type: ignore[attr-defined]
 
-    def rest(self) -> None:
+    def uninstall(self) -> None:
         """Leaves the optimizers that have their knobs alone (mode "apply"); those made, copied or loaded later are met anew."""
-        self.is_at_rest, self._clock = True, None
+        self.is_uninstalled, self._clock = True, None
         for optimizer in self.optimizers():
             if id(optimizer) not in self._prepared:
                 continue  # has not stepped yet: others go first
@@ -150,7 +150,7 @@ class OptimizerWatch:
                 del before[number]
             for number, hook in after.items():  # one of them is running: the table must keep its size
                 if hook == self._after:
-                    after[number] = _at_rest
+                    after[number] = _left_alone
 
     def _count(self, optimizer: Any) -> None:
         if self._clock is None:  # the scaler skipped the very first step
@@ -162,7 +162,7 @@ class OptimizerWatch:
             self._counted_steps, self._steps_of_others = self._context.num_steps, 0
         self._steps_of_others += 1
         if self._steps_of_others >= SILENT_STEPS or self._clock() is None:
-            self.settle(is_at_rest=False)
+            self.settle(is_uninstalled=False)
             self._clock = weakref.ref(optimizer)  # rebuilt mid-way while the program still holds the old one
 
     def _is_wrapper_of_clock(self, optimizer: Any) -> bool:
@@ -234,12 +234,12 @@ class OptimizerWatch:
         return "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
 
 
-def _at_rest(optimizer: Any, args: Any, kwargs: Any) -> None:
+def _left_alone(optimizer: Any, args: Any, kwargs: Any) -> None:
     """After the steps of an optimizer that has its knobs, where nothing is measured."""
 
 
-def _is_at_rest(optimizer: Any) -> bool:
-    return _at_rest in getattr(optimizer, "_optimizer_step_post_hooks", {}).values()
+def _is_left_alone(optimizer: Any) -> bool:
+    return _left_alone in getattr(optimizer, "_optimizer_step_post_hooks", {}).values()
 
 
-_at_rest._torchdynamo_disable = True  # type: ignore[attr-defined]
+_left_alone._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -186,7 +186,7 @@ class Session(TrialContext):
         is_alone = self.world_size == 1 and not self._is_stepped_by_hand and self.loaders.unit_source == "loader"
         is_settled = not self.modules.is_looking and self.optimizers.scaler is None and self.num_steps > self._eager_steps
         self._is_plain = is_alone and is_settled
-        self.optimizers.settle(is_at_rest=self._is_plain and not self.modules.is_counting)
+        self.optimizers.settle(is_uninstalled=self._is_plain and not self.modules.is_counting)
         if self.last_step.is_reached():
             self.ending.leave("measured")
         if self.phases.is_beat_due(now_s):

@@ -143,7 +143,7 @@ def become_trial(descriptors: List[int], between: int, parent: int) -> Dict[str,
     os.setsid()
     while os.getppid() == between:
         time.sleep(0.0001)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # as doorway.py does for the others
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # as entry_point.py does for the others
     if os.getppid() != parent:
         os._exit(1)
     *standard, link = descriptors

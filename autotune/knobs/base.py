@@ -34,7 +34,7 @@ class Topology:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Circumstances:
+class HostContext:
     """What a knob's rules may look at: this machine, and this program as the baseline trial found it.
 
     Attributes:
@@ -74,12 +74,12 @@ class Circumstances:
     topology: Topology = field(default_factory=Topology)
 
 
-def no_reason(_: Circumstances) -> str | None:
+def no_reason(_: HostContext) -> str | None:
     """Returns None: the knob can always be turned."""
     return None
 
 
-def no_seed(_: Circumstances) -> KnobValue | None:
+def no_seed(_: HostContext) -> KnobValue | None:
     """Returns None: an expert would leave this knob alone."""
     return None
 
@@ -105,13 +105,13 @@ class Knob:
         tier: what it changes beside speed.
         type: bool, int, float or str; what a value must be.
         default: value in a program that says nothing (the library's own default).
-        domain: values worth trying under the circumstances, ascending for numbers; the space adds the baseline's own.
+        domain: values worth trying on this host, ascending for numbers; the space adds the baseline's own.
         choices: the only values allowed for a str knob; empty = any.
         numbers: the only numbers allowed, ascending; empty = any within the bounds.
         bounds: smallest and largest value allowed for a number here; None = no bound on that side.
         examples: values that its documentation shows, where the domain is empty or follows the program; empty = the domain's.
-        blocked: reason why it cannot be turned under the circumstances, None when it can.
-        expert: value an expert would start with under the circumstances, None to leave it.
+        blocked: reason why it cannot be turned on this host, None when it can.
+        expert: value an expert would start with on this host, None to leave it.
         is_active: whether it means anything beside the other knobs' values (prefetch_factor needs workers).
         environment: environment variables a value stands for; set by the launcher, before the interpreter starts.
         variables: names of all that any value may stand for: env.NAME cannot set the same one beside it.
@@ -130,13 +130,13 @@ class Knob:
     tier: Tier
     type: type
     default: KnobValue
-    domain: Callable[[Circumstances], list[KnobValue]]
+    domain: Callable[[HostContext], list[KnobValue]]
     choices: tuple[str, ...] = ()
     numbers: tuple[int, ...] = ()
     examples: tuple[KnobValue, ...] = ()
-    bounds: Callable[[Circumstances], tuple[float | None, float | None]] = lambda _: (None, None)
-    blocked: Callable[[Circumstances], str | None] = no_reason
-    expert: Callable[[Circumstances], KnobValue | None] = no_seed
+    bounds: Callable[[HostContext], tuple[float | None, float | None]] = lambda _: (None, None)
+    blocked: Callable[[HostContext], str | None] = no_reason
+    expert: Callable[[HostContext], KnobValue | None] = no_seed
     is_active: Callable[[Knobs], bool] = lambda _: True
     environment: Callable[[Any], dict[str, str]] = lambda _: {}
     variables: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.catalogue import CATALOGUE, knob
 from autotune.knobs.environment import PREFIX
 from autotune.knobs.loader import BATCH_SIZE
@@ -40,26 +40,26 @@ class Row:
     blocked: str | None = None
 
 
-def overview(circumstances: Circumstances | None = None) -> dict[str, list[Row]]:
+def overview(host_context: HostContext | None = None) -> dict[str, list[Row]]:
     """Returns family -> a row per knob, families and knobs in the catalogue's order, env.NAME last.
 
     Args:
-        circumstances: the machine to say what is blocked on; None leaves it out.
+        host_context: the machine to say what is blocked on; None leaves it out.
     """
     families: dict[str, list[Row]] = {}
     for key, found in [*CATALOGUE.items(), ("env.NAME", knob("env.NAME"))]:
-        blocked = None if circumstances is None else found.blocked(circumstances)
+        blocked = None if host_context is None else found.blocked(host_context)
         row = Row(key=key, tier=found.tier.value, brief=found.brief, blocked=blocked)
         families.setdefault(key.partition(".")[0], []).append(row)
     return families
 
 
-def describe(key: str, circumstances: Circumstances | None = None, *, spaces: Mapping[str, Iterable[str]] | None = None) -> str:
+def describe(key: str, host_context: HostContext | None = None, *, spaces: Mapping[str, Iterable[str]] | None = None) -> str:
     """Returns a knob's documentation as Markdown.
 
     Args:
         key: the knob's key; "env.NAME" for any environment variable.
-        circumstances: the machine to name the tried values for; None leaves them out.
+        host_context: the machine to name the tried values for; None leaves them out.
         spaces: search space -> keys it searches, to name those with this one; None leaves them out.
 
     Raises:
@@ -78,18 +78,18 @@ def describe(key: str, circumstances: Circumstances | None = None, *, spaces: Ma
     ]
     if spaces is not None:
         parts.append(f"**Searched.** {_searched(found, spaces)}")
-    if circumstances is not None:
-        parts.append(f"**On this machine.** {_here(found, circumstances)}")
-    pin, tune = uses(found, circumstances or Circumstances(num_cores=8))
+    if host_context is not None:
+        parts.append(f"**On this machine.** {_here(found, host_context)}")
+    pin, tune = uses(found, host_context or HostContext(num_cores=8))
     parts.append(f"**Use.** `{pin}` pins it, `{tune}` tunes it over those values.")
     return "\n\n".join(parts) + "\n"
 
 
-def uses(found: Knob, circumstances: Circumstances) -> tuple[str, str]:
+def uses(found: Knob, host_context: HostContext) -> tuple[str, str]:
     """Returns an argument that pins a knob and one that tunes it, quoted for the shell, with values that it allows."""
-    values = found.examples or tuple(found.domain(circumstances))
+    values = found.examples or tuple(found.domain(host_context))
     if len(values) < 2:
-        values = found.choices or found.numbers[:4] or tuple(found.domain(Circumstances(num_cores=8)))
+        values = found.choices or found.numbers[:4] or tuple(found.domain(HostContext(num_cores=8)))
     other = next((value for value in reversed(values) if value != found.default), values[-1])
     return _argument(found.key, [other]), _argument(found.key, values)
 
@@ -126,12 +126,12 @@ def _listed(words: list[str], last: str = "and") -> str:
     return f" {last} ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def _here(found: Knob, circumstances: Circumstances) -> str:
-    if reason := found.blocked(circumstances):
+def _here(found: Knob, host_context: HostContext) -> str:
+    if reason := found.blocked(host_context):
         return f"Not turned: {reason}."
     if found.key == BATCH_SIZE.key:
         return "Where it is searched: half of the program's own batch, and its doublings."
-    tried = found.domain(circumstances)
+    tried = found.domain(host_context)
     return f"Where it is searched: {', '.join(map(_word, tried))}." if tried else "Nothing is tried until you list values."
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import OTHER, Circumstances, Knob
+from autotune.knobs.base import OTHER, HostContext, Knob
 from autotune.knobs.parallel import has_wrapper
 from autotune.knobs.ranges import below_ampere, no_cuda
 from autotune.records import KnobValue, Tier
@@ -10,16 +10,16 @@ from autotune.records import KnobValue, Tier
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
-def compile_modes(circumstances: Circumstances) -> list[KnobValue]:
+def compile_modes(host_context: HostContext) -> list[KnobValue]:
     """Returns the modes worth a trial: those built on CUDA graphs and Triton only on CUDA."""
-    return ["off", "default", *CUDA_GRAPH_MODES] if circumstances.has_cuda else ["off", "default"]
+    return ["off", "default", *CUDA_GRAPH_MODES] if host_context.has_cuda else ["off", "default"]
 
 
-def compile_blocked(circumstances: Circumstances) -> str | None:
+def compile_blocked(host_context: HostContext) -> str | None:
     """Returns why torch.compile cannot work here."""
-    if circumstances.has_compiler:
+    if host_context.has_compiler:
         return None
-    if circumstances.has_cuda:
+    if host_context.has_cuda:
         return "no working Triton or C compiler: torch.compile cannot build its kernels"
     return "no C++ compiler: torch.compile cannot build its kernels (install g++ or clang)"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import LOADER_ARGUMENT, Circumstances, Knob
+from autotune.knobs.base import LOADER_ARGUMENT, HostContext, Knob
 from autotune.knobs.ranges import no_cuda, observed_int, up_to
 from autotune.records import Knobs, KnobValue, Tier
 
@@ -10,23 +10,23 @@ MAX_BATCH_CUDA, MAX_BATCH_CPU = 1024, 128  # on a CPU a larger batch gains nothi
 WORKER_STEPS = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]  # one process rarely gains beyond 32: pipes and the pin thread saturate
 
 
-def batch_sizes(circumstances: Circumstances) -> list[KnobValue]:
+def batch_sizes(host_context: HostContext) -> list[KnobValue]:
     """Returns half the program's batch and its doublings: up to 8 x, for our own recipes up to what the device is good for."""
-    own = observed_int(circumstances, BATCH_SIZE.key, otherwise=1)
-    cap = max(own, MAX_BATCH_CUDA if circumstances.has_cuda else MAX_BATCH_CPU)
-    highest = cap if circumstances.is_recipe else min(cap, own * 8)
+    own = observed_int(host_context, BATCH_SIZE.key, otherwise=1)
+    cap = max(own, MAX_BATCH_CUDA if host_context.has_cuda else MAX_BATCH_CPU)
+    highest = cap if host_context.is_recipe else min(cap, own * 8)
     doublings = [own * 2**n for n in range(11)]
     return up_to(highest, [max(1, own // 2), *doublings])
 
 
-def worker_counts(circumstances: Circumstances) -> list[KnobValue]:
+def worker_counts(host_context: HostContext) -> list[KnobValue]:
     """Returns 0, 1, 2, 4, ... up to the effective cores."""
-    return up_to(circumstances.num_cores, WORKER_STEPS)
+    return up_to(host_context.num_cores, WORKER_STEPS)
 
 
-def worker_bounds(circumstances: Circumstances) -> tuple[int | None, int | None]:
+def worker_bounds(host_context: HostContext) -> tuple[int | None, int | None]:
     """Returns the bounds of a worker count: more than four a core only take memory from each other."""
-    return 0, max(16, 4 * circumstances.num_cores)
+    return 0, max(16, 4 * host_context.num_cores)
 
 
 def has_workers(knobs: Knobs) -> bool:
@@ -34,11 +34,11 @@ def has_workers(knobs: Knobs) -> bool:
     return int(knobs.get(NUM_WORKERS.key, 0)) > 0
 
 
-def without_workers(circumstances: Circumstances) -> str | None:
+def without_workers(host_context: HostContext) -> str | None:
     """Returns why knobs of workers cannot be turned: the program has none and allows none."""
-    if int(circumstances.observed.get(NUM_WORKERS.key, 0) or 0) > 0:
+    if int(host_context.observed.get(NUM_WORKERS.key, 0) or 0) > 0:
         return None
-    return circumstances.not_applicable.get(NUM_WORKERS.key)
+    return host_context.not_applicable.get(NUM_WORKERS.key)
 
 
 def has_several_workers(knobs: Knobs) -> bool:
@@ -245,11 +245,11 @@ SHARING_STRATEGY = Knob(
 )
 
 
-def without_second_core(circumstances: Circumstances) -> str | None:
+def without_second_core(host_context: HostContext) -> str | None:
     """Returns why workers and step cannot be kept apart: there is one core, or there are no workers."""
-    if circumstances.num_cores < 2:
+    if host_context.num_cores < 2:
         return "one core: workers and step have to share it"
-    return without_workers(circumstances)
+    return without_workers(host_context)
 
 
 OWN_CORES = Knob(
@@ -333,13 +333,13 @@ DEVICE_PREFETCH = Knob(
 )
 
 
-def transfers(circumstances: Circumstances) -> list[KnobValue]:
+def transfers(host_context: HostContext) -> list[KnobValue]:
     """Returns whether to try bytes: only where they are copied to a device.
 
     Measured on two cores of an AMD EPYC, photos of 224 x 224, batch 32, one worker: loader and training process together took
     1.17 times the processor time (median of 6 pairs, 1.02 to 1.33, beside other load), since the arithmetic only moves.
     """
-    return [False, True] if circumstances.has_cuda else [False]
+    return [False, True] if host_context.has_cuda else [False]
 
 
 UINT8_TRANSFER = Knob(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from autotune.knobs import malloc
-from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.ranges import no_cuda
 from autotune.records import Tier
 
@@ -28,7 +28,7 @@ def configuration(value: str) -> dict[str, str]:
     return dict.fromkeys(CONFIGURATION_VARIABLES, text) if text else {}
 
 
-def no_other_malloc(_: Circumstances) -> str | None:
+def no_other_malloc(_: HostContext) -> str | None:
     """Returns why the host's allocator cannot be replaced: no other one is installed."""
     if malloc.installed():
         return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.ranges import no_cuda
 from autotune.records import KnobValue, Tier
 
@@ -46,105 +46,105 @@ MIB = 1 << 20
 MAX_CHANNELS = 64  # 32 before NCCL 2.25
 
 
-def no_nccl(circumstances: Circumstances) -> str | None:
+def no_nccl(host_context: HostContext) -> str | None:
     """Returns why NCCL has nothing to do in this program; None when it has, or may have."""
-    if reason := no_cuda(circumstances):
+    if reason := no_cuda(host_context):
         return reason
-    if circumstances.world_size == 1:
+    if host_context.world_size == 1:
         return "one process trains: there is nobody to communicate with"
-    if circumstances.collectives and "nccl" not in circumstances.collectives:
-        return f"the processes communicate through {circumstances.collectives}, not through NCCL"
-    if circumstances.world_size is None and circumstances.topology.num_gpus < 2 and not circumstances.topology.adapters:
+    if host_context.collectives and "nccl" not in host_context.collectives:
+        return f"the processes communicate through {host_context.collectives}, not through NCCL"
+    if host_context.world_size is None and host_context.topology.num_gpus < 2 and not host_context.topology.adapters:
         return "one GPU, as far as can be seen: there is nobody to communicate with"
     return None
 
 
-def no_peers(circumstances: Circumstances) -> str | None:
+def no_peers(host_context: HostContext) -> str | None:
     """Returns why the way between the GPUs of one machine does not matter; None when it does."""
-    if reason := no_nccl(circumstances):
+    if reason := no_nccl(host_context):
         return reason
-    if circumstances.topology.num_gpus < 2:
+    if host_context.topology.num_gpus < 2:
         return "fewer than two GPUs are seen in this machine"
-    if not circumstances.topology.paths:
+    if not host_context.topology.paths:
         return "how the GPUs are connected is not known: NVML does not tell"
     return None
 
 
-def no_choice_of_level(circumstances: Circumstances) -> str | None:
+def no_choice_of_level(host_context: HostContext) -> str | None:
     """Returns why no level of peer-to-peer differs from another; None when they do."""
-    if reason := no_peers(circumstances):
+    if reason := no_peers(host_context):
         return reason
-    if circumstances.topology.paths == {"NV"}:
+    if host_context.topology.paths == {"NV"}:
         return "all GPUs are connected by NVLink, which is used at every level"
     return None
 
 
-def no_nvls(circumstances: Circumstances) -> str | None:
+def no_nvls(host_context: HostContext) -> str | None:
     """Returns why NVLink SHARP cannot be had; None when it can."""
-    if reason := no_peers(circumstances):
+    if reason := no_peers(host_context):
         return reason
-    if not circumstances.topology.has_nvswitch:
+    if not host_context.topology.has_nvswitch:
         return "no NVSwitch: NVLink SHARP computes in the switches"
-    capability = circumstances.compute_capability
+    capability = host_context.compute_capability
     if capability is not None and capability < HOPPER:
         return f"compute capability {capability[0]}.{capability[1]}: NVLink SHARP needs 9.0 (Hopper) or newer"
     return None
 
 
-def one_node(circumstances: Circumstances) -> str | None:
+def one_node(host_context: HostContext) -> str | None:
     """Returns why the network does not matter; None when it does, or may."""
-    if reason := no_nccl(circumstances):
+    if reason := no_nccl(host_context):
         return reason
-    return "one machine: its GPUs do not talk over the network" if circumstances.num_nodes == 1 else None
+    return "one machine: its GPUs do not talk over the network" if host_context.num_nodes == 1 else None
 
 
-def no_infiniband(circumstances: Circumstances) -> str | None:
+def no_infiniband(host_context: HostContext) -> str | None:
     """Returns why InfiniBand does not matter; None when it does, or may."""
-    if reason := one_node(circumstances):
+    if reason := one_node(host_context):
         return reason
-    return None if circumstances.topology.adapters else "no InfiniBand or RoCE adapter with an active port"
+    return None if host_context.topology.adapters else "no InfiniBand or RoCE adapter with an active port"
 
 
-def one_adapter(circumstances: Circumstances) -> str | None:
+def one_adapter(host_context: HostContext) -> str | None:
     """Returns why there is no choice of InfiniBand adapters; None when there is."""
-    if reason := no_infiniband(circumstances):
+    if reason := no_infiniband(host_context):
         return reason
-    only = circumstances.topology.adapters
+    only = host_context.topology.adapters
     return f"one adapter ({only[0]}): there is no choice" if len(only) < 2 else None
 
 
-def one_interface(circumstances: Circumstances) -> str | None:
+def one_interface(host_context: HostContext) -> str | None:
     """Returns why there is no choice of network interfaces; None when there is."""
-    if reason := one_node(circumstances):
+    if reason := one_node(host_context):
         return reason
-    there = circumstances.topology.interfaces
+    there = host_context.topology.interfaces
     return f"one network interface ({there[0] if there else 'none seen'}): there is no choice" if len(there) < 2 else None
 
 
-def one_nic(circumstances: Circumstances) -> str | None:
+def one_nic(host_context: HostContext) -> str | None:
     """Returns why no ring can cross adapters; None when it can."""
-    if reason := one_node(circumstances):
+    if reason := one_node(host_context):
         return reason
-    nics = circumstances.topology.adapters or circumstances.topology.interfaces
+    nics = host_context.topology.adapters or host_context.topology.interfaces
     return "one network adapter: NCCL's setting has no effect" if len(nics) < 2 else None
 
 
-def algorithms(circumstances: Circumstances) -> list[KnobValue]:
+def algorithms(host_context: HostContext) -> list[KnobValue]:
     """Returns the algorithms worth a trial: trees always, those of the switches where there are any.
 
     Of a bare name NCCL 2.24 and later say that a collective which has no such algorithm fails (a broadcast knows no tree, and
     DistributedDataParallel begins with one); before, it fell back to a ring and knew no names of collectives.
     """
     names = ["Ring", "Tree"]
-    if no_nvls(circumstances) is None:
-        names.append("NVLSTree" if (circumstances.num_nodes or 1) > 1 else "NVLS")
-    is_older = circumstances.nccl is not None and circumstances.nccl < PER_COLLECTIVE
+    if no_nvls(host_context) is None:
+        names.append("NVLSTree" if (host_context.num_nodes or 1) > 1 else "NVLS")
+    is_older = host_context.nccl is not None and host_context.nccl < PER_COLLECTIVE
     return [name if is_older else f"allreduce:{name.lower()}" for name in names]
 
 
-def p2p_levels(circumstances: Circumstances) -> list[KnobValue]:
+def p2p_levels(host_context: HostContext) -> list[KnobValue]:
     """Returns the levels that differ here: none at all, and each that takes in further pairs of GPUs."""
-    return ["LOC", *(level for level, paths in P2P_LEVELS.items() if circumstances.topology.paths & paths)]
+    return ["LOC", *(level for level, paths in P2P_LEVELS.items() if host_context.topology.paths & paths)]
 
 
 def _variable(key: str, *, unless: KnobValue | None = None) -> Callable[[Any], dict[str, str]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import DDP_ARGUMENT, OTHER, Circumstances, Knob
+from autotune.knobs.base import DDP_ARGUMENT, OTHER, HostContext, Knob
 from autotune.records import Knobs, Tier
 
 DDP, FSDP = "ddp", "fsdp"
 
 
-def alone(circumstances: Circumstances) -> str | None:
+def alone(host_context: HostContext) -> str | None:
     """Returns why there is nobody to average gradients with."""
-    return "one process trains: nobody to average gradients with" if circumstances.world_size == 1 else None
+    return "one process trains: nobody to average gradients with" if host_context.world_size == 1 else None
 
 
 def has_wrapper(knobs: Knobs) -> bool:

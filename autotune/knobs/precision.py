@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.ranges import below_ampere, has_fast_bf16, no_cuda
 from autotune.records import KnobValue, Tier
 
 TENSOR_CORES = (7, 0)  # first compute capability that multiplies float16 in Tensor Cores (Volta)
 
 
-def amp_values(circumstances: Circumstances) -> list[KnobValue]:
+def amp_values(host_context: HostContext) -> list[KnobValue]:
     """Returns the autocast formats worth a trial: bf16 where hardware multiplies it, fp16 on GPUs before that."""
-    fast = amp_expert(circumstances)
+    fast = amp_expert(host_context)
     return ["off", fast] if fast else ["off"]
 
 
-def amp_expert(circumstances: Circumstances) -> KnobValue | None:
+def amp_expert(host_context: HostContext) -> KnobValue | None:
     """Returns the format of 16 bits that the device multiplies fast; None for none."""
-    if has_fast_bf16(circumstances):
+    if has_fast_bf16(host_context):
         return "bf16"
-    return "fp16" if circumstances.has_cuda and amp_blocked(circumstances) is None else None
+    return "fp16" if host_context.has_cuda and amp_blocked(host_context) is None else None
 
 
-def amp_blocked(circumstances: Circumstances) -> str | None:
+def amp_blocked(host_context: HostContext) -> str | None:
     """Returns why autocast cannot gain anything: a GPU without Tensor Cores; on a CPU it always runs, if slowly."""
-    capability = circumstances.compute_capability
-    if not circumstances.has_cuda or capability is None or capability >= TENSOR_CORES:
+    capability = host_context.compute_capability
+    if not host_context.has_cuda or capability is None or capability >= TENSOR_CORES:
         return None
     return f"compute capability {capability[0]}.{capability[1]}: it needs 7.0 (Volta) or newer"
 
@@ -68,15 +68,15 @@ AMP = Knob(
 )
 
 
-def matmul_blocked(circumstances: Circumstances) -> str | None:
+def matmul_blocked(host_context: HostContext) -> str | None:
     """Returns why float32 products are not searched here; None when they are.
 
     On a CPU `medium` lets oneDNN take bf16 inside: with avx512_bf16 a product of 512 x 512 came from another kernel with
     float32's error all the same. What it does with AMX has not been measured, so it is not searched there.
     """
-    if no_cuda(circumstances):
+    if no_cuda(host_context):
         return "no CUDA device: on a CPU `high` changes nothing, and what `medium` does there has not been measured"
-    return below_ampere(circumstances)
+    return below_ampere(host_context)
 
 
 MATMUL = Knob(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.records import KnobValue
 
 AMPERE = (8, 0)  # first compute capability with TF32 and fast bf16
@@ -12,26 +12,26 @@ AMPERE = (8, 0)  # first compute capability with TF32 and fast bf16
 BF16_INSTRUCTIONS = frozenset({"amx_bf16", "avx512_bf16", "avx10_2", "sve_bf16", "bf16"})
 
 
-def no_cuda(circumstances: Circumstances) -> str | None:
+def no_cuda(host_context: HostContext) -> str | None:
     """Returns why a knob of CUDA devices cannot be turned here; None when it can."""
-    return None if circumstances.has_cuda else "no CUDA device: it has no effect on the CPU"
+    return None if host_context.has_cuda else "no CUDA device: it has no effect on the CPU"
 
 
-def below_ampere(circumstances: Circumstances) -> str | None:
+def below_ampere(host_context: HostContext) -> str | None:
     """Returns why a knob that needs compute capability 8.0 cannot be turned here; None when it can."""
-    if reason := no_cuda(circumstances):
+    if reason := no_cuda(host_context):
         return reason
-    capability = circumstances.compute_capability
+    capability = host_context.compute_capability
     if capability is None or capability >= AMPERE:
         return None
     return f"compute capability {capability[0]}.{capability[1]}: it needs 8.0 (Ampere) or newer"
 
 
-def has_fast_bf16(circumstances: Circumstances) -> bool:
+def has_fast_bf16(host_context: HostContext) -> bool:
     """Returns whether the device multiplies bf16 in hardware."""
-    if circumstances.has_cuda:
-        return circumstances.compute_capability is not None and circumstances.compute_capability >= AMPERE
-    return bool(circumstances.cpu_isa & BF16_INSTRUCTIONS)
+    if host_context.has_cuda:
+        return host_context.compute_capability is not None and host_context.compute_capability >= AMPERE
+    return bool(host_context.cpu_isa & BF16_INSTRUCTIONS)
 
 
 def up_to(limit: int, values: list[int]) -> list[KnobValue]:
@@ -39,7 +39,7 @@ def up_to(limit: int, values: list[int]) -> list[KnobValue]:
     return list(sorted({value for value in values if 0 <= value <= limit}))
 
 
-def observed_int(circumstances: Circumstances, key: str, otherwise: int) -> int:
+def observed_int(host_context: HostContext, key: str, otherwise: int) -> int:
     """Returns the program's own value of an int knob, `otherwise` when the baseline did not tell a usable one."""
-    value = circumstances.observed.get(key)
+    value = host_context.observed.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise

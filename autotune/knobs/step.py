@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.loader import BATCH_SIZE, MAX_BATCH_CPU, MAX_BATCH_CUDA
 from autotune.knobs.ranges import observed_int
 from autotune.records import Knobs, KnobValue, Tier
@@ -45,7 +45,7 @@ ACCUMULATION = Knob(
 )
 
 
-def _intervals(here: Circumstances) -> list[KnobValue]:
+def _intervals(here: HostContext) -> list[KnobValue]:
     """Returns the interval worth trying: a more seldom one than the program's own."""
     return [SELDOM] if here.has_cuda and observed_int(here, METRICS_SYNC, 1) < SELDOM else []
 
@@ -100,16 +100,16 @@ def derived(knobs: Knobs, *, held: int) -> Knobs:
     return {**knobs, ACCUMULATION.key: held // int(knobs[BATCH_SIZE.key])}
 
 
-def dividing(held: int, asked: Iterable[KnobValue] | None, circumstances: Circumstances) -> list[KnobValue]:
+def dividing(held: int, asked: Iterable[KnobValue] | None, host_context: HostContext) -> list[KnobValue]:
     """Returns the batch sizes that make up the held samples a whole number of times, ascending.
 
     Args:
         held: samples that batch size times accumulation make.
         asked: the values to choose among; None for the halvings of all of them.
-        circumstances: machine and program.
+        host_context: machine and program.
     """
-    own = observed_int(circumstances, BATCH_SIZE.key, otherwise=1)
-    most = max(own, MAX_BATCH_CUDA if circumstances.has_cuda else MAX_BATCH_CPU)
+    own = observed_int(host_context, BATCH_SIZE.key, otherwise=1)
+    most = max(own, MAX_BATCH_CUDA if host_context.has_cuda else MAX_BATCH_CPU)
     halvings = [held // 2**n for n in range(MAX_HALVINGS + 1) if held % 2**n == 0]
     values = [value for value in halvings if value <= most] if asked is None else [int(value) for value in asked]
     return list(sorted({value for value in values if 0 < value <= held and held % value == 0}))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.ranges import up_to
 from autotune.records import KnobValue, Tier
 
 
-def thread_counts(circumstances: Circumstances) -> list[KnobValue]:
+def thread_counts(host_context: HostContext) -> list[KnobValue]:
     """Returns 1, half the effective cores and all of them."""
-    return up_to(circumstances.num_cores, [1, max(1, circumstances.num_cores // 2), circumstances.num_cores])
+    return up_to(host_context.num_cores, [1, max(1, host_context.num_cores // 2), host_context.num_cores])
 
 
-def thread_bounds(circumstances: Circumstances) -> tuple[int | None, int | None]:
+def thread_bounds(host_context: HostContext) -> tuple[int | None, int | None]:
     """Returns the bounds of a thread count: twice the cores, for machines that report half of them."""
-    return 1, max(8, 2 * circumstances.num_cores)
+    return 1, max(8, 2 * host_context.num_cores)
 
 
 INTRA = Knob(
@@ -97,15 +97,15 @@ MKL = Knob(
 )
 
 
-def affinities(circumstances: Circumstances) -> list[KnobValue]:
+def affinities(host_context: HostContext) -> list[KnobValue]:
     """Returns the ways of binding that differ here."""
-    ways = {"none": True, "compact": circumstances.num_local_ranks > 1, "numa": circumstances.num_numa_nodes > 1}
+    ways = {"none": True, "compact": host_context.num_local_ranks > 1, "numa": host_context.num_numa_nodes > 1}
     return [way for way, differs in ways.items() if differs]
 
 
-def without_choice(circumstances: Circumstances) -> str | None:
+def without_choice(host_context: HostContext) -> str | None:
     """Returns why nothing can be bound in a way that would change anything; None when it can."""
-    if len(affinities(circumstances)) > 1:
+    if len(affinities(host_context)) > 1:
         return None
     return "one process on one NUMA node: it has all cores however it is bound"
 

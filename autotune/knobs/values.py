@@ -7,14 +7,14 @@ import re
 from typing import Any
 
 from autotune.errors import BadInput, one_of
-from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.base import HostContext, Knob
 from autotune.records import KnobValue
 
 MAX_TEXT = 4096
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def value_of(knob: Knob, raw: Any, circumstances: Circumstances | None = None) -> KnobValue:
+def value_of(knob: Knob, raw: Any, host_context: HostContext | None = None) -> KnobValue:
     """Returns `raw` as a value of `knob`.
 
     YAML 1.1 reads a bare `off` as False; where the knob knows the word, it is meant. So is `true` or `false` as a word.
@@ -22,14 +22,14 @@ def value_of(knob: Knob, raw: Any, circumstances: Circumstances | None = None) -
     Args:
         knob: whose value it is to be.
         raw: what was written: parsed YAML, a parsed override, or text.
-        circumstances: the machine whose bounds hold; None leaves them out.
+        host_context: the machine whose bounds hold; None leaves them out.
 
     Raises:
         BadInput: it is not of the knob's type, not among its choices, or beyond what this machine can serve.
     """
     value = _READERS[knob.type](knob, raw)
-    if circumstances is not None and isinstance(value, int | float) and not isinstance(value, bool):
-        _check_bounds(knob, value, circumstances)
+    if host_context is not None and isinstance(value, int | float) and not isinstance(value, bool):
+        _check_bounds(knob, value, host_context)
         _check_numbers(knob, value)
     return value
 
@@ -85,8 +85,8 @@ _MEANT = {"true": ("true",), "false": ("false", "off")}  # what a word of YAML m
 _READERS = {bool: _bool, int: _int, float: _float, str: _str}
 
 
-def _check_bounds(knob: Knob, value: float, circumstances: Circumstances) -> None:
-    low, high = knob.bounds(circumstances)
+def _check_bounds(knob: Knob, value: float, host_context: HostContext) -> None:
+    low, high = knob.bounds(host_context)
     if knob.type is float and low is not None and high is not None and not low <= value <= high:
         raise BadInput(f"{knob.key}: out of range, got {shown(value)}. Allowed: {low} to {high}.")
     if low is not None and value < low:
@@ -94,7 +94,7 @@ def _check_bounds(knob: Knob, value: float, circumstances: Circumstances) -> Non
     if high is not None and value > high:
         least = low if low is not None else "..."
         is_of_cores = knob.key.startswith(("loader.", "threads."))
-        why = f"more than this machine can serve ({circumstances.num_cores} effective cores)" if is_of_cores else "too large"
+        why = f"more than this machine can serve ({host_context.num_cores} effective cores)" if is_of_cores else "too large"
         raise BadInput(f"{knob.key}: {why}, got {shown(value)}. Allowed: {least} to {high}.")
 
 

@@ -41,7 +41,7 @@ from typing import IO, Any
 from autotune.launchers import process_tree, shared_memory
 from autotune.launchers.descendants import Descendants
 
-DOORWAY = Path(__file__).resolve().parent / "doorway.py"
+ENTRY_POINT = Path(__file__).resolve().parent / "entry_point.py"
 PR_SET_CHILD_SUBREAPER = 36
 LOOK_S = 1.0  # between two looks at the process list while a trial runs: a process that lives shorter may go unseen
 END_LOOK_S = 0.05  # while one is being ended
@@ -188,7 +188,7 @@ class Supervisor:
 
     def _spawn(self, message: dict[str, Any], stdout: IO[bytes], stderr: IO[bytes]) -> None:
         """Starts a process; one that is to serve gets a socket."""
-        argv = [sys.executable, "-I", "-S", str(DOORWAY), str(os.getpid()), *message["argv"]]
+        argv = [sys.executable, "-I", "-S", str(ENTRY_POINT), str(os.getpid()), *message["argv"]]
         link, theirs = socket.socketpair() if message["do"] == "serve" else (None, None)
         with theirs or contextlib.nullcontext():
             process = subprocess.Popen(

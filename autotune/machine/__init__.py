@@ -1,5 +1,5 @@
 """What this machine is: cores, instruction sets, memory, GPUs."""
 
-from autotune.machine.facts import circumstances, comparable, host_facts
+from autotune.machine.facts import comparable, host_context, host_facts
 
-__all__ = ["circumstances", "comparable", "host_facts"]
+__all__ = ["comparable", "host_context", "host_facts"]

@@ -1,4 +1,4 @@
-"""Facts of the host, those that say which results may be compared, and the circumstances of one study."""
+"""Facts of the host, those that say which results may be compared, and what knobs look at in one study."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 
 from autotune.harness.protocol import RankResult
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.machine.cores import memory_limit_bytes, num_cores
 from autotune.machine.gpus import gpus
 from autotune.machine.nvml import session
-from autotune.machine.topology import as_circumstances, topology
+from autotune.machine.topology import as_host_context, topology
 from autotune.machine.visible import visible_devices
 from autotune.masking import Secrets
 from autotune.records import KnobValue
@@ -103,9 +103,9 @@ def comparable(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def circumstances(
+def host_context(
     facts: dict[str, Any], baseline: RankResult | None = None, *, is_recipe: bool, device: str = "auto"
-) -> Circumstances:
+) -> HostContext:
     """Returns what knobs' rules look at.
 
     Args:
@@ -122,7 +122,7 @@ def circumstances(
         seen = baseline.facts
     capability = seen.get("compute_capability")
     observed = baseline.observed if baseline else {}
-    return Circumstances(
+    return HostContext(
         num_cores=max(1, int(facts["num_cores"]) // (baseline.world_size if baseline else 1)),
         has_cuda=seen.get("device") == "cuda",
         compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
@@ -138,7 +138,7 @@ def circumstances(
         num_nodes=seen.get("num_nodes"),
         collectives=str(seen.get("collectives") or ""),
         nccl=tuple(seen["nccl"]) if seen.get("nccl") else None,
-        topology=as_circumstances(facts.get("topology") or {}),
+        topology=as_host_context(facts.get("topology") or {}),
     )
 
 

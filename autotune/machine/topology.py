@@ -38,7 +38,7 @@ def topology(sys: Path = SYS) -> dict[str, Any]:
     return {**found, "adapters": adapters(sys), "interfaces": interfaces(sys), "numa_nodes": numa_nodes(sys)}
 
 
-def as_circumstances(found: Mapping[str, Any]) -> Topology:
+def as_host_context(found: Mapping[str, Any]) -> Topology:
     """Returns what knobs look at of `topology()`; of {} (an older record) that nothing is known."""
     links = found.get("links") or []
     paths = {path for row, line in enumerate(links) for column, path in enumerate(line) if column != row}

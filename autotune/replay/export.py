@@ -12,9 +12,9 @@ from autotune.errors import BadInput
 from autotune.failures import Facts, classify
 from autotune.harness import protocol
 from autotune.harness.protocol import KnobReport, RankResult
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.launchers.rank_results import RankResults
-from autotune.machine import circumstances
+from autotune.machine import host_context
 from autotune.plain_text import shortened
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.replay.results import ended_of, facts_of
@@ -87,9 +87,9 @@ def _results(folder: StudyFolder, record: TrialRecord) -> list[RankResult]:
     return [found.by_rank[rank] for rank in sorted(found.by_rank)]
 
 
-def _space(about: StudyRecord, first: RankResult) -> tuple[ResolvedSpace, Circumstances]:
+def _space(about: StudyRecord, first: RankResult) -> tuple[ResolvedSpace, HostContext]:
     """Returns the space that was recorded, and what knobs' rules looked at."""
-    here = circumstances(about.machine, first, is_recipe=about.is_recipe)
+    here = host_context(about.machine, first, is_recipe=about.is_recipe)
     asked = {key: domain_from_json(domain) for key, domain in about.asked.items()}
     is_held = about.settings.get("train.global_batch") is not None
     return resolve(SearchSpace(domains=asked, pinned=about.pinned, is_held=is_held), here, passed=about.placeholders), here

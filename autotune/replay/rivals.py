@@ -66,7 +66,7 @@ class Rival:
 
     def seeds(self) -> list[Knobs]:
         """Returns the expert's seeds, as the study's own search has them."""
-        here = self.session.circumstances
+        here = self.session.host_context
         return [knobs for _, knobs in self.space.seeds(here)] if here else []
 
     def shuffled(self) -> list[Knobs]:
@@ -134,7 +134,7 @@ class Ladder(Rival):
                 yield self.space.active({**self.space.reference, **self.best.knobs, key: value}), None
 
     def _favourite(self) -> Knobs:
-        here = self.session.circumstances
+        here = self.session.host_context
         wanted = {key: knob(key).expert(here) if here else None for key in self.space.domains}
         near = {key: self.space.domains[key].nearest(value) for key, value in wanted.items() if value is not None}
         return {**self.space.reference, **{key: value for key, value in near.items() if value is not None}}

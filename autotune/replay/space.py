@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autotune.errors import BadInput
 from autotune.harness.protocol import RankResult
 from autotune.knobs.step import ACCUMULATION
-from autotune.machine import circumstances
+from autotune.machine import host_context
 from autotune.records import KnobValue
 from autotune.replay.results import ended_of
 from autotune.replay.table import Key, Table, key_of
@@ -115,5 +115,5 @@ def first_result(table: Table) -> RankResult:
 
 def resolved(table: Table, grid: Grid) -> ResolvedSpace:
     """Returns the space as the study will resolve it."""
-    here = circumstances(table.machine, first_result(table), is_recipe=table.is_recipe)
+    here = host_context(table.machine, first_result(table), is_recipe=table.is_recipe)
     return resolve(grid.space, here, passed=table.placeholders)

@@ -1,15 +1,15 @@
 """Searching with Optuna: which sampler proposes, how outcomes are told to it, where its journal lies."""
 
-from autotune.search.rates import Machine, Parts, RatesSampler, Rules
+from autotune.search.rates import Machine, RatesSampler, Rules, SamplerOptions
 from autotune.search.samplers import SAMPLERS, make_sampler
 from autotune.search.study import add_known, begin_study, may_be_to_blame, scores_of, tell
 
 __all__ = [
     "SAMPLERS",
     "Machine",
-    "Parts",
     "RatesSampler",
     "Rules",
+    "SamplerOptions",
     "add_known",
     "begin_study",
     "make_sampler",

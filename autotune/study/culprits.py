@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autotune.records import Knobs, TrialRecord
 from autotune.search import may_be_to_blame
-from autotune.search.rates import Suspects
+from autotune.search.rates import FailureModel
 from autotune.space import ResolvedSpace
 from autotune.study.initial import Proposal
 from autotune.trials.runner import CHANCE, NO_CHANCE
@@ -28,14 +28,14 @@ class Culprits:
     def __init__(self, space: ResolvedSpace) -> None:
         self._space = space
         self._failed: list[TrialRecord] = []
-        self._suspects = Suspects([], [])
+        self._failure_model = FailureModel([], [])
 
     def learn(self, records: Sequence[TrialRecord]) -> None:
         """Takes in all trials of the search so far."""
         answers = [record for record in records if not record.outcome.is_no_answer]
         worked = [record.changed for record in answers if record.value is not None]  # put out for its losses, it worked
         self._failed = [record for record in answers if record.value is None and not _is_other(record)]
-        self._suspects = Suspects([{}, *worked], [may_be_to_blame(record) for record in self._failed])
+        self._failure_model = FailureModel([{}, *worked], [may_be_to_blame(record) for record in self._failed])
 
     def barring(self, knobs: Knobs) -> TrialRecord | None:
         """Returns a trial that failed for a value of this configuration, or for a part of it; None where it may work."""
@@ -44,17 +44,17 @@ class Culprits:
         part = next((one for one, part in blamed if part and part.items() <= changed.items()), None)
         if part is not None:
             return part
-        guilty = self._suspects.guilty(changed)
-        same = (one for one in self._failed for key in guilty if key in one.changed and one.changed[key] == changed[key])
+        failing = self._failure_model.failing(changed)
+        same = (one for one in self._failed for key in failing if key in one.changed and one.changed[key] == changed[key])
         return next(same, None)
 
     def mended(self, proposal: Proposal) -> Proposal:
         """Returns a proposal with the baseline's values in the place of those that are known not to work."""
-        guilty = self._suspects.guilty(self._space.changed(proposal.knobs))
-        if not guilty:
+        failing = self._failure_model.failing(self._space.changed(proposal.knobs))
+        if not failing:
             return proposal
-        kept = {key: value for key, value in proposal.knobs.items() if key not in guilty}
-        left_out = ", ".join(knob_phrase(key, proposal.knobs[key]) for key in guilty)
+        kept = {key: value for key, value in proposal.knobs.items() if key not in failing}
+        left_out = ", ".join(knob_phrase(key, proposal.knobs[key]) for key in failing)
         knobs = self._space.active({**self._space.reference, **kept})
         return replace(proposal, knobs=knobs, why=f"{proposal.why}, without {left_out}: a trial failed with it")
 
@@ -65,7 +65,7 @@ class Culprits:
             best: the trial to start from.
         """
         for record in reversed(self._failed):
-            keys = self._suspects.suspected(may_be_to_blame(record))
+            keys = self._failure_model.suspected(may_be_to_blame(record))
             others = "another" if len(keys) == 2 else f"{len(keys) - 1} others"
             for key in sorted(keys, key=lambda key: -self._space.tier({key: record.changed[key]}).rank):
                 apart = {k: value for k, value in best.knobs.items() if k not in record.changed or value != record.changed[k]}

@@ -10,7 +10,7 @@ import itertools
 import random
 from collections.abc import Iterator
 
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import knob
 from autotune.records import Knobs, KnobValue
 from autotune.search.samplers import grid_levels
@@ -22,14 +22,12 @@ NEIGHBOUR_FRAC = 2 / 3  # of a sample: what lies one change away from a seed; th
 MAX_DRAWS = 200  # in a row without a new configuration: the space has no more
 
 
-def configurations(
-    space: ResolvedSpace, circumstances: Circumstances | None, *, most: int, seed: int
-) -> tuple[list[Knobs], bool]:
+def configurations(space: ResolvedSpace, host_context: HostContext | None, *, most: int, seed: int) -> tuple[list[Knobs], bool]:
     """Returns the configurations to record, the baseline first, and whether they are the whole space.
 
     Args:
         space: what can be varied.
-        circumstances: machine and program, for the expert's seeds; None leaves these out.
+        host_context: machine and program, for the expert's seeds; None leaves these out.
         most: how many at most.
         seed: of the sample; the same seed gives the same.
     """
@@ -37,7 +35,7 @@ def configurations(
     if whole is not None:
         return whole, True
     rng, found = random.Random(seed), _Distinct(space)
-    seeds = [space.baseline, *(knobs for _, knobs in space.seeds(circumstances))] if circumstances else [space.baseline]
+    seeds = [space.baseline, *(knobs for _, knobs in space.seeds(host_context))] if host_context else [space.baseline]
     for knobs in seeds[:most]:
         found.add(knobs)
     near = [knobs for centre in seeds for knobs in _neighbours(space, centre)]

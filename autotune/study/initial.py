@@ -83,17 +83,17 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
         may_fit: whether a configuration is not expected to run out of memory.
         is_led: whether the sampler of rates proposes from then on, which needs fewer.
     """
-    space, circumstances = session.resolved, session.circumstances
-    if not session.inputs.config.search.seeds or circumstances is None:
+    space, host_context = session.resolved, session.host_context
+    if not session.inputs.config.search.seeds or host_context is None:
         return
-    seeds = space.seeds(circumstances)
+    seeds = space.seeds(host_context)
     for why, seed in seeds[:NUM_LED_SEEDS] if is_led else seeds:
         knobs = space.active({**seed, **hold})
         if _is_disproved(session, knobs):
             continue
         if may_fit(knobs):
             yield Proposal(knobs=knobs, why=why, origin=EXPERT)
-        elif circumstances.has_cuda and (smaller := space.with_smaller_batch(knobs)):  # on a CPU the process takes most
+        elif host_context.has_cuda and (smaller := space.with_smaller_batch(knobs)):  # on a CPU the process takes most
             why = "expert's choice at a smaller batch: what memory a sample takes"
             yield Proposal(knobs=smaller, why=why, origin=EXPERT)
 
@@ -110,7 +110,7 @@ def filling_seed(
     """
     space = session.resolved
     own, batch = space.reference.get(BATCH), best.knobs.get(BATCH)
-    if not session.inputs.config.search.seeds or session.circumstances is None or BATCH not in space.domains:
+    if not session.inputs.config.search.seeds or session.host_context is None or BATCH not in space.domains:
         return
     if not isinstance(own, int) or not isinstance(batch, int) or batch <= own:
         return

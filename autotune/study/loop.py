@@ -22,7 +22,7 @@ from autotune.detected import findings, missing_processes
 from autotune.errors import BadInput, FolderLost, NothingWorked
 from autotune.export import export
 from autotune.harness.protocol import RankResult
-from autotune.machine import circumstances
+from autotune.machine import host_context
 from autotune.monitors.sealing import seal_leftovers
 from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import FULL, StudyFolder
@@ -217,7 +217,7 @@ class _Study:
             first = self._measured_baseline()
         record = session.baseline
         self._executable = first.facts.get("executable")
-        session.circumstances = circumstances(self._inputs.machine, first, is_recipe=self._inputs.command.is_recipe)
+        session.host_context = host_context(self._inputs.machine, first, is_recipe=self._inputs.command.is_recipe)
         session.target = first.target
         session.runner.program = dict(first.facts)
         session.runner.warm.learn(first)
@@ -356,7 +356,7 @@ def _about_at_first(inputs: StudyInputs, folder: StudyFolder, earlier: Earlier |
 
 
 def _resolved(inputs: StudyInputs, first: RankResult) -> ResolvedSpace:
-    here = circumstances(inputs.machine, first, is_recipe=inputs.command.is_recipe)
+    here = host_context(inputs.machine, first, is_recipe=inputs.command.is_recipe)
     return resolve(inputs.space, here, passed=inputs.command.placeholders)
 
 

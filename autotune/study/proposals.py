@@ -38,7 +38,7 @@ TOO_RISKY = "what is left to try would run out of memory, or may and does not pr
 OUT_OF_TIME = "the search's part of the budget is used"  # what is left is the finals'
 TOO_DEAR = "no configuration that is left to try fits the rest of the budget together with its finals"
 OUT_OF_TRIALS = "the trial budget is used"
-NOTHING_PROMISED = "nothing more is promised: no configuration is expected to be 1 % faster"
+NO_IMPROVEMENT = "nothing more is promised: no configuration is expected to be 1 % faster"
 
 
 class Search:
@@ -62,7 +62,7 @@ class Search:
         self._hold: Knobs = {key: space.reference[key] for _, key, _ in self._costly}
         self._distributions = space.distributions()
         free = {key: found for key, found in self._distributions.items() if key not in self._hold}
-        self._single_changes = SingleChanges(space, list(free), session.circumstances)
+        self._single_changes = SingleChanges(space, list(free), session.host_context)
         self._num_free = len(free)
         num_known = len(session.records) - 1  # a sampler that begins with the same seed again would propose the same again
         self._random = make_sampler("random", seed=config.study.seed + num_known + 1, distributions=free)
@@ -266,7 +266,7 @@ class Search:
             self._reason = EXHAUSTED
             return None
         if isinstance(sampler, RatesSampler) and sampler.has_nothing_more:
-            self._reason = NOTHING_PROMISED
+            self._reason = NO_IMPROVEMENT
             return None
         return (self._single_change() if self._is_turn_of_single_change() else None) or self._asked()
 

@@ -33,7 +33,7 @@ class Recording:
         config = session.inputs.config
         self._session, self._config, self._seed = session, config, config.study.seed
         self._configurations, self._is_whole = configurations(
-            session.resolved, session.circumstances, most=self._config.record.configurations, seed=self._seed
+            session.resolved, session.host_context, most=self._config.record.configurations, seed=self._seed
         )
 
     def run(self) -> tuple[bool, str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import optuna
 
 from autotune.records import Knobs
-from autotune.search import Machine, Parts, RatesSampler, Rules
+from autotune.search import Machine, RatesSampler, Rules, SamplerOptions
 from autotune.trials.session import Session
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
@@ -19,7 +19,7 @@ OWN_FORECAST = (
 
 def machine_of(session: Session) -> Machine:
     """Returns the machine as a sampler sees it; only asked for after the baseline."""
-    here, reference = session.circumstances, session.resolved.reference
+    here, reference = session.host_context, session.resolved.reference
     memory_bytes = session.memory_capacity_bytes
     keep_free_frac = session.inputs.config.constraints.memory_free_frac
     threads = reference.get(THREADS)
@@ -54,7 +54,7 @@ def inform(
     def full(params: Knobs) -> Knobs:
         return space.active({**space.reference, **params})
 
-    experts = space.experts(session.circumstances) if session.circumstances else {}
+    experts = space.experts(session.host_context) if session.host_context else {}
     sampler.rules = Rules(
         active=lambda params: {key: value for key, value in full(dict(params)).items() if key in params},
         is_open=lambda params: is_open(full(dict(params))),
@@ -63,6 +63,6 @@ def inform(
         costly={key: space.reference[key] for _, key, _ in space.costly()},
         favoured={key: value for key, value in experts.items() if key not in OWN_FORECAST},
     )
-    sampler.parts = Parts(
+    sampler.options = SamplerOptions(
         decomposition=search.decomposition, memory=search.memory_model, cost=search.cost_aware, stop=search.stop
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import knob
 from autotune.records import Knobs, KnobValue, TrialRecord
 from autotune.space import ResolvedSpace
@@ -16,9 +16,9 @@ WAITING_FRAC = 0.2  # share of time waiting for input from which the loader is w
 class SingleChanges:
     """Proposes neighbours of a configuration; remembers which knobs had their turn."""
 
-    def __init__(self, space: ResolvedSpace, keys: list[str], circumstances: Circumstances | None) -> None:
+    def __init__(self, space: ResolvedSpace, keys: list[str], host_context: HostContext | None) -> None:
         self._space, self._keys = space, keys
-        self._expert = {key: knob(key).expert(circumstances) for key in keys} if circumstances else {}
+        self._expert = {key: knob(key).expert(host_context) for key in keys} if host_context else {}
         self._turns: Counter[str] = Counter()
 
     def of(self, best: TrialRecord) -> Iterator[tuple[str, Knobs]]:
@@ -32,11 +32,11 @@ class SingleChanges:
         """
         is_waiting = (best.data_wait_frac or 0.0) > WAITING_FRAC
 
-        def promise(key: str) -> tuple[int, bool, bool]:
+        def expected_improvement(key: str) -> tuple[int, bool, bool]:
             is_taking_back = key in best.changed and not self._is_ordered(key)
             return (self._turns[key], is_taking_back, key.startswith("loader.") != is_waiting)
 
-        for key in sorted(self._keys, key=promise):
+        for key in sorted(self._keys, key=expected_improvement):
             for value in self._neighbours(key, best):
                 yield key, self._space.active({**self._space.reference, **best.knobs, key: value})
 

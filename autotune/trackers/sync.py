@@ -16,7 +16,7 @@ from autotune.masking import Secrets
 from autotune.run_dir import StudyFolder, read_json, write_json
 from autotune.trackers import store
 from autotune.trackers.base import NullTracker, Synced, Tracker
-from autotune.trackers.lifeline import Lifeline
+from autotune.trackers.parent_watch import ParentWatch
 
 STANDING_FILE = "tracking.json"
 POLL_S = 0.5
@@ -68,7 +68,7 @@ def follow(
     folder: StudyFolder,
     uri: str | None = None,
     *,
-    lifeline: Lifeline,
+    parent: ParentWatch,
     secrets: Secrets | None = None,
     report: Report = lambda _: None,
 ) -> Synced:
@@ -77,18 +77,18 @@ def follow(
     Args:
         folder: the study.
         uri: as in `sync`.
-        lifeline: to whoever started this process.
+        parent: the process of whoever started this process.
         secrets: as in `sync`.
         report: is told whenever something was written or could not be.
 
     Raises:
         BadInput: the folder is not a study, or the address cannot be meant.
     """
-    lifeline.limit(LAST_S)
+    parent.limit(LAST_S)
     try:
         tracker, address = _tracker(folder, uri, secrets, timeout_s=BRISK_S)
-        with _lock(folder, lifeline) as is_alone:
-            return _follow(tracker, folder, report, lifeline) if is_alone else Synced(problem=AT_WORK, uri=address)
+        with _lock(folder, parent) as is_alone:
+            return _follow(tracker, folder, report, parent) if is_alone else Synced(problem=AT_WORK, uri=address)
     except BadInput as error:
         note(folder, Synced(problem=error.problems[0]))
         raise
@@ -143,10 +143,10 @@ def _tracker(folder: StudyFolder, uri: str | None, secrets: Secrets | None, *, t
     return MlflowTracker(address, runs, secrets=secrets, timeout_s=timeout_s), secrets.text(address)
 
 
-def _follow(tracker: Tracker, folder: StudyFolder, report: Report, lifeline: Lifeline) -> Synced:
+def _follow(tracker: Tracker, folder: StudyFolder, report: Report, parent: ParentWatch) -> Synced:
     seen, state, pause_s, next_try = None, Synced(), POLL_S, 0.0
     while True:
-        is_over = lifeline.is_cut or _is_over(folder)  # read before the push: nothing can have come after it
+        is_over = parent.is_gone or _is_over(folder)  # read before the push: nothing can have come after it
         now, found = time.monotonic(), _signature(folder)
         if (found != seen or not state.is_complete) and (now >= next_try or is_over):
             state, seen = tracker.push(folder, is_last=is_over), found
@@ -156,15 +156,15 @@ def _follow(tracker: Tracker, folder: StudyFolder, report: Report, lifeline: Lif
             report(state)
         if is_over:
             return state
-        lifeline.wait(POLL_S)
+        parent.wait(POLL_S)
 
 
 @contextlib.contextmanager
-def _lock(folder: StudyFolder, lifeline: Lifeline) -> Iterator[bool]:
+def _lock(folder: StudyFolder, parent: ParentWatch) -> Iterator[bool]:
     """Waits for somebody's own `autotune sync` to end, as long as the study runs."""
     while True:
         with store.only_writer(folder, wait_s=POLL_S) as is_alone:
-            if is_alone or lifeline.is_cut or _is_over(folder):
+            if is_alone or parent.is_gone or _is_over(folder):
                 yield is_alone
                 return
 

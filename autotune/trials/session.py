@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.harness.protocol import MeasureRules, RankResult
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.records import Kind, Knobs, KnobValue, StudyRecord, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
@@ -64,7 +64,7 @@ class Session:
         after_trial: called when a trial's record is on disk: rewrites the summary.
         records: finished trials, by number.
         space: what is searched here; None until the baseline has run.
-        circumstances: machine and program; None until the baseline has run.
+        host_context: machine and program; None until the baseline has run.
         target: loaders to change, from the baseline.
         costs: what trials cost.
         memory_capacity_bytes: memory of the device as the baseline saw it; None unknown.
@@ -81,7 +81,7 @@ class Session:
     after_trial: Callable[[], None] = lambda: None
     records: list[TrialRecord] = field(default_factory=list)
     space: ResolvedSpace | None = None
-    circumstances: Circumstances | None = None
+    host_context: HostContext | None = None
     target: list[dict[str, Any]] | None = None
     costs: Costs = field(default_factory=lambda: Costs(frozenset()))
     memory_capacity_bytes: int | None = None

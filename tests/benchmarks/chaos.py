@@ -231,7 +231,7 @@ class Victimized:
                     found["supervisor"].append(process)
                 elif " sync " in words:
                     found["tracker"].append(process)
-                elif "train.py" in words and "doorway" not in words:
+                elif "train.py" in words and "entry_point" not in words:
                     parent = process.parent()
                     is_first = parent is None or "train.py" not in " ".join(parent.cmdline())
                     found["trial" if is_first else "worker"].append(process)

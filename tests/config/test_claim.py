@@ -6,9 +6,9 @@ from autotune.config.claim import read_claim, typed_command
 from autotune.config.compose import compose
 from autotune.errors import BadInput
 from autotune.export import export
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 
-HERE = Circumstances(num_cores=4)
+HERE = HostContext(num_cores=4)
 KNOBS = {"precision.amp": "off", "compile.mode": "default", "loader.num_workers": 2}
 
 

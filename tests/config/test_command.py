@@ -11,10 +11,10 @@ from autotune.config.command import CommandTemplate, recipe_command, title, user
 from autotune.config.program import program_of
 from autotune.config.schema import LaunchOptions, ModelConfig, StudyConfig
 from autotune.errors import BadInput
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.masking import Secrets
 
-MACHINE = Circumstances(num_cores=4)
+MACHINE = HostContext(num_cores=4)
 PYTHON = sys.executable
 
 

@@ -20,7 +20,7 @@ from autotune.config.compose import compose
 from autotune.config.locate import folder, options
 from autotune.config.recipe import TRIAL_EPOCHS
 from autotune.errors import BadInput
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.records import Tier
 from autotune.space import Choice, IntInterval, resolve
@@ -144,7 +144,7 @@ def test_a_variable_that_was_typed_takes_its_knob_out_of_a_named_space(make, wor
     assert "memory.malloc" not in space.domains
     assert "memory.allocator" in space.domains
     assert space.left_out == {"memory.malloc": "env.LD_PRELOAD sets the same variable"}
-    assert resolve(space, Circumstances(num_cores=2), passed={}).dropped.items() >= space.left_out.items()
+    assert resolve(space, HostContext(num_cores=2), passed={}).dropped.items() >= space.left_out.items()
 
 
 def test_one_key_has_three_meanings(make) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune.harness.batches import NUM_COMPARED, CallSizes, Ear, HeardSampler, Sizes, first_shape, is_packed
+from autotune.harness.batches import NUM_COMPARED, BatchSizeProbe, CallSizes, ProbedSampler, Sizes, first_shape, is_packed
 
 Pair = namedtuple("Pair", "left right")
 
@@ -90,10 +90,10 @@ def test_a_sampler_is_heard_once_and_begun_no_more_often() -> None:
         def __len__(self) -> int:
             return 2
 
-    ear, sampler = Ear(), Sampler()
-    heard = HeardSampler(sampler, ear)
+    probe, sampler = BatchSizeProbe(), Sampler()
+    heard = ProbedSampler(sampler, probe)
     assert (list(heard), len(heard), sampler.begun) == ([[1, 2], [3]], 2, 1)
-    assert [ear.last() for _ in range(3)] == [2, 1, 0]
+    assert [probe.last() for _ in range(3)] == [2, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The contract every knob keeps: documented, typed, with a domain of allowed values under all circumstances."""
+"""The contract every knob keeps: documented, typed, with a domain of allowed values on every host."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.knobs import malloc
-from autotune.knobs.base import Circumstances, Knob
+from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.catalogue import CATALOGUE, clashes, knob
 from autotune.knobs.step import tier_of
 from autotune.knobs.values import value_of
 from autotune.records import Tier
 
 MACHINES = [
-    Circumstances(
+    HostContext(
         num_cores=cores, has_cuda=cuda, compute_capability=(capability if cuda else None), cpu_isa=isa, is_recipe=recipe
     )
     for cores, cuda, capability, isa, recipe in itertools.product(

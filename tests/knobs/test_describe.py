@@ -8,7 +8,7 @@ import pytest
 
 from autotune.config.domains import domain_of, parse
 from autotune.errors import BadInput
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import CATALOGUE, knob
 from autotune.knobs.describe import describe, overview, uses
 from autotune.knobs.values import value_of
@@ -16,14 +16,14 @@ from autotune.knobs.values import value_of
 
 @pytest.mark.parametrize("key", [*CATALOGUE, "env.LD_PRELOAD"])
 def test_every_knob_renders(key: str) -> None:
-    text = describe(key, Circumstances(num_cores=2))
+    text = describe(key, HostContext(num_cores=2))
     assert text.startswith(f"# {key}\n")
     for part in ("When it helps", "When it hurts", "Start-up cost", "Tier", "Values", "On this machine", f"{key}="):
         assert part in text
 
 
 def test_the_overview_has_a_row_for_every_knob_and_ends_with_the_environment() -> None:
-    rows = [row for family in overview(Circumstances(num_cores=2)).values() for row in family]
+    rows = [row for family in overview(HostContext(num_cores=2)).values() for row in family]
     assert sorted(row.key for row in rows) == sorted([*CATALOGUE, "env.NAME"])
     assert rows[-1].key == "env.NAME"
     assert all(row.brief and len(row.brief) <= 34 and row.tier for row in rows)
@@ -32,7 +32,7 @@ def test_the_overview_has_a_row_for_every_knob_and_ends_with_the_environment() -
 
 @pytest.mark.parametrize("key", [*CATALOGUE, "env.SOME_SWITCH"])
 def test_what_it_says_to_type_is_accepted(key: str) -> None:
-    machine = Circumstances(num_cores=2)
+    machine = HostContext(num_cores=2)
     for word, is_sweep in zip(uses(knob(key), machine), (False, True), strict=True):
         [typed] = shlex.split(word)
         override = parse(typed)

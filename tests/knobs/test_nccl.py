@@ -8,17 +8,17 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.harness.knobs import nccl as harness_nccl
-from autotune.knobs.base import Circumstances, Topology
+from autotune.knobs.base import HostContext, Topology
 from autotune.knobs.catalogue import knob
 from autotune.knobs.nccl import KNOBS, VARIABLES
 from autotune.space import SearchSpace, resolve
 from tests.harness.contexts import context
 
-CPU = Circumstances(num_cores=2)
+CPU = HostContext(num_cores=2)
 NETWORK = {"adapters": ("mlx5_0", "mlx5_1"), "interfaces": ("eth0", "eth1")}
 HGX = Topology(num_gpus=8, paths=frozenset({"NV"}), has_nvswitch=True, **NETWORK)
 PCIE = Topology(num_gpus=4, paths=frozenset({"PXB", "NODE", "SYS"}), interfaces=("eth0",))
-HOPPERS = Circumstances(
+HOPPERS = HostContext(
     num_cores=64, has_cuda=True, compute_capability=(9, 0), world_size=8, num_nodes=1, collectives="cpu:gloo,cuda:nccl",
     nccl=(2, 27, 3), topology=HGX,
 )  # fmt: skip
@@ -27,7 +27,7 @@ CARDS = replace(HOPPERS, compute_capability=(8, 9), world_size=4, topology=PCIE)
 EVERYWHERE = {"nccl.algo", "nccl.proto", "nccl.min_nchannels", "nccl.max_nchannels", "nccl.nthreads", "nccl.buffsize"}
 
 
-def offered(machine: Circumstances) -> set[str]:
+def offered(machine: HostContext) -> set[str]:
     return {found.key for found in KNOBS if found.blocked(machine) is None}
 
 
@@ -45,7 +45,7 @@ def offered(machine: Circumstances) -> set[str]:
         (replace(HOPPERS, world_size=None, num_nodes=None, collectives=""), {*VARIABLES} - {"nccl.p2p_level"}),
     ],
 )
-def test_each_is_offered_only_where_the_topology_lets_it_matter(machine: Circumstances, expected: set[str]) -> None:
+def test_each_is_offered_only_where_the_topology_lets_it_matter(machine: HostContext, expected: set[str]) -> None:
     assert offered(machine) == expected
 
 
@@ -68,7 +68,7 @@ def test_each_is_offered_only_where_the_topology_lets_it_matter(machine: Circums
         ("nccl.cross_nic", replace(TWO_NODES, topology=PCIE), "one network adapter"),
     ],
 )
-def test_what_cannot_matter_says_why(key: str, machine: Circumstances, reason: str) -> None:
+def test_what_cannot_matter_says_why(key: str, machine: HostContext, reason: str) -> None:
     assert reason in str(knob(key).blocked(machine))
 
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import knob
 from autotune.records import Knobs
 
-CPU = Circumstances(num_cores=2)
-HOPPER = Circumstances(num_cores=16, has_cuda=True, compute_capability=(9, 0))
+CPU = HostContext(num_cores=2)
+HOPPER = HostContext(num_cores=16, has_cuda=True, compute_capability=(9, 0))
 VOLTA = replace(HOPPER, compute_capability=(7, 0))
 
 
-def at_batch(machine: Circumstances, batch_size: int) -> Circumstances:
+def at_batch(machine: HostContext, batch_size: int) -> HostContext:
     return replace(machine, observed={"loader.batch_size": batch_size})
 
 
@@ -30,7 +30,7 @@ def at_batch(machine: Circumstances, batch_size: int) -> Circumstances:
         (replace(at_batch(HOPPER, 32), is_recipe=True), [16, 32, 64, 128, 256, 512, 1024]),
     ],
 )
-def test_batch_sizes_double_round_the_programs_own(machine: Circumstances, expected: list[int]) -> None:
+def test_batch_sizes_double_round_the_programs_own(machine: HostContext, expected: list[int]) -> None:
     assert knob("loader.batch_size").domain(machine) == expected
 
 
@@ -111,7 +111,7 @@ def test_omp_threads_travel_through_the_environment() -> None:
         (replace(CPU, num_local_ranks=4, num_numa_nodes=2), ["none", "compact", "numa"]),
     ],
 )
-def test_only_bindings_that_differ_here_are_tried(machine: Circumstances, expected: list[str]) -> None:
+def test_only_bindings_that_differ_here_are_tried(machine: HostContext, expected: list[str]) -> None:
     affinity = knob("threads.affinity")
     assert (affinity.domain(machine) if affinity.blocked(machine) is None else []) == expected
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from autotune.errors import BadInput
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import knob
 from autotune.knobs.environment import env_knob
 from autotune.knobs.values import value_of
 
-CPU = Circumstances(num_cores=2)
+CPU = HostContext(num_cores=2)
 
 
 @pytest.mark.parametrize(

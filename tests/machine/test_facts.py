@@ -1,4 +1,4 @@
-"""Host facts, what makes results comparable, and circumstances."""
+"""Host facts, what makes results comparable, and the host context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.harness.protocol import RankResult
-from autotune.machine import circumstances, comparable, host_facts
+from autotune.machine import comparable, host_context, host_facts
 from autotune.machine.facts import cpu_model, instruction_sets, recorded
 
 CPUINFO = (
@@ -61,15 +61,15 @@ def test_results_are_comparable_on_the_same_processor_cores_gpus_and_torch_whate
 
 def test_ranks_share_the_cores_out() -> None:
     several = replace(baseline(device="cpu"), world_size=3)
-    assert circumstances({"num_cores": 8}, several, is_recipe=True).num_cores == 2
-    assert circumstances({"num_cores": 2}, several, is_recipe=True).num_cores == 1
+    assert host_context({"num_cores": 8}, several, is_recipe=True).num_cores == 2
+    assert host_context({"num_cores": 2}, several, is_recipe=True).num_cores == 1
 
 
-def test_circumstances_come_from_the_programs_process() -> None:
+def test_host_context_come_from_the_programs_process() -> None:
     result = baseline(
         device="cuda", compute_capability=[9, 0], device_memory_bytes=10**11, isa=["amx_bf16"], has_compiler=False
     )
-    found = circumstances({"num_cores": 4, "isa": ["avx2"]}, result, is_recipe=False)
+    found = host_context({"num_cores": 4, "isa": ["avx2"]}, result, is_recipe=False)
     assert found.has_cuda
     assert found.compute_capability == (9, 0)
     assert found.device_memory_bytes == 10**11
@@ -79,17 +79,17 @@ def test_circumstances_come_from_the_programs_process() -> None:
     assert found.not_applicable == {"layout.channels_last": "no 4-D weights"}
 
 
-def test_circumstances_tell_how_the_processes_communicate() -> None:
+def test_host_context_tell_how_the_processes_communicate() -> None:
     result = baseline(device="cuda", num_nodes=2, collectives="cpu:gloo,cuda:nccl", nccl=[2, 27, 3])
-    found = circumstances({"num_cores": 4, "topology": {"gpus": [{}, {}], "links": [["X", "NV18"], ["NV18", "X"]]}}, result,
+    found = host_context({"num_cores": 4, "topology": {"gpus": [{}, {}], "links": [["X", "NV18"], ["NV18", "X"]]}}, result,
                           is_recipe=False)  # fmt: skip
     assert (found.world_size, found.num_nodes, found.nccl) == (1, 2, (2, 27, 3))
     assert found.collectives == "cpu:gloo,cuda:nccl"
     assert (found.topology.num_gpus, found.topology.paths) == (2, {"NV"})
 
 
-def test_circumstances_survive_a_baseline_that_tells_nothing() -> None:
-    found = circumstances({"num_cores": 4, "isa": ["avx2"]}, RankResult(0, "n", 0, 1, 1, "failed"), is_recipe=True)
+def test_host_context_survive_a_baseline_that_tells_nothing() -> None:
+    found = host_context({"num_cores": 4, "isa": ["avx2"]}, RankResult(0, "n", 0, 1, 1, "failed"), is_recipe=True)
     assert not found.has_cuda
     assert found.cpu_isa == {"avx2"}
     assert found.has_compiler
@@ -97,7 +97,7 @@ def test_circumstances_survive_a_baseline_that_tells_nothing() -> None:
 
 @pytest.mark.parametrize(("device", "has_cuda"), [("auto", True), ("cpu", False), ("cuda", True)])
 def test_before_the_baseline_the_host_alone_speaks(device: str, has_cuda: bool) -> None:
-    found = circumstances({"num_cores": 4, "gpus": [{"name": "g"}]}, is_recipe=True, device=device)
+    found = host_context({"num_cores": 4, "gpus": [{"name": "g"}]}, is_recipe=True, device=device)
     assert found.has_cuda is has_cuda
 
 

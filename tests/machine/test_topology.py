@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.machine.topology import as_circumstances, topology
+from autotune.machine.topology import as_host_context, topology
 from tests.machine.fakes import fake_nvml, refuse
 
 PCI = ["00000000:1B:00.0", "00000000:43:00.0", "00000001:9B:00.0"]
@@ -64,7 +64,7 @@ def test_cards_on_pcie(monkeypatch: pytest.MonkeyPatch, sysfs: Path) -> None:
     ]
     assert found["interfaces"] == ["eth0", "ib0"]
     assert json.loads(json.dumps(found)) == found
-    seen = as_circumstances(found)
+    seen = as_host_context(found)
     assert (seen.num_gpus, seen.paths, seen.has_nvswitch) == (3, {"PHB", "SYS"}, False)
     assert (seen.adapters, seen.interfaces) == (("mlx5_0",), ("eth0", "ib0"))
     assert fake.shutdowns == [1]
@@ -81,7 +81,7 @@ def test_an_nvswitch_board_with_a_link_that_is_down(monkeypatch: pytest.MonkeyPa
     assert found["links"] == [["X", "NV17", "NV18"], ["NV17", "X", "NV17"], ["NV18", "NV17", "X"]]
     assert found["has_nvswitch"]
     assert [(gpu["nvlinks"], gpu["nvlinks_active"]) for gpu in found["gpus"]] == [(18, 18), (18, 17), (18, 18)]
-    assert as_circumstances(found).paths == {"NV"}
+    assert as_host_context(found).paths == {"NV"}
 
 
 def test_two_cards_with_a_bridge_and_one_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -96,14 +96,14 @@ def test_two_cards_with_a_bridge_and_one_without(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     found = topology(tmp_path)
     assert found["links"] == [["X", "NV4", "NODE"], ["NV4", "X", "NODE"], ["NODE", "NODE", "X"]]
-    assert as_circumstances(found).paths == {"NV", "NODE"}
+    assert as_host_context(found).paths == {"NV", "NODE"}
 
 
 def test_an_nvml_that_tells_nothing_of_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", connected())
     found = topology(tmp_path)
     assert found["links"][0] == ["X", "?", "?"]
-    assert as_circumstances(found).paths == frozenset()
+    assert as_host_context(found).paths == frozenset()
 
 
 @pytest.mark.parametrize("module", [None, fake_nvml(nvmlInit=refuse)])
@@ -114,4 +114,4 @@ def test_without_nvml_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch, module:
 
 
 def test_a_record_of_earlier_days_tells_nothing() -> None:
-    assert as_circumstances({}).num_gpus == 0
+    assert as_host_context({}).num_gpus == 0

@@ -7,12 +7,12 @@ from dataclasses import replace
 import optuna
 import pytest
 
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.records import Tier
 from autotune.space import Choice, IntInterval, ResolvedSpace, SearchSpace, resolve
 
-CPU = Circumstances(
+CPU = HostContext(
     num_cores=2,
     cpu_isa=frozenset({"avx512_bf16"}),
     observed={"loader.batch_size": 32, "loader.num_workers": 0, "threads.intra": 2, "loader.prefetch_factor": None},
@@ -96,7 +96,7 @@ def test_held_knobs_are_not_asked_for() -> None:
 
 
 @pytest.mark.parametrize("machine", [CPU, GPU])
-def test_optuna_walks_the_space_and_knows_the_baseline(machine: Circumstances) -> None:
+def test_optuna_walks_the_space_and_knows_the_baseline(machine: HostContext) -> None:
     space = resolve(
         replace(EVERYTHING, domains={**EVERYTHING.domains, "loader.num_workers": IntInterval(0, 8)}), machine, passed={}
     )
@@ -122,7 +122,7 @@ def test_changed_holds_only_what_differs_and_its_tier_is_the_highest() -> None:
 
 
 @pytest.mark.parametrize("machine", [CPU, GPU, replace(CPU, cpu_isa=frozenset()), replace(CPU, num_cores=1)])
-def test_seeds_are_distinct_full_configurations_inside_the_domains(machine: Circumstances) -> None:
+def test_seeds_are_distinct_full_configurations_inside_the_domains(machine: HostContext) -> None:
     space = resolve(EVERYTHING, machine, passed={})
     seeds = space.seeds(machine)
     assert 1 <= len(seeds) <= 5

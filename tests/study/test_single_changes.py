@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.knobs.base import Circumstances
+from autotune.knobs.base import HostContext
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.space import Choice, ResolvedSpace
 from autotune.study.single_changes import SingleChanges
@@ -38,7 +38,7 @@ def test_ordered_knobs_move_to_their_neighbours_the_larger_first(space):
 
 
 def test_an_expert_s_value_goes_before_the_next_step(space):
-    changes = SingleChanges(space, KEYS, Circumstances(num_cores=16, has_cuda=True))
+    changes = SingleChanges(space, KEYS, HostContext(num_cores=16, has_cuda=True))
     found = [knobs["loader.num_workers"] for key, knobs in changes.of(trial()) if key == "loader.num_workers"]
     assert found[0] > 1
 

@@ -9,7 +9,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from autotune.compare.decision import by_round, that_count
+from autotune.compare.decision import by_round, countable
 from autotune.compare.finals import REPORTED
 from autotune.config.recorded import recorded
 from autotune.errors import BadInput, NothingWorked
@@ -197,7 +197,7 @@ def test_finals_count_while_the_finalists_are_the_same(bench, tmp_path):
     summary = resume(study, folder)
     chosen = summary["best"]["trial"]
     kept = {trial.number for one in pairs for trial in one.values()}
-    assert that_count(folder.read_trials())[: len(kept)]
+    assert countable(folder.read_trials())[: len(kept)]
     whole = [one for one in by_round(folder.read_trials(), REPORTED) if set(one) == {0, chosen}]
     assert summary["speedup"]["num_rounds"] == len(whole), "every pair counts, those of before too"
     assert kept <= {trial.number for one in whole for trial in one.values()}

@@ -1,10 +1,10 @@
 """A sampler that knows what a training rate is made of: a device, a loader, and the memory that both have to fit."""
 
-from autotune.search.rates.failure_model import Suspects
+from autotune.search.rates.failure_model import FailureModel
 from autotune.search.rates.history import MEASURED
 from autotune.search.rates.regime import Machine
-from autotune.search.rates.rules import Parts, Rules
+from autotune.search.rates.rules import Rules, SamplerOptions
 from autotune.search.rates.sampler import MACHINE, RatesSampler
 from autotune.search.rates.step import Proposed
 
-__all__ = ["MACHINE", "MEASURED", "Machine", "Parts", "Proposed", "RatesSampler", "Rules", "Suspects"]
+__all__ = ["MACHINE", "MEASURED", "FailureModel", "Machine", "Proposed", "RatesSampler", "Rules", "SamplerOptions"]

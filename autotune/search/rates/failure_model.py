@@ -8,7 +8,7 @@ from typing import Any
 Value = tuple[str, str]  # knob and value
 
 
-class Suspects:
+class FailureModel:
     """Blames failures on the values that no trial ever worked with.
 
     A failed trial blames all of them to equal parts. Where only one is left, and no other was there each time it failed, it is
@@ -24,26 +24,26 @@ class Suspects:
         left = [[value for value in _values(params) if value not in self._cleared] for params in failed]
         sets = [frozenset(_values(params)).difference(_values(worked[0]) if worked else ()) for params in failed]
         only = {values[0] for values in left if len(values) == 1}
-        self._guilty = {value for value in only if len(frozenset.intersection(*(one for one in sets if value in one))) == 1}
+        self._failing = {value for value in only if len(frozenset.intersection(*(one for one in sets if value in one))) == 1}
         self._blame: dict[Value, float] = {}
         for values in left:
-            for value in values if self._guilty.isdisjoint(values) else ():
+            for value in values if self._failing.isdisjoint(values) else ():
                 self._blame[value] = self._blame.get(value, 0.0) + 1 / len(values)
 
     def chance(self, params: Mapping[str, Any]) -> float:
         """Returns how probable it is that a configuration works; 0 where one of its values is known not to."""
         chance = 1.0
         for value in _values(params):
-            chance *= 0.0 if value in self._guilty else 1 / (1 + self._blame.get(value, 0.0))
+            chance *= 0.0 if value in self._failing else 1 / (1 + self._blame.get(value, 0.0))
         return chance
 
-    def guilty(self, params: Mapping[str, Any]) -> list[str]:
+    def failing(self, params: Mapping[str, Any]) -> list[str]:
         """Returns the knobs of a configuration whose values are known not to work."""
-        return [key for key, value in params.items() if (key, repr(value)) in self._guilty]
+        return [key for key, value in params.items() if (key, repr(value)) in self._failing]
 
     def suspected(self, params: Mapping[str, Any]) -> list[str]:
         """Returns the knobs that a failed configuration may owe it to, the most blamed first; [] once one is known to."""
-        if self.guilty(params):
+        if self.failing(params):
             return []
         blame = {key: self._blame.get((key, repr(value)), 0.0) for key, value in params.items()}
         return sorted((key for key in blame if blame[key]), key=lambda key: -blame[key])

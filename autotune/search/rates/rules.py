@@ -10,7 +10,7 @@ Params = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class SamplerOptions:
     """What the sampler makes use of; each can be left out, to see what it buys."""
 
     decomposition: bool = True

@@ -18,13 +18,13 @@ from autotune.search.rates.forecast import Forecast
 from autotune.search.rates.history import Seen, seen
 from autotune.search.rates.memory import MemoryModel
 from autotune.search.rates.regime import Machine
-from autotune.search.rates.rules import Params, Parts, Rules
+from autotune.search.rates.rules import Params, Rules, SamplerOptions
 from autotune.search.rates.step import Proposed, Step
 
 MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
 MAX_SPREAD = 0.15  # of the rates round what D and L make together: beyond it the rates may say more by themselves
 MIN_SPREAD_TRIALS = 8  # rates before the spread says anything
-STOP_PROMISE = 0.01  # expected gain, of whoever knew all configurations, below which nothing is promised ...
+STOP_IMPROVEMENT = 0.01  # expected gain, of whoever knew all configurations, below which nothing is promised ...
 STOP_AFTER = 5  # ... and so many in a row end the search
 
 
@@ -42,7 +42,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     Attributes:
         rules: what the study knows of configurations.
-        parts: what it makes use of.
+        options: what it makes use of.
         is_exhausted: whether it found no configuration that may still be tried, the last time it was asked.
         is_held_back: whether there were some that would run out of memory, or are not worth the risk.
 
@@ -51,7 +51,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         seed: makes proposals repeatable.
         distributions: what is searched; None for what the finished trials have in common.
         rules: what the study knows of configurations.
-        parts: what to make use of.
+        options: what to make use of.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class RatesSampler(optuna.samplers.BaseSampler):
         seed: int | None = None,
         distributions: Mapping[str, BaseDistribution] | None = None,
         rules: Rules | None = None,
-        parts: Parts | None = None,
+        options: SamplerOptions | None = None,
     ) -> None:
-        self.rules, self.parts = rules or Rules(), parts or Parts()
+        self.rules, self.options = rules or Rules(), options or SamplerOptions()
         self._fallback = fallback
         self._rng = np.random.default_rng(seed)
         self._distributions = distributions
@@ -76,7 +76,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
     @property
     def has_nothing_more(self) -> bool:
         """Whether the last proposals promised nothing."""
-        return self.parts.stop and self._num_unpromising >= STOP_AFTER
+        return self.options.stop and self._num_unpromising >= STOP_AFTER
 
     def hope_again(self) -> None:
         """Forgets that the last proposals promised little: what they were compared with is out."""
@@ -88,11 +88,13 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     def may_fit(self, study: optuna.Study, params: Params) -> bool:
         """Returns whether a configuration more probably fits the memory than not, by the trials of the study."""
-        return not self.parts.memory or self._memory(seen(study.get_trials(deepcopy=False)), self._machine(study)).fits(params)
+        return not self.options.memory or self._memory(seen(study.get_trials(deepcopy=False)), self._machine(study)).fits(
+            params
+        )
 
     def filling_batch(self, study: optuna.Study, params: Params, larger: Sequence[int]) -> int | None:
         """Returns the batch size that fills the memory, see `MemoryModel.fills`; None where it is no limit, or unknown."""
-        if not self.parts.memory:
+        if not self.options.memory:
             return None
         return self._memory(seen(study.get_trials(deepcopy=False)), self._machine(study)).fills(params, larger)
 
@@ -157,10 +159,10 @@ class RatesSampler(optuna.samplers.BaseSampler):
         step = Step(
             coding=coding,
             forecast=forecast,
-            memory=self._memory(known, machine) if self.parts.memory else None,
+            memory=self._memory(known, machine) if self.options.memory else None,
             known=known,
             rules=self.rules,
-            parts=self.parts,
+            options=self.options,
             rng=self._rng,
         )
         found = step.propose(turn=sum(one.rate is not None for one in known))
@@ -170,7 +172,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         if self._why_alone != self._told_alone:
             self._told_alone = self._why_alone
             found = replace(found, why=f"{found.why} (from now on {self._basis()})")
-        is_promising = found.promise is None or found.promise >= STOP_PROMISE
+        is_promising = found.expected_improvement is None or found.expected_improvement >= STOP_IMPROVEMENT
         self._num_unpromising = 0 if is_promising else self._num_unpromising + 1
         return found
 
@@ -193,10 +195,10 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     def _fitting(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
         """Returns the forecast from D and L, or from the rates by themselves where those say more of each other."""
-        forecast = self._fitted(coding, known, machine, may_decompose=self.parts.decomposition)
+        forecast = self._fitted(coding, known, machine, may_decompose=self.options.decomposition)
         num_rates = sum(one.rate is not None for one in known)
         if not forecast.is_decomposed:
-            is_wanted = self.parts.decomposition
+            is_wanted = self.options.decomposition
             self._why_alone = "too little is known of device and loader" if is_wanted else "search.decomposition=false"
             return forecast
         self._why_alone = ""

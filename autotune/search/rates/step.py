@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 
 from autotune.search.rates import explain
 from autotune.search.rates.coding import Array, Coding
-from autotune.search.rates.failure_model import Suspects
+from autotune.search.rates.failure_model import FailureModel
 from autotune.search.rates.forecast import ALL, DEVICE, LOADER, Expected, Forecast, scale
 from autotune.search.rates.history import Seen
 from autotune.search.rates.memory import LEAST_CHANCE, MemoryModel
 from autotune.search.rates.pool import configuration_key, pool
-from autotune.search.rates.rules import Params, Parts, Rules
+from autotune.search.rates.rules import Params, Rules, SamplerOptions
 
 NUM_DRAWS = 64  # functions drawn from what is known: their mean gain is good to a tenth of its own spread
 NUM_RANKED = 200  # open candidates of which most is hoped, to choose among by what they cost
 NUM_BEST_TO_COMPILE = 3  # of the configurations without a costly value, those that one may be added to
 NUM_GREEDY = 20  # open candidates that are expected to be the best, beside them
 SURE_CHANCE = 0.9  # to fit, from which on nothing need be hoped: where little is, want of memory is all that can come of it
-RISK_HOPE = 0.1  # gain that must be hoped of what may run out of memory ...
-SAFE_HOPES = 3.0  # ... or so many times the best that is safe, where it is expected to be faster ...
+RISK_GAIN = 0.1  # gain that must be hoped of what may run out of memory ...
+SAFE_GAIN_TIMES = 3.0  # ... or so many times the best that is safe, where it is expected to be faster ...
 LIKELY_CHANCE = 0.5  # ... and to fit
-IDLE_HOPE = 0.01  # gain, below which memory is never risked, and one change loses its turn to the most promising configuration
+IDLE_GAIN = 0.01  # gain, below which memory is never risked, and one change loses its turn to the most promising configuration
 COST_POWER = 0.5  # of the seconds that a gain is divided by: to the full, compilations come so late that the budget is over
 POSSIBLE = 0.9  # share of what a change may gain that lies below the "up to" of its line
 RELIEF = 0.1  # gain with a side that costs nothing, from which on that side is worth a change
@@ -48,7 +48,7 @@ class Proposed:
 
     params: Params
     why: str
-    promise: float | None = None
+    expected_improvement: float | None = None
     is_fallback: bool = False
 
 
@@ -63,18 +63,18 @@ class Step:
         memory: MemoryModel | None,
         known: Sequence[Seen],
         rules: Rules,
-        parts: Parts,
+        options: SamplerOptions,
         rng: np.random.Generator,
     ) -> None:
         self._coding, self._forecast, self._memory, self._known = coding, forecast, memory, known
-        self._rules, self._parts, self._rng = rules, parts, rng
+        self._rules, self._options, self._rng = rules, options, rng
         winners = [one for one in known if one.may_win and rules.may_win(one.params)]
         self._winners = winners or [one for one in known if one.rate is not None]
         self._tried = {configuration_key(one.params) for one in known}
         over = [one for one in known if not one.is_running]
         worked = [one.params for one in over if one.rate is not None]
         self.is_held_back = False  # whether some would run out of memory, or are not worth the risk
-        self._suspects = Suspects(worked, [one.suspected for one in over if one.rate is None and not one.is_out])
+        self._failure_model = FailureModel(worked, [one.suspected for one in over if one.rate is None and not one.is_out])
 
     def propose(self, *, turn: int) -> Proposed | None:
         """Returns the proposal of this turn; None when nothing that is considered is open."""
@@ -89,40 +89,42 @@ class Step:
             return None
         expected = self._expected([best[0], *candidates])
         fits = np.array([self._chance_to_fit(params) for params in candidates])
-        works = np.array([self._suspects.chance(params) for params in candidates]) * fits
+        works = np.array([self._failure_model.chance(params) for params in candidates]) * fits
         gains = (np.exp(expected.draws[1:] - expected.draws[0]) - 1) * works[:, None]
         means = (np.exp(expected.mean[1:] - expected.mean[0]) - 1) * works
         # The chance to fit counts twice where candidates are compared: want of memory costs a trial and tells of no rate.
         counted, ranks = gains * fits[:, None], means * fits
-        hopes = np.maximum(counted, 0.0).mean(axis=1)
-        by_hope, is_safe = np.argsort(-hopes).tolist(), fits >= SURE_CHANCE
+        expected_gains = np.maximum(counted, 0.0).mean(axis=1)
+        by_expected_gain, is_safe = np.argsort(-expected_gains).tolist(), fits >= SURE_CHANCE
         is_new = functools.cache(lambda place: self._rules.is_open(candidates[place]))
-        safe_hope = next((float(hopes[place]) for place in by_hope if is_safe[place] and is_new(place)), 0.0)
-        may_be_tried = is_safe | _is_worth_the_risk(hopes, means, fits, safe_hope)
+        safe_gain = next((float(expected_gains[place]) for place in by_expected_gain if is_safe[place] and is_new(place)), 0.0)
+        may_be_tried = is_safe | _is_worth_the_risk(expected_gains, means, fits, safe_gain)
         self.is_held_back |= not may_be_tried.all()
         is_open = functools.cache(lambda place: may_be_tried[place] and is_new(place))
-        hoped = itertools.islice(filter(is_open, by_hope), NUM_RANKED)
+        promising = itertools.islice(filter(is_open, by_expected_gain), NUM_RANKED)
         likely = itertools.islice(filter(is_open, np.argsort(-ranks).tolist()), NUM_GREEDY)
-        places = list(dict.fromkeys([*hoped, *likely]))
+        places = list(dict.fromkeys([*promising, *likely]))
         if not places:
             return None
-        cost = {place: self._rules.expected_s(candidates[place]) ** COST_POWER if self._parts.cost else 1.0 for place in places}
+        cost = {
+            place: self._rules.expected_s(candidates[place]) ** COST_POWER if self._options.cost else 1.0 for place in places
+        }
         single = [place for place in places if is_safe[place] and _side_of(candidates[place], best[0], sides)]
-        if turn % 2 == 0 and single and max(hopes[single]) >= IDLE_HOPE:
-            chosen = max(single, key=lambda place: (hopes[place] / cost[place], means[place]))
+        if turn % 2 == 0 and single and max(expected_gains[single]) >= IDLE_GAIN:
+            chosen = max(single, key=lambda place: (expected_gains[place] / cost[place], means[place]))
             lead = lead_of(_side_of(candidates[chosen], best[0], sides), sides)
         elif turn % 4 == 1:
             draw = int(self._rng.integers(NUM_DRAWS))
             chosen = max(places, key=lambda place: (max(counted[place, draw], 0.0) / cost[place], counted[place, draw]))
             lead = "may be better"
         else:
-            worth = ranks if max(ranks[places]) > 0 else hopes
+            worth = ranks if max(ranks[places]) > 0 else expected_gains
             chosen = max(places, key=lambda place: (worth[place] / cost[place], means[place]))
             lead = "most promising"
         possible = float(np.quantile(gains[chosen], POSSIBLE))
         why = f"{lead}: {explain.changes(best[0], candidates[chosen])}, {explain.gain(float(means[chosen]), possible)}"
-        promise = float(np.maximum(gains[places].max(axis=0), 0.0).mean())
-        return Proposed(params=candidates[chosen], why=why, promise=promise)
+        expected_improvement = float(np.maximum(gains[places].max(axis=0), 0.0).mean())
+        return Proposed(params=candidates[chosen], why=why, expected_improvement=expected_improvement)
 
     def _expected(self, configurations: Sequence[Params]) -> Expected:
         return self._forecast.expected(self._coding.encode(configurations), num_draws=NUM_DRAWS, rng=self._rng)
@@ -137,7 +139,7 @@ class Step:
 
     def _is_wanted(self, params: Params, best: Sequence[Params]) -> bool:
         is_new = configuration_key(params) not in self._tried
-        return is_new and self._suspects.chance(params) > 0 and self._is_worth_compiling(params, best)
+        return is_new and self._failure_model.chance(params) > 0 and self._is_worth_compiling(params, best)
 
     def _chance_to_fit(self, params: Params) -> float:
         return self._memory.chance(params) if self._memory else 1.0
@@ -152,13 +154,13 @@ class Step:
         return rest in bests
 
 
-def _is_worth_the_risk(hopes: Array, means: Array, fits: Array, safe_hope: float) -> NDArray[np.bool_]:
+def _is_worth_the_risk(expected_gains: Array, means: Array, fits: Array, safe_gain: float) -> NDArray[np.bool_]:
     """Returns which candidates may be tried although they may run out of memory.
 
     `safe_hope` is the most that is hoped of one that is sure to fit.
     """
     is_likely = (fits >= LIKELY_CHANCE) & (means > 0)
-    return (hopes >= RISK_HOPE) | (is_likely & (hopes >= max(SAFE_HOPES * safe_hope, IDLE_HOPE)))
+    return (expected_gains >= RISK_GAIN) | (is_likely & (expected_gains >= max(SAFE_GAIN_TIMES * safe_gain, IDLE_GAIN)))
 
 
 def _side_of(params: Params, best: Params, sides: Sequence[str]) -> str:

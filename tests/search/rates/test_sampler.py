@@ -4,7 +4,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState, create_trial
 
 from autotune.search import make_sampler
-from autotune.search.rates import MACHINE, MEASURED, Machine, Parts, Rules
+from autotune.search.rates import MACHINE, MEASURED, Machine, Rules, SamplerOptions
 from autotune.search.rates.step import lead_of
 
 BATCH, WORKERS, AMP, PREFETCH = "loader.batch_size", "loader.num_workers", "precision.amp", "loader.prefetch_factor"
@@ -36,10 +36,10 @@ def measured(params, **more):
     return {"rate": rate, "device_rate": device, "loader_rate": loader, "peak_memory_bytes": 3e6 * params[BATCH], **more}
 
 
-def new_study(known=(), *, seed=0, machine=GPU, rules=None, parts=None, storage=None):
+def new_study(known=(), *, seed=0, machine=GPU, rules=None, options=None, storage=None):
     sampler = make_sampler("rates", seed=seed, distributions=SPACE)
     sampler.rules = rules or Rules(active=active)
-    sampler.parts = parts or Parts(stop=False)
+    sampler.parts = parts or SamplerOptions(stop=False)
     study = optuna.create_study(sampler=sampler, direction="maximize", storage=storage, study_name="s")
     study.set_user_attr(MACHINE, vars(machine))
     for params in known:
@@ -216,7 +216,9 @@ def test_what_is_as_large_as_what_ran_out_is_never_proposed():
 
 
 def test_without_the_memory_model_it_learns_by_running_out():
-    study = new_study(SOME, machine=Machine(num_cores=16, memory_bytes=3e6 * 100), parts=Parts(memory=False, stop=False))
+    study = new_study(
+        SOME, machine=Machine(num_cores=16, memory_bytes=3e6 * 100), options=SamplerOptions(memory=False, stop=False)
+    )
     assert any(asked(study)[1][BATCH] == 128 for _ in range(10))
 
 
@@ -252,7 +254,7 @@ def test_costly_value_waits_until_cheap_ones_promise_less_and_then_goes_on_the_b
 
 
 def test_search_stops_when_nothing_more_is_promised():
-    study = new_study([with_()], parts=Parts())
+    study = new_study([with_()], options=SamplerOptions())
     num = 0
     while not study.sampler.has_nothing_more:
         trial, params = asked(study)
@@ -281,7 +283,7 @@ def test_scores_that_are_not_rates_are_left_to_tpe():
 
 
 def test_rates_that_device_and_loader_do_not_explain_are_learned_by_themselves_and_the_line_says_when_that_begins():
-    study = new_study(SOME, parts=Parts(stop=False, decomposition=False))
+    study = new_study(SOME, options=SamplerOptions(stop=False, decomposition=False))
     _, first = proposal(study)
     assert first.why.endswith("(from now on by the rates alone: search.decomposition=false)")
     _, second = proposal(study)

@@ -16,6 +16,6 @@ from autotune.search.rates.step import _is_worth_the_risk
         (0.04, -0.01, 0.6, 0.01, False),  # it may be faster, and is expected to be slower
     ],
 )
-def test_memory_is_risked_for_a_tenth_or_where_nothing_safe_promises_as_much(hope, mean, chance, safe_hope, is_worth_it):
-    found = _is_worth_the_risk(np.array([hope]), np.array([mean]), np.array([chance]), safe_hope)
+def test_memory_is_risked_for_a_tenth_or_where_nothing_safe_promises_as_much(hope, mean, chance, safe_gain, is_worth_it):
+    found = _is_worth_the_risk(np.array([hope]), np.array([mean]), np.array([chance]), safe_gain)
     assert found.tolist() == [is_worth_it]

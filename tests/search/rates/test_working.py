@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.search.rates.failure_model import Suspects
+from autotune.search.rates.failure_model import FailureModel
 
 BASE = {"precision.amp": "off", "layout.channels_last": False}
 AMP, LAYOUT = {**BASE, "precision.amp": "bf16"}, {**BASE, "layout.channels_last": True}
@@ -8,46 +8,46 @@ BOTH = {**AMP, **{"layout.channels_last": True}}
 
 
 def test_nothing_failed_everything_works():
-    assert Suspects([BASE], []).chance(BOTH) == 1.0
+    assert FailureModel([BASE], []).chance(BOTH) == 1.0
 
 
 def test_failure_of_two_changes_blames_both_a_little():
-    suspects = Suspects([BASE], [BOTH])
+    suspects = FailureModel([BASE], [BOTH])
     assert suspects.chance(BASE) == 1.0
     assert suspects.chance(AMP) == suspects.chance(LAYOUT) == pytest.approx(2 / 3)
     assert suspects.chance(BOTH) < suspects.chance(AMP)
 
 
 def test_what_is_left_when_the_others_are_cleared_is_the_cause():
-    suspects = Suspects([BASE, LAYOUT], [BOTH, AMP])
+    suspects = FailureModel([BASE, LAYOUT], [BOTH, AMP])
     assert suspects.chance(AMP) == 0.0
     assert suspects.chance(LAYOUT) == 1.0
 
 
 def test_two_that_failed_together_only_may_work_apart():
     """LAYOUT worked, but what AMP does alone nobody has seen: perhaps they do not go together."""
-    suspects = Suspects([BASE, LAYOUT], [BOTH])
-    assert suspects.guilty(BOTH) == []
+    suspects = FailureModel([BASE, LAYOUT], [BOTH])
+    assert suspects.failing(BOTH) == []
     assert suspects.chance(AMP) == 0.5
     assert suspects.suspected(BOTH) == ["precision.amp"]
 
 
 def test_what_failed_alone_is_the_cause():
-    assert Suspects([], [{"precision.amp": "bf16"}]).guilty(BOTH) == ["precision.amp"]
+    assert FailureModel([], [{"precision.amp": "bf16"}]).failing(BOTH) == ["precision.amp"]
 
 
 def test_what_failed_with_a_known_cause_blames_no_other():
     three = {**AMP, "threads.intra": 1}
-    suspects = Suspects([BASE, LAYOUT], [{"precision.amp": "bf16"}, BOTH, three])
-    assert suspects.guilty(three) == ["precision.amp"]
+    suspects = FailureModel([BASE, LAYOUT], [{"precision.amp": "bf16"}, BOTH, three])
+    assert suspects.failing(three) == ["precision.amp"]
     assert suspects.suspected(three) == []
     assert suspects.chance({**BASE, "threads.intra": 1}) == 1.0
 
 
 def test_what_failed_more_often_is_suspected_first():
     one, other = {"a": 1, "b": 1}, {"b": 1, "c": 1}
-    assert Suspects([], [one, other]).suspected(one) == ["b", "a"]
+    assert FailureModel([], [one, other]).suspected(one) == ["b", "a"]
 
 
 def test_failure_of_values_that_all_worked_elsewhere_blames_none():
-    assert Suspects([AMP, LAYOUT], [BOTH]).chance(AMP) == 1.0
+    assert FailureModel([AMP, LAYOUT], [BOTH]).chance(AMP) == 1.0

@@ -1,4 +1,6 @@
-"""Becomes the program of a trial: `python -I -S doorway.py PARENT_PID COMMAND ...`. Standard library only, run by file path.
+"""Becomes the program of a trial: `python -I -S entry_point.py PARENT_PID COMMAND ...`.
+
+Standard library only, run by file path.
 
 A program of its own instead of a `preexec_fn`, so that no Python code runs between fork and exec. `exec` keeps the process
 id, so nothing of this file is left once the program runs.

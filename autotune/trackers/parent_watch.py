@@ -11,7 +11,7 @@ import time
 EXIT_TOO_LATE = 1
 
 
-class Lifeline:
+class ParentWatch:
     """Tells when whoever started this process is gone: they hold the other end of the pipe on its standard input.
 
     The pipe closes when its holder ends, however that ends, also before this process looked for the first time; and when its
@@ -22,7 +22,7 @@ class Lifeline:
         self._parent, self._has_pipe = os.getppid(), _is_pipe(0)
 
     @property
-    def is_cut(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether the other side has ended or let go."""
         return self.wait(0.0)
 
@@ -44,7 +44,7 @@ class Lifeline:
             time.sleep(last_s)
             os._exit(EXIT_TOO_LATE)
 
-        threading.Thread(target=watch, name="lifeline", daemon=True).start()
+        threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def _is_pipe(descriptor: int) -> bool:
