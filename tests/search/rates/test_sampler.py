@@ -39,7 +39,7 @@ def measured(params, **more):
 def new_study(known=(), *, seed=0, machine=GPU, rules=None, options=None, storage=None):
     sampler = make_sampler("rates", seed=seed, distributions=SPACE)
     sampler.rules = rules or Rules(active=active)
-    sampler.parts = parts or SamplerOptions(stop=False)
+    sampler.options = options or SamplerOptions(stop=False)
     study = optuna.create_study(sampler=sampler, direction="maximize", storage=storage, study_name="s")
     study.set_user_attr(MACHINE, vars(machine))
     for params in known:

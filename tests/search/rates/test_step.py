@@ -5,7 +5,7 @@ from autotune.search.rates.step import _is_worth_the_risk
 
 
 @pytest.mark.parametrize(
-    ("hope", "mean", "chance", "safe_hope", "is_worth_it"),
+    ("hope", "mean", "chance", "safe_gain", "is_worth_it"),
     [
         (0.12, -0.02, 0.3, 0.2, True),  # a tenth is worth it whatever else there is
         (0.04, 0.03, 0.6, 0.01, True),  # nothing safe promises much: likely to fit, expected to be faster
