@@ -1,0 +1,68 @@
+"""How the modules of autotune import each other: no circles, also none that only types would make."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import autotune
+
+ROOT = Path(autotune.__file__).parent
+# It names the types of all parts, so that they need not name each other; it imports none of them at run time.
+KNOWS_TYPES_ALONE = {"autotune.harness.context", "autotune.harness.state", "autotune.harness.knobs.base"}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        name = ".".join(("autotune", *path.relative_to(ROOT).with_suffix("").parts))
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def imported(name: str) -> set[str]:
+    """Returns the modules of autotune that one imports, inside functions and for types, too."""
+    tree = ast.parse(modules()[name].read_text())
+    typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    is_left_out = name in KNOWS_TYPES_ALONE or name.startswith("autotune.harness.knobs.")
+    left_out = {id(each) for node in typing for each in ast.walk(node)} if is_left_out else set()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) not in left_out:
+            found |= {each for each in _targets(name, node) if each in modules()}
+    return found - {name}
+
+
+def _targets(name: str, node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    if not isinstance(node, ast.ImportFrom):
+        return set()
+    package = name if modules()[name].name == "__init__.py" else name.rpartition(".")[0]
+    base = node.module or ""
+    if node.level:
+        above = package.split(".")[: len(package.split(".")) - node.level + 1]
+        base = ".".join([*above, *([node.module] if node.module else [])])
+    names = {f"{base}.{alias.name}" for alias in node.names}
+    return {each if each in modules() else base for each in names}
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = {name: imported(name) for name in modules()}
+    done: set[str] = set()
+    path: list[str] = []
+
+    def follow(name: str) -> None:
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name in done:
+            return
+        path.append(name)
+        for each in sorted(graph[name]):
+            follow(each)
+        done.add(path.pop())
+
+    for name in graph:
+        follow(name)
+    assert len(done) > 200
