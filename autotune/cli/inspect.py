@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import secrets
 import tempfile
 import time
 from pathlib import Path
@@ -68,35 +66,20 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
 
 
 def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
-    from autotune.config.recipe import tokens_per_sample
-    from autotune.harness.protocol import Spec
-    from autotune.knobs.catalogue import knob
-    from autotune.launchers.base import Launch
-    from autotune.trials.settings import compile_cache, deadlines, memory_cap_bytes, process_environment
+    from autotune.trials.launching import launch, meaningful
 
-    config, pinned = composed.config, composed.space.pinned
-    passed = {key: {**composed.command.placeholders, **pinned}[key] for key in composed.command.placeholders}
-    spec = Spec(
-        trial=0,
-        nonce=secrets.token_hex(8),
-        folder=os.path.abspath(folder),
-        mode="inspect",
-        knobs={key: value for key, value in pinned.items() if key not in passed},
-        passed=passed,
-        device=config.device.kind,
-        memory_limit_bytes=memory_cap_bytes(config.device, facts),
-        tokens_per_sample=tokens_per_sample(config),
-    )
-    env = {**process_environment(config, facts), **compile_cache(folder.parent.parent), **config.env}
-    for key, value in pinned.items():
-        env.update(knob(key).environment(value))
-    return Launch(
-        argv=composed.command.argv(composed.hidden.reveal({**composed.command.placeholders, **pinned})),
-        cwd=composed.command.cwd,
-        env=composed.hidden.environment(env),
+    pinned = composed.space.pinned
+    return launch(
+        composed.config,
+        composed.command,
+        pinned=meaningful(pinned, {**composed.command.placeholders, **pinned}),
+        changed={},
+        knobs=pinned,
+        machine=facts,
+        hidden=composed.hidden,
         folder=folder,
-        spec=spec,
-        deadlines=deadlines(config.measure, max_s=None),
+        study=folder.parent.parent,
+        mode="inspect",
     )
 
 

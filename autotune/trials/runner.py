@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.config.recipe import tokens_per_sample
 from autotune.errors import BadInput
 from autotune.failures import classify, not_finite, root
 from autotune.harness.protocol import STDERR_FILE, STDOUT_FILE, MeasureRules, RankResult, Spec
-from autotune.knobs.catalogue import knob
 from autotune.launchers.base import Ended, Launch, Running
 from autotune.monitors.sealing import first_attempt, seal
 from autotune.quantities import seconds_text
@@ -24,10 +21,11 @@ from autotune.trials import health
 from autotune.trials.events import Listener
 from autotune.trials.finite import EXCUSABLE, NOT_FINITE
 from autotune.trials.inputs import StudyInputs
+from autotune.trials.launching import launch, meaningful
 from autotune.trials.losses import exploded
 from autotune.trials.objective import Goal
 from autotune.trials.quarantine import sticky_fault
-from autotune.trials.settings import compile_cache, deadlines, memory_cap_bytes, memory_seen_bytes, process_environment
+from autotune.trials.settings import memory_seen_bytes
 from autotune.trials.trial_metrics import metrics, numbers
 from autotune.trials.warm import WarmStarts
 from autotune.trials.watch import MachineWatch, configured_device
@@ -181,13 +179,13 @@ class TrialRunner:
         left_s = math.inf if request.ends_s is None else request.ends_s - self._inputs.clock.monotonic()
         if held := self._watch.before(max_s=min(GATE_S, max(0.0, QUIET_LEFT_FRAC * left_s))):
             self._listener.notice(self._inputs.secrets.text(held))
-        launch = self._launch(request, earlier)  # now: it is told when its time is up
+        prepared = self._launch(request, earlier)  # now: it is told when its time is up
         started_at = self._inputs.clock.time()
         try:
-            running, is_stopped = self._inputs.launcher.start(launch), False
+            running, is_stopped = self._inputs.launcher.start(prepared), False
         except KeyboardInterrupt:  # a warm server may take seconds to start
             unstarted = _unstarted(self._inputs.clock.time() - started_at)
-            record = self._record(request, launch.spec, unstarted)
+            record = self._record(request, prepared.spec, unstarted)
             record.started_at = started_at
             raise StoppedNow(self._keep(Finished(record=record))) from None
         try:
@@ -199,7 +197,7 @@ class TrialRunner:
         except BaseException:
             running.stop("autotune failed")
             raise
-        record = self._record(request, launch.spec, ended)
+        record = self._record(request, prepared.spec, ended)
         self._tell_why_fresh(record)
         if not request.first_steps:  # nothing is measured there
             self._judge(record, ended.results)
@@ -370,44 +368,29 @@ class TrialRunner:
             )
 
     def _launch(self, request: Request, earlier: TrialRecord | None) -> Launch:
-        inputs, command = self._inputs, self._inputs.command
-        folder = self._folder.trial_path(request.number)
-        everything: Knobs = {**command.placeholders, **request.knobs}
-        # A pin that means nothing beside the others (prefetch_factor without workers) is left out there, not a failure.
-        pinned = {key: value for key, value in inputs.space.pinned.items() if knob(key).is_active(everything)}
-        asked = {**pinned, **request.changed}
-        passed = {key: everything[key] for key in command.placeholders}
-        spec = Spec(
-            trial=request.number,
-            nonce=secrets.token_hex(8),
-            folder=os.path.abspath(folder),
-            knobs={key: value for key, value in asked.items() if key not in passed},
-            passed=passed,
+        inputs, is_seeded = self._inputs, bool(request.first_steps) and "PYTHONHASHSEED" not in os.environ
+        pinned = meaningful(inputs.space.pinned, {**inputs.command.placeholders, **request.knobs})
+        return launch(
+            inputs.config,
+            inputs.command,
+            pinned=pinned,
+            changed=request.changed,
+            knobs=request.knobs,
+            machine=inputs.machine,
+            hidden=inputs.hidden,
+            folder=self._folder.trial_path(request.number),
+            study=self._folder.path,
+            env={"PYTHONHASHSEED": "0"} if is_seeded else {},  # the order of sets of texts is drawn, too
+            total_s=self._most_s(request, earlier),
+            warm=() if earlier else self.warm.modules(request.kind, changed=request.changed, pinned=pinned),
+            number=request.number,
             target=request.target,
-            device=inputs.config.device.kind,
-            memory_limit_bytes=memory_cap_bytes(inputs.config.device, inputs.machine),
-            global_batch=inputs.config.train.global_batch,
             rules=request.rules,
-            tokens_per_sample=tokens_per_sample(inputs.config),
             race_below_per_s=request.race_below_per_s,
             promote_above_per_s=request.promote_above_per_s,
             cycle=self.cycle,
             end_s=None if request.ends_s is None else request.ends_s - self.leave_s,
             **request.first_steps,
-        )
-        env = {**process_environment(inputs.config, inputs.machine), **compile_cache(self._folder.path), **inputs.config.env}
-        if request.first_steps and "PYTHONHASHSEED" not in os.environ:
-            env.setdefault("PYTHONHASHSEED", "0")  # the order of sets of texts is drawn, too
-        for key, value in asked.items():
-            env.update(knob(key).environment(value))
-        return Launch(
-            argv=command.argv(inputs.hidden.reveal(everything)),
-            cwd=command.cwd,
-            env=inputs.hidden.environment(env),
-            folder=folder,
-            spec=spec,
-            deadlines=deadlines(inputs.config.measure, max_s=self._most_s(request, earlier)),
-            warm=() if earlier else self.warm.modules(request.kind, changed=request.changed, pinned=pinned),
         )
 
 

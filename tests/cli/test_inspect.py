@@ -59,6 +59,23 @@ def test_json_holds_values_and_reasons_a_placeholder_is_a_knob_and_a_pin_is_none
     assert "convolution" in knobs["layout.channels_last"]["reason"]
 
 
+def test_a_global_batch_and_a_pin_beside_the_program_s_own_workers_are_what_run_makes_of_them(cli, program):
+    own_workers = PROGRAM.replace("batch_size=16", "batch_size=16, num_workers=1")
+    (cli.cwd / "train.py").write_text(own_workers, encoding="utf-8")
+    words = ["train.global_batch=64", "loader.prefetch_factor=4"]
+    looked = cli("inspect", "--json", *words, "--", *program)
+    assert looked.returncode == 0, looked.stderr
+    rows = {row["knob"]: row for row in json.loads(looked.stdout)["knobs"]}
+    assert rows["loader.prefetch_factor"]["value"] == 4, "the pin took effect beside the program's own worker"
+    quick = ["study.budget.minutes=1", "study.budget.trials=1", "tracker.uri=none", "measure.quiet=false", "study.name=s"]
+    ended = cli("run", *quick, *words, "--", *program, timeout_s=120)
+    assert ended.returncode == 0, ended.stderr
+    space = json.loads((cli.cwd / "runs/s/study.json").read_text())["space"]
+    assert rows["loader.batch_size"]["values"] == space["loader.batch_size"]["choice"]
+    baseline = json.loads((cli.cwd / "runs/s/trials/0000/trial.json").read_text())
+    assert baseline["knob_reports"]["loader.prefetch_factor"]["status"] == "applied"
+
+
 @pytest.mark.thorough
 def test_an_ignored_placeholder_is_a_doubt_and_what_the_program_wrote_is_told(cli, program):
     (cli.cwd / "train.py").write_text("open('log.txt', 'w').write('1234')\n" + PROGRAM, encoding="utf-8")

@@ -98,5 +98,5 @@ def test_dry_run_says_what_the_budget_holds_and_leaves_nothing(tmp_path, monkeyp
 
 
 def test_dry_run_promises_no_more_trials_than_were_asked_for():
-    assert dry_run._inputs(600.0, 300.0, ("s-1", 10.0), most=None).startswith("about 29 trials, if each takes 10 s")
-    assert dry_run._inputs(600.0, 300.0, ("s-1", 10.0), most=1).startswith("about 1 trial, if each takes 10 s")
+    assert dry_run._plan(600.0, 300.0, ("s-1", 10.0), most=None).startswith("about 29 trials, if each takes 10 s")
+    assert dry_run._plan(600.0, 300.0, ("s-1", 10.0), most=1).startswith("about 1 trial, if each takes 10 s")

@@ -1,6 +1,7 @@
 import pytest
 
 from autotune.config.schema import DeviceOptions, LaunchOptions, MeasureOptions, StudyConfig
+from autotune.trials.launching import meaningful
 from autotune.trials.settings import deadlines, device_environment, memory_cap_bytes, process_environment
 
 HOST = {"memory_bytes": 2**34, "gpus": []}
@@ -46,3 +47,12 @@ def test_phase_limits_come_from_the_configuration():
     found = deadlines(MeasureOptions(start_s=1, compile_s=2, step_s=3), max_s=4.0)
     assert (found.start_s, found.compile_s, found.step_s, found.total_s) == (1, 2, 3, 4.0)
     assert deadlines(MeasureOptions(), max_s=None).total_s >= 3600
+
+
+@pytest.mark.parametrize(
+    ("known", "is_kept"),
+    [({}, True), ({"loader.num_workers": 2}, True), ({"loader.num_workers": 0}, False), ({"precision.amp": "bf16"}, True)],
+)
+def test_a_pin_is_left_out_only_where_it_is_known_to_mean_nothing(known, is_kept):
+    pinned = {"loader.prefetch_factor": 4}
+    assert meaningful(pinned, {**pinned, **known}) == (pinned if is_kept else {})

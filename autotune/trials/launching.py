@@ -1,0 +1,103 @@
+"""How the program is started: for a trial of a study, and to be inspected."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.config.command import CommandTemplate
+from autotune.config.hidden import HiddenValues
+from autotune.config.recipe import tokens_per_sample
+from autotune.config.schema import StudyConfig
+from autotune.harness.protocol import Spec
+from autotune.knobs.base import HostContext, Knob
+from autotune.knobs.catalogue import CATALOGUE, knob
+from autotune.launchers.base import Launch
+from autotune.records import Knobs
+from autotune.trials.settings import compile_cache, deadlines, memory_cap_bytes, process_environment
+
+ANYWHERE = HostContext(num_cores=8)  # for values of knobs that a program may have set itself
+
+
+def launch(
+    config: StudyConfig,
+    command: CommandTemplate,
+    *,
+    pinned: Knobs,
+    changed: Knobs,
+    knobs: Knobs,
+    machine: dict[str, Any],
+    hidden: HiddenValues,
+    folder: Path,
+    study: Path,
+    env: Mapping[str, str] | None = None,
+    total_s: float | None = None,
+    warm: Sequence[str] = (),
+    number: int = 0,
+    **spec: Any,
+) -> Launch:
+    """Returns what starts the program with some knobs.
+
+    Args:
+        config: of the study.
+        command: the program.
+        pinned: knobs that the user has set, those that mean something beside the others (`meaningful`).
+        changed: what is set besides.
+        knobs: all that is known of the configuration; what is not known the program decides.
+        machine: `machine.host_facts()`.
+        hidden: what the stand-ins for secret values stand for.
+        folder: of the trial.
+        study: of the study, whose trials share a compile cache.
+        env: further variables, which those of the user and of knobs take precedence over.
+        total_s: wall time the program may take; None for no bound of its own.
+        warm: modules that a warm start has imported; () starts fresh.
+        number: of the trial.
+        spec: further fields of the harness's Spec.
+    """
+    everything, asked = {**command.placeholders, **knobs}, {**pinned, **changed}
+    passed = {key: everything[key] for key in command.placeholders}
+    variables = {**process_environment(config, machine), **compile_cache(study), **(env or {}), **config.env}
+    for key, value in asked.items():
+        variables.update(knob(key).environment(value))
+    return Launch(
+        argv=command.argv(hidden.reveal(everything)),
+        cwd=command.cwd,
+        env=hidden.environment(variables),
+        folder=folder,
+        spec=Spec(
+            trial=number,
+            nonce=secrets.token_hex(8),
+            folder=os.path.abspath(folder),
+            knobs={key: value for key, value in asked.items() if key not in passed},
+            passed=passed,
+            device=config.device.kind,
+            memory_limit_bytes=memory_cap_bytes(config.device, machine),
+            global_batch=config.train.global_batch,
+            tokens_per_sample=tokens_per_sample(config),
+            **spec,
+        ),
+        deadlines=deadlines(config.measure, max_s=total_s),
+        warm=tuple(warm),
+    )
+
+
+def meaningful(pinned: Knobs, known: Knobs) -> Knobs:
+    """Returns the pins that mean something beside the others; the others are left out, not a failure.
+
+    Before the baseline the program's own values are not known: what depends on one of these (prefetch_factor on workers of
+    its own) is kept, and the harness tells what became of it.
+
+    Args:
+        pinned: knobs that the user has set.
+        known: these and all others whose values are known.
+    """
+    return {key: value for key, value in pinned.items() if _may_be_active(knob(key), known)}
+
+
+def _may_be_active(found: Knob, known: Knobs) -> bool:
+    unknown = (each for each in CATALOGUE.values() if each.key not in known)
+    settings = ({**known, each.key: value} for each in unknown for value in (*each.choices, *each.domain(ANYWHERE)))
+    return found.is_active(known) or any(found.is_active(setting) for setting in settings)
