@@ -336,9 +336,9 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check this machine: driver, torch, clocks, connections, cores, limits, disk; what each costs and what mends it.
+    """Check this machine: driver, torch, clocks, connections, cores, limits, disk; what each costs and what fixes it.
 
-    Looks and changes nothing: the commands that it names are yours to run. Exit code 1 when something is broken.
+    Looks and changes nothing: the commands that it names are yours to run. Exit code 3 when there is an error.
 
         autotune doctor
         autotune doctor data.root=/data/imagenet

@@ -1,4 +1,4 @@
-"""`autotune doctor`: what of this machine is fine for training, what is worth mending, what is broken. It changes nothing."""
+"""`autotune doctor`: checks of this machine, each ok, skipped, a warning or an error. It changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from autotune.cli.processes import own_environment
 from autotune.cli.terminal import console, print_json
-from autotune.errors import BadInput, one_of
+from autotune.errors import BadInput, NothingWorked, one_of
 from autotune.machine.checks import (
     Finding,
     Status,
@@ -34,22 +34,22 @@ from autotune.machine.probes.data import problem
 if TYPE_CHECKING:
     from rich.console import Console
 
-SCHEMA = 1  # of the document that --json prints: keys are added, never renamed
+SCHEMA = 2  # of the document that --json prints; 1 said "fine", "not here", "worth mending", "broken"
 DATA_ROOT = "data.root"
 # How long each probe may take, seconds. A driver without persistence mode takes about a second to initialise a GPU; torch is
 # imported in a few seconds from a local disk, and in a minute from a slow one.
 GPUS_S, HOST_S, INTERPRETER_S, DATA_S = 20.0, 10.0, 60.0, 20.0
 FOLDER_S = 2.0  # for the first look at the data folder, before anything is started
 GROUPS = ("GPU", "connections", "host", "program", "data")
-ORDER = (Status.fine, Status.absent, Status.mend, Status.broken)
-STYLES = {Status.fine: "good", Status.absent: "quiet", Status.mend: "warn", Status.broken: "bad"}
-BROKEN = 1  # exit code
+ORDER = (Status.ok, Status.skipped, Status.warning, Status.error)
+STYLES = {Status.ok: "good", Status.skipped: "quiet", Status.warning: "warn", Status.error: "bad"}
+FOUND_ERRORS = NothingWorked.exit_code  # 1 is for faults of autotune's own
 
 
 def doctor(
     overrides: Sequence[str], *, data: str | None, python: str | None, as_json: bool, command: Sequence[str] | None = None
 ) -> int:
-    """Prints what was found; returns 1 when something is broken, else 0.
+    """Prints what was found; returns 3 when there is an error, else 0.
 
     Args:
         overrides: `data.root=DIR` or nothing.
@@ -74,7 +74,7 @@ def doctor(
         print_json(_document(findings, answers, time.monotonic() - begun_s))
     else:
         _print(findings, answers["gpus"].facts.get("topology") or {})
-    return BROKEN if any(finding.status is Status.broken for finding in findings) else 0
+    return FOUND_ERRORS if any(finding.status is Status.error for finding in findings) else 0
 
 
 def _folder(overrides: Sequence[str], data: str | None) -> str | None:
@@ -168,8 +168,8 @@ def _document(findings: list[Finding], answers: dict[str, Answer], seconds: floa
 
 
 def _worst(findings: list[Finding]) -> Status:
-    """Returns the worst status; what is not here is nothing bad."""
-    return max((f.status for f in findings if f.status is not Status.absent), key=ORDER.index, default=Status.fine)
+    """Returns the worst status; what is skipped is nothing bad."""
+    return max((f.status for f in findings if f.status is not Status.skipped), key=ORDER.index, default=Status.ok)
 
 
 def _print(findings: list[Finding], topology: dict[str, Any]) -> None:
@@ -187,7 +187,7 @@ def _print(findings: list[Finding], topology: dict[str, Any]) -> None:
 
 
 def _grid(findings: list[Finding]) -> Table:
-    """Returns a row for each group with all that is fine, and rows of their own for what is not."""
+    """Returns a row for each group with all that is ok, and rows of their own for what is not."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="name")
     grid.add_column(no_wrap=True)
@@ -195,17 +195,17 @@ def _grid(findings: list[Finding]) -> Table:
     for group in GROUPS:
         members = [finding for finding in findings if finding.group == group]
         label = group
-        for status in (Status.broken, Status.mend):
+        for status in (Status.error, Status.warning):
             for finding in (f for f in members if f.status is status):
                 text = Text.assemble((finding.name, "key"), f"  {finding.found}")
                 grid.add_row(label, Text(status.value, style=STYLES[status]), text)
-                for head, words in (("costs", finding.cost), ("mend", finding.command)):
+                for head, words in (("cost", finding.cost), ("fix", finding.command)):
                     if words:
                         grid.add_row(
-                            "", "", Text.assemble((f"{head:6} ", "quiet"), (words, "command" if head == "mend" else ""))
+                            "", "", Text.assemble((f"{head:4} ", "quiet"), (words, "command" if head == "fix" else ""))
                         )
                 label = ""
-        for status in (Status.fine, Status.absent):
+        for status in (Status.ok, Status.skipped):
             if quiet := [f for f in members if f.status is status]:
                 grid.add_row(label, Text(status.value, style=STYLES[status]), _joined(quiet))
                 label = ""
@@ -218,9 +218,11 @@ def _joined(findings: list[Finding]) -> Text:
 
 def _headline(findings: list[Finding]) -> Text:
     counts = {status: sum(finding.status is status for finding in findings) for status in ORDER}
-    if not counts[Status.broken] and not counts[Status.mend]:
+    if not counts[Status.error] and not counts[Status.warning]:
         return Text("This machine is fine for training.", style="good")
-    parts = [f"{counts[status]} {status.value}" for status in (Status.broken, Status.mend) if counts[status]]
+    parts = [
+        f"{counts[each]} {each.value}{'s' * (counts[each] > 1)}" for each in (Status.error, Status.warning) if counts[each]
+    ]
     style = STYLES[_worst(findings)]
     return Text.assemble((", ".join(parts), style), ". Nothing was changed: the commands are yours to run.")
 
@@ -240,8 +242,8 @@ def _print_plain(findings: list[Finding], topology: dict[str, Any]) -> None:
     """Prints one line a finding, fit for a log."""
     for finding in findings:
         line = f"{finding.status.value}  {finding.group}  {finding.name}: {finding.found}"
-        line += f"  costs: {finding.cost}" if finding.cost else ""
-        print(line + (f"  mend: {finding.command}" if finding.command else ""))
+        line += f"  cost: {finding.cost}" if finding.cost else ""
+        print(line + (f"  fix: {finding.command}" if finding.command else ""))
     links = topology.get("links") or []
     if len(links) > 1:
         for row in matrix(links):

@@ -120,9 +120,9 @@ def test_plain_verdict_gives_the_objectives_value_break_even_and_front(tmp_path)
     summary["front"] = [{"trial": 5, "objectives": {"time_for_samples": 25_000.0, "throughput": 40.6}, "overrides": {},
                          "measured_in": "finals"}]  # fmt: skip
     said = lines(summary, folder.path)
-    assert "best  6 h 56 min at 40.6 samples/s [6 h 55 min, 6 h 58 min] trial 5" in said
+    assert "best  6 h 57 min at 40.6 samples/s [6 h 55 min, 6 h 58 min] trial 5" in said
     assert "note  compilation pays after 1,200 steps (2 min 06 s): 38 s more before it trains, nothing compiled before" in said
-    assert "front  trial 5: 6 h 56 min, 40.6 samples/s  as it is (finals)" in said
+    assert "front  trial 5: 6 h 57 min, 40.6 samples/s  as it is (finals)" in said
 
 
 def drawn(summary, path, width):

@@ -79,7 +79,7 @@ def everything(gpus: dict[str, Any], host: dict[str, Any], python: dict[str, Any
 
 def test_of_a_good_machine_nothing_is_worth_mending() -> None:
     findings = everything(GPUS, HOST, PYTHON, DATA)
-    assert {finding.status for finding in findings} == {Status.fine}
+    assert {finding.status for finding in findings} == {Status.ok}
     assert not any(finding.cost or finding.command for finding in findings)
     names = {finding.name for finding in findings}
     assert {"driver", "torch", "persistence mode", "clocks", "power cap", "topology", "NVLink", "InfiniBand", "NUMA"} <= names
@@ -92,7 +92,7 @@ def test_of_a_good_machine_nothing_is_worth_mending() -> None:
 def test_a_machine_without_gpus_is_fine_where_it_has_none() -> None:
     host = changed(HOST, adapters=[], numa_nodes={"0": "0-31"})
     findings = everything(NO_GPUS, host, changed(PYTHON, cuda=None, is_available=None), {})
-    assert {finding.status for finding in findings} == {Status.fine, Status.absent}
+    assert {finding.status for finding in findings} == {Status.ok, Status.skipped}
     assert "trains on the CPU" in one(findings, "driver").found
     assert not any(finding.name in ("clocks", "topology", "NVLink") for finding in findings)
 
@@ -108,8 +108,8 @@ def test_a_cost_and_a_command_stand_beside_everything_that_is_not_fine() -> None
                    "memory_bytes": GIB}])  # fmt: skip
     slow = changed(DATA, read_bytes=30 << 20, num_read=30, file_system="nfs4", bytes=900 * GIB)
     findings = everything(bad, bad_host, changed(PYTHON, arch_list=["compute_80"], has_triton=False), slow)
-    worse = [finding for finding in findings if finding.status is not Status.fine]
-    assert {finding.status for finding in worse} == {Status.mend}
+    worse = [finding for finding in findings if finding.status is not Status.ok]
+    assert {finding.status for finding in worse} == {Status.warning}
     assert all(finding.cost and finding.command for finding in worse)
     assert {finding.name for finding in worse} == {
         "persistence mode", "clocks", "power cap", "other processes", "InfiniBand", "cores", "swap", "shared memory",
@@ -130,13 +130,13 @@ def test_a_cost_and_a_command_stand_beside_everything_that_is_not_fine() -> None
 )  # fmt: skip
 def test_one_bad_gpu_is_named(changes: dict[str, Any], name: str, found: str, command: str) -> None:
     finding = one(check_gpus(with_gpu(**changes)), name)
-    assert finding.status is Status.mend
+    assert finding.status is Status.warning
     assert found in finding.found
     assert command in finding.command
 
 
 def test_a_power_cap_that_works_as_it_should_is_no_slowdown() -> None:
-    assert one(check_gpus(with_gpu(slowdowns=["power_cap"])), "clocks").status is Status.fine
+    assert one(check_gpus(with_gpu(slowdowns=["power_cap"])), "clocks").status is Status.ok
 
 
 def test_what_all_gpus_have_needs_no_list() -> None:
@@ -148,18 +148,18 @@ def test_what_all_gpus_have_needs_no_list() -> None:
 def test_what_a_gpu_does_not_tell_is_not_called_fine() -> None:
     silent = {**dict.fromkeys(GPU), "index": 0, "processes": []}
     findings = check_gpus(changed(GPUS, gpus=[silent]))
-    assert {one(findings, name).status for name in ("persistence mode", "clocks", "power cap")} == {Status.absent}
+    assert {one(findings, name).status for name in ("persistence mode", "clocks", "power cap")} == {Status.skipped}
 
 
 @pytest.mark.parametrize(
     ("changes", "status", "found", "command"),
     [
-        ({"problem": "Driver/library version mismatch", "code": 18}, Status.broken, "of different versions", "reboot"),
-        ({"problem": "Driver Not Loaded", "code": 9}, Status.broken, "not loaded", "modprobe nvidia"),
-        ({"problem": "Unknown Error", "code": 999}, Status.broken, "NVML: Unknown Error", "dmesg"),
-        ({"problem": "nvidia-ml-py is missing", "code": None}, Status.mend, "cannot be asked", "pip install nvidia-ml-py"),
-        ({"problem": ""}, Status.broken, "shows no GPU", "lspci"),
-        ({"problem": "x", "code": 12, "has_nvidia_files": False, "has_amd_files": True}, Status.absent, "AMD", ""),
+        ({"problem": "Driver/library version mismatch", "code": 18}, Status.error, "of different versions", "reboot"),
+        ({"problem": "Driver Not Loaded", "code": 9}, Status.error, "not loaded", "modprobe nvidia"),
+        ({"problem": "Unknown Error", "code": 999}, Status.error, "NVML: Unknown Error", "dmesg"),
+        ({"problem": "nvidia-ml-py is missing", "code": None}, Status.warning, "cannot be asked", "pip install nvidia-ml-py"),
+        ({"problem": ""}, Status.error, "shows no GPU", "lspci"),
+        ({"problem": "x", "code": 12, "has_nvidia_files": False, "has_amd_files": True}, Status.skipped, "AMD", ""),
     ],
 )
 def test_a_driver_that_does_not_answer(changes: dict[str, Any], status: Status, found: str, command: str) -> None:
@@ -171,28 +171,28 @@ def test_a_driver_that_does_not_answer(changes: dict[str, Any], status: Status, 
 
 def test_a_gpu_that_is_lost_is_broken() -> None:
     finding = one(check_gpus(changed(GPUS, num_lost=1)), "driver")
-    assert finding.status is Status.broken
+    assert finding.status is Status.error
     assert finding.found == "2 x NVIDIA H200, and 1 more that does not answer"
 
 
 def test_a_driver_that_hangs_is_broken() -> None:
     (finding,) = check_gpus({}, "no answer within 20 s")
-    assert finding.status is Status.broken
+    assert finding.status is Status.error
     assert "no answer within 20 s" in finding.found
 
 
 @pytest.mark.parametrize(
     ("changes", "status", "found"),
     [
-        ({"torch": None}, Status.absent, "--python"),
-        ({"problem": "ImportError: libcudart.so"}, Status.broken, "libcudart.so"),
-        ({"cuda": None}, Status.broken, "built without CUDA, beside GPUs 0, 1"),
-        ({"cuda": "14.1", "is_available": False, "why_not_available": "driver too old"}, Status.broken, "(driver too old)"),
-        ({"arch_list": ["sm_80", "sm_90"]}, Status.fine, "imported in 2.5 s"),
-        ({"arch_list": ["sm_90a"]}, Status.fine, "imported"),
-        ({"arch_list": ["sm_80", "compute_80"]}, Status.mend, "only code that the driver compiles"),
-        ({"arch_list": ["sm_80", "sm_100", "sm_120"]}, Status.broken, "no kernels for GPUs 0, 1 (sm_90)"),
-        ({"arch_list": []}, Status.fine, "imported"),
+        ({"torch": None}, Status.skipped, "--python"),
+        ({"problem": "ImportError: libcudart.so"}, Status.error, "libcudart.so"),
+        ({"cuda": None}, Status.error, "built without CUDA, beside GPUs 0, 1"),
+        ({"cuda": "14.1", "is_available": False, "why_not_available": "driver too old"}, Status.error, "(driver too old)"),
+        ({"arch_list": ["sm_80", "sm_90"]}, Status.ok, "imported in 2.5 s"),
+        ({"arch_list": ["sm_90a"]}, Status.ok, "imported"),
+        ({"arch_list": ["sm_80", "compute_80"]}, Status.warning, "only code that the driver compiles"),
+        ({"arch_list": ["sm_80", "sm_100", "sm_120"]}, Status.error, "no kernels for GPUs 0, 1 (sm_90)"),
+        ({"arch_list": []}, Status.ok, "imported"),
     ],
 )
 def test_torch_is_held_against_driver_and_gpus(changes: dict[str, Any], status: Status, found: str) -> None:
@@ -217,17 +217,22 @@ def test_a_torch_without_a_gpu_names_what_to_do(why: str, cuda: str, command: st
 @pytest.mark.parametrize(
     ("changes", "name", "status", "found"),
     [
-        ({"quota_cores": 2.5, "num_cores": 3}, "cores", Status.mend, "quota is 2.50 of 32 CPUs"),
-        ({"quota_cores": 2.5, "num_cores": 3, "variables": {"OMP_NUM_THREADS": "3"}}, "cores", Status.fine, "quota"),
-        ({"num_affine": 8, "num_cores": 8}, "cores", Status.fine, "may run on 8 of 32 CPUs"),
-        ({"shared_memory": None}, "shared memory", Status.broken, "no /dev/shm"),
-        ({"shared_memory": {"bytes": GIB, "free_bytes": GIB, "is_writable": False}}, "shared memory", Status.broken, "written"),
-        ({"shared_memory": {"bytes": 8 * GIB, "free_bytes": 0, "is_writable": True}}, "shared memory", Status.mend, "0 B free"),
-        ({"memlock_bytes": 8 << 20, "adapters": []}, "locked memory", Status.fine, "enough without InfiniBand"),
-        ({"open_files": None}, "open files", Status.fine, "unlimited"),
-        ({"open_files": 1024, "max_open_files": 1024}, "open files", Status.mend, "1,024"),
-        ({"swap_bytes": 8 * GIB, "swap_used_bytes": 1 << 20}, "swap", Status.fine, "1.00 MiB of 8.00 GiB"),
-        ({"huge_pages": ""}, "huge pages", Status.absent, "none"),
+        ({"quota_cores": 2.5, "num_cores": 3}, "cores", Status.warning, "quota is 2.50 of 32 CPUs"),
+        ({"quota_cores": 2.5, "num_cores": 3, "variables": {"OMP_NUM_THREADS": "3"}}, "cores", Status.ok, "quota"),
+        ({"num_affine": 8, "num_cores": 8}, "cores", Status.ok, "may run on 8 of 32 CPUs"),
+        ({"shared_memory": None}, "shared memory", Status.error, "no /dev/shm"),
+        ({"shared_memory": {"bytes": GIB, "free_bytes": GIB, "is_writable": False}}, "shared memory", Status.error, "written"),
+        (
+            {"shared_memory": {"bytes": 8 * GIB, "free_bytes": 0, "is_writable": True}},
+            "shared memory",
+            Status.warning,
+            "0 B free",
+        ),
+        ({"memlock_bytes": 8 << 20, "adapters": []}, "locked memory", Status.ok, "enough without InfiniBand"),
+        ({"open_files": None}, "open files", Status.ok, "unlimited"),
+        ({"open_files": 1024, "max_open_files": 1024}, "open files", Status.warning, "1,024"),
+        ({"swap_bytes": 8 * GIB, "swap_used_bytes": 1 << 20}, "swap", Status.ok, "1.00 MiB of 8.00 GiB"),
+        ({"huge_pages": ""}, "huge pages", Status.skipped, "none"),
     ],
 )
 def test_hosts(changes: dict[str, Any], name: str, status: Status, found: str) -> None:
@@ -239,11 +244,11 @@ def test_hosts(changes: dict[str, Any], name: str, status: Status, found: str) -
 @pytest.mark.parametrize(
     ("variables", "status", "cost"),
     [
-        ({"OMP_NUM_THREADS": "1"}, Status.mend, "no more of the 32 effective cores"),
-        ({"OMP_NUM_THREADS": "64"}, Status.mend, "take turns"),
-        ({"OMP_NUM_THREADS": "32", "MKL_NUM_THREADS": "32"}, Status.fine, ""),
-        ({"OMP_NUM_THREADS": "32,4"}, Status.fine, ""),
-        ({"OMP_NUM_THREADS": "many", "MKL_NUM_THREADS": "-3"}, Status.mend, "no number of threads"),
+        ({"OMP_NUM_THREADS": "1"}, Status.warning, "no more of the 32 effective cores"),
+        ({"OMP_NUM_THREADS": "64"}, Status.warning, "take turns"),
+        ({"OMP_NUM_THREADS": "32", "MKL_NUM_THREADS": "32"}, Status.ok, ""),
+        ({"OMP_NUM_THREADS": "32,4"}, Status.ok, ""),
+        ({"OMP_NUM_THREADS": "many", "MKL_NUM_THREADS": "-3"}, Status.warning, "no number of threads"),
     ],
 )
 def test_thread_variables_of_the_shell(variables: dict[str, str], status: Status, cost: str) -> None:
@@ -258,9 +263,9 @@ def test_connections_that_are_down_or_far() -> None:
     )
     findings = check_connections(gpus, changed(HOST, cpus=[0, 1]))
     assert one(findings, "NVLink").found == "GPU 1: 17 of 18 links active, 18 on the others"
-    assert one(findings, "topology").status is Status.absent
+    assert one(findings, "topology").status is Status.skipped
     numa = one(findings, "NUMA")
-    assert numa.status is Status.mend
+    assert numa.status is Status.warning
     assert "may not run on the CPUs beside GPU 1" in numa.found
     assert numa.command.startswith("numactl --cpunodebind=1 --membind=1")
 
@@ -276,12 +281,12 @@ def test_the_table_is_that_of_nvidia_smi() -> None:
 @pytest.mark.parametrize(
     ("changes", "status"),
     [
-        ({}, Status.fine),
-        ({"read_bytes": 20 << 20, "num_read": 3000}, Status.fine),  # small files
-        ({"read_bytes": 20 << 20}, Status.mend),
-        ({"read_bytes": 20 << 10, "num_read": 1}, Status.fine),
-        ({"file_system": "tmpfs", "read_bytes": 20 << 20}, Status.fine),
-        ({"num_files": 0}, Status.absent),
+        ({}, Status.ok),
+        ({"read_bytes": 20 << 20, "num_read": 3000}, Status.ok),  # small files
+        ({"read_bytes": 20 << 20}, Status.warning),
+        ({"read_bytes": 20 << 10, "num_read": 1}, Status.ok),
+        ({"file_system": "tmpfs", "read_bytes": 20 << 20}, Status.ok),
+        ({"num_files": 0}, Status.skipped),
     ],
 )
 def test_disks(changes: dict[str, Any], status: Status) -> None:
@@ -312,14 +317,14 @@ def test_a_folder_s_name_is_quoted_in_what_mends_it() -> None:
 def test_a_named_interpreter_must_be_a_python_with_torch_and_is_mended_with_its_own_pip() -> None:
     none = changed(PYTHON, torch=None, executable="/my env/bin/python")
     found = check_program(none, "", gpus=NO_GPUS, host={}, named="/my env/bin/python")[0]
-    assert (found.status, found.command) == (Status.broken, "'/my env/bin/python' -m pip install torch")
-    assert check_program(none, "", gpus=NO_GPUS, host={})[0].status is Status.absent
+    assert (found.status, found.command) == (Status.error, "'/my env/bin/python' -m pip install torch")
+    assert check_program(none, "", gpus=NO_GPUS, host={})[0].status is Status.skipped
     found = check_program({}, "ended with status 2", gpus=NO_GPUS, host={}, named="/bin/ls")[0]
-    assert found.status is Status.broken
+    assert found.status is Status.error
     assert "/bin/ls is no Python" in found.found
     assert "pip" not in found.command
 
 
 def test_a_disk_that_hangs_is_broken_and_one_that_was_not_named_is_not() -> None:
-    assert check_data({}, "no answer within 20 s", host=HOST)[0].status is Status.broken
+    assert check_data({}, "no answer within 20 s", host=HOST)[0].status is Status.error
     assert "data.root=DIR" in check_data({}, host=HOST)[0].found

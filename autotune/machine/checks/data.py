@@ -31,11 +31,11 @@ def check_data(found: dict[str, Any], problem: str = "", *, host: dict[str, Any]
     problem = problem or str(found.get("problem") or "")  # the folder has gone since it was named
     if problem:
         cost = "a program that reads there hangs as long"
-        return [_finding("disk", f"the folder could not be read: {problem}", Status.broken, cost, "mount; sudo dmesg | tail")]
+        return [_finding("disk", f"the folder could not be read: {problem}", Status.error, cost, "mount; sudo dmesg | tail")]
     if not found:
-        return [_finding("disk", NOT_NAMED, Status.absent)]
+        return [_finding("disk", NOT_NAMED, Status.skipped)]
     if not found["num_files"]:
-        return [_finding("disk", f"{found['path']} has no files with anything in them", Status.absent)]
+        return [_finding("disk", f"{found['path']} has no files with anything in them", Status.skipped)]
     return [_speed(found), *_page_cache(found, host)]
 
 
@@ -56,7 +56,7 @@ def _speed(found: dict[str, Any]) -> Finding:
     is_remote = kind in REMOTE or kind.startswith(FUSE)
     why = "it lies on another machine" if is_remote else "if there is a faster one"
     command = f"cp -r {shlex.quote(found['path'])} /local/disk   # {why}"
-    return _finding("disk", text, Status.mend, cost, command)
+    return _finding("disk", text, Status.warning, cost, command)
 
 
 def _page_cache(found: dict[str, Any], host: dict[str, Any]) -> list[Finding]:
@@ -79,5 +79,5 @@ def _files(number: int) -> str:
     return f"{number:,} file{'' if number == 1 else 's'}"
 
 
-def _finding(name: str, found: str, status: Status = Status.fine, cost: str = "", command: str = "") -> Finding:
+def _finding(name: str, found: str, status: Status = Status.ok, cost: str = "", command: str = "") -> Finding:
     return Finding(group=GROUP, name=name, status=status, found=found, cost=cost, command=command)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 class Status(enum.StrEnum):
     """How bad a finding is, best first."""
 
-    fine = "fine"
-    absent = "not here"
-    mend = "worth mending"
-    broken = "broken"
+    ok = "ok"
+    skipped = "skipped"  # there is no such thing here
+    warning = "warning"
+    error = "error"
 
 
 @dataclass(frozen=True, kw_only=True)

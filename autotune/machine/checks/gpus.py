@@ -34,7 +34,7 @@ def check_gpus(found: dict[str, Any], problem: str = "") -> list[Finding]:
             Finding(
                 group=GROUP,
                 name="driver",
-                status=Status.broken,
+                status=Status.error,
                 found=f"NVML could not be asked: {problem}",
                 cost="a driver that does not answer holds up every program that asks it",
                 command="sudo dmesg | grep -i -e nvrm -e xid",
@@ -57,22 +57,22 @@ def _driver(found: dict[str, Any], gpus: list[dict[str, Any]]) -> Finding:
         if lost := int(found.get("num_lost") or 0):
             text = f"{what}, and {lost} more that do{'es' if lost == 1 else ''} not answer"
             cost = "programs that use it fail, and those that use all GPUs"
-            return _finding("driver", text, Status.broken, cost, "sudo dmesg | grep -i xid; sudo reboot")
+            return _finding("driver", text, Status.error, cost, "sudo dmesg | grep -i xid; sudo reboot")
         return _finding("driver", f"{what}, driver {found.get('driver')}{f' for CUDA up to {newest}' if newest else ''}")
     if problem and not is_there:
         text = "no NVIDIA driver: what trains here trains on the CPU"
         if found.get("has_amd_files"):
             text = "no NVIDIA driver but one of AMD's, which these checks do not know"
-        return _finding("driver", text, Status.absent)
+        return _finding("driver", text, Status.skipped)
     cost = "no program has a GPU"
     if problem and code is None:
         cost = "autotune sees neither the GPUs nor their clocks, power and connections; programs are not concerned"
-        return _finding("driver", f"the GPUs cannot be asked: {problem}", Status.mend, cost, "pip install nvidia-ml-py")
+        return _finding("driver", f"the GPUs cannot be asked: {problem}", Status.warning, cost, "pip install nvidia-ml-py")
     if problem:
         meaning, command = REMEDIES.get(int(code or 0), ("", "sudo dmesg | grep -i nvrm"))
-        return _finding("driver", f"NVML: {problem}{f' ({meaning})' if meaning else ''}", Status.broken, cost, command)
+        return _finding("driver", f"NVML: {problem}{f' ({meaning})' if meaning else ''}", Status.error, cost, command)
     text = f"driver {found.get('driver')} is loaded and shows no GPU"
-    return _finding("driver", text, Status.broken, cost, "lspci | grep -i nvidia; sudo dmesg | grep -i nvrm")
+    return _finding("driver", text, Status.error, cost, "lspci | grep -i nvidia; sudo dmesg | grep -i nvrm")
 
 
 def _persistence(gpus: list[dict[str, Any]]) -> Finding:
@@ -80,7 +80,7 @@ def _persistence(gpus: list[dict[str, Any]]) -> Finding:
     if off:
         cost = "between two programs the driver lets the GPU go, and each start waits until it is initialised again"
         command = f"sudo nvidia-smi{gpus_option(off, gpus)} -pm 1"
-        return _finding("persistence mode", f"off on {gpus_text(off, gpus)}", Status.mend, cost, command)
+        return _finding("persistence mode", f"off on {gpus_text(off, gpus)}", Status.warning, cost, command)
     return _known("persistence mode", "on", any(gpu.get("is_persistent") for gpu in gpus))
 
 
@@ -93,14 +93,14 @@ def _clocks(gpus: list[dict[str, Any]]) -> Finding:
             parts.append(f"GPU {gpu['index']} is slowed down now {why}{f', {degrees} °C' if degrees is not None else ''}")
         cost = "trials meanwhile are `disturbed` and have no number; of several ranks all wait for the slowest"
         option = gpus_option([gpu["index"] for gpu in slowed], gpus)
-        return _finding("clocks", "; ".join(parts), Status.mend, cost, f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE{option}")
+        return _finding("clocks", "; ".join(parts), Status.warning, cost, f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE{option}")
     held = [gpu for gpu in gpus if _is_below(gpu.get("application_clock_mhz"), gpu.get("default_application_clock_mhz"))]
     if held:
         which = [gpu["index"] for gpu in held]
         clocks = f"{held[0]['application_clock_mhz']} MHz instead of {held[0]['default_application_clock_mhz']} MHz"
         cost = "kernels that compute run at the lower clock, in trials and in real runs"
         command = f"sudo nvidia-smi{gpus_option(which, gpus)} -rac"
-        return _finding("clocks", f"application clock of {gpus_text(which, gpus)}: {clocks}", Status.mend, cost, command)
+        return _finding("clocks", f"application clock of {gpus_text(which, gpus)}: {clocks}", Status.warning, cost, command)
     now = {(gpu.get("clock_mhz"), gpu.get("max_clock_mhz")) for gpu in gpus}
     known = [f"{clock} of {highest} MHz" for clock, highest in sorted(now, key=str) if clock and highest]
     return _known("clocks", f"not held down, now {', '.join(known)}", bool(known))
@@ -114,7 +114,7 @@ def _power(gpus: list[dict[str, Any]]) -> Finding:
         cost = "at full load the clock is lowered to stay below the cap"
         command = f"sudo nvidia-smi{gpus_option(which, gpus)} -pl {default.replace(',', '')}"
         text = f"{gpus_text(which, gpus)} capped at {cap} W, {default} W by default"
-        return _finding("power cap", text, Status.mend, cost, command)
+        return _finding("power cap", text, Status.warning, cost, command)
     caps = {gpu["power_cap_w"] for gpu in gpus if gpu.get("power_cap_w")}
     return _known("power cap", f"{', '.join(number_text(cap) for cap in sorted(caps))} W, the default", bool(caps))
 
@@ -126,7 +126,7 @@ def _processes(gpus: list[dict[str, Any]]) -> Finding:
     names = [f"GPU {index}: {_process_text(process)}" for index, process in there]
     shown = "; ".join(names[:4]) + (f"; and {len(names) - 4} more" if len(names) > 4 else "")
     cost = "they take memory and time from what trains: trials beside them are `disturbed`"
-    return _finding("other processes", shown, Status.mend, cost, "nvidia-smi   # then end those that are yours")
+    return _finding("other processes", shown, Status.warning, cost, "nvidia-smi   # then end those that are yours")
 
 
 def _process_text(process: dict[str, Any]) -> str:
@@ -144,8 +144,8 @@ def _is_below(value: float | None, default: float | None) -> bool:
 
 
 def _known(name: str, text: str, is_known: bool) -> Finding:
-    return _finding(name, text) if is_known else _finding(name, "the driver does not tell", Status.absent)
+    return _finding(name, text) if is_known else _finding(name, "the driver does not tell", Status.skipped)
 
 
-def _finding(name: str, found: str, status: Status = Status.fine, cost: str = "", command: str = "") -> Finding:
+def _finding(name: str, found: str, status: Status = Status.ok, cost: str = "", command: str = "") -> Finding:
     return Finding(group=GROUP, name=name, status=status, found=found, cost=cost, command=command)

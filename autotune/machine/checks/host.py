@@ -25,7 +25,7 @@ def check_host(found: dict[str, Any], problem: str = "") -> list[Finding]:
         problem: why there is none.
     """
     if problem:
-        return [_finding("host", f"it could not be looked at: {problem}", Status.absent)]
+        return [_finding("host", f"it could not be looked at: {problem}", Status.skipped)]
     return [
         _cores(found),
         _finding("memory", f"{bytes_text(found['memory_bytes'])}, {bytes_text(found['available_bytes'])} of it free"),
@@ -45,7 +45,7 @@ def _cores(found: dict[str, Any]) -> Finding:
         if "OMP_NUM_THREADS" in found["variables"]:  # it is known, then
             return _finding("cores", text)
         cost = "torch makes as many threads as there are CPUs, and the quota stops them all in turn"
-        return _finding("cores", text, Status.mend, cost, f"export OMP_NUM_THREADS={cores}   # or tune threads.intra")
+        return _finding("cores", text, Status.warning, cost, f"export OMP_NUM_THREADS={cores}   # or tune threads.intra")
     if affine < cpus:
         text += f": this shell may run on {affine} of {cpus} CPUs"
     return _finding("cores", text)
@@ -59,7 +59,7 @@ def _swap(found: dict[str, Any]) -> Finding:
     if used < SWAP_BYTES:
         return _finding("swap", text)
     cost = "what lies there is read back from the disk in the middle of a step"
-    return _finding("swap", text, Status.mend, cost, "sudo swapoff -a && sudo swapon -a   # once enough memory is free")
+    return _finding("swap", text, Status.warning, cost, "sudo swapoff -a && sudo swapon -a   # once enough memory is free")
 
 
 def _shared_memory(found: dict[str, Any] | None) -> Finding:
@@ -67,13 +67,13 @@ def _shared_memory(found: dict[str, Any] | None) -> Finding:
     if not found or not found["is_writable"]:
         text = "no /dev/shm" if not found else "/dev/shm cannot be written by this user"
         cost = "loader workers cannot hand over a batch: every num_workers but 0 fails"
-        return _finding(name, text, Status.broken, cost, command if not found else "sudo chmod 1777 /dev/shm")
+        return _finding(name, text, Status.error, cost, command if not found else "sudo chmod 1777 /dev/shm")
     text = f"/dev/shm {bytes_text(found['bytes'])}, {bytes_text(found['free_bytes'])} free"
     if found["free_bytes"] >= SHARED_MEMORY_BYTES:
         return _finding(name, text)
     cost = "loader workers hand batches over through it: where it is full, they end with a bus error"
     is_full = found["bytes"] >= SHARED_MEMORY_BYTES
-    return _finding(name, text, Status.mend, cost, "ls -lS /dev/shm   # what was left behind there" if is_full else command)
+    return _finding(name, text, Status.warning, cost, "ls -lS /dev/shm   # what was left behind there" if is_full else command)
 
 
 def _memlock(found: dict[str, Any]) -> Finding:
@@ -85,7 +85,7 @@ def _memlock(found: dict[str, Any]) -> Finding:
         return _finding("locked memory", f"{text}, enough without InfiniBand")
     cost = "InfiniBand locks what it transfers: NCCL fails to register its buffers, or falls back to TCP"
     command = "ulimit -l unlimited   # in a container: docker run --ulimit memlock=-1 ..."
-    return _finding("locked memory", text, Status.mend, cost, command)
+    return _finding("locked memory", text, Status.warning, cost, command)
 
 
 def _open_files(found: dict[str, Any]) -> Finding:
@@ -97,19 +97,19 @@ def _open_files(found: dict[str, Any]) -> Finding:
     if can_raise:
         cost += "; autotune raises the limit for trials, your own runs have yours"
     command = f"ulimit -n {min(hard or 65_536, 65_536)}" if can_raise else "sudo prlimit --pid $$ --nofile=65536"
-    return _finding("open files", f"{soft:,} at most", Status.mend, cost, command)
+    return _finding("open files", f"{soft:,} at most", Status.warning, cost, command)
 
 
 def _huge_pages(setting: str) -> Finding:
     name = "huge pages"
     if not setting:
-        return _finding(name, "the kernel has none", Status.absent)
+        return _finding(name, "the kernel has none", Status.skipped)
     if setting != "never":
         return _finding(name, f"transparent ones: {setting}")
     cost = "training on a CPU works on memory in pages of 4 KiB, however large the tensors; a GPU's does not mind"
     command = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
-    return _finding(name, "transparent ones are never made", Status.mend, cost, command)
+    return _finding(name, "transparent ones are never made", Status.warning, cost, command)
 
 
-def _finding(name: str, found: str, status: Status = Status.fine, cost: str = "", command: str = "") -> Finding:
+def _finding(name: str, found: str, status: Status = Status.ok, cost: str = "", command: str = "") -> Finding:
     return Finding(group=GROUP, name=name, status=status, found=found, cost=cost, command=command)

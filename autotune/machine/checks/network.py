@@ -43,7 +43,7 @@ def legend(links: list[list[str]]) -> str:
 def _paths(links: list[list[str]]) -> Finding:
     kinds = list(dict.fromkeys(path for row in links for path in row if path != SELF))
     if kinds == ["?"]:
-        return _finding("topology", "how the GPUs are connected is not known: NVML does not tell", Status.absent)
+        return _finding("topology", "how the GPUs are connected is not known: NVML does not tell", Status.skipped)
     between = "between all" if len(kinds) == 1 else "by pair"
     return _finding("topology", f"{', '.join(kinds)} {between} of {len(links)} GPUs")
 
@@ -52,23 +52,23 @@ def _nvlink(devices: list[dict[str, Any]]) -> Finding:
     most = max(gpu["nvlinks_active"] for gpu in devices)
     fewer = [index for index, gpu in enumerate(devices) if gpu["nvlinks_active"] < most]
     if not most:
-        return _finding("NVLink", "no link is connected: transfers go over PCIe", Status.absent)
+        return _finding("NVLink", "no link is connected: transfers go over PCIe", Status.skipped)
     if fewer:
         counts = ", ".join(f"{devices[index]['nvlinks_active']} of {devices[index]['nvlinks']}" for index in fewer)
         text = f"{gpus_text(fewer)}: {counts} links active, {most} on the others"
         cost = "collectives go at the pace of the GPU with the fewest links (a GPU without a bridge has none, rightly)"
-        return _finding("NVLink", text, Status.mend, cost, f"nvidia-smi nvlink --status -i {','.join(map(str, fewer))}")
+        return _finding("NVLink", text, Status.warning, cost, f"nvidia-smi nvlink --status -i {','.join(map(str, fewer))}")
     return _finding("NVLink", f"{most} links active on every GPU")
 
 
 def _infiniband(ports: list[dict[str, Any]]) -> Finding:
     active = [port for port in ports if port["is_active"]]
     if not ports:
-        return _finding("InfiniBand", "none: other machines are reached by TCP", Status.absent)
+        return _finding("InfiniBand", "none: other machines are reached by TCP", Status.skipped)
     if not active:
         states = ", ".join(f"{port['name']} {port['state'].lower()}" for port in ports)
         cost = "processes on several machines communicate by TCP"
-        return _finding("InfiniBand", f"no port is active: {states}", Status.mend, cost, "ibstat")
+        return _finding("InfiniBand", f"no port is active: {states}", Status.warning, cost, "ibstat")
     names = ", ".join(f"{port['name']} {port['rate']}" for port in active)
     return _finding("InfiniBand", f"{len(active)} of {len(ports)} ports active: {names}")
 
@@ -76,7 +76,7 @@ def _infiniband(ports: list[dict[str, Any]]) -> Finding:
 def _numa(host: dict[str, Any], devices: list[dict[str, Any]]) -> Finding:
     nodes: dict[str, str] = host.get("numa_nodes") or {}
     if not nodes:
-        return _finding("NUMA", "the kernel does not tell", Status.absent)
+        return _finding("NUMA", "the kernel does not tell", Status.skipped)
     mine = set(host.get("cpus") or [])
     where: dict[int, list[int]] = {}
     for index, gpu in enumerate(devices):
@@ -90,7 +90,7 @@ def _numa(host: dict[str, Any], devices: list[dict[str, Any]]) -> Finding:
         text += f"; this shell may not run on the CPUs beside {which}"
         cost = "loader workers and copies to those GPUs cross the link between the nodes"
         command = f"numactl --cpunodebind={far[0]} --membind={far[0]} autotune run ..."
-        return _finding("NUMA", text, Status.mend, cost, command)
+        return _finding("NUMA", text, Status.warning, cost, command)
     return _finding("NUMA", text)
 
 
@@ -104,5 +104,5 @@ def cpus_of(text: str) -> set[int]:
     return found
 
 
-def _finding(name: str, found: str, status: Status = Status.fine, cost: str = "", command: str = "") -> Finding:
+def _finding(name: str, found: str, status: Status = Status.ok, cost: str = "", command: str = "") -> Finding:
     return Finding(group=GROUP, name=name, status=status, found=found, cost=cost, command=command)

@@ -37,7 +37,7 @@ def check_program(
     findings = [torch]
     if not host:
         return findings
-    if found.get("torch") and torch.status is not Status.broken:
+    if found.get("torch") and torch.status is not Status.error:
         findings.append(_compiler(found, gpus, host))
     return [*findings, _threads(host), *_debugging(host["variables"])]
 
@@ -46,19 +46,19 @@ def _torch(found: dict[str, Any], problem: str, gpus: dict[str, Any], named: str
     if not found and named:
         text = f"{named} is no Python that answers: {problem}"
         cost, command = "nothing is known of the program's torch", "autotune doctor --python $(which python)"
-        return _finding("torch", text, Status.broken, cost, command)
+        return _finding("torch", text, Status.error, cost, command)
     problem = problem or str(found.get("problem") or "")
     python = str(found.get("executable") or "the interpreter")
     if problem:
         cost = "no program of this interpreter trains"
         text = f"torch of {python} cannot be {'imported' if gpus.get('gpus') else 'read'}: {problem}"
-        return _finding("torch", text, Status.broken, cost, f"{_pip(found)} install --force-reinstall torch")
+        return _finding("torch", text, Status.error, cost, f"{_pip(found)} install --force-reinstall torch")
     if not found.get("torch") and named:
         cost = "no program of this interpreter trains"
-        return _finding("torch", f"none in {python}", Status.broken, cost, f"{_pip(found)} install torch")
+        return _finding("torch", f"none in {python}", Status.error, cost, f"{_pip(found)} install torch")
     if not found.get("torch"):
         text = f"none in {python}: name your program's interpreter, `autotune doctor --python PYTHON`"
-        return _finding("torch", text, Status.absent)
+        return _finding("torch", text, Status.skipped)
     version = f"{found['torch']}, Python {found['python']}"
     if not gpus.get("gpus"):
         return _finding("torch", version)
@@ -66,7 +66,7 @@ def _torch(found: dict[str, Any], problem: str, gpus: dict[str, Any], named: str
     if not found.get("cuda"):
         text = f"{version}: built without CUDA, beside {gpus_text([gpu['index'] for gpu in gpus['gpus']])}"
         command = f"{_pip(found)} install --force-reinstall torch   # a build for CUDA {newest} or older"
-        return _finding("torch", text, Status.broken, "everything is computed on the CPU", command)
+        return _finding("torch", text, Status.error, "everything is computed on the CPU", command)
     built = f"{version}, built for CUDA {found['cuda']}, the driver serves up to {newest}"
     if not found.get("is_available"):
         return _unavailable(found, built, gpus)
@@ -84,7 +84,7 @@ def _unavailable(found: dict[str, Any], built: str, gpus: dict[str, Any]) -> Fin
         command = f"{_pip(found)} install --force-reinstall torch   # a build for CUDA {newest} or older; or a newer driver"
     elif "802" in why or "not yet initialized" in why:
         command = "sudo systemctl start nvidia-fabricmanager   # the NVSwitches are not set up"
-    return _finding("torch", text, Status.broken, cost, command)
+    return _finding("torch", text, Status.error, cost, command)
 
 
 def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Finding:
@@ -105,11 +105,11 @@ def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Fi
         needed = sorted({"sm_{}{}".format(*gpus["gpus"][index]["capability"]) for index in missing})
         text = f"{text}; it has no kernels for {gpus_text(missing)} ({', '.join(needed)}), only {', '.join(built)}"
         cost = "every kernel on them fails: 'no kernel image is available'"
-        return _finding("torch", text, Status.broken, cost, f"{_pip(found)} install --upgrade torch   # a build for this GPU")
+        return _finding("torch", text, Status.error, cost, f"{_pip(found)} install --upgrade torch   # a build for this GPU")
     if late:
         text = f"{text}; it has no kernels for {gpus_text(late)}, only code that the driver compiles"
         cost = "the first start compiles every kernel, and kernels made for this GPU are missing"
-        return _finding("torch", text, Status.mend, cost, f"{_pip(found)} install --upgrade torch   # a build for this GPU")
+        return _finding("torch", text, Status.warning, cost, f"{_pip(found)} install --upgrade torch   # a build for this GPU")
     return _finding("torch", text)
 
 
@@ -131,7 +131,7 @@ def _compiler(found: dict[str, Any], gpus: dict[str, Any], host: dict[str, Any])
         missing, commands = [*missing, "Python.h"], [*commands, "sudo apt-get install python3-dev"]
     if missing:
         text = f"torch.compile lacks {' and '.join(missing)}"
-        return _finding("compiler", text, Status.mend, cost, "; ".join(commands))
+        return _finding("compiler", text, Status.warning, cost, "; ".join(commands))
     what = f"triton and {host.get('cc')}" if gpus.get("gpus") else str(host.get("cxx"))
     return _finding("compiler", f"{what}, with Python.h")
 
@@ -147,15 +147,15 @@ def _threads(host: dict[str, Any]) -> Finding:
     if bad:
         text = ", ".join(f"{count}={variables[count]}" for count in bad)
         cost = "no number of threads: each library takes it as it likes"
-        return _finding(name, text, Status.mend, cost, f"unset {' '.join(bad)}")
+        return _finding(name, text, Status.warning, cost, f"unset {' '.join(bad)}")
     if many:
         cost = f"more threads than the {cores} effective cores take turns on them"
-        return _finding(name, text, Status.mend, cost, unset)
+        return _finding(name, text, Status.warning, cost, unset)
     if few:
         cost = (
             f"operators on the CPU use no more of the {cores} effective cores; right for several ranks, or loader workers alone"
         )
-        return _finding(name, text, Status.mend, cost, f"{unset}   # or tune threads.intra")
+        return _finding(name, text, Status.warning, cost, f"{unset}   # or tune threads.intra")
     told = ", ".join(f"{name}={count}" for name, count in counts.items())
     return _finding(name, told or "none is set: libraries take all cores they see")
 
@@ -167,7 +167,7 @@ def _is_count(text: str) -> bool:
 
 def _debugging(variables: dict[str, str]) -> list[Finding]:
     return [
-        _finding("debugging variable", f"{name}={value}", Status.mend, cost, f"unset {name}")
+        _finding("debugging variable", f"{name}={value}", Status.warning, cost, f"unset {name}")
         for name, (value, cost) in DEBUGGING.items()
         if variables.get(name) == value
     ]
@@ -183,5 +183,5 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
-def _finding(name: str, found: str, status: Status = Status.fine, cost: str = "", command: str = "") -> Finding:
+def _finding(name: str, found: str, status: Status = Status.ok, cost: str = "", command: str = "") -> Finding:
     return Finding(group=GROUP, name=name, status=status, found=found, cost=cost, command=command)
