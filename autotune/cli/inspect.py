@@ -45,7 +45,7 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
     composed = compose(overrides, command=command, config_dirs=config_dirs, facts=facts)
     with tempfile.TemporaryDirectory(prefix="autotune-inspect-") as folder:
         launch = _launch(composed, Path(folder) / "trials" / "0000", facts)
-        ended = _run(launch, is_quiet=as_json)
+        ended = _run(launch, composed.config.launcher, is_quiet=as_json)
     result = _result(ended, launch, composed)
     argv = composed.secrets.words(launch.argv)
     rows = _rows(result, composed, facts)
@@ -83,10 +83,10 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
     )
 
 
-def _run(launch: Launch, *, is_quiet: bool) -> Ended:
-    from autotune.launchers.local import LocalLauncher
+def _run(launch: Launch, name: str, *, is_quiet: bool) -> Ended:
+    from autotune.launchers import make_launcher
 
-    launcher = LocalLauncher()
+    launcher = make_launcher(name)
     running = launcher.start(launch)
     out = console(stderr=True)
     try:

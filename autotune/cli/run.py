@@ -145,7 +145,7 @@ def compose_asked(asked: Asked, facts: dict[str, object] | None = None) -> Compo
 
 def inputs_of(composed: Composed, facts: dict[str, object]) -> StudyInputs:
     """Returns what the study is given: the composed configuration, the launcher, the tracker, this machine."""
-    from autotune.launchers.local import LocalLauncher
+    from autotune.launchers import make_launcher
     from autotune.study import StudyInputs
 
     return StudyInputs(
@@ -154,7 +154,7 @@ def inputs_of(composed: Composed, facts: dict[str, object]) -> StudyInputs:
         yaml=composed.yaml,
         space=composed.space,
         command=composed.command,
-        launcher=LocalLauncher(),
+        launcher=make_launcher(composed.config.launcher),
         machine=facts,
         start_tracking=tracking(composed.config.tracker.uri, composed.secrets),
         versions=versions(),

@@ -22,6 +22,12 @@ FRESH = "Read before torch is imported: a trial with it starts in a fresh interp
 WARM = "Set once torch has been imported: a trial with it may start warm."
 _SOME: dict[type, bool | int | float | str] = {bool: True, int: 1, float: 0.5, str: "x"}
 
+PAGE_HEAD = """# Which settings can it change?
+
+Every setting ("knob"), by family. `autotune knobs` says which are impossible on your machine, `autotune knobs NAME` which values of
+one would be tried there. This page is made by `python -m autotune.knobs.describe`.
+"""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -83,6 +89,21 @@ def describe(key: str, host_context: HostContext | None = None, *, spaces: Mappi
     pin, tune = uses(found, host_context or HostContext(num_cores=8))
     parts.append(f"**Use.** `{pin}` pins it, `{tune}` tunes it over those values.")
     return "\n\n".join(parts) + "\n"
+
+
+def page() -> str:
+    """Returns docs/knobs.md: every knob, family by family, independent of this machine."""
+    families, parts = overview(), [PAGE_HEAD]
+    for family, rows in families.items():
+        parts.append(f"- [{family}](#{family}): " + ", ".join(f"[`{row.key}`](#{_anchor(row.key)})" for row in rows))
+    for family, rows in families.items():
+        parts.append(f"\n## {family}\n")
+        parts += [describe(row.key).replace("# ", "### ", 1) for row in rows]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _anchor(key: str) -> str:
+    return key.lower().replace(".", "")
 
 
 def uses(found: Knob, host_context: HostContext) -> tuple[str, str]:
@@ -161,3 +182,7 @@ def _default(found: Knob) -> str:
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,1 +1,21 @@
 """Starting a trial's processes, watching them, and ending every one of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autotune.launchers.base import Launcher
+
+
+def make_launcher(name: str) -> Launcher:
+    """Returns the launcher that `launcher=` names; its module is imported here, as it may need what others do not.
+
+    Args:
+        name: one of `config.schema.LAUNCHERS`.
+    """
+    if name == "local":
+        from autotune.launchers.local import LocalLauncher
+
+        return LocalLauncher()
+    raise ValueError(f"no such launcher: {name}")

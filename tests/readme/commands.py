@@ -1,4 +1,4 @@
-"""The commands of README.md: the README is their only source, for its tests and for .ci/run.
+"""The commands of README.md and docs/: these pages are their only source, for their tests and for .ci/run.
 
     python tests/readme/commands.py tests          prints the command that installs and passes the tests
     python tests/readme/commands.py runnable [M]   prints the other commands, a line each, with budgets of M minutes if given
@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 KINDS = ("sh", "sh example", "sh server")
 FENCE = re.compile(r"^```(sh\b[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN, VERIFY = re.compile(r"\bautotune run\b"), re.compile(r"\bautotune verify\b")
@@ -23,7 +25,7 @@ RUN, VERIFY = re.compile(r"\bautotune run\b"), re.compile(r"\bautotune verify\b"
 
 @dataclass(frozen=True)
 class Command:
-    """One command line of the README and the kind of fence it stands in."""
+    """One command line of a page and the kind of fence it stands in."""
 
     kind: str
     line: str
@@ -42,14 +44,14 @@ def command_for_tests(text: str) -> str:
     """Returns the command that installs and runs the tests."""
     found = [command.line for command in commands(text) if command.kind == "sh" and "pytest" in command.line]
     if len(found) != 1:
-        raise SystemExit(f"README.md: needs one sh command that runs pytest, got {found}")
+        raise SystemExit(f"README.md and docs: need one sh command that runs pytest, got {found}")
     return found[0]
 
 
 def other_commands(text: str, minutes: str | None) -> Iterator[str]:
     """Yields the other commands that run as they stand, with a lowered budget where `minutes` is given."""
     tests = command_for_tests(text)
-    for command in commands(text):
+    for command in dict.fromkeys(commands(text)):  # one that stands on several pages runs once
         if command.kind == "sh server":
             yield f"timeout --preserve-status --signal=TERM 20 {command.line} || test $? -eq 143"
         elif command.kind == "sh" and command.line != tests:
@@ -64,7 +66,7 @@ def lowered(line: str, minutes: str) -> str:
 
 def main(which: str, minutes: str | None = None) -> None:
     """Prints what .ci/run asks for."""
-    text = README.read_text(encoding="utf-8")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     print(command_for_tests(text) if which == "tests" else "\n".join(other_commands(text, minutes)))
 
 

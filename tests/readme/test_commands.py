@@ -1,6 +1,7 @@
-"""README.md's commands are known to .ci/run, and the cheap ones are run here."""
+"""The commands of README.md and docs/ are known to .ci/run, and the cheap ones are run here; all links lead somewhere."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -10,9 +11,10 @@ import pytest
 
 import autotune.config.compose
 from autotune.config.compose import compose
-from tests.readme.commands import KINDS, README, Command, command_for_tests, commands, other_commands
+from autotune.knobs.describe import page
+from tests.readme.commands import KINDS, PAGES, README, ROOT, Command, command_for_tests, commands, other_commands
 
-TEXT = README.read_text(encoding="utf-8")
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 COMMANDS = list(commands(TEXT))
 CHEAP = ("knobs", "list", "doctor")
 
@@ -23,7 +25,7 @@ def test_every_fence_of_commands_says_how_it_is_run() -> None:
 
 
 def test_no_command_hides_in_an_unmarked_fence() -> None:
-    bodies = TEXT.split("```")[1::2]
+    bodies = [body for page in PAGES for body in page.read_text(encoding="utf-8").split("```")[1::2]]
     prompts = [
         body for body in bodies if not body.startswith("sh") and any(line.startswith("$ ") for line in body.splitlines())
     ]
@@ -62,7 +64,7 @@ def test_cheap_commands_run(line: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-SECTION = TEXT.partition("## Models and data\n")[2].partition("\n## ")[0]
+RECIPES = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 
 
 def test_the_recipes_named_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +75,7 @@ def test_the_recipes_named_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(autotune.config.compose, "problems_of_parts", lambda config: [])  # tests/config/test_parts.py
     monkeypatch.chdir(tmp_path)
-    lines = [command.line for command in commands(SECTION)]
+    lines = [command.line for command in commands(RECIPES)]
     assert len(lines) == 10
     for line in lines:
         _, run, *words = shlex.split(line)
@@ -88,3 +90,40 @@ def test_commands_for_the_readers_own_files_name_subcommands_that_exist() -> Non
         words = command.line.split()
         if words[0].endswith("autotune"):
             assert words[1] in done.stdout, command.line
+
+
+MARKDOWN = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "runs" / "README.md"])
+
+
+def anchors(text: str) -> set[str]:
+    heads = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        found = (path.parent / name).resolve() if name else path
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found.read_text(encoding="utf-8")), target
+
+
+@pytest.mark.parametrize("path", [ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda path: path.name)
+def test_every_path_that_is_named_exists(path: Path) -> None:
+    named = re.findall(r"`((?:autotune|tests|conf|search_spaces|docs)/[\w./*<>-]+)`", path.read_text(encoding="utf-8"))
+    missing = [name for name in named if "<" not in name and not list(ROOT.glob(name.rstrip("/")))]
+    assert missing == []
+
+
+def test_the_page_of_knobs_is_what_the_catalogue_says() -> None:
+    assert (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8") == page(), (
+        "python -m autotune.knobs.describe > docs/knobs.md"
+    )
+
+
+@pytest.mark.parametrize(("name", "most"), [("README.md", 150), ("CONTRIBUTING.md", 150)])
+def test_the_first_pages_stay_short(name: str, most: int) -> None:
+    assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= most
