@@ -113,8 +113,13 @@ def test_every_link_leads_to_a_file_and_a_heading(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda path: path.name)
 def test_every_path_that_is_named_exists(path: Path) -> None:
-    named = re.findall(r"`((?:autotune|tests|conf|search_spaces|docs)/[\w./*<>-]+)`", path.read_text(encoding="utf-8"))
-    missing = [name for name in named if "<" not in name and not list(ROOT.glob(name.rstrip("/")))]
+    text = path.read_text(encoding="utf-8")
+    named = {name.rstrip("/") for name in re.findall(r"`((?:autotune|tests|conf|search_spaces|docs)/[\w./*-]+)`", text)}
+    modules = set(re.findall(r"`([\w/]+\.py)`", text))
+    missing = [name for name in named if not list(ROOT.glob(name))]
+    missing += [
+        name for name in modules if not any(list(ROOT.glob(f"{top}{name}")) for top in ("", "autotune/**/", "tests/**/"))
+    ]
     assert missing == []
 
 
