@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class StudyFolder:
         name: its name.
         base, sequence: as in StudyRecord, when this process made the folder.
         is_kept: whether anybody reads what is written; not in a replay, which then need not write after every trial.
+        mask: takes the secrets of a study out of every document that is written.
     """
 
     is_kept = True
@@ -42,6 +43,7 @@ class StudyFolder:
         self.path = path
         self.name = path.name
         self.base, self.sequence = base or path.name, sequence
+        self.mask: Callable[[str], str] = str
         self._claim: Claim | None = None
 
     @property
@@ -230,7 +232,7 @@ class StudyFolder:
 
     def _write(self, file: Path, text: str) -> None:
         self._check_place()
-        pauses_s = list(PAUSES_S)
+        text, pauses_s = self.mask(text), list(PAUSES_S)
         while True:
             try:
                 write_text(file, text)

@@ -6,6 +6,9 @@ import pytest
 from autotune import masking
 from autotune.masking import Secrets, is_masked
 from autotune.records import Outcome
+from autotune.run_dir import create
+from autotune.testing.listener import RecordingListener
+from autotune.trials.events import Masked
 
 
 @pytest.mark.parametrize(
@@ -134,3 +137,14 @@ def test_masking_a_long_line_takes_no_quadratic_time():
 
 def test_addresses_alone_lose_their_credentials():
     assert masking.without_credentials("see https://me:secret@host/x, TOKEN=1") == "see https://***@host/x, TOKEN=1"
+
+
+def test_what_nobody_has_masked_is_masked_where_it_is_told_or_written(tmp_path):
+    secrets, told = Secrets(["hunter2hunter2"]), RecordingListener()
+    Masked(told, secrets).notice("it cannot be forgotten: hunter2hunter2")
+    folder = create(tmp_path, "s")
+    folder.mask = secrets.message
+    folder.write_summary({"note": "hunter2hunter2"})
+    folder.write_best("# hunter2hunter2\n")
+    assert told.named("notice") == ["it cannot be forgotten: ***"]
+    assert not [path for path in folder.path.rglob("*") if path.is_file() and "hunter2" in path.read_text()]

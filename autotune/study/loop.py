@@ -34,7 +34,7 @@ from autotune.study.recording import Recording
 from autotune.study.summary import Standing, summarise
 from autotune.trackers.sync import incomplete
 from autotune.trials.budget import Budget, Costs
-from autotune.trials.events import Listener, Tracking
+from autotune.trials.events import Listener, Masked, Tracking
 from autotune.trials.identity import about, differences
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.interrupts import Interrupts
@@ -84,7 +84,8 @@ def resume_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -
     return _run(inputs, folder, listener, is_new=False)
 
 
-def _run(inputs: StudyInputs, folder: StudyFolder, listener: Listener, *, is_new: bool) -> Summary:
+def _run(inputs: StudyInputs, folder: StudyFolder, told: Listener, *, is_new: bool) -> Summary:
+    folder.mask, listener = inputs.secrets.message, Masked(told, inputs.secrets)
     with folder.claimed() as problem, Interrupts(listener.notice) as interrupts:
         if problem:
             listener.notice(
@@ -187,7 +188,7 @@ class _Study:
         self._folder.write_study(self._session.about)
         self._write("running")
         for line in self._inputs.launcher.sweep(self._folder.path):
-            self._listener.notice(self._inputs.secrets.text(line))
+            self._listener.notice(line)
         seal_leftovers(self._folder.path, self._inputs.secrets)
         self._listener.started(self._session.about)
         if self._earlier and self._earlier.records:
@@ -253,7 +254,7 @@ class _Study:
             return
         session.about.warm_start = inputs.secrets.document(inherit(session))
         if not session.about.warm_start and (why := why_nothing(session)):
-            self._listener.notice(inputs.secrets.message(why))
+            self._listener.notice(why)
 
     def _name_dropped(self, dropped: dict[str, str]) -> None:
         """Says which of the knobs that the user named are not searched; `autotune inspect` has the rest."""
@@ -271,7 +272,7 @@ class _Study:
         if not record.outcome.has_value or record.value is None:
             raise NothingWorked(_why_nothing(record, self._folder, results, self._inputs.command.argv({})))
         if missing := missing_processes(results[0], self._inputs.command.argv({})):
-            self._listener.notice(self._inputs.secrets.text(missing))
+            self._listener.notice(missing)
         if said := cycles_text(record.metrics):
             self._listener.notice(f"{said}.")
         return results[0]

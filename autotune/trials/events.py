@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.harness.protocol import Progress
+from autotune.masking import Secrets
 from autotune.records import Kind, Knobs, StudyRecord, Summary, TrialRecord
 
 
@@ -112,3 +113,23 @@ class Listener:
 
     def finished(self, summary: Summary) -> None:
         """The verdict is on disk."""
+
+
+class Masked(Listener):
+    """A listener that is told no secrets, whoever words the message.
+
+    Args:
+        listener: whom to tell.
+        secrets: what must not be told.
+    """
+
+    def __init__(self, listener: Listener, secrets: Secrets) -> None:
+        self._secrets = secrets
+        for name in vars(Listener):
+            if not name.startswith("_") and name != "notice":
+                setattr(self, name, getattr(listener, name))
+        self._notice = listener.notice
+
+    def notice(self, message: str) -> None:
+        """Passes a message on, masked."""
+        self._notice(self._secrets.text(message))

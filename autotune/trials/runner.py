@@ -154,11 +154,11 @@ class TrialRunner:
             self._keep_logs(record)
             finished = self._attempt(request, earlier=record)
             if is_doubtful and (notice := self.warm.judge(record, finished.record)):
-                self._listener.notice(self._inputs.secrets.text(notice))
+                self._listener.notice(notice)
         self._check_program(finished)
         if finished.record.outcome is Outcome.disturbed and self._level.is_stuck(request.kind):
             self._disturbed_by = []
-            self._listener.notice(self._inputs.secrets.text(self._level.accept(finished.record)))
+            self._listener.notice(self._level.accept(finished.record))
         if request.kind is Kind.baseline and finished.results:
             self.goal.learn(finished.results, capacity_bytes=memory_seen_bytes(self._inputs, finished.results[0]))
         # Last, once nothing of the numbers changes any more.
@@ -178,7 +178,7 @@ class TrialRunner:
             raise StoppedNow(self._keep(Finished(record=earlier))) from None
         left_s = math.inf if request.ends_s is None else request.ends_s - self._inputs.clock.monotonic()
         if held := self._watch.before(max_s=min(GATE_S, max(0.0, QUIET_LEFT_FRAC * left_s))):
-            self._listener.notice(self._inputs.secrets.text(held))
+            self._listener.notice(held)
         prepared = self._launch(request, earlier)  # now: it is told when its time is up
         started_at = self._inputs.clock.time()
         try:
@@ -250,7 +250,7 @@ class TrialRunner:
         if first.outcome is Outcome.timeout:
             took = f"{first.outcome} after {seconds_text(first.seconds)}"
             text = f"Trial {first.number} ended as {took}: {first.reason}. Once more."
-            self._listener.notice(self._inputs.secrets.text(text))
+            self._listener.notice(text)
 
     def _keep_logs(self, first: TrialRecord) -> None:
         """Keeps what the first attempt wrote, which the second would write over."""
@@ -264,7 +264,7 @@ class TrialRunner:
         why = str(record.evidence.get("why_fresh") or "")
         if why and why not in self._told_why_fresh:
             self._told_why_fresh.add(why)
-            self._listener.notice(self._inputs.secrets.text(f"Trial {record.number} starts in a fresh interpreter: {why}."))
+            self._listener.notice(f"Trial {record.number} starts in a fresh interpreter: {why}.")
 
     def learn_leaving(self, baseline: TrialRecord) -> None:
         """Takes into account what a trial's processes need to leave."""
@@ -326,11 +326,7 @@ class TrialRunner:
         if ends_s is not None and ends_s - clock.monotonic() < max_s / QUIET_LEFT_FRAC:
             return
         words = "; ".join(one.words for one in disturbed_by)
-        self._listener.notice(
-            self._inputs.secrets.text(
-                f"The last trial was disturbed: {words}. Waiting for a quiet machine, {max_s:.0f} s at most."
-            )
-        )
+        self._listener.notice(f"The last trial was disturbed: {words}. Waiting for a quiet machine, {max_s:.0f} s at most.")
         kinds, begun_s = {one.kind for one in disturbed_by}, clock.monotonic()
         rest_s = min(COOL_DOWN_S, max_s) if health.THERMAL in kinds else 0.0
         while (waited_s := clock.monotonic() - begun_s) < max_s:
