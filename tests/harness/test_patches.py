@@ -105,13 +105,13 @@ def test_what_another_library_does_to_module_calls_outlives_the_search_for_roots
     done = run(
         """
         own = torch.nn.Module.__call__
-        session.modules.stop_looking()
+        session.modules.uninstall()
         assert torch.nn.Module.__call__ is not own
         session.modules.look()
         ours = torch.nn.Module.__call__
         torch.nn.Module.__call__ = lambda *args, **kwargs: ours(*args, **kwargs)
         theirs = torch.nn.Module.__call__
-        session.modules.stop_looking()
+        session.modules.uninstall()
         assert torch.nn.Module.__call__ is theirs
         assert torch.nn.Linear(2, 2)(torch.zeros(1, 2)).shape == (1, 2)
         print("kept")

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.records import Kind
 from autotune.study import resume_study
-from autotune.study.proposals import NOTHING_PROMISED
+from autotune.study.proposals import NO_IMPROVEMENT
 from autotune.testing.fake_launcher import Failure, Surface
 from tests.study.conftest import MACHINE, RATES
 
@@ -43,11 +43,11 @@ def test_search_ends_when_nothing_more_is_promised_and_says_so(bench, tmp_path):
     surface = Surface(gains=FAST, loader_per_s=1e6, noise_frac=0.002, half_batch=2.0)
     study = bench(surface, f"search_space={file}", minutes=120)
     summary = study.run()
-    assert summary["reason"] == NOTHING_PROMISED
+    assert summary["reason"] == NO_IMPROVEMENT
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
     assert study.clock.now_s - 1000 < 0.5 * 120 * 60, "what is left of the budget is not used up"
     going_on = bench(surface, f"search_space={file}", "search.stop=false", minutes=120)
-    assert going_on.run()["reason"] != NOTHING_PROMISED
+    assert going_on.run()["reason"] != NO_IMPROVEMENT
 
 
 def test_what_would_run_out_of_memory_is_left_out(bench):
