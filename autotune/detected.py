@@ -48,7 +48,7 @@ def doubts(result: RankResult) -> list[str]:
 
 
 def missing_processes(result: RankResult, command: list[str]) -> str:
-    """Returns that not as many processes train together as the command asks for, and why; "" where they do or nobody says.
+    """Returns that fewer processes train together than the command asks for, and why; "" where as many do, or it is not known.
 
     Args:
         result: of rank 0.

@@ -79,8 +79,8 @@ class Facts:
         log_tail: end of standard error.
         stop_reason: why it was stopped, or what was lost; "" otherwise.
         deadline: the limit that passed, in words; "" otherwise.
-        shut_out: why the harness is in no Python process of a running trial; "" when it is, or nobody knows.
-        hang: what its processes were doing then, in words; "" when nobody looked.
+        shut_out: why the harness is in no Python process of a running trial; "" when it is, or that is not known.
+        hang: what its processes were doing then, in words; "" when it was not looked at.
         oom_kills: how many processes of our cgroup the kernel killed for memory meanwhile.
         is_harness_seen: whether the harness left any sign: a progress line or a result.
         num_steps: optimizer steps seen.
@@ -237,7 +237,7 @@ def _skipped(result: RankResult, facts: Facts) -> str:
 
 
 def _unapplied(result: RankResult, asked: Knobs) -> str:
-    """Returns the knob that did not take effect and why; "" when all did. A knob nobody reports did not."""
+    """Returns the knob that did not take effect and why; "" when all did. A knob without a report did not."""
     for key, report in result.knobs.items():
         if report.status != APPLIED:
             value = f"={asked[key]}" if key in asked else ""
@@ -283,7 +283,7 @@ def _of_loss(lost: RankResult, facts: Facts) -> Verdict:
 
 
 def _is_second_hand(result: RankResult, facts: Facts) -> bool:
-    """Whether a rank only tells of somebody else's failure; when another rank has one of its own, that one is the root."""
+    """Whether a rank only reports the failure of another; when a rank has one of its own, that one is the root."""
     line = _raised(result)
     if _class_of(result) in OOM_CLASSES | HOST_OOM_CLASSES or _of_message(line, line, facts):
         return False

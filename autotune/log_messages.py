@@ -64,7 +64,7 @@ def raised_in(log: str) -> str:
     return ""
 
 
-# Frames of ours in a traceback: its program is somebody else's.
+# Our own frames in a traceback of the user's program.
 OUR_FRAMES = re.compile(r'^ +File "[^"\n]*/autotune/harness/[^"\n]*", line [^\n]*\n(?: {4,}[^\n]*\n)*', re.MULTILINE)
 
 

@@ -46,7 +46,7 @@ class Claim:
         """Takes the right.
 
         Raises:
-            Owned: somebody else has it.
+            Owned: another process has it.
             OSError: the folder cannot be written.
         """
         descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -94,7 +94,7 @@ class Claim:
 
 
 def owner_of(folder: Path) -> dict[str, Any] | None:
-    """Returns who works on a study now, {"host", "pid", "started_at"} or what is known of it; None for nobody."""
+    """Returns who works on a study now, {"host", "pid", "started_at"} or what is known of it; None where no process does."""
     try:
         descriptor = os.open(folder / OWNER_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -19,7 +19,7 @@ class Killed(NamedTuple):
     Attributes:
         name: "SIGSEGV"; "" when none did.
         is_relayed: whether a shell or another parent passed the news on.
-        rank: of the process; None when nobody tells.
+        rank: of the process; None when it is not known.
     """
 
     name: str

@@ -97,7 +97,7 @@ def joined(results: Sequence[RankResult]) -> dict[str, Any]:
 
     {"world_size", "skew_frac", "stragglers": [rank, ...], "communication": {...}, "by_rank": [{"rank", "step_s", "rate_per_s",
     "own_s", "exposed_s", "data_wait_frac", "peak_memory_bytes"}, ...]}, unknown is None. `exposed_s` are the seconds of a step
-    that a rank waits in collectives, `own_s` the rest. The rank that comes last into a collective waits for nobody there: the
+    that a rank waits in collectives, `own_s` the rest. The rank that comes last into a collective waits for no other: the
     shortest of these waits is the communication's own, what others wait beyond it they wait for stragglers.
     """
     if len(results) < 2:
@@ -139,7 +139,7 @@ def _of_rank(result: RankResult, first: RankResult) -> dict[str, Any]:
 def _communication(
     results: Sequence[RankResult], by_rank: Sequence[dict[str, Any]], step_s: float | None
 ) -> dict[str, Any] | None:
-    """Returns what communication costs a step, and what it would cost at least; None where nobody measured it.
+    """Returns what communication costs a step, and what it would cost at least; None where it was not measured.
 
     {"exposed_s", "exposed_frac", "gradient_bytes", "bandwidth_bytes_per_s", "bound_s"}: the bound is the time that averaging
     all gradients takes with nothing else to do, gradient bytes over the bandwidth that was measured with the ranks at rest.

@@ -141,7 +141,7 @@ class TrialRecord:
         changed: the part of `knobs` that differs from the baseline: what the harness was asked to do.
         why: one line on why this configuration was tried.
         origin: where the search had it from: "earlier" (an earlier study), "expert", "single KEY" (one change on the best),
-            "sampler NAME", "late" (a costly value or a lower tier); "attribution N" where trial N is taken apart; "" for the
+            "sampler NAME", "late" (a costly value or a lower tier); "attribution N" for the ablation of trial N; "" for the
             baseline and the finals.
         outcome: how it ended.
         reason: one line on why it ended like that; "" for a plain ok.

@@ -21,7 +21,7 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # the embedded tracking store lies beside the studies
 FULL = (errno.ENOSPC, errno.EDQUOT)
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # on a full disk: somebody's temporary file may go by itself
+PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # on a full disk: another program's temporary file may go by itself
 PROBE_BYTES = 4096
 CUT_OFF = "autotune was ended before the study was over"
 
@@ -182,7 +182,7 @@ class StudyFolder:
         return checked_summary(read_json(self.summary_file))
 
     def current_summary(self) -> Summary:
-        """Returns summary.json as it is to be understood: a study that says it runs, and that nobody works on, was cut off.
+        """Returns summary.json, corrected: a study that says it runs, without a process that works on it, was cut off.
 
         Raises:
             OSError, ValueError: as `read_summary`.

@@ -2,7 +2,8 @@
 
 Sources: batch means and their correlation, Law & Kelton, Simulation Modeling and Analysis, 4.4 and 9.5.3; paired comparison
 on the log scale, because what is compared are ratios and the noise of machines is multiplicative; equivalence margins as in
-bioequivalence testing; several looks at a growing sample, Pocock, Biometrika 64 (1977). tests/stats simulates their promises.
+bioequivalence testing; several looks at a growing sample, Pocock, Biometrika 64 (1977). tests/stats simulates
+how well they hold.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def begin(*, is_process: bool) -> None:
 
 
 def began_s() -> float:
-    """Returns when the command began, on the monotonic clock; now where nobody has said."""
+    """Returns when the command began, on the monotonic clock; now where that is not known."""
     return time.monotonic() if _began_s is None else _began_s
 
 

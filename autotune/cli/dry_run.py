@@ -72,7 +72,7 @@ def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[str]:
     budget = composed.config.study.budget
     trials = "" if budget.trials is None else f"{budget.trials} trial{'' if budget.trials == 1 else 's'} at most"
     if budget.minutes is None:
-        words = f"{trials or 'none: it goes on until nothing more is promised'}; what that takes, the baseline tells"
+        words = f"{trials or 'none: it goes on until no improvement is expected'}; what that takes, the baseline tells"
         return [f"budget  {words}"]
     total_s = 60 * budget.minutes
     finals_s = most_reserved_s(total_s)
@@ -85,7 +85,7 @@ def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[str]:
 
 def _plan(total_s: float, finals_s: float, earlier: tuple[str, float] | None, *, most: int | None) -> str:
     if earlier is None:
-        return "how many trials that is, nobody knows before one is measured: `run` says so after the baseline"
+        return "how many trials that is depends on the baseline: `run` says so once it is measured"
     name, trial_s = earlier
     num = round(max(0.0, total_s - finals_s - trial_s) / max(trial_s, 1e-9))  # the baseline takes one's time, too
     num = num if most is None else min(num, most)

@@ -111,7 +111,7 @@ class LiveView(View):
         self._console.print(Rule(f"finals: {who} again, in turn", style="quiet", align="left"))
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
-        """Draws a line where the winner is taken apart."""
+        """Draws a line where the ablation of the winner begins."""
         words = f"attribution: what each change of trial {trial:04d} is worth, put back one by one"
         self._console.print(Rule(words, style="quiet", align="left"))
 

@@ -11,7 +11,7 @@ def plan_text(outlook: Outlook) -> str:
     each = f"some {seconds_text(outlook.trial_s)} each"
     more = " more" if outlook.num_searched else ""
     if outlook.num_trials is None:
-        return f"as many{more} trials as promise something, {each}: no limit was given"
+        return f"as many{more} trials as have an expected improvement, {each}: no limit was given"
     if not outlook.num_trials:
         return f"no{more or ' whole'} trial beside the finals, at {each}"
     trials = f"{outlook.num_trials}{more} trial{'' if outlook.num_trials == 1 else 's'}"

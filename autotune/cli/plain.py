@@ -94,7 +94,7 @@ class PlainLines(View):
         _say(f"finals  {names} against each other, in turn{f', {seconds_text(reserved_s)}' if reserved_s else ''}")
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
-        """The winner is taken apart."""
+        """The ablation of the winner begins."""
         time = f", at most {seconds_text(left_s)}" if left_s else ""
         words = ", ".join(sorted(knobs)) or "what seems to buy nothing, together"
         _say(f"attribution  what the changes of {trial:04d} are worth: {words}{time}")
@@ -134,7 +134,7 @@ def budget_text(study: StudyRecord) -> str:
 def _say(line: str) -> None:
     try:
         print(line, flush=True)  # a log that is followed must not lag
-    except OSError as error:  # whoever read it has gone, or its disk is full: no reason to end a study
+    except OSError as error:  # its reader has gone, or its disk is full: no reason to end a study
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

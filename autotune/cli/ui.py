@@ -179,7 +179,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], host: str, port: int, log: I
         if server.poll() is not None:
             break
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{_url(host, port)}/health", timeout=2):
-            if _is_listening(server, port):  # not somebody else, who was quicker to take the port
+            if _is_listening(server, port):  # not another program, which was quicker to take the port
                 return
         time.sleep(0.1)
     log.seek(0)

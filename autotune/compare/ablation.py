@@ -114,7 +114,7 @@ def hints(winner: TrialRecord, searched: Sequence[TrialRecord]) -> dict[str, flo
     there is no time to look at all, not to claim anything.
 
     Args:
-        winner: what is taken apart.
+        winner: the trial whose changes are put back one by one.
         searched: the search's trials, the baseline included.
     """
     able = [record for record in searched if record.score]
@@ -133,7 +133,7 @@ class Evidence:
 
     Args:
         space: the search space.
-        winner: what is taken apart.
+        winner: the trial whose changes are put back one by one.
         trials: attribution trials of this winner, by number.
         hinted: what the search says each change is worth, `hints`.
     """

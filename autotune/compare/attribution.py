@@ -1,14 +1,13 @@
-"""Attribution: what each knob of the winner is worth, and which of its changes buy nothing and go back.
+"""Attribution: the effect of each change of the winner, found by ablation. Changes without an effect are put back.
 
-It stands between the finals' two halves. The choosing rounds name a winner; here it is taken apart; the reporting rounds, which
-come last and had no part in either, measure what is left of it beside the baseline. So the configuration that is reported is
-the one that is handed over, and no round that helped to pick it is quoted for it.
+It stands between the two halves of the finals. The choosing rounds name a winner. Here its changes are put back one by one. The
+reporting rounds, which come last and had no part in either, measure what is left of it against the baseline. So the configuration
+that is reported is the one that is handed over, and no round that helped to pick it is quoted for it.
 
-In a round the winner and its parts run once each, in random order. Two rounds screen: every knob put back alone. Where there
-is no time for all, those of which the search's own trials promise most, beside the winner without all the others. Then the
-knobs that were not shown to matter go back together, and from there on they are measured as one: if the whole stays within the
-margin of the winner they are dropped, if it is missed the dearest of them comes out again. Knobs whose worth is known well
-enough leave the rounds. It ends when all is decided or the time is used. The intervals hold all at once (see
+In a round the winner and its ablations run once each, in random order. Two rounds screen: every knob is put back alone. Where there
+is no time for all, these are the knobs with the largest effects in the search's trials, and the winner without all the others. Then
+the knobs without a visible effect are put back together and measured as one: if the rest stays within the margin of the winner they
+are dropped; if it does not, the one that matters most comes out again. Knobs whose effect is known well enough leave the rounds. It ends when all is decided or the time is used. The intervals hold all at once (see
 `stats.compare_rounds`), so they also hold for the knobs that are kept because of them.
 """
 
@@ -37,7 +36,7 @@ class Attribution:
     """What an attribution has found.
 
     Attributes:
-        winner: the trial that was taken apart.
+        winner: the trial whose changes were put back.
         best: the trial that stands for what is left of it; the winner when nothing was dropped.
         changes: every change of the winner, the most useful first.
         together: the winner over `best`, from the rounds that held both; None when nothing was dropped.
@@ -167,7 +166,7 @@ class Attributor:
         return sum(trial.score is None and not trial.outcome.is_no_answer for trial in own) >= MAX_FAILURES
 
     def _affordable(self, winner: TrialRecord, evidence: Evidence, kept_s: float) -> list[str]:
-        """Returns the knobs there is time to put back alone: all, or those of which the search promises most."""
+        """Returns the knobs there is time to put back alone: all, or those with the largest effects in the search."""
         left_s, hinted = self._session.budget.left_s - kept_s, hints(winner, self._session.searched)
         knobs = sorted(winner.changed, key=lambda knob: -hinted[knob])
         costs_s = {knob: SCREENING_ROUNDS * self._expected_s(evidence.parts[knob].knobs) for knob in knobs}

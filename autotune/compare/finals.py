@@ -26,7 +26,7 @@ LOOKS = (8, 16)  # rounds after which the verdict is looked at; what is ambiguou
 MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is out
 WANTED_TRIALS = 14  # the reserved time is shared by so many: five pairs, a choosing round of four
 CHOOSING_ROUNDS = 2  # of those that are within reach of the leader after the first
-KEPT_PAIRS = 4  # so many reporting pairs are left time for when the chosen configuration is taken apart
+KEPT_PAIRS = 4  # so many reporting pairs are left time for during the ablation
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # why a final is run: what it counts for
 
 
@@ -77,7 +77,7 @@ class Finals:
             chosen = self._chosen_before(candidates) or self._chosen(candidates)
             part = self._minimal(chosen)
             if part.number == 0:  # nothing of it was shown to matter: the baseline beside itself tells nothing
-                reason = f"taken apart, no change of the fastest, trial {chosen.number}, was shown to matter"
+                reason = f"no change of the fastest, trial {chosen.number}, had an effect when it was put back alone"
                 self.decision = Decision(verdict="same", reason=reason)
                 return self.decision
             if self._report(part):
@@ -101,7 +101,9 @@ class Finals:
     def _chosen_before(self, candidates: list[TrialRecord]) -> TrialRecord | None:
         """Returns the candidate that an earlier run of the study has begun to report."""
         reported = [number for paired in by_round(self._earlier, REPORTED) for number in paired if number]
-        by_part = sorted(candidates, key=lambda candidate: self._known_part(candidate) is candidate)  # those taken apart first
+        by_part = sorted(
+            candidates, key=lambda candidate: self._known_part(candidate) is candidate
+        )  # those of the ablation first
         return next((c for c in by_part if reported and self._known_part(c).number == reported[-1]), None)
 
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
@@ -175,7 +177,7 @@ class Finals:
                 num_lost += turns.round() is None
             except OutOfTime:
                 break
-            if pairs:  # for whoever ends the study now; the rounds go on whatever it says
+            if pairs:  # in case the study is ended now; the rounds go on in any case
                 self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
             if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
                 return False

@@ -1,7 +1,7 @@
 """Loss parity: what computes differently may win only when it trains as the baseline does.
 
-A configuration is compared in what it changes of the arithmetic (tier `numerics`, and environment variables nobody vouches
-for), put on the baseline alone: same batch size, same loader, same seed, so the same batches; the first steps of a fresh
+A configuration is compared in what it changes of the arithmetic (tier `numerics`, and environment variables not
+known to be safe), put on the baseline alone: same batch size, same loader, same seed, so the same batches; the first steps of a fresh
 process, nothing measured. That is one run of the baseline a study and one for each set of such changes, not for each
 configuration, and it fits where the baseline fits. The search's leader is compared at half-time, so that the second half is
 not spent on what is out; the finalists before the finals and not after, as their rounds cost far more.
@@ -218,7 +218,7 @@ def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: boo
         passed = [run for run in runs if run.evidence["parity"]["verdict"] == Verdict.passed]
         run = next((run for run in passed if suspect.items() <= run.changed.items()), None)
         run = run or next((run for run in runs if run.changed == suspect), None)
-        why = no_losses(records[0]) if not records[0].losses else loss_words(records) or "nobody has compared it yet"
+        why = no_losses(records[0]) if not records[0].losses else loss_words(records) or "not compared yet"
         found = {"verdict": str(Verdict.unknown), "reason": why, "trial": None}
         if run is not None:
             found = {**run.evidence["parity"], "trial": run.number}

@@ -144,7 +144,7 @@ class Verification:
             self.decision = Decision(reason=f"no round could be completed: {_failures(session.records)}")
 
     def _long_runs(self, best: TrialRecord, seconds: float) -> None:
-        """Measures each once for minutes: what the short windows promised, and what training gets."""
+        """Measures each once for minutes: what the short windows measured, and what training gets."""
         rules = self._session.inputs.config.measure.finals
         length = {"min_s": seconds, "max_s": seconds, "slow_max_s": seconds, "half_width_frac": 0.0}
         done = {record.repeats for record in self._session.records if record.why == LONG and record.value}

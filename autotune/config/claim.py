@@ -200,7 +200,7 @@ def typed_command(claim: Claim) -> str:
     line = f"autotune verify {shlex.quote(claim.file)} -- {command}"
     if claim.cwd and claim.cwd != os.getcwd():
         line = f"cd {shlex.quote(claim.cwd)} && autotune verify {shlex.quote(os.path.abspath(claim.file))} -- {command}"
-    return one_line(line, MAX_LINE)  # a stranger's words, on somebody's terminal
+    return one_line(line, MAX_LINE)  # a stranger's words, on the user's terminal
 
 
 def _value(key: str, value: Any, host_context: HostContext, path: Path) -> KnobValue:

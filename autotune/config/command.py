@@ -74,7 +74,7 @@ def user_command(command: Sequence[str], host_context: HostContext, cwd: str | N
     silent: Knobs = {}
     for part in command:
         problems += _read_placeholders(part, stated, silent, host_context)
-    if BATCH_SIZE in silent and BATCH_SIZE not in stated:  # the library's own, a batch of one, is nobody's baseline
+    if BATCH_SIZE in silent and BATCH_SIZE not in stated:  # the library's default, a batch of one, is no baseline
         asked = f"got '{{{BATCH_SIZE}}}'. Write {{{BATCH_SIZE}={RECIPE_BATCH_SIZE}}}"
         problems.append(f"COMMAND: a placeholder that needs the baseline's value, {asked}, with what you train with today.")
     if problems:
@@ -90,7 +90,7 @@ def recipe_command(config: StudyConfig, *, has_cuda: bool = False, asked: Collec
     Args:
         config: the recipe.
         has_cuda: whether there is a CUDA device.
-        asked: knobs that somebody wants set or tuned, beside those that the configuration pins.
+        asked: knobs that are to be set or tuned, beside those that the configuration pins.
     """
     placeholders: Knobs = {}
     if config.data.name == "synthetic" and config.data.factory is None:

@@ -86,7 +86,7 @@ def _alone(config: StudyConfig, pinned: Knobs, template: CommandTemplate) -> lis
     if not template.is_recipe or config.launch.nproc > 1 or pinned.get(STRATEGY.key) != FSDP:
         return []
     return [
-        f"{STRATEGY.key}: one process has nobody to share with, got {FSDP!r}. Give launch.nproc=2 or more, or leave it out."
+        f"{STRATEGY.key}: one process has no other to share with, got {FSDP!r}. Give launch.nproc=2 or more, or leave it out."
     ]
 
 

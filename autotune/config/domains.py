@@ -25,7 +25,7 @@ from autotune.knobs.values import MAX_TEXT, shown, value_of
 from autotune.records import KnobValue
 from autotune.space import Choice, Domain, IntInterval
 
-MAX_VALUES = 256  # a domain nobody could search; also what keeps range(0,10**12) from filling the memory
+MAX_VALUES = 256  # more cannot be searched, and range(0,10**12) would fill the memory
 KEY = re.compile(r"(\+\+?|~)?[A-Za-z_][\w-]*([./][A-Za-z_][\w-]*)*([@:][\w.:-]*)?", re.ASCII)
 FORMS = "Give choice(a,b,c), range(start,stop,step), interval(low,high) or tag(log,interval(low,high))."
 

@@ -75,7 +75,7 @@ def check_value(key: str, value: Any) -> None:
 
 @functools.cache
 def _scratch() -> DictConfig:
-    """Returns the schema to try values on: one for all, since making it takes 20 ms and nobody reads what was set."""
+    """Returns the schema to try values on: one for all, since making it takes 20 ms and what was set is not read."""
     return typing.cast(DictConfig, OmegaConf.structured(StudyConfig))
 
 

@@ -73,7 +73,7 @@ class Program:
         by: "python", "shell" or "system": who reads the script.
         is_certain: whether the script is looked for in the working directory of the command and nowhere else.
         missing: what is left out, "a script", where a command certainly has nothing to run; "" otherwise.
-        starter: who is to start the processes that train, "torchrun"; "" for nobody but the system.
+        starter: who is to start the processes that train, "torchrun"; "" for the system alone.
         num_processes: how many it is told to start; None where it is not told a number, or of several machines.
     """
 

@@ -94,7 +94,7 @@ def as_yaml(winner: Winner, document: Document) -> Exported:
 
 
 def as_json(winner: Winner, document: Document) -> Exported:
-    """Returns a document as JSON, which has no comments: what cannot be said in it is left to whoever writes the file."""
+    """Returns a document as JSON, which has no comments: what cannot be said in it is left to the caller."""
     apart = [f"{title} {json.dumps(settings)}" for title, settings in document.apart.items()]
     text = json.dumps(document.settings, indent=2, ensure_ascii=False) + "\n"
     return Exported(text=text, left_out=document.left_out, header=winner.headline, notes=[*document.notes, *apart])

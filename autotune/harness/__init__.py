@@ -50,7 +50,7 @@ def wake(spec_path: str) -> None:
     """
     from . import boot, keeping, protocol
 
-    if not protocol.is_real_run(os.environ):  # of one nobody asks
+    if not protocol.is_real_run(os.environ):  # a real run reports none of this
         boot.note_start()
         boot.answer_stack_requests()
         boot.sign_in(spec_path)

@@ -1,6 +1,6 @@
 """What the harness knows of particular libraries, each of which no other module of it names.
 
-Everything else goes by what programs do with torch, so that a library nobody has heard of is treated like these.
+Everything else goes by what programs do with torch, so that unknown libraries are treated like these.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Sizes:
 
     @property
     def is_known(self) -> bool:
-        """Whether the shape says it and nobody needs to listen any more."""
+        """Whether the shape tells it, so that the sampler need not be watched."""
         return self.dimension is not None
 
     def count(self, batch: Any, shape: Tuple[int, ...], asked: int, batch_size: Optional[int]) -> float:

@@ -34,7 +34,7 @@ def sign_in(spec_path: str) -> None:
     line = {"time_s": time.monotonic(), "phase": protocol.PHASES[0], "step": 0, "rate_per_s": None}
     try:
         if protocol.read_spec(spec_path).mode == "apply":
-            return  # nobody waits for progress
+            return  # a real run writes no progress
         path = os.path.join(os.path.dirname(spec_path), protocol.PROGRESS_FILE)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

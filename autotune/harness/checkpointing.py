@@ -51,7 +51,7 @@ class Checkpointing:
     """Checkpoints modules of this process and sees whether a block is run again.
 
     Attributes:
-        is_run_again: whether a block was seen to run within a backward pass; None where nobody looked.
+        is_run_again: whether a block was seen to run within a backward pass; None where it was not looked for.
     """
 
     def __init__(self) -> None:

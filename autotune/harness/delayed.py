@@ -63,7 +63,7 @@ class Content:
     """Bytes and what is to be done with them, or the floats once they had to be computed; shared by aliases.
 
     Args:
-        data: of uint8; nobody writes to it.
+        data: of uint8, never written to.
         steps: what the floats have gone through.
     """
 
@@ -95,7 +95,7 @@ class Delayed(Tensor):
         return made
 
     def as_subclass(self, cls: Any) -> Any:
-        """Returns the same floats as another class of tensor: torch lets nobody else say how."""
+        """Returns the same floats as another class of tensor: torch offers no other way."""
         if self.content.floats is None and (cls is Tensor or _stand_in(cls) is not None):
             return Delayed.of(self.content, None if cls is Tensor else cls)
         return plain(self).as_subclass(cls)

@@ -197,7 +197,7 @@ def _say(line: str) -> None:
 
 
 def _end_daemons() -> None:
-    # What multiprocessing does at a normal exit: loader workers would notice only after seconds that nobody needs them.
+    # What multiprocessing does at a normal exit: loader workers would notice only after seconds that they are no longer needed.
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None:
         return

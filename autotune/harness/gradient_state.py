@@ -19,7 +19,7 @@ def is_sharded(module: Any) -> bool:
 
 
 def look(parameters: List[Any]) -> List[Any]:
-    """Returns what is different once somebody has changed a gradient, in place or by another one. Waits for the device."""
+    """Returns what changes when a gradient is changed, in place or by another one. Waits for the device."""
     versions = [None if parameter.grad is None else parameter.grad._version for parameter in parameters]
     return [*versions, *norms(parameters)]
 
@@ -55,7 +55,7 @@ def total_norm(parameters: Any, norm_type: float) -> Any:
 
 
 def divide(parameters: List[Any], scale: Any) -> None:
-    """Takes a scale out of gradients that somebody else will use; what overflowed counts nothing."""
+    """Takes a scale out of gradients that the program will use; what overflowed becomes 0."""
     import torch
 
     with torch.no_grad():

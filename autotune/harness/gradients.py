@@ -33,7 +33,7 @@ class Gradients:
     """Accumulates and scales the gradients of one optimizer.
 
     Attributes:
-        global_batch: samples that a step of all ranks is to hold; None when nobody said.
+        global_batch: samples that a step of all ranks is to hold; None when it is not given.
         every: calls of `step()` to one that steps; None until the batch has told it (`Spec.global_batch`).
         scaler: a GradScaler of the harness's own; None where nothing is scaled.
         problem: why gradients are left alone, in words; "" while they are not.
@@ -212,7 +212,7 @@ class Gradients:
         return returned
 
     def unscale(self) -> None:
-        """Divides the gradients by the scale, once a cycle, before somebody looks at them."""
+        """Divides the gradients by the scale, once a cycle, before they are looked at."""
         if self.scaler is None or self._is_unscaled:
             return
         self._check_untouched()
@@ -291,7 +291,7 @@ class Gradients:
             self._parallel.is_due = None if self.every == 1 else self._is_due
 
     def _batch(self) -> Tuple[Optional[float], float]:
-        """Returns the samples of a batch, None where nobody tells, and what the forward calls since the last step held."""
+        """Returns the samples of a batch, None where it is not known, and what the forward calls since the last step held."""
         context = self._context
         called = max((root.samples for root in context.modules.roots), default=0.0)
         size = context.loaders.touched[-1].batch_size if context.loaders.touched else None

@@ -1,4 +1,4 @@
-"""An import hook that acts when a module is executed, not when somebody only asks whether it is there."""
+"""An import hook that acts when a module is executed, not when its spec is looked up."""
 
 from __future__ import annotations
 

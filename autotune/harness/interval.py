@@ -1,7 +1,7 @@
 """How far the rate of a window may lie from the truth. Standard library only; `autotune.stats` holds the tuner's copy.
 
 Steps depend on each other, so single steps say too little: the naive interval of steps with a lag-1 correlation of 0.7 covered
-55 to 60 % where it promised 95 %. Blocks of steps depend less, and what is left is estimated and allowed for: with a lag-1
+55 to 60 % instead of 95 %. Blocks of steps depend less, and what is left is estimated and allowed for: with a lag-1
 correlation r, n blocks say as much as n (1 - r) / (1 + r) independent ones (Law & Kelton, Simulation Modeling and Analysis).
 Where too few blocks are left of that, no interval is claimed: of autocorrelated steps a handful looks like independent ones
 by chance, and its interval would be wrong most often exactly where it is given.

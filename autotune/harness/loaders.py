@@ -256,7 +256,7 @@ class LoaderWatch:
         if not self._is_measuring:
             return self._sites.is_target(info, arguments, is_chained=self._is_chained(info, arguments))
         if self._spec.target is None:
-            return True  # nobody has said yet which loader trains: the user's pins hold for all
+            return True  # it is not known yet which loader trains: the user's pins hold for all
         return self._chosen(info) is not None
 
     def _chosen(self, info: Loader) -> Optional[Dict[str, Any]]:

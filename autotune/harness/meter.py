@@ -362,7 +362,7 @@ class Meter:
         return spread_frac(self._window.rates_per_s, min_blocks=self.rules.min_blocks)
 
     def _is_dependent(self) -> bool:
-        # A longer window tells more of blocks that depend on each other too much for an interval. With few blocks nobody
+        # A longer window tells more of blocks that depend on each other too much for an interval. With few blocks no one
         # knows whether they do, and slow steps would cost too much to find out.
         blocks = self._window
         return len(blocks) >= MIN_BLOCKS and mean_half_width_frac(blocks.rates_per_s, blocks.block_s)[0] is None

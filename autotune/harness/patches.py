@@ -48,7 +48,7 @@ class Patch:
         """Takes the replacement away.
 
         Returns:
-            False where somebody else has replaced the attribute since: it stays below theirs, with `is_active` False.
+            False where the program or a library has replaced the attribute since: ours stays below, with `is_active` False.
         """
         with _lock:
             self.is_active = False

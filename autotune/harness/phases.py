@@ -20,7 +20,7 @@ class Phases:
     Attributes:
         now: the phase; "" before the first.
         seconds: phase -> seconds, of those that are over.
-        is_speaking: whether this process writes progress lines, rank 0's alone: nobody asks a real run for any.
+        is_speaking: whether this process writes progress lines, rank 0's alone, and none in a real run.
     """
 
     def __init__(self, context: TrialContext) -> None:

@@ -37,7 +37,7 @@ SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
 KEPT_FILE, SPARED_FILE, MADE_FILE = "kept.txt", "spared.txt", "made.txt"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
 # Every Python process of a trial answers this signal by writing its stacks to standard error: how a hang is placed. A
-# real-time one, which nobody means anything by; None where the system has none.
+# real-time one, which programs do not use; None where the system has none.
 STACK_SIGNAL: Optional[int] = int(signal.SIGRTMAX) - 3 if hasattr(signal, "SIGRTMAX") else None
 
 # Phases of a trial, in order. "steady" may not be reached; when the window begins anew, those from "compile" on come again.
@@ -101,7 +101,7 @@ class MeasureRules:
     # as many blocks, so there is a bound of its own, beyond which the finals have to tell.
     promoted_half_width_frac: float = 0.01
     promoted_max_s: float = 8.0
-    race_min_s: float = 1.0  # of a window before racing may end it: shorter, and nobody could say whether it was disturbed
+    race_min_s: float = 1.0  # of a window before racing may end it: a shorter one does not show whether it was disturbed
 
 
 @dataclasses.dataclass
@@ -117,7 +117,7 @@ class Spec:
         knobs: knob key -> value, only those to be changed; absent means "as the program does it".
         passed: knob key -> value of those the command line already carries; the harness only checks them.
         target: `RankResult.target` of the baseline: which loaders to change. None in the baseline itself.
-        device: "cuda" or "cpu", or "auto" when nobody said.
+        device: "cuda" or "cpu", or "auto" when it is not given.
         memory_limit_bytes: per-process cap, CUDA by allocator fraction and CPU by RLIMIT_DATA; None for none.
         global_batch: samples that an optimizer step of all ranks is to hold: where `knobs` has no step.accumulation it is
             derived from the batch size that the program has; None leaves the program's steps as they are.
@@ -130,7 +130,7 @@ class Spec:
         cycle: {"steps", "seconds"} of a cycle of the baseline, {} where its steps come in none; None in the baseline itself. A
             window waits for its like.
         end_s: moment on the machine's monotonic clock at which the window ends with what it has; None whenever it is full.
-        tokens_per_sample: tokens of each sample, which are counted instead of samples; None where nobody told.
+        tokens_per_sample: tokens of each sample, which are counted instead of samples; None where it is not known.
         origin: in mode "apply", the file that the knobs come from, as the user named it.
         made_on: in mode "apply", what that file was made on: {"torch", "device_name"}; None on the CPU, unknown is absent.
         late: in mode "apply", knob key -> why it has come too late to have any effect in this process.
@@ -221,7 +221,7 @@ class RankResult:
         failed_s: when the exception was noted, on the machine's monotonic clock: of several ranks, who failed first.
         phases_s: seconds spent in each phase of PHASES.
         unit: "samples"; "tokens" where `Spec.tokens_per_sample` says how many a sample has, or batches are rows or tables of
-            them whose samples nobody tells; "steps" when no batch dimension could be found. `unit_source` says where it was
+            them whose samples are not known; "steps" when no batch dimension could be found. `unit_source` says where it was
             read.
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}; `end_s` on the
             monotonic clock from the first step's end, `wait_s` host seconds inside the loader's __next__.
@@ -247,7 +247,7 @@ class RankResult:
         facts: interpreter, torch, device and instruction set as the program's process sees them.
         compiled: {"graphs", "cached" (of them found in the study's compile cache), "recompile_limit_hit", "seconds"}.
         communication: {"exposed_s" (of a step), "num_steps" (looked at), "gradient_bytes", "bandwidth_bytes_per_s" (None
-            unknown)}, see ranks.py; {} where nobody knows.
+            unknown)}, see ranks.py; {} where it is not known.
         is_at_own_pace: it does not wait for the other ranks (peers.py): rates add up, over a span that all windows have in
             common.
     """

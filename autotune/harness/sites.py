@@ -66,7 +66,7 @@ def looks_like_training(arguments: Dict[str, Any]) -> bool:
 
 
 def shuffles(arguments: Dict[str, Any]) -> bool:
-    """Returns whether a loader draws its samples at random, so that nobody can mean their order.
+    """Returns whether a loader draws its samples at random, so that their order cannot matter.
 
     Args:
         arguments: of its constructor, as the program gives them.
@@ -92,7 +92,7 @@ class TargetSites:
     """Which constructions get the loader knobs in mode "apply"; once training is under way it keeps none of them alive.
 
     Args:
-        target: `Spec.target`; None where nobody has said which loaders train.
+        target: `Spec.target`; None where it is not known which loaders train.
     """
 
     def __init__(self, target: Optional[List[Dict[str, Any]]]) -> None:
@@ -167,7 +167,7 @@ class TargetSites:
         """Remembers the batch sampler of a target: another loader may be made around it."""
         self._batch_samplers = [known for known in self._batch_samplers if known() is not None]
         if info.is_target and batch_sampler is not None:
-            with contextlib.suppress(TypeError):  # a list of batches, say: nobody makes a sampler around it
+            with contextlib.suppress(TypeError):  # a list of batches, for example: no sampler is made around it
                 self._batch_samplers.append(ref(batch_sampler))
 
 

@@ -2,7 +2,7 @@
 
 While the first step compiles, the workers fill their queues; until those are empty again the steps take more than the
 workers make, and what a window consumes cannot last. Counted, not guessed: batches taken by the steps (K a second), batches
-made by the workers (P a second), and what the workers can make with nobody in their way (L).
+made by the workers (P a second), and what the workers can make undisturbed (L).
 
 As long as the queue is level, K lasts. When it falls, each step lacks 1 - P/K of a batch; once the queue is empty it waits for
 that, at L, since then the workers have the cores to themselves. So a step takes 1/K + (1 - P/K)/L. Where the workers have cores

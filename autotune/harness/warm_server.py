@@ -35,7 +35,7 @@ from typing import Any, Dict, List, Optional
 HERE = os.path.dirname(os.path.abspath(__file__))
 HARNESS = "_autotune_harness"
 SPEC_VARIABLE, MARK_VARIABLE = "AUTOTUNE_SPEC", "AUTOTUNE_MARK"
-CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # whoever asks whether there is CUDA must not initialise it
+CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # asking whether there is CUDA must not initialise it
 NUM_DESCRIPTORS = 4
 PR_SET_PDEATHSIG = 1
 CHECK_S = 20.0  # a child's first computation takes milliseconds
@@ -107,7 +107,7 @@ def check() -> None:
 
 
 def serve(control: socket.socket, parent: int) -> Optional[Dict[str, Any]]:
-    """Forks a trial for each request; returns in each of them what it is to run, and None here when nobody asks any more."""
+    """Forks a trial for each request; returns in each of them what it is to run, and None here when no more requests come."""
     while True:
         try:
             byte, descriptors, _, _ = socket.recv_fds(control, 1, NUM_DESCRIPTORS)

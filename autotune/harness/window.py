@@ -42,7 +42,7 @@ class Window:
         """Called at the first step, and when others train with this process: it is known now what the meter must know."""
         self.is_full = False
         context, spec = self._context, self._context.spec
-        # Ranks keep step: each has an equal part of the rate. Of processes that do not, nobody knows what part one has.
+        # Ranks keep step: each has an equal part of the rate. The part of a process that does not is unknown.
         race, promote = (
             None if limit is None or context.peers.is_joint else limit / context.world_size
             for limit in (spec.race_below_per_s, spec.promote_above_per_s)

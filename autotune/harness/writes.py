@@ -19,7 +19,7 @@ from .context import TrialContext
 from .knobs.step import NO_STEP
 from .patches import Patch, patches
 
-# Backward passes without a step that can be seen, after which a program is given up. Nobody accumulates over so many before
+# Backward passes without a step that can be seen, after which a program is given up. No program accumulates over so many before
 # even making an optimizer; where one was made, nothing is looked at before.
 MOST_PASSES = 64
 BELIEVED, BELIEVED_UNSEEN = 3, 12  # writes before they are steps: where each is seen, where passes will be counted instead

@@ -116,7 +116,7 @@ class Knob:
         environment: environment variables a value stands for; set by the launcher, before the interpreter starts.
         variables: names of all that any value may stand for: env.NAME cannot set the same one beside it.
         is_before_torch: set or read before torch is imported in some other way than by such a variable.
-        is_unknown: nobody can say whether it changes what is computed: losses are compared before a value of it may win.
+        is_unknown: whether it changes what is computed is not known: losses are compared before a value of it may win.
         is_costly: each value costs a compilation; tried only on the best of the others.
         brief: what it is in a few words, for the overview: with key and tier a line fits a terminal of 80 columns.
         phrase: how a value reads in a list of changes, "batch {}"; "" for the last part of the key and the value.

@@ -130,7 +130,7 @@ def _tier(found: Knob) -> str:
     means = f"{found.tier}: {TIER_MEANS[found.tier]}"
     if not found.is_unknown:
         return f"{means}."
-    return f"{means}, where it works as meant. Nobody can say so beforehand: losses are compared before a value of it may win."
+    return f"{means}, where it works as meant. That is not known beforehand: losses are compared before a value of it may win."
 
 
 def _searched(found: Knob, spaces: Mapping[str, Iterable[str]]) -> str:

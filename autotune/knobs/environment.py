@@ -60,7 +60,7 @@ def env_knob(name: str) -> Knob:
         type=str,
         default=MASK if is_secret(name, own) else own,
         examples=("VALUE", "OTHER"),
-        domain=lambda _: [],  # nobody knows what is worth trying: the user lists the values
+        domain=lambda _: [],  # what is worth trying is not known: the user lists the values
         environment=lambda value: {name: str(value)},
         is_unknown=not HARMLESS.fullmatch(name),
         brief="any environment variable",

@@ -242,7 +242,7 @@ L2_FETCH_GRANULARITY = Knob(
         "the driver that holds for this process only; it is set once training begins and read back."
     ),
     helps="Steps bound by memory that read long runs of bytes: 128. Scattered reads (embeddings, graphs): 32.",
-    hurts="Steps bound by arithmetic do not change. The wrong size wastes bandwidth on bytes that nobody reads.",
+    hurts="Steps bound by arithmetic do not change. The wrong size wastes bandwidth on bytes that are not read.",
 )
 
 KNOBS = [

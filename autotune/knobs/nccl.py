@@ -51,11 +51,11 @@ def no_nccl(host_context: HostContext) -> str | None:
     if reason := no_cuda(host_context):
         return reason
     if host_context.world_size == 1:
-        return "one process trains: there is nobody to communicate with"
+        return "one process trains: it does not communicate"
     if host_context.collectives and "nccl" not in host_context.collectives:
         return f"the processes communicate through {host_context.collectives}, not through NCCL"
     if host_context.world_size is None and host_context.topology.num_gpus < 2 and not host_context.topology.adapters:
-        return "one GPU, as far as can be seen: there is nobody to communicate with"
+        return "one GPU, as far as can be seen: nothing to communicate with"
     return None
 
 
@@ -338,7 +338,7 @@ IB_DISABLE = Knob(
     brief="without InfiniBand",
     phrase="NCCL ib_disable {}",
     summary="NCCL_IB_DISABLE: no InfiniBand or RoCE between machines; NCCL falls back to TCP sockets.",
-    helps="A fabric that is slower than the Ethernet beside it, or in the way of somebody else: a check more than a hope.",
+    helps="A fabric that is slower than the Ethernet of the same hosts, or that disturbs other jobs. Mostly a check.",
     hurts="Sockets go through the CPU: where InfiniBand works it is much faster.",
 )
 

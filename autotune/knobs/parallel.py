@@ -9,8 +9,8 @@ DDP, FSDP = "ddp", "fsdp"
 
 
 def alone(host_context: HostContext) -> str | None:
-    """Returns why there is nobody to average gradients with."""
-    return "one process trains: nobody to average gradients with" if host_context.world_size == 1 else None
+    """Returns why no gradients are averaged."""
+    return "one process trains: no gradients are averaged" if host_context.world_size == 1 else None
 
 
 def has_wrapper(knobs: Knobs) -> bool:

@@ -46,7 +46,7 @@ def study_of(folder: Path) -> Path:
 def trial_environment(launch: Launch) -> dict[str, str]:
     """Returns the environment for a trial: the tuner's, quietened, then `launch.env`, then the protocol's variables.
 
-    What the user adds beats what we quieten (somebody may want W&B on); nothing beats the protocol.
+    The user's variables override what is silenced here (W&B may be wanted); nothing overrides the protocol's.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in UNWANTED}
     environment = {**inherited, **_quiet(launch.folder.resolve()), **launch.env}
@@ -75,5 +75,7 @@ def _quiet(folder: Path) -> dict[str, str]:
         "MLFLOW_TRACKING_URI": (scratch / "mlruns").as_uri(),
         "MLFLOW_ALLOW_FILE_STORE": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        "TENSORBOARD_LOGGING_DIR": str(scratch / "tensorboard"),  # Hugging Face's Trainer; a plain SummaryWriter asks nobody
+        "TENSORBOARD_LOGGING_DIR": str(
+            scratch / "tensorboard"
+        ),  # Hugging Face's Trainer; a plain SummaryWriter has no such variable
     }

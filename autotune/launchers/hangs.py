@@ -245,7 +245,7 @@ def _in_words(pid: int, state: str) -> str:
 
 
 def _answers(pid: int, log: Path) -> bool:
-    """Whether the process has the harness's handler, and writes to the trial's log: nobody else's file is written to."""
+    """Whether the process has the harness's handler, and writes to the trial's log and no other file."""
     if STACK_SIGNAL is None:
         return False
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")

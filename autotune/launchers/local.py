@@ -54,7 +54,7 @@ class Graces:
 
 
 class LocalLauncher(Launcher):
-    """Starts trials through a supervisor process, which is started when first needed and again when somebody killed it.
+    """Starts trials through a supervisor process, which is started when first needed and again when it was killed.
 
     Args:
         graces: how long to wait for what usually happens by itself.
@@ -230,7 +230,7 @@ class LocalRunning(Running):
     def _watch(self, now_s: float) -> None:
         """Looks whether the trial is over, and concludes if so."""
         self._progress.read()
-        self._results.collect()  # after the messages: whoever has gone writes no more
+        self._results.collect()  # after the messages: a process that is gone writes no more
         if self._results.by_rank and self._first_result_s is None:
             self._first_result_s = now_s
         if self._results.is_complete:
@@ -272,7 +272,7 @@ class LocalRunning(Running):
     def _orphans(self) -> list[psutil.Process]:
         """Returns the living processes that have no supervisor any more.
 
-        What was forked carries the mark of the server that forked it, the server its own; both belong to nobody else now.
+        What was forked carries the mark of the server that forked it, the server its own; both are the trial's now.
         """
         marks = {self._mark, mark_of(study_of(self._folder), SERVER)} if self._is_warm else {self._mark}
         return process_tree.members(lambda mark: mark in marks, process_tree.still_there(self._seen))

@@ -1,4 +1,4 @@
-"""Processes that somebody left: how they are found without their parent's help, and how processes are ended.
+"""Processes whose parent is gone: how they are found, and how processes are ended.
 
 Left behind are those that carry a mark in their environment (children that made a session of their own keep it) and
 everything below any of these. A process is ended by id *and* start time, which psutil checks before it signals, so that a
@@ -20,7 +20,7 @@ from autotune.plain_text import one_line
 
 SAME_S = 0.5  # two processes may read the start of a third a little differently; an id is not used again so soon
 
-# They remove what killed processes leave (segments of shared memory, sockets) and end by themselves once nobody needs them;
+# They remove what killed processes leave (segments of shared memory, sockets) and end by themselves once they are not needed;
 # both outlive a SIGTERM of the others, and multiprocessing's ignores its own.
 JANITORS = ("torch_shm_manager", "multiprocessing.resource_tracker")
 

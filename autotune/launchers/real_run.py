@@ -89,7 +89,7 @@ def _differences(best: Best) -> list[str]:
 def _here() -> dict[str, Any]:
     try:
         from autotune.machine import comparable, host_facts
-    except ImportError:  # psutil is not there: we are inside somebody's program
+    except ImportError:  # psutil is not there: this is the user's program
         return {}
     return {f"machine.{name}": value for name, value in comparable(host_facts()).items()}
 

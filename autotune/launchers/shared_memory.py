@@ -34,7 +34,7 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
             pid = int(match[1] or match[2]) if match else 0
             if pid not in processes or process_tree.is_taken(pid):
                 continue
-            with contextlib.suppress(OSError):  # somebody else was quicker, or owns it
+            with contextlib.suppress(OSError):  # another process was quicker, or owns it
                 status = entry.stat(follow_symlinks=False)
                 if status.st_uid == os.getuid() and status.st_ctime >= processes[pid] - SLACK_S:
                     os.unlink(entry.path)

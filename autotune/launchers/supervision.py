@@ -27,7 +27,7 @@ Message = dict[str, Any]
 
 
 class SupervisorLost(Exception):
-    """The supervisor process has ended, or no longer answers, and somebody waits for it."""
+    """The supervisor process has ended, or no longer answers while it is waited for."""
 
 
 class NotForked(Exception):

@@ -1,6 +1,6 @@
 """The parent of a study's trials on one host: `python -m autotune.launchers.supervisor FD TERMINATE_S KILL_S`.
 
-It stands between the tuner and the trials because whoever dies leaves children behind. In a session of its own, it hears
+It stands between the tuner and the trials because a process that dies leaves children behind. In a session of its own, it hears
 neither Ctrl-C nor the terminal's end; as a subreaper it stays the ancestor of every process that a trial starts; and when the
 tuner is gone, however it went, the socket between the two is closed, and it ends every trial, removes what they left in shared
 memory, and ends itself. While a trial is measured it sleeps, but for one look a second at the list of processes.
@@ -59,7 +59,7 @@ class Trial:
         process: the first process, where it was started from here.
         link: our end of the socket to a warm server; None for all others.
         has_exited: whether the first process has ended.
-        end_at_s: when to begin to end it, monotonic clock; None while nobody wants it.
+        end_at_s: when to begin to end it, monotonic clock; None while it is to run.
         num_reported: how many of its processes the tuner knows of.
     """
 
@@ -151,7 +151,7 @@ class Supervisor:
                 self._outgoing = self._outgoing[self._tuner.send(self._outgoing) :]
         except BlockingIOError:
             return
-        except OSError:  # nobody will read it
+        except OSError:  # its reader is gone
             self._outgoing = b""
 
     def _obey(self, message: dict[str, Any]) -> None:

@@ -228,7 +228,7 @@ class Folders:
         return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
 
     def _is_elsewhere(self, file: Path) -> bool:
-        """Whether a file that the trial wrote lies where nobody looks for it, and is no temporary one."""
+        """Whether a file that the trial wrote lies where the user would not look for it, and is no temporary one."""
         places = [self._study, *self._roots, *_temporary_places()]
         return file.is_file() and not any(file.is_relative_to(place) for place in places)
 

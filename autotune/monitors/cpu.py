@@ -3,12 +3,12 @@
 A look reads every process's line once (two milliseconds for a hundred of them, measured) and is taken at the two ends of a
 trial's window only. The study is the tuner's process and all below it: supervisor, trial, tracker. What a process has used is
 its own time and that of the children it has waited for, so that a trial that is gone by the second look is counted in its
-parent. Kernel threads and interrupts are counted apart: they mostly work for whoever is measured (writing back its files,
-decrypting what it reads), and are part of the machine.
+parent. Kernel threads and interrupts are counted apart: they mostly work for the trial that is measured
+(writing back its files, decrypting what it reads), and are part of the machine.
 
 Three machines look alike from inside and are not. Of a machine of our own, or of a part of its cores, the lines of
 /proc/stat count, of those cores alone. In a container with a quota they would show the whole host, whose other cores are
-nobody's business: there the cgroup's own account counts, against the quota. In one without a quota it is the whole host
+not looked at: there the cgroup's own account counts, against the quota. In one without a quota it is the whole host
 again, with all who live on it, because any of them may take a core that the trial could use.
 
 A trial may be bound to fewer cores than the tuner (`autotune run -- taskset -c 0 ...`): then those count, and what is used
@@ -67,7 +67,7 @@ class CpuLook:
         time_s: monotonic clock.
         num_cores: what may be used at most: cores by affinity, or the quota.
         busy_s: processor time used on them, or by the cgroup; None unknown.
-        idle_s: time nobody wanted; None unknown, as with a quota.
+        idle_s: time that was not used; None unknown, as with a quota.
         steal_s: time the hypervisor gave to others; None unknown.
         processes: by id.
         read_bytes: by this study, from anywhere and from the disk alone; None unknown.
@@ -96,7 +96,7 @@ class CpuUse:
         tuner_cores: of it by autotune itself, on the trial's cores: the tuner, its supervisor and its tracker.
         foreign_cores: used by others, the kernel's own work left out.
         kernel_cores: used by kernel threads, as far as they can be seen.
-        idle_cores: that nobody used.
+        idle_cores: that were not used.
         steal_cores: that the hypervisor gave to others.
         culprits: largest strangers, (process id, cores), largest first.
         waiting_cores: how many of the study's threads, on the average, were ready to run and had no core; own threads may have
@@ -270,7 +270,7 @@ def cores_of(pids: Iterable[int]) -> frozenset[int]:
 def describe(pid: int) -> str:
     """Returns who a process is, for a message: "python hog.py, pid 4242", or which study of autotune it belongs to.
 
-    Of its command line no more than the program and a script: the rest is somebody else's and may hold secrets.
+    Of its command line no more than the program and a script: the rest belongs to others and may hold secrets.
     """
     try:
         process = psutil.Process(pid)
@@ -281,7 +281,7 @@ def describe(pid: int) -> str:
         return f"pid {pid}, which has ended"
     try:
         study, _, _ = str(process.environ().get(MARK_VARIABLE, "")).rpartition(":")
-    except (psutil.Error, OSError):  # somebody else's
+    except (psutil.Error, OSError):  # another user's
         study = ""
     return f"another autotune study, {study}, pid {pid}" if study else f"{command}, pid {pid}"
 

@@ -24,7 +24,7 @@ def bound(path: Path) -> None:
     """Cuts a log that has grown past MAX_BYTES back to its beginning and its end, also while the program writes to it.
 
     The writers must have opened it for appending: they then go on at its new end. What they write between the reading and the
-    cutting is lost, in the middle of a flood. A pipe that somebody drains would lose nothing, but it lets a print wait for the
+    cutting is lost, in the middle of a flood. A pipe that is drained would lose nothing, but it lets a print wait for the
     reader, and ends the program with the reader.
     """
     try:

@@ -20,7 +20,7 @@ def seal(folder: Path, secrets: Secrets) -> None:
     """Takes the secrets out of what a trial's own processes wrote. They must have ended.
 
     Logs and results are the program's: it may print its environment or raise an exception that quotes it. Each file is
-    replaced whole; what nobody reads again (half-written results, the scratch folder) is removed. Doing it twice changes
+    replaced whole; what is not read again (half-written results, the scratch folder) is removed. Doing it twice changes
     nothing.
 
     Args:
@@ -68,7 +68,7 @@ def _is_training(study: Path) -> bool:
     for environment in Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = environment.read_bytes().split(b"\0")
-        except OSError:  # gone, or somebody else's
+        except OSError:  # gone, or another user's
             continue
         if any(variable.startswith(mark) and variable[len(mark) :].isdigit() for variable in variables):
             return True

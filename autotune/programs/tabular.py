@@ -121,7 +121,7 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
     """Yields what stands in the model's outermost lists of modules and has parameters; lists among these are looked into."""
     is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
     for child in model.children():
-        if not is_list or type(child).forward is nn.Module.forward:  # a list in a list, which nobody calls
+        if not is_list or type(child).forward is nn.Module.forward:  # a list in a list, which is not called itself
             yield from blocks(child)
         elif any(True for _ in child.parameters()):
             yield child

@@ -104,7 +104,7 @@ def _studies(jobs: Sequence[_Job], asked: Asked, on_study: Callable[[], None]) -
 
 
 def _end_with_parent() -> None:
-    """Makes this process end when the one that started it is killed: it would replay on for minutes, for nobody."""
+    """Makes this process end when the one that started it is killed: it would go on for minutes in vain."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

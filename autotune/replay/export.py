@@ -1,4 +1,4 @@
-"""Makes a table out of a recording's folder; what says whose machine it was, and what nobody replays, is left out."""
+"""Makes a table out of a recording's folder; what identifies the machine, and what is not replayed, is left out."""
 
 from __future__ import annotations
 

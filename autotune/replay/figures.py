@@ -243,7 +243,7 @@ def _band(values: Sequence[float]) -> tuple[float, float]:
 
 
 def raw(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Returns every study as plain values, for whoever wants other figures."""
+    """Returns every study as plain values, for other figures."""
     return [
         {"table": result.table.workload, "strategy": name, "seed": seed, **dataclasses.asdict(study)}
         for result in results

@@ -28,7 +28,7 @@ class NoFolder(StudyFolder):
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[str]:
-        """Yields "": nobody else can work on it."""
+        """Yields "": no other process can work on it."""
         yield ""
 
     def write_study(self, record: StudyRecord) -> None:

@@ -22,7 +22,7 @@ OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded with the bas
 
 
 class ReplayClock(Clock):
-    """Time that passes when a trial is answered or somebody sleeps."""
+    """Time that passes when a trial is answered or during a sleep."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -58,7 +58,7 @@ class ReplayLauncher(Launcher):
     def start(self, launch: Launch) -> Running:
         """Returns a trial that is over already."""
         measurement = self._world.serve(self._key(launch.spec))
-        if measurement is None:  # a configuration that nobody recorded: the table is not whole
+        if measurement is None:  # a configuration that was not recorded: the table is not whole
             measurement = Measurement(number=-1, round=0, changed={}, outcome=Outcome.error, seconds=0.0, reason="not recorded")
             measurement.ended = {"exit_code": 1, "cause": "exit", "evidence": {"is_harness_seen": True}}
         ended = self._ended(measurement, launch)
@@ -100,7 +100,7 @@ class ReplayLauncher(Launcher):
         return ended
 
     def _make_first_steps(self, ended: Ended, spec: Spec) -> None:
-        """Makes of a trial one that ended after its first steps; nobody recorded those: its losses are the baseline's.
+        """Makes of a trial one that ended after its first steps; those were not recorded: its losses are the baseline's.
 
         So comparing losses costs what it costs and puts nothing out; what ran out of memory or failed does so here, too.
         """

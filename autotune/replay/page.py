@@ -84,7 +84,7 @@ EXPLAINED = (
     "as 10 average trials of the table take. To 95 %: until it is that good and stays so, with the trials that "
     "choose among the best few and take the chosen one apart. Trials: how many the search took. Final: what is handed over. "
     "Out of memory: share of the first 20 trials. Verified: claimed winners within their own interval of a later verify. "
-    "Overstated: by how much the winner's reported rate lies above the repeat that nobody was served, in the median."
+    "Overstated: by how much the winner's reported rate lies above the repeat that was held out, in the median."
 )
 
 

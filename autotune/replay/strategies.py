@@ -73,7 +73,7 @@ GROUPS = {"ablations": ("default", *(f"default:{key}=false" for key in PARTS))}
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Returns the names in a list separated by commas, each once, groups taken apart."""
+    """Returns the names in a list separated by commas, each once, groups expanded."""
     words = [word.strip() for word in text.split(",")]
     return tuple(dict.fromkeys(name for word in words for name in GROUPS.get(word, (word,))))
 

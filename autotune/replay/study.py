@@ -111,7 +111,7 @@ class Replayed:
 
     @property
     def path(self) -> list[Step]:
-        """The search, the choice that follows it, and what is left of that when it was taken apart."""
+        """The search, the choice that follows it, and what is left of that after the ablation."""
         return [*self.steps, *(step for step in (self.choice, self.apart) if step)]
 
 
@@ -148,12 +148,12 @@ class _Watcher(Listener):
         self._choose(trial)
 
     def _begin_anew(self) -> None:
-        """Forgets what was chosen and taken apart: it was lost, where the finals choose once more."""
+        """Forgets the choice and its ablation, where the finals choose once more."""
         self.num_parts_before += len(self.parts)
         self.parts, self.chosen, self.reported = [], None, None
 
     def _choose(self, number: int) -> None:
-        """Notes what was chosen, the first time it is told: taken apart it may lose some of its changes."""
+        """Notes what was chosen, the first time: the ablation may drop some of its changes."""
         if self.chosen is None:
             self.chosen = next((key_of(record.changed) for record, _ in self.searched if record.number == number), None)
 

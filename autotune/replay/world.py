@@ -84,7 +84,7 @@ class World:
         return mean(unseen) or mean(self._all[key]) or 0.0
 
     def held_out(self, key: Key) -> float:
-        """Returns the repeat that nobody was served, neither search nor finals; 0 for one that gives no rate."""
+        """Returns the repeat that was served to neither search nor finals; 0 for one without a rate."""
         served = {one.number for one in self._may_be_served[key]}
         unseen = [one for one in self._all[key] if one.number not in served]
         return mean(unseen) or mean(self._all[key]) or 0.0

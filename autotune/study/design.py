@@ -1,7 +1,7 @@
 """Which configurations a recording measures: the whole search space where it is small enough, else a sample of it.
 
 A sample must answer what samplers ask, so it is made where they look: the baseline and the expert's seeds, everything one
-change away from these, and for the rest points drawn over the whole space, so that a region nobody thought of is there too.
+change away from these, and for the rest points drawn over the whole space, so that unexpected regions are there, too.
 """
 
 from __future__ import annotations

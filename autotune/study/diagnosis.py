@@ -40,7 +40,7 @@ def _led(found: list[Finding]) -> list[Finding]:
 
 
 def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
-    if not record.value or record.data_wait_frac is None or record.loader_rate is None:  # no DataLoader: nobody knows of input
+    if not record.value or record.data_wait_frac is None or record.loader_rate is None:  # no DataLoader: input is not known
         return []
     if _shares_cores(record, device):
         # Measured: one worker on two cores slowed the step from 58 to 42 samples/s and hardly ever let it wait, where a free

@@ -311,7 +311,7 @@ class _Study:
                 self._folder.check()
             except FolderLost as lost:
                 return lost
-            if isinstance(fault, OSError) and fault.errno in FULL:  # somebody has made room meanwhile
+            if isinstance(fault, OSError) and fault.errno in FULL:  # there is room again
                 return self._folder.lost(fault)
         return fault
 

@@ -34,11 +34,11 @@ NUM_SAME_FAILURES = 4  # first trials that all fail alike, memory apart: more of
 MAX_CHANCES = 2  # trials of a configuration that were disturbed, or cut off with autotune: a third would go the same way
 SINGLE, SAMPLER, LATE = "single", "sampler", "late"  # where a proposal comes from; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
-TOO_RISKY = "what is left to try would run out of memory, or may and does not promise enough for that"
+TOO_RISKY = "what is left to try would run out of memory, or may and has too small an expected gain for that risk"
 OUT_OF_TIME = "the search's part of the budget is used"  # what is left is the finals'
 TOO_DEAR = "no configuration that is left to try fits the rest of the budget together with its finals"
 OUT_OF_TRIALS = "the trial budget is used"
-NO_IMPROVEMENT = "nothing more is promised: no configuration is expected to be 1 % faster"
+NO_IMPROVEMENT = "no improvement is expected: no configuration is forecast to be 1 % faster"
 
 
 class Search:

@@ -44,7 +44,7 @@ class Standing:
         reason: why it ended; "" while it runs.
         seconds: wall time so far.
         decision: what the finals found; None before they have run.
-        attribution: what the chosen configuration was found to be made of; None before it was taken apart.
+        attribution: the effects of the chosen configuration's changes; None before the ablation.
         tiers: number of a lower tier's best -> what it was found to be worth when it was measured again.
     """
 

@@ -6,7 +6,7 @@ from autotune.clock import Clock
 
 
 class VirtualClock(Clock):
-    """Time that passes only when somebody sleeps, so that an hour's study takes no time."""
+    """Time that passes only during a sleep, so that an hour's study takes no time."""
 
     def __init__(self, start_s: float = 1000.0) -> None:
         self.now_s = start_s

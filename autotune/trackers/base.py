@@ -47,7 +47,7 @@ class Tracker(ABC):
 
         Args:
             folder: the study.
-            is_last: whether somebody waits for this call to end: a destination known to be down is not waited for again.
+            is_last: whether this call is waited for: a destination known to be down is not waited for again.
 
         Raises:
             BadInput: the destination's address cannot be meant, or the folder is not a study.

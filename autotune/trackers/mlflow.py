@@ -188,7 +188,7 @@ class MlflowTracker(Tracker):
         assert self._known is not None
         mark, params = _mark(folder, trial), entries.params(trial.knobs)
         tags = entries.trial_tags(trial, study, mark)
-        if self._known.contradicts(mark, params):  # MLflow lets nobody change a param
+        if self._known.contradicts(mark, params):  # MLflow does not let a param be changed
             self._client.delete_run(self._known.run_id(mark))
             self._known.forget(mark)
         if mark not in self._known:

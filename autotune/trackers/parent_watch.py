@@ -12,7 +12,7 @@ EXIT_TOO_LATE = 1
 
 
 class ParentWatch:
-    """Tells when whoever started this process is gone: they hold the other end of the pipe on its standard input.
+    """Tells when the process that started this one is gone: it holds the other end of the pipe on standard input.
 
     The pipe closes when its holder ends, however that ends, also before this process looked for the first time; and when its
     holder lets go on purpose: nothing more is to come. Without a pipe it is the parent that counts.
@@ -30,7 +30,7 @@ class ParentWatch:
         """Waits, at most until the line is cut; returns whether it is."""
         if self._has_pipe:
             watch = select.poll()
-            watch.register(0, 0)  # a hang-up is always reported; what is written to it is nobody's business
+            watch.register(0, 0)  # a hang-up is always reported; what is written to it is ignored
             return bool(watch.poll(seconds * 1000))
         time.sleep(seconds)
         return os.getppid() != self._parent

@@ -50,7 +50,7 @@ def _server_problem(uri: str, timeout_s: float) -> str:
 
 def _file_problem(path: Path, timeout_s: float) -> str:
     if not path.exists():
-        return ""  # made by whoever writes to it first
+        return ""  # made by the first that writes to it
     try:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=timeout_s, isolation_level=None)
         try:

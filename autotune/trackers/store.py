@@ -42,7 +42,7 @@ def chosen_uri(runs: Path, *, asked: str | None = None, folder: StudyFolder | No
     """Returns where tracking goes: as asked, as the study says, as MLFLOW_TRACKING_URI says, or into the embedded store.
 
     Raises:
-        BadInput: the study's own address holds credentials that were not written down, and nobody gives them.
+        BadInput: the study's own address holds credentials that were not written down, and they are not given.
     """
     if asked:
         return asked
@@ -99,7 +99,7 @@ def only_writer(folder: StudyFolder, *, wait_s: float = 0.0) -> Iterator[bool]:
     """
     try:
         file = open(os.open(folder.path / LOCK_FILE, os.O_WRONLY | os.O_CREAT, 0o600), "w")  # noqa: SIM115 (closed below)
-    except OSError:  # a read-only copy of somebody's study: nobody else writes there either
+    except OSError:  # a read-only copy of a study: no other process writes there either
         yield True
         return
     with file:

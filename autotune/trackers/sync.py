@@ -1,7 +1,7 @@
 """Brings a tracker up to date with a study's folder, once or for as long as the study runs.
 
 The study's folder is the spool: what a trial was and measured lies there, durable and without secrets, before anybody is
-told. So nothing is lost while a store is down, and whoever comes later, after any number of kills, finds all of it.
+told. So nothing is lost while a store is down, and a later `autotune sync`, after any number of kills, finds all of it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def follow(
     Args:
         folder: the study.
         uri: as in `sync`.
-        parent: the process of whoever started this process.
+        parent: the process that started this one.
         secrets: as in `sync`.
         report: is told whenever something was written or could not be.
 
@@ -95,8 +95,8 @@ def follow(
 
 
 def note(folder: StudyFolder, state: Synced) -> None:
-    """Writes down where the mirror stands, for whoever asks when the study ends."""
-    with contextlib.suppress(OSError):  # a read-only copy of somebody's study
+    """Writes down how far the copy is, to be read when the study ends."""
+    with contextlib.suppress(OSError):  # a read-only copy of a study
         write_json(
             folder.path / STANDING_FILE,
             {"uri": state.uri, "mirrored": state.written + state.present, "pending": state.pending, "problem": state.problem},
@@ -161,7 +161,7 @@ def _follow(tracker: Tracker, folder: StudyFolder, report: Report, parent: Paren
 
 @contextlib.contextmanager
 def _lock(folder: StudyFolder, parent: ParentWatch) -> Iterator[bool]:
-    """Waits for somebody's own `autotune sync` to end, as long as the study runs."""
+    """Waits for a user's own `autotune sync` to end, as long as the study runs."""
     while True:
         with store.only_writer(folder, wait_s=POLL_S) as is_alone:
             if is_alone or parent.is_gone or _is_over(folder):

@@ -53,7 +53,7 @@ class Listener:
 
     `started`, `resumed` when earlier runs of the study have left trials, then for each trial `time_left` (from the second on),
     `trial_started`, `progress` (several times a second) and `trial_ended`; `planned` once before the search, `finals_started`
-    before the finals' trials, `attribution_started` among them when the chosen configuration is taken apart; `finished` at the
+    before the finals' trials, `attribution_started` among them when the ablation begins; `finished` at the
     end, also after an interrupt and when nothing worked, but not after a fault; `notice` at any time, of tracking also after
     that.
     """
@@ -116,7 +116,7 @@ class Listener:
 
 
 class Masked(Listener):
-    """A listener that is told no secrets, whoever words the message.
+    """A listener that is passed no secrets, wherever the message was worded.
 
     Args:
         listener: whom to tell.

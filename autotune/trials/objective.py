@@ -189,7 +189,9 @@ def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
         cold_compile_s: what compiling such a configuration took elsewhere in the study; the longer of the two counts.
     """
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
-    return start_s + record.spared_s + max(record.phases_s.get("compile", 0.0), cold_compile_s)  # nobody's own run is warm
+    return (
+        start_s + record.spared_s + max(record.phases_s.get("compile", 0.0), cold_compile_s)
+    )  # a user's own run is never warm
 
 
 def cold_compile_s(records: Iterable[TrialRecord], knobs: Knobs) -> float:

@@ -246,7 +246,7 @@ class TrialRunner:
         return record
 
     def _tell_second_attempt(self, first: TrialRecord) -> None:
-        """Says that a trial went wrong where nobody would see it for long: the second attempt takes as much time again."""
+        """Says that a trial failed where that would not be seen for long: the second attempt takes as much time again."""
         if first.outcome is Outcome.timeout:
             took = f"{first.outcome} after {seconds_text(first.seconds)}"
             text = f"Trial {first.number} ended as {took}: {first.reason}. Once more."

@@ -44,7 +44,7 @@ def configuration_key(changed: Knobs) -> ConfigurationKey:
 
 
 def attribution_of(winner: TrialRecord) -> str:
-    """Returns the origin of the trials that take a winner apart."""
+    """Returns the origin of the ablation trials of a winner."""
     return f"{Kind.attribution} {winner.number}"
 
 

@@ -219,7 +219,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("model=gpt2-small", "model: no such model, got 'gpt2-small'. Did you mean 'gpt2_small'?"),
     ("model=timm/", "model: a model of timm has a name, got 'model=timm/'. Give model=timm/NAME."),
     ("parallel.fsdp=true", "parallel.fsdp: there is no such key, got True. Sharding is parallel.strategy=fsdp"),
-    ("parallel.strategy=fsdp", "parallel.strategy: one process has nobody to share with, got 'fsdp'. Give launch.nproc=2"),
+    ("parallel.strategy=fsdp", "parallel.strategy: one process has no other to share with, got 'fsdp'. Give launch.nproc=2"),
     ("model=timm", "model.name: a model of timm has a name, got nothing. Give model=timm/NAME"),
     ("train.global_batch=0", "train.global_batch: too small, got 0"),
     ("train.global_batch=100", "train.global_batch: no multiple of a batch of 32, which the baseline has, got 100"),

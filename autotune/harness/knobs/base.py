@@ -18,7 +18,7 @@ class KnobHandler:
     """One knob, or a family of knobs that are set in the same place. A subclass overrides what it needs.
 
     Handlers are made once torch is there, in the order of `registry.Handlers`. What belongs to one family alone (the arguments
-    of a DataLoader, a module before its first call) is a method of that family, called by whoever watches those objects.
+    of a DataLoader, a module before its first call) is a method of that family, called by the watch on those objects.
 
     Attributes:
         keys: of the knobs, the same as on the tuner's side.

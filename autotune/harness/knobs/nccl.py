@@ -1,6 +1,6 @@
 """Knobs of NCCL: environment variables that were set before the interpreter started; read back here, in every rank.
 
-What NCCL makes of them it tells nobody: that the variable holds in the process is what can be said.
+NCCL does not report what it makes of them: only that the variable holds in the process can be verified.
 """
 
 from __future__ import annotations

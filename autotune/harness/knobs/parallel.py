@@ -25,7 +25,7 @@ KEYS = (*ARGUMENTS, COMPRESSION)
 STRATEGY = "parallel.strategy"  # where the program takes it as an argument, another trial may have wrappers
 MIB = 1 << 20
 NO_WRAPPER = "no module is wrapped in DistributedDataParallel"
-ALONE = "one process trains: there is nobody to exchange gradients with"
+ALONE = "one process trains: it exchanges no gradients"
 BF16_HOOK = "bf16_compress_hook"
 
 
@@ -33,7 +33,7 @@ class ParallelKnobs(KnobHandler):
     """The DistributedDataParallel modules of this process.
 
     Attributes:
-        is_due: set by whoever accumulates gradients over several backward passes: says, before a forward pass, whether its
+        is_due: set where gradients are accumulated over several backward passes: says, before a forward pass, whether its
             backward pass is to average them over the ranks; all but the last of a group need not. None leaves it to the
             program, whose own `no_sync` holds in any case.
     """

@@ -20,7 +20,7 @@ SHARDED = "the parameters are shared out to ranks, which would each skip steps o
 CHANGES = "the program changes its gradients itself between backward() and step()"
 CLEARS = "the program clears its gradients by other means than zero_grad()"
 DISCARDS = "the program throws gradients away between backward() and step()"
-UNCOUNTED = "nobody tells how many samples a batch holds"
+UNCOUNTED = "it is not known how many samples a batch holds"
 UNEVEN = "a step of the program holds {} samples in all ranks, of which train.global_batch={} is no multiple"
 OTHER_BATCH = "a step holds {:g} samples in all ranks, train.global_batch={} was asked"
 

@@ -10,7 +10,7 @@ from autotune.wording import knob_phrase
 
 MAX_CHANGES = 4  # named; of more the number is said
 LEAST_SAID = 0.005  # gain that does not round to 0 %
-MOST_SAID = 1.0  # possible gain, from which on it tells what is not known rather than what is hoped
+MOST_SAID = 1.0  # possible gain, from which on it says how little is known, not how large the gain is
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -22,7 +22,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def gain(expected: float, possible: float) -> str:
-    """Returns what is hoped of a change: "+14 % expected", "up to +9 %", "gain unknown", "little gain expected".
+    """Returns the expected gain of a change: "+14 % expected", "up to +9 %", "gain unknown", "little gain expected".
 
     Args:
         expected: mean gain, a fraction.

@@ -15,7 +15,7 @@ from autotune.search.rates.regime import Machine, combined, device_rate, shared_
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 DEVICE, LOADER, ALL = "device", "loader", "all"
-# How much a knob matters to one side, beside 1 for what belongs there. A knob that nobody placed belongs to the device.
+# How much a knob matters to one side, beside 1 for what belongs there. A knob without a side belongs to the device.
 LOADER_PREFIX, ELSEWHERE = "loader.", 0.15
 ON_BOTH = {BATCH: (1.0, 0.3), THREADS: (1.0, 0.5), "loader.pin_memory": (0.5, 0.5), "loader.own_cores": (0.5, 1.0)}
 REST_USUAL = (0.08, 0.05, 0.03)  # what the two sides leave over: some, or the neighbours of the best are left out too soon

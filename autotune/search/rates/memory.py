@@ -27,7 +27,7 @@ SPARED = {
 }
 FITS_FRAC = 0.97  # of the memory there is: above it a trial counts as not fitting
 SAFE_CHANCE = 0.75  # to fit, from which on an expert's seed is tried
-LEAST_CHANCE = 0.15  # to fit, below which nothing is tried, whatever is hoped of it
+LEAST_CHANCE = 0.15  # to fit, below which nothing is tried, however large its gain
 SAFE_FRAC = 0.93  # of the memory: what a batch that is to fill it more probably than not takes at most
 NOISE_FRAC = 0.02  # of the memory: allocators round, and peaks are sampled on a CPU; repeats differed by 0.1 to 2 %
 PROCESS_BYTES = 0.95e9  # data of a process on a CPU that has imported torch and trains next to nothing

@@ -24,7 +24,7 @@ from autotune.search.rates.step import Proposed, Step
 MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
 MAX_SPREAD = 0.15  # of the rates round what D and L make together: beyond it the rates may say more by themselves
 MIN_SPREAD_TRIALS = 8  # rates before the spread says anything
-STOP_IMPROVEMENT = 0.01  # expected gain, of whoever knew all configurations, below which nothing is promised ...
+STOP_IMPROVEMENT = 0.01  # expected improvement below which a proposal does not count ...
 STOP_AFTER = 5  # ... and so many in a row end the search
 
 
@@ -75,11 +75,11 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     @property
     def has_nothing_more(self) -> bool:
-        """Whether the last proposals promised nothing."""
+        """Whether the last proposals had no expected improvement worth a trial."""
         return self.options.stop and self._num_unpromising >= STOP_AFTER
 
     def hope_again(self) -> None:
-        """Forgets that the last proposals promised little: what they were compared with is out."""
+        """Forgets that the last proposals had little expected improvement: what they were compared with is out."""
         self._num_unpromising = 0
 
     def proposed(self, number: int) -> Proposed | None:

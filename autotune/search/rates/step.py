@@ -1,4 +1,4 @@
-"""One proposal in the making: what is considered, what is hoped of it, and which is tried in this turn."""
+"""Makes one proposal: the candidates, their expected gains, and which of them is tried in this turn."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from autotune.search.rates.pool import configuration_key, pool
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
 
 NUM_DRAWS = 64  # functions drawn from what is known: their mean gain is good to a tenth of its own spread
-NUM_RANKED = 200  # open candidates of which most is hoped, to choose among by what they cost
+NUM_RANKED = 200  # open candidates with the largest expected gains, to choose among by cost
 NUM_BEST_TO_COMPILE = 3  # of the configurations without a costly value, those that one may be added to
 NUM_GREEDY = 20  # open candidates that are expected to be the best, beside them
-SURE_CHANCE = 0.9  # to fit, from which on nothing need be hoped: where little is, want of memory is all that can come of it
-RISK_GAIN = 0.1  # gain that must be hoped of what may run out of memory ...
+SURE_CHANCE = 0.9  # to fit: from there on any gain is worth trying; below, a small gain is not worth running out of memory
+RISK_GAIN = 0.1  # gain to be expected of what may run out of memory ...
 SAFE_GAIN_TIMES = 3.0  # ... or so many times the best that is safe, where it is expected to be faster ...
 LIKELY_CHANCE = 0.5  # ... and to fit
 IDLE_GAIN = 0.01  # gain, below which memory is never risked, and one change loses its turn to the most promising configuration
@@ -41,8 +41,8 @@ class Proposed:
     Attributes:
         params: the configuration; {} leaves it to the fallback.
         why: one line.
-        promise: gain over the best that somebody who knew every open candidate would expect, a fraction; None unknown. Where
-            many may each be a little better it is more than the best one of them promises.
+        expected_improvement: expected gain of the best open candidate over the best so far, a fraction; None unknown. Where
+            many may each be a little better it is more than the expected gain of any one of them.
         is_fallback: whether another sampler proposes.
     """
 
@@ -157,7 +157,7 @@ class Step:
 def _is_worth_the_risk(expected_gains: Array, means: Array, fits: Array, safe_gain: float) -> NDArray[np.bool_]:
     """Returns which candidates may be tried although they may run out of memory.
 
-    `safe_hope` is the most that is hoped of one that is sure to fit.
+    `safe_gain` is the largest expected gain of one that is sure to fit.
     """
     is_likely = (fits >= LIKELY_CHANCE) & (means > 0)
     return (expected_gains >= RISK_GAIN) | (is_likely & (expected_gains >= max(SAFE_GAIN_TIMES * safe_gain, IDLE_GAIN)))
