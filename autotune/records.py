@@ -70,7 +70,7 @@ class Outcome(enum.StrEnum):
 
 
 class Tier(enum.StrEnum):
-    """How much a knob changes beside speed; ordered: each includes the ones before it."""
+    """How much a knob changes besides speed; ordered: each includes the ones before it."""
 
     exact = "exact"
     numerics = "numerics"
@@ -407,8 +407,8 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "search_cost": {"seconds", "trials", "repaid_after_s", "ci", "why_not"} | null, as compare/break_even.py has it,
 #  "front": [as "best", without knobs], the Pareto front of several objectives,
 #  "attribution": [{"knob", "from", "to", "with": [knob], "ratio", "ci", "num_rounds", "cumulative", "reason",
-#                   "verdict": "faster|same|slower|ambiguous|needed|not separated"}],   one a change of the best, by effect
-#  "minimality": {"winner", "dropped": [as in attribution], "ratio", "ci", "num_rounds", "margin"} | null,   bought nothing
+#                   "verdict": "faster|same|slower|ambiguous|needed|not measured"}],   one a change of the best, by effect
+#  "minimality": {"winner", "dropped": [as in attribution], "ratio", "ci", "num_rounds", "margin"} | null,   had no effect
 #  "diagnosis": [{"finding", "evidence", "advice"}],
 #  "parity": {"verdict": "passed|not checked|not needed", "text", "reason", "trial", "knobs", "training", "num_steps", "loss",
 #             "reference_loss", "difference_frac", "tolerance_frac", "failed": [{"knobs", "reason", "trial"}]} | null,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # Optuna costs half a second to import and only a running stu
 
 DEPENDENT = [
     key for key, found in CATALOGUE.items() if found.is_active is not Knob.is_active
-]  # mean nothing beside some values
+]  # have no effect with some values
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class ResolvedSpace:
         return self.active(knobs)
 
     def active(self, knobs: Knobs) -> Knobs:
-        """Returns `knobs` without those that mean nothing beside the others, and with the accumulation that is derived."""
+        """Returns `knobs` without those that have no effect with the others, and with the accumulation that is derived."""
         return _active(derived(knobs, held=self.held) if self.held else knobs)
 
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -292,7 +292,7 @@ def resolve(space: SearchSpace, host_context: HostContext, *, passed: Knobs) -> 
             dropped[key] = f"nothing but the baseline's own value ({reference[key]}) is worth trying here"
     for key in _never_active(domains, reference):
         del domains[key]
-        dropped[key] = "means nothing beside the values the other knobs can take"
+        dropped[key] = "has no effect with the values the other knobs can take"
     return ResolvedSpace(
         domains=_by_dependence(domains),
         pinned=dict(space.pinned),

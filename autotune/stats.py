@@ -215,7 +215,7 @@ def round_means(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
     slow is not the better for it.
 
     Args:
-        rounds: entrant -> rate, per second; positive. A round of one entrant tells nothing of it beside others.
+        rounds: entrant -> rate, per second; positive. A round of one entrant tells nothing of it with others.
     """
     entrants = sorted({entrant for measured in rounds for entrant in measured})
     cells = [(entrants.index(e), r, math.log(rate)) for r, measured in enumerate(rounds) for e, rate in measured.items()]

@@ -238,7 +238,7 @@ def verify(
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Verify a best.yaml: baseline and best again, in turns, here and now, beside what the file claims.
+    """Verify a best.yaml: baseline and best again, in turns, here and now, against what the file claims.
 
     A file of a recipe is enough by itself; for a program of yours give its command behind `--`, since nothing is started
     because a file says so. Exit code 4 when the claim no longer holds.

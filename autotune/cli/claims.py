@@ -1,4 +1,4 @@
-"""How a verification is shown: what the file claims beside what was measured, for a terminal and as plain lines."""
+"""How a verification is shown: what the file claims and what was measured, for a terminal and as plain lines."""
 
 from __future__ import annotations
 

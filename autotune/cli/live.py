@@ -81,7 +81,7 @@ class LiveView(View):
         self.time_left(outlook)
 
     def time_left(self, outlook: Outlook) -> None:
-        """Shows what is left of the search beside the clock."""
+        """Shows what is left of the search next to the clock."""
         self._outlook = (outlook, self._clock())
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:

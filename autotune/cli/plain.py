@@ -1,4 +1,4 @@
-"""How a study goes, without a terminal: one line an event, fit for a log; or nothing at all beside the JSON document."""
+"""How a study goes, without a terminal: one line an event, fit for a log; or nothing at all besides the JSON document."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PlainLines(View):
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
         """The ablation of the winner begins."""
         time = f", at most {seconds_text(left_s)}" if left_s else ""
-        words = ", ".join(sorted(knobs)) or "what seems to buy nothing, together"
+        words = ", ".join(sorted(knobs)) or "those that seem to have no effect, together"
         _say(f"attribution  what the changes of {trial:04d} are worth: {words}{time}")
 
     def notice(self, message: str) -> None:

@@ -22,9 +22,9 @@ from autotune.trackers.parent_watch import ParentWatch
 if TYPE_CHECKING:
     from autotune.trackers.base import Synced
 
-NICENESS = 19  # beside a trial that is being measured
+NICENESS = 19  # during a trial that is being measured
 TRACKING_LOG = "tracking.log"
-SECRETS_VARIABLE = "AUTOTUNE_SECRETS"  # what the tuner was given beside its environment, a JSON list
+SECRETS_VARIABLE = "AUTOTUNE_SECRETS"  # what the tuner was given besides its environment, a JSON list
 ENDING_S = 20.0  # for the trials of a tuner that was killed to be ended by those who watch over them
 
 

@@ -114,7 +114,7 @@ def row(
 
 
 def _others(about: Summary) -> list[str]:
-    """Returns the objectives beside the rate, which has a column anyway."""
+    """Returns the objectives besides the rate, which has a column anyway."""
     return [name for name in objective_names(about.get("objective") or THROUGHPUT) if name != THROUGHPUT]
 
 

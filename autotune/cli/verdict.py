@@ -130,7 +130,7 @@ def _headline(summary: Summary, *, is_said: bool) -> Text:
 
 
 def objective_lines(summary: Summary) -> list[str]:
-    """Returns what is to be known beside the ratio: a baseline that breaks a constraint, when a dearer start pays."""
+    """Returns what is to be known besides the ratio: a baseline that breaks a constraint, when a dearer start pays."""
     baseline = summary.get("baseline") or {}
     barred = f"The program as it is run today may not win: {baseline.get('reason')}" if baseline.get("is_barred") else ""
     return [line for line in (barred, break_even_text(summary)) if line]
@@ -265,7 +265,7 @@ def noise_lines(summary: Summary) -> list[tuple[str, str]]:
 
 
 def file_lines(summary: Summary) -> list[tuple[str, str]]:
-    """Returns what became of the user's files beside the trials, as (label, text)."""
+    """Returns what became of the user's files during the trials, as (label, text)."""
     files = summary.get("files") or {}
     said = []
     if left := _listed([f"{_sized(entry)}, trial {entry['trial']})" for entry in files.get("left") or []]):

@@ -103,14 +103,14 @@ def entries_of(summary: Summary) -> list[dict[str, Any]]:
 
 
 def dropped_lines(summary: Summary) -> list[str]:
-    """Returns what of the winner bought nothing and was put back, in a line or two; none when nothing was."""
+    """Returns what of the winner had no effect and was put back, in a line or two; none when nothing was."""
     found = summary.get("minimality") or {}
     dropped = found.get("dropped") or []
     if not dropped:
         return []
     words = ", ".join(f"{knob_phrase(e['knob'], e['to'])} {_number(e)}".strip() for e in dropped)
     whole = f"{ratio_text(found.get('ratio'))} {ratio_interval_text(found.get('ci'))}".strip()
-    lines = [f"bought nothing, so left as {'it was' if len(dropped) == 1 else 'they were'}: {words}"]
+    lines = [f"no effect, so left as {'it was' if len(dropped) == 1 else 'they were'}: {words}"]
     return [*lines, f"all of them together: {whole}"] if len(dropped) > 1 and found.get("ratio") else lines
 
 
@@ -133,9 +133,9 @@ def _number(entry: dict[str, Any]) -> str:
 
 
 def _doubt(entry: dict[str, Any]) -> str:
-    """Returns what is to be said of a factor that is not plain: "ambiguous", "not separated: no time"; "" otherwise."""
+    """Returns what is to be said of a factor that is not plain: "ambiguous", "not measured: no time"; "" otherwise."""
     verdict, reason = str(entry.get("verdict") or ""), str(entry.get("reason") or "")
-    if verdict in ("needed", "not separated"):
+    if verdict in ("needed", "not measured", "not separated"):  # as it was called before
         return f"{verdict}: {reason}" if reason else verdict
     return verdict if verdict in ("ambiguous", "slower") else ""
 

@@ -1,8 +1,8 @@
 """What each change of a winner is worth, told from rounds in which it was put back: pure values, no measuring.
 
 A round holds the winner and some of its parts, once each, in fresh processes, in random order: the winner without one knob,
-or without all the knobs together that seem to buy nothing. Within a round they stand beside the same winner, so a machine that
-drifts from round to round falls on none of them.
+or without all the knobs together that seem to have no effect. Within a round they are compared with the same winner, so a
+machine that drifts from round to round favours none of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autotune.records import Knobs, KnobValue, Outcome, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.trials.session import ConfigurationKey, configuration_key
 
-Worth = Literal["faster", "same", "slower", "ambiguous", "needed", "not separated"]
+Worth = Literal["faster", "same", "slower", "ambiguous", "needed", "not measured"]
 
 SCREENING_ROUNDS = 2  # with every knob put back alone: the least that has a spread
 MAX_ROUNDS = 16  # then the intervals narrow too slowly to be worth the time
@@ -30,7 +30,7 @@ RIDGE = 0.5  # of the fit behind the hints, in trials: two knobs always turned t
 NARROW_FRAC = 0.25  # of its gain: a knob's worth is known well enough when its interval's half is no wider
 # That fewer changes may cost by the estimate, however wide the machine's own spread is. Replayed, 50 studies a table: with
 # 0.05, 11 of those on mlp and resnet18 lost what buys 17 and 9 %, with 0.02 three. The price, simulated on 200 winners with one
-# change that is worth 30 % and three that buy nothing: one of these stays in 16 % at 5 % noise, where it was 2 %.
+# change that is worth 30 % and three that have no effect: one of these stays in 16 % at 5 % noise, where it was 2 %.
 MAX_LOSS_FRAC = 0.02
 MAX_FAILURES = 2  # after so many a part cannot be measured: the knob is needed
 
@@ -78,7 +78,7 @@ class Change:
         also: knobs that lose their meaning without it.
         ratio: the winner over the winner without it; None where that could not be measured.
         worth: "faster", "same", "slower" (the winner is faster without it), "ambiguous", "needed" (without it nothing can be
-            measured) or "not separated" (not measured).
+            measured) or "not measured" (not measured).
         is_kept: whether it is part of what is handed over.
         reason: why the worth is not plain, "" when it is.
     """
@@ -128,7 +128,7 @@ def hints(winner: TrialRecord, searched: Sequence[TrialRecord]) -> dict[str, flo
     return {key: math.exp(float(effect)) for key, effect in zip(keys, effects, strict=False)}
 
 
-class Evidence:
+class AblationResults:
     """What the rounds so far say of a winner's changes.
 
     Args:
@@ -184,12 +184,12 @@ class Evidence:
         if self.failure(part):
             return "needed"
         if ratio is None or ratio.num_rounds < SCREENING_ROUNDS or ratio.ci is None:
-            return "not separated"
+            return "not measured"
         verdict = stats.verdict(ratio, self.margin)
         return "slower" if verdict == "ambiguous" and ratio.ci[1] < 1 else verdict
 
     def together(self, without: Sequence[str] = ()) -> Part | None:
-        """Returns the winner without all knobs that seem to buy nothing, as far as the whole was not shown to miss them.
+        """Returns the winner without all knobs that seem to have no effect, as far as the whole was not shown to miss them.
 
         Of knobs that were not measured alone the search's hints are believed, until the whole is shown to miss them. What is
         missed loses its dearest knob, which stays, until the rest is not missed or nothing is left.
@@ -202,7 +202,7 @@ class Evidence:
             ratio, worth = self.ratio(part), self.worth(knob)
             if knob in without or worth in ("faster", "needed"):
                 continue
-            if worth == "not separated":
+            if worth == "not measured":
                 if self._hinted.get(knob, math.inf) <= 1 + HINTED_FRAC:
                     found[knob] = self._hinted[knob]
             elif ratio and (worth in ("same", "slower") or ratio.ratio <= 1 + SUSPECT_MARGINS * self.margin):
@@ -217,7 +217,7 @@ class Evidence:
     def minimal(self) -> Part | None:
         """Returns the part to be handed over instead of the winner; None when the winner stands as it is.
 
-        The one with the fewest changes that were measured beside the winner and stay within the margin of it, though no wider
+        The one with the fewest changes that were measured against the winner and stay within the margin of it, though no wider
         than MAX_LOSS_FRAC, and that has every knob that was shown to matter.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
@@ -233,7 +233,7 @@ class Evidence:
         return min(able, key=lambda part: (len(part.key), self._ratios[part.key].ratio), default=None)
 
     def wanted(self, knobs: Sequence[str]) -> list[Part]:
-        """Returns the parts that the next round should hold beside the winner; none when all is decided.
+        """Returns the parts that the next round should hold against the winner; none when all is decided.
 
         Args:
             knobs: those there is time to put back alone.
@@ -241,7 +241,7 @@ class Evidence:
         if self.num_rounds >= MAX_ROUNDS:
             return []
         able = [knob for knob in knobs if not self.failure(self.parts[knob])]
-        new = [knob for knob in able if self.worth(knob) == "not separated"]
+        new = [knob for knob in able if self.worth(knob) == "not measured"]
         if new and len(knobs) == len(self.parts):
             return [self.parts[knob] for knob in new]
         whole = self.together(without=new)
@@ -260,7 +260,7 @@ class Evidence:
         part, worth = self.parts[knob], self.worth(knob)
         failure = self.failure(part)
         untold = "no time" if is_kept else "only together with the others"
-        reason = f"without it: {failure.outcome}" if failure else untold if worth == "not separated" else ""
+        reason = f"without it: {failure.outcome}" if failure else untold if worth == "not measured" else ""
         return Change(
             knob=knob,
             before=self._space.reference.get(knob),

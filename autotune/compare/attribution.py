@@ -1,13 +1,14 @@
 """Attribution: the effect of each change of the winner, found by ablation. Changes without an effect are put back.
 
-It stands between the two halves of the finals. The choosing rounds name a winner. Here its changes are put back one by one. The
-reporting rounds, which come last and had no part in either, measure what is left of it against the baseline. So the configuration
-that is reported is the one that is handed over, and no round that helped to pick it is quoted for it.
+It stands between the two halves of the finals. The choosing rounds name a winner. Here its changes are put back one by one.
+The reporting rounds, which come last and had no part in either, measure what is left of it against the baseline. So the
+configuration that is reported is the one that is handed over, and no round that helped to pick it is quoted for it.
 
-In a round the winner and its ablations run once each, in random order. Two rounds screen: every knob is put back alone. Where there
-is no time for all, these are the knobs with the largest effects in the search's trials, and the winner without all the others. Then
-the knobs without a visible effect are put back together and measured as one: if the rest stays within the margin of the winner they
-are dropped; if it does not, the one that matters most comes out again. Knobs whose effect is known well enough leave the rounds. It ends when all is decided or the time is used. The intervals hold all at once (see
+In a round the winner and its ablations run once each, in random order. Two rounds screen: every knob is put back alone. Where
+there is no time for all, these are the knobs with the largest effects in the search's trials, and the winner without all the
+others. Then the knobs without a visible effect are put back together and measured as one: if the rest stays within the margin
+of the winner they are dropped; if it does not, the one that matters most comes out again. Knobs whose effect is known well
+enough leave the rounds. It ends when all is decided or the time is used. The intervals hold all at once (see
 `stats.compare_rounds`), so they also hold for the knobs that are kept because of them.
 """
 
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune import stats
-from autotune.compare.ablation import MAX_FAILURES, SCREENING_ROUNDS, Change, Evidence, hints
+from autotune.compare.ablation import MAX_FAILURES, SCREENING_ROUNDS, AblationResults, Change, hints
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Knobs, TrialRecord
 from autotune.trials.budget import finals_rules
@@ -107,7 +108,7 @@ class Attributor:
         number = max((r.round or 0 for r in session.records if r.kind is Kind.attribution), default=0)
         order = random.Random(session.inputs.config.study.seed + number)
         knobs = self._affordable(winner, evidence, kept_s)
-        if skipped := [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not separated"]:
+        if skipped := [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]:
             session.listener.notice(f"No time to find out what each is worth: {', '.join(skipped)}.")
         rules, is_announced = self._rules(evidence, knobs, kept_s), False
         while wanted := evidence.wanted(knobs):
@@ -148,8 +149,8 @@ class Attributor:
             margin=evidence.loss_frac,
         )
 
-    def _evidence(self, winner: TrialRecord) -> Evidence:
-        return Evidence(self._session.resolved, winner, self._trials(winner), hints(winner, self._session.searched))
+    def _evidence(self, winner: TrialRecord) -> AblationResults:
+        return AblationResults(self._session.resolved, winner, self._trials(winner), hints(winner, self._session.searched))
 
     def _trials(self, winner: TrialRecord) -> list[TrialRecord]:
         """Returns the trials that took this winner apart."""
@@ -165,23 +166,23 @@ class Attributor:
         own = [trial for trial in self._trials(winner) if configuration_key(trial.changed) == key]
         return sum(trial.score is None and not trial.outcome.is_no_answer for trial in own) >= MAX_FAILURES
 
-    def _affordable(self, winner: TrialRecord, evidence: Evidence, kept_s: float) -> list[str]:
+    def _affordable(self, winner: TrialRecord, evidence: AblationResults, kept_s: float) -> list[str]:
         """Returns the knobs there is time to put back alone: all, or those with the largest effects in the search."""
         left_s, hinted = self._session.budget.left_s - kept_s, hints(winner, self._session.searched)
         knobs = sorted(winner.changed, key=lambda knob: -hinted[knob])
         costs_s = {knob: SCREENING_ROUNDS * self._expected_s(evidence.parts[knob].knobs) for knob in knobs}
         winner_s = SCREENING_ROUNDS * self._expected_s(winner.knobs)
-        done = [knob for knob in knobs if evidence.worth(knob) != "not separated"]
+        done = [knob for knob in knobs if evidence.worth(knob) != "not measured"]
         if math.isinf(left_s) or winner_s + sum(costs_s[knob] for knob in knobs if knob not in done) <= left_s:
             return knobs
-        spare_s = left_s - 2 * winner_s  # the winner, and what is left of it without those that seem to buy nothing
+        spare_s = left_s - 2 * winner_s  # the winner, and what is left of it without those that seem to have no effect
         for knob in knobs:
             if knob not in done and costs_s[knob] <= spare_s:
                 done.append(knob)
                 spare_s -= costs_s[knob]
         return done
 
-    def _rules(self, evidence: Evidence, knobs: Sequence[str], kept_s: float) -> MeasureRules:
+    def _rules(self, evidence: AblationResults, knobs: Sequence[str], kept_s: float) -> MeasureRules:
         """Returns the finals' rules, with windows that leave time for enough rounds."""
         session = self._session
         rules = session.inputs.config.measure.finals
@@ -204,5 +205,7 @@ class Attributor:
 
 def _why(winner: TrialRecord, missing: set[str]) -> str:
     return (
-        f"trial {winner.number} without {', '.join(sorted(missing))}" if missing else f"trial {winner.number} beside its parts"
+        f"trial {winner.number} without {', '.join(sorted(missing))}"
+        if missing
+        else f"trial {winner.number} against its ablations"
     )

@@ -107,8 +107,8 @@ class Finals:
         return next((c for c in by_part if reported and self._known_part(c).number == reported[-1]), None)
 
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
-        """Returns what is reported of the chosen configuration: all of it, or without the changes that buy nothing."""
-        self.decision = Decision(finalist=chosen, reason="it has not been measured again beside the baseline")
+        """Returns what is reported of the chosen configuration: all of it, or without the changes that have no effect."""
+        self.decision = Decision(finalist=chosen, reason="it has not been measured again against the baseline")
         part = self._apart(chosen, KEPT_PAIRS * self._pair_s(chosen))
         is_out = self._lost.get(part.number, 0) >= MAX_LOST_ROUNDS or part.outcome is Outcome.infeasible
         return chosen if is_out else part
@@ -164,7 +164,7 @@ class Finals:
         """Runs reporting pairs up to the last look that is needed; returns whether `chosen` held out."""
         pairs, num_lost = self._pairs_before(chosen)
         looks = self._looks(chosen, len(pairs))
-        self.decision = Decision(finalist=chosen, reason="no time was left to measure it again beside the baseline")
+        self.decision = Decision(finalist=chosen, reason="no time was left to measure it again against the baseline")
         if pairs:
             self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
         turns = Interleaving(chosen, self._session.baseline, measure=self._measure_reported, order=self._random, pairs=pairs)

@@ -11,7 +11,7 @@ Pair = tuple[float, float]  # scores of one round: the first configuration's and
 
 
 class Interleaving:
-    """Rounds of a configuration beside another.
+    """Rounds of one configuration against another.
 
     ABBA or BAAB: the second round of two turns the order of the first, which is drawn, so that a steady drift of the machine
     falls on both alike.

@@ -60,7 +60,7 @@ def confirm_front(session: Session, reported: set[int]) -> None:
 
 
 def _telling(points: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
-    """Returns the points to measure again: the best at each objective beside the deciding one, then those farthest from it."""
+    """Returns the points to measure again: the best at each objective besides the deciding one, then those farthest from it."""
     best = [max(points, key=lambda point: point.scores[name] or 0.0) for name in names] if points else []
     distinct = {point.number: point for point in [*best, *reversed(points)]}
     return list(distinct.values())[:MAX_POINTS]

@@ -1,7 +1,7 @@
 """Loss parity: what computes differently may win only when it trains as the baseline does.
 
-A configuration is compared in what it changes of the arithmetic (tier `numerics`, and environment variables not
-known to be safe), put on the baseline alone: same batch size, same loader, same seed, so the same batches; the first steps of a fresh
+A configuration is compared in what it changes of the arithmetic (tier `numerics`, and environment variables not known to be
+safe), put on the baseline alone: same batch size, same loader, same seed, so the same batches; the first steps of a fresh
 process, nothing measured. That is one run of the baseline a study and one for each set of such changes, not for each
 configuration, and it fits where the baseline fits. The search's leader is compared at half-time, so that the second half is
 not spent on what is out; the finalists before the finals and not after, as their rounds cost far more.

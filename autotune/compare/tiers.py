@@ -32,7 +32,7 @@ def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> Tri
 
 
 class TierFinals:
-    """Measures the search's best of each tier below the winner's beside the baseline, with the time that is left.
+    """Measures the search's best of each tier below the winner's against the baseline, with the time that is left.
 
     The search chose them, these rounds had no part in that: what is reported of them does not overstate.
 

@@ -1,4 +1,4 @@
-"""Verification: the baseline and the configuration of a best.yaml again, in turns, here and now, beside the file's claim."""
+"""Verification: the baseline and the configuration of a best.yaml again, here and now, against the claim of the file."""
 
 from __future__ import annotations
 

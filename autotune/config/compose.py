@@ -274,7 +274,7 @@ def _pins(config: StudyConfig, given: Split, here: HostContext) -> Knobs:
             problems += error.problems
     workers, some = "loader.num_workers", 2
     problems += [
-        f"{key}: means nothing without workers, got {value!r} beside {workers}={pins[workers]}. Set it to null."
+        f"{key}: means nothing without workers, got {value!r} with {workers}={pins[workers]}. Set it to null."
         for key, value in pins.items()
         if workers in pins and not knob(key).is_active(pins) and knob(key).is_active({**pins, workers: some})
     ]

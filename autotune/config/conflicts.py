@@ -48,7 +48,7 @@ def notes_of_knobs(config: StudyConfig, pinned: Knobs, template: CommandTemplate
             notes.append(f"{key}={_word(value)}: {reason}")
     others = {key: value for key, value in pinned.items() if key != STRATEGY.key}
     notes += [
-        f"{key}={_word(value)}: means nothing beside {STRATEGY.key}={pinned[STRATEGY.key]}"
+        f"{key}={_word(value)}: has no effect with {STRATEGY.key}={pinned[STRATEGY.key]}"
         for key, value in others.items()
         if key in CATALOGUE and CATALOGUE[key].is_active(others) and not CATALOGUE[key].is_active(pinned)
     ]

@@ -97,7 +97,7 @@ def _place(text: str, result: Split, folders: list[Path], host_context: HostCont
         _refuse_recipe_key(key, text)
     if override.is_sweep_override():
         if key in result.domains:
-            raise BadInput(f"{key}: two domains, got {shown(text)} beside another. Give one.")
+            raise BadInput(f"{key}: two domains, got {shown(text)} and another. Give one.")
         result.domains[key] = _domain(override, host_context)
     elif key.startswith(PREFIX):
         result.hydra.append(_environment(text, override, host_context))

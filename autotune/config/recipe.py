@@ -236,7 +236,7 @@ def _heads(config: StudyConfig) -> list[str]:
 def _data(config: StudyConfig) -> list[str]:
     name, root = config.data.name, config.data.root
     if config.data.factory is not None:
-        return [f"data.root: means nothing beside data.factory, got {shown(root)}. Leave it out."] if root is not None else []
+        return [f"data.root: has no effect with data.factory, got {shown(root)}. Leave it out."] if root is not None else []
     if root is None:
         wanted = "Give data.root=DIR, one subfolder per class."
         return [f"data.root: data=folder needs a folder, got nothing. {wanted}"] if name == "folder" else []

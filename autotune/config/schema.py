@@ -162,7 +162,7 @@ class SearchOptions:
     """How configurations are proposed.
 
     Attributes:
-        sampler: rates (learns what device, loader and memory allow), tpe, gp (needs torch beside autotune), random or grid.
+        sampler: rates (learns what device, loader and memory allow), tpe, gp (needs torch), random or grid.
         warm_start: auto begins with the best configurations of earlier studies of the same program on the same machine, as far
             as the runs folder has them, and leaves out what ran out of memory there; off knows of none; the name of a study, or
             several as [A,B], begins with those, whatever they tuned. Nothing of it counts as measured.

@@ -43,7 +43,7 @@ class Claimed:
 
     @property
     def is_compared(self) -> bool:
-        """Whether anything was measured beside the baseline."""
+        """Whether anything was measured besides the baseline."""
         return is_compared(self.summary)
 
     @property
@@ -53,7 +53,7 @@ class Claimed:
 
     @property
     def dropped(self) -> dict[str, dict[str, Any]]:
-        """Knob key -> the change that bought nothing and was put back."""
+        """Knob key -> the change that had no effect and was put back."""
         found = (self.summary.get("minimality") or {}).get("dropped") or []
         return {change["knob"]: change for change in found} if self.is_best else {}
 
@@ -78,7 +78,7 @@ class Claimed:
         return [str(line) for line in found if line]
 
     def remark(self, key: str, *, is_pinned: bool) -> str:
-        """Returns what stands beside a knob: "was 0; 1.401 x [1.350, 1.452]"."""
+        """Returns what is said of a knob: "was 0; 1.401 x [1.350, 1.452]"."""
         if is_pinned and key not in self.entry["overrides"]:
             return "pinned by you, in the baseline too"
         before = (self.summary["baseline"].get("knobs") or {}).get(key)
@@ -112,7 +112,7 @@ def speedup_of(summary: Summary, entry: dict[str, Any]) -> dict[str, Any] | None
 
 
 def is_compared(summary: Summary) -> bool:
-    """Returns whether a study has measured anything beside its baseline."""
+    """Returns whether a study has measured anything besides its baseline."""
     return any(trial.get("value") and trial.get("changed", True) for trial in summary["trials"] if trial["number"])
 
 

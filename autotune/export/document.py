@@ -82,7 +82,7 @@ def left_out_line(key: str, value: KnobValue) -> str:
 
 
 def as_yaml(winner: Winner, document: Document) -> Exported:
-    """Returns a document as YAML, everything else beside it as comments."""
+    """Returns a document as YAML, everything else as comments."""
     lines = [*winner.headline, *document.usage, *document.notes]
     parts = ["".join(f"# {line}\n" for line in lines), f"\n{_dump(document.settings)}"]
     for title, settings in document.apart.items():

@@ -16,7 +16,7 @@ from autotune.wording import BETTER, gain_words, objective_of, side_texts
 MAX_LINE = 160
 INDENT = "  "
 NOTHING_BETTER = "Nothing measured was better than the program as it was run: there is nothing to change."
-NOTHING_BESIDE = "Nothing was measured beside the baseline, the program as it was run: there is nothing to change."
+NOTHING_BESIDE = "Nothing was measured besides the baseline, the program as it was run: there is nothing to change."
 
 
 def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
@@ -36,7 +36,7 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
         lines.append(_gain_line(summary, speedup))
     lines.append(" -> ".join(_measured(summary, side) for side in (summary["baseline"], entry)))
     if claimed.dropped:
-        lines.append(f"Bought nothing, so left as they were: {', '.join(claimed.dropped)}.")
+        lines.append(f"No effect, so left as they were: {', '.join(claimed.dropped)}.")
     if claimed.parity:
         lines.append(f"Loss parity: {claimed.parity}")
     lines += [f"Note: {caveat}" for caveat in claimed.caveats]

@@ -1,4 +1,4 @@
-"""How a training script sets each knob by itself: what stands beside a knob that a format cannot express."""
+"""How a training script sets each knob by itself: what is said of a knob that a format cannot express."""
 
 from __future__ import annotations
 

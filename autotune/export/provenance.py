@@ -8,7 +8,7 @@ from autotune.export.claims import Claimed, day, describe_machine, speedup_of
 from autotune.records import Summary, Tier
 
 DIGITS = 5  # of a measured value; its interval is seldom narrower than the third
-PROGRAM = ("program.torch", "program.device_name", "program.executable")  # of a study's identity, beside the machine's
+PROGRAM = ("program.torch", "program.device_name", "program.executable")  # of a study's identity, besides the machine's
 
 
 def provenance(claimed: Claimed) -> dict[str, Any]:

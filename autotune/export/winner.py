@@ -26,7 +26,7 @@ class Winner:
         knobs: what to set: the winner's changes and the user's pins.
         active: the part of it that means something: no prefetch_factor beside num_workers=0.
         full: every knob known of, the program's own values included.
-        remarks: knob key -> what to say beside it: what it was, what it is worth, that it was pinned.
+        remarks: knob key -> what to say of it: what it was, what it is worth, that it was pinned.
         headline: comment lines: what this is, how much faster, where and when it was measured.
         provenance: the same as plain values.
         device: "cuda" or "cpu", what it was measured on; "" unknown.

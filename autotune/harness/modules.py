@@ -294,7 +294,7 @@ class ModuleWatch:
         return [root for root in self.roots if root.module is not None]
 
     @property
-    def told(self) -> List[Root]:
+    def reported(self) -> List[Root]:
         """The roots to tell of: the living ones; all there were when the program is over and has let go of them."""
         return self.living or self.roots
 

@@ -20,7 +20,7 @@ from . import members
 from .knobs.parallel import ParallelKnobs
 from .patches import replace_of_object
 
-MIN_STEPS, MAX_STEPS = 1, 6  # looked at after the window, beside those that the last step is announced ahead
+MIN_STEPS, MAX_STEPS = 1, 6  # looked at after the window, besides those that the last step is announced ahead
 LOOK_S = 1.0  # about so long, where steps are short
 MAX_PROBE_BYTES = 32 << 20  # of an all-reduce: bandwidth hardly depends on the size any more
 PROBES = 4  # the first is left out

@@ -142,7 +142,7 @@ def _check_passed(found: protocol.RankResult, passed: Dict[str, Any], context: T
     for key, value in passed.items():
         observed, odd = found.observed.get(key), None
         if key == "loader.batch_size" and context.loaders.training is None:
-            sizes = [root.sizes for root in context.modules.told]
+            sizes = [root.sizes for root in context.modules.reported]
             odd = next((each.odd_shape for each in sizes if each.odd_shape and not each.is_as_asked), None)
             observed = value if any(each.is_as_asked for each in sizes) else None
         if odd is not None:
@@ -165,15 +165,15 @@ def _add_detected(found: protocol.RankResult, context: TrialContext) -> None:
         loader.update(training.settings)
     num_fed = training.num_steps_fed if training is not None else 0
     num_batches = training.total_batches if training is not None else 0.0
-    first = watch.told[0].observed if watch.roots else {}
+    first = watch.reported[0].observed if watch.roots else {}
     found.detected = {
         "num_steps": context.num_steps,
         "loader": loader,
         "num_loaders": len(context.loaders.loaders),
         "batches_per_step": num_batches / num_fed if num_fed else None,
-        "modules": [root.name for root in watch.told],
+        "modules": [root.name for root in watch.reported],
         "wrappers": list(watch.wrappers),
-        "num_parameters": [root.num_parameters for root in watch.told],
+        "num_parameters": [root.num_parameters for root in watch.reported],
         "optimizers": [type(o).__name__ for o in context.optimizers.optimizers()],
         "precision": {"autocast": first.get("precision.amp"), "parameters": first.get("parameter_dtypes")},
         "steps_seen_by": context.writes.source,

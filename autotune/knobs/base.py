@@ -102,7 +102,7 @@ class Knob:
 
     Attributes:
         key: dotted key, "loader.num_workers".
-        tier: what it changes beside speed.
+        tier: what it changes besides speed.
         type: bool, int, float or str; what a value must be.
         default: value in a program that says nothing (the library's own default).
         domain: values worth trying on this host, ascending for numbers; the space adds the baseline's own.
@@ -112,7 +112,7 @@ class Knob:
         examples: values that its documentation shows, where the domain is empty or follows the program; empty = the domain's.
         blocked: reason why it cannot be turned on this host, None when it can.
         expert: value an expert would start with on this host, None to leave it.
-        is_active: whether it means anything beside the other knobs' values (prefetch_factor needs workers).
+        is_active: whether it has an effect with the other knobs' values (prefetch_factor needs workers).
         environment: environment variables a value stands for; set by the launcher, before the interpreter starts.
         variables: names of all that any value may stand for: env.NAME cannot set the same one beside it.
         is_before_torch: set or read before torch is imported in some other way than by such a variable.

@@ -35,7 +35,7 @@ class Row:
 
     Attributes:
         key: the knob's key.
-        tier: what it changes beside speed.
+        tier: what it changes besides speed.
         brief: what it is, in a few words.
         blocked: why it cannot be turned on this machine; None when it can.
     """

@@ -78,7 +78,7 @@ HELD = (BATCH_SIZE.key, ACCUMULATION.key)  # whose product a global batch holds
 
 
 def tier_of(knob: Knob, *, is_held: bool) -> Tier:
-    """Returns what a knob changes beside speed: with the global batch held the batch size no more than roundings.
+    """Returns what a knob changes besides speed: with the global batch held the batch size no more than roundings.
 
     The same samples go into the same steps. It is not `exact` all the same: sums are taken in another order, and batch
     normalisation and losses that average over other things than samples see smaller batches. So losses are compared.

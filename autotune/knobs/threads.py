@@ -50,7 +50,7 @@ OMP = Knob(
         "OMP_NUM_THREADS, read once when OpenMP loads: the first thread count of torch, NumPy's and SciPy's OpenMP builds and "
         "OpenCV, in the training process and in everything it starts."
     ),
-    helps="Libraries beside torch oversubscribe the cores, or a launcher set 1 (torchrun does) and starves CPU work.",
+    helps="Libraries other than torch oversubscribe the cores, or a launcher set 1 (torchrun does) and starves CPU work.",
     hurts=(
         "For torch itself it says the same as threads.intra, which wins: tune one of the two. Too few threads slow down NumPy "
         "preprocessing."
@@ -89,7 +89,7 @@ MKL = Knob(
         "MKL_NUM_THREADS, read once when MKL loads: threads of its matrix products, FFTs and solvers, in torch and in NumPy "
         "and SciPy where they are built with MKL."
     ),
-    helps="NumPy or SciPy in the data set computes with MKL and oversubscribes the cores beside torch's own threads.",
+    helps="NumPy or SciPy in the data set computes with MKL and oversubscribes the cores together with torch's own threads.",
     hurts=(
         "torch built with MKL takes this number for all of its operators, too, before threads.omp, and threads.intra wins over "
         "both: tune one of the three."

@@ -18,7 +18,7 @@ class Descendants:
     """The processes of every trial under way.
 
     A look reads the list of process ids and asks only those that are new for their parent: cheap enough to be taken once a
-    second beside a trial that is being measured.
+    second during a trial that is being measured.
     """
 
     def __init__(self) -> None:

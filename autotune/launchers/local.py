@@ -124,7 +124,7 @@ class LocalRunning(Running):
         launch: what to start; its folder is prepared.
         graces: how long to wait for what usually happens by itself.
         supervisor: whose child the trial is to be.
-        files: guards the user's files beside the study's trials.
+        files: guards the user's files during the study's trials.
         server: forks the trial where it can, prepared for it; None for a fresh start.
     """
 

@@ -50,7 +50,7 @@ def spec_text(best: Best, *, passed: Knobs, late: dict[str, str] | None = None) 
 
 
 def variables(best: Best, spec: str, before: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the environment variables that a real run sets beside those that are there.
+    """Returns the environment variables that a real run sets besides those that are there.
 
     Args:
         best: what to apply.

@@ -1,4 +1,4 @@
-"""The user's files beside the trials: checkpoints, which no trial may write over, and what a trial leaves behind.
+"""The user's files during the trials: checkpoints, which no trial may write over, and what a trial leaves behind.
 
 A process of its own does the guarding (keeper.py); this is the tuner's end of it. What is new in the working directory, and
 in folders that the command names, is a trial's when one of its processes was seen to write it. Anything else may be another
@@ -41,7 +41,7 @@ STORE_LOCK = ".mlflow.lock"  # beside the embedded tracking store
 
 @dataclass(kw_only=True)
 class Report:
-    """What became of the user's files beside a trial. Names are relative to the working directory where they are below it.
+    """What became of the user's files during a trial. Names are relative to the working directory where they are below it.
 
     Attributes:
         left: new names that the trial has made -> the bytes they hold.
@@ -59,7 +59,7 @@ class Report:
 
 
 class UserFiles:
-    """Guards the user's files beside the trials of a study, one trial after the other."""
+    """Guards the user's files during the trials of a study, one trial after the other."""
 
     def __init__(self) -> None:
         self._keeper: Keeper | None = None

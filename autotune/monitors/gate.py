@@ -50,7 +50,7 @@ class MemoryGate:
 
 
 class _Level:
-    """The memory of one device, beside what it was when the study was idle."""
+    """The memory of one device, compared with what it was when the study was idle."""
 
     def __init__(self, monitor: DeviceMonitor, slack_bytes: int) -> None:
         self.monitor, self._slack_bytes = monitor, slack_bytes

@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(kw_only=True)
 class Claim:
-    """What the verdict claims of its winner, beside what is so.
+    """What the verdict claims of its winner, and what is so.
 
     Attributes:
         ratio, ci: the speed-up over the baseline as it is reported.
@@ -93,7 +93,7 @@ class Replayed:
         choice: after the rounds of the finals that choose among the best few; None where there was nothing to choose, or
             nothing came of it.
         reason: why the search ended.
-        apart: after the attribution, which takes off what seems to buy nothing; None without any.
+        apart: after the attribution, which takes off what seems to have no effect; None without any.
         final_fraction: truth of what was handed over, as a fraction of the optimum's; the baseline where nothing is claimed.
         total_s: recorded seconds of everything, finals and attribution among them.
         claim: what was claimed; None when the baseline was handed over, or something that was not shown to be faster.
@@ -233,7 +233,7 @@ def _judged(watched: _Watcher, summary: Summary, world: World, rng: random.Rando
 
 
 def _claim(summary: Summary, world: World, rng: random.Random) -> Claim | None:
-    """Returns what is claimed beside what is so; None where nothing is claimed to be faster."""
+    """Returns what is claimed and what is so; None where nothing is claimed to be faster."""
     best, speedup = summary.get("best"), summary.get("speedup")
     if not best or not best["overrides"] or best.get("measured_in") != "finals" or not speedup:
         return None

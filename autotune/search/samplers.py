@@ -49,7 +49,7 @@ def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optun
 
 def _tpe(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
     # Multivariate and constant liar are Optuna 5's defaults for one objective; said aloud because METHOD rests on them.
-    # Not `group`: it is experimental, and what it adds (knobs that exist only beside others) is one or two knobs here, which
+    # Not `group`: it is experimental, and what it adds (knobs that exist only with others) is one or two knobs here, which
     # TPE then samples on their own (the log line about that is silenced in `open_study`).
     return optuna.samplers.TPESampler(
         seed=seed,
@@ -66,7 +66,7 @@ def _rates(seed: int, distributions: Distributions) -> optuna.samplers.BaseSampl
 def _gp(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
     if importlib.util.find_spec("torch") is None:  # Optuna imports it, slowly, when it proposes for the first time
         raise BadInput(
-            "search.sampler: needs torch beside autotune, which is not installed there, got 'gp'. "
+            "search.sampler: needs torch, which is not installed where autotune is, got 'gp'. "
             "Install it (pip install torch), or use search.sampler=rates."
         )
     return optuna.samplers.GPSampler(seed=seed, n_startup_trials=NUM_STARTUP_TRIALS, deterministic_objective=False)

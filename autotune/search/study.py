@@ -71,7 +71,7 @@ def scores_of(record: TrialRecord) -> list[float | None]:
 
 
 def measured(record: TrialRecord) -> dict[str, Any]:
-    """Returns what the journal keeps of a trial beside its score, so that a sampler needs nothing else."""
+    """Returns what the journal keeps of a trial besides its score, so that a sampler needs nothing else."""
     return {
         "outcome": str(record.outcome),
         "rate": record.value,

@@ -172,7 +172,7 @@ class _Study:
         return "complete", ended_because, None
 
     def _confirm_others(self, decision: Decision) -> None:
-        """Measures again, with the time that is left, what is reported beside the winner: other tiers, other objectives."""
+        """Measures again, with the time that is left, what is reported besides the winner: other tiers, other objectives."""
         with contextlib.suppress(OutOfTime):
             if decision.is_better and decision.finalist:
                 self._tiers.run(decision.finalist)

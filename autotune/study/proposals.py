@@ -150,7 +150,7 @@ class Search:
         if not any(record.origin == LATE for record in self._session.searched):
             yield from self._cheap(until=self._is_time_for_late)
         self._compare_losses()
-        if self._is_led:  # what there is to do late are the lower tiers alone, which are reported beside the winner
+        if self._is_led:  # what there is to do late are the lower tiers alone, which are reported besides the winner
             yield from self._cheap(until=self._is_time_for_tiers)
         if self._may_go_on():
             yield from self._fitting(self._late())

@@ -1,4 +1,4 @@
-"""What the study tells its sampler of the machine and of configurations, beside the trials in the journal."""
+"""What the study tells its sampler of the machine and of configurations, besides the trials in the journal."""
 
 from __future__ import annotations
 

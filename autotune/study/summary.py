@@ -169,7 +169,7 @@ def _by_tier(
 
 
 def _finals_of(record: TrialRecord, standing: Standing) -> Decision | None:
-    """Returns the finals' decision where they have measured this configuration beside the baseline and handed it not over."""
+    """Returns the finals' decision where they have measured this configuration against the baseline and handed it not over."""
     decision = standing.decision
     if decision is None or decision.ratio is None or decision.finalist is None or decision.is_better:
         return None
@@ -307,7 +307,7 @@ def _unproven(
     decision = standing.decision
     if decision is None and not best.changed:
         return None  # the baseline is as fast as itself: that is no verdict
-    if decision is not None and decision.finalist is None:  # nothing was worth measuring beside the baseline
+    if decision is not None and decision.finalist is None:  # nothing was worth measuring besides the baseline
         reason = f"the program as it is run today {baseline.reason}" if is_barred(baseline) else ""
         reason = f"no configuration that was tried keeps the constraints; {reason}" if reason else decision.reason
         return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": reason}
@@ -339,7 +339,7 @@ def _attribution(baseline: TrialRecord | None, best: TrialRecord | None, standin
 
 
 def _minimality(best: TrialRecord | None, standing: Standing) -> dict[str, Any] | None:
-    """Returns what of the chosen configuration was put back because it bought nothing; None when nothing was."""
+    """Returns what of the chosen configuration was put back because it had no effect; None when nothing was."""
     found = _of_best(best, standing)
     return found.minimality() if found and best and best.number == found.best.number else None
 
@@ -364,7 +364,7 @@ def _seconds(records: list[TrialRecord], total_s: float) -> dict[str, float]:
 
 
 def _files(records: list[TrialRecord]) -> dict[str, Any]:
-    """Returns what became of the user's files beside the trials; see launchers/user_files.Report."""
+    """Returns what became of the user's files during the trials; see launchers/user_files.Report."""
     named = {"left": "files_left", "new": "files_new"}
     sizes = {
         what: [

@@ -248,7 +248,7 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
         lines.append(f"- `{key}`: {value_text(before.get(key))} → **{value_text(overrides.get(key))}**{_worth(worth.get(key))}")
     if dropped := (summary.get("minimality") or {}).get("dropped"):
         named = (f"`{e['knob']}` = {value_text(e['to'])}" for e in dropped)
-        lines += ["", f"Bought nothing and was put back: {', '.join(named)}."]
+        lines += ["", f"No effect, so put back: {', '.join(named)}."]
     lines += [*_front_lines(summary), *([f"\n{paying}"] if (paying := break_even_text(summary)) else [])]
     lines += ["", *(f"{name}: {text}  " for name, text in parity_lines(summary))]
     seconds = (summary.get("seconds") or {}).get("total")

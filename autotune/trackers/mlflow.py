@@ -130,7 +130,7 @@ class MlflowTracker(Tracker):
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
         from sqlalchemy import Engine, event
 
-        # Fifty migrations wait for the disk at every step, beside a trial that is being measured; the file has a temporary
+        # Fifty migrations wait for the disk at every step, during a trial that is being measured; the file has a temporary
         # name and is worth nothing before it is whole, so it is brought to the disk once, at the end.
         event.listen(Engine, "connect", _do_not_wait_for_disk)
         try:

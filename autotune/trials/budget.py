@@ -164,7 +164,7 @@ def _least_s(expected_s: float, again_s: float) -> float:
 
 
 def without_window_s(record: TrialRecord) -> float:
-    """Returns what a trial cost beside its window."""
+    """Returns what a trial cost besides its window."""
     return max(0.0, record.attempt_s - record.phases_s.get("steady", 0.0))
 
 

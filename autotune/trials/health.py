@@ -34,7 +34,7 @@ MIN_CLOCK_FRAC = 0.75  # of the default clock of the multiprocessors
 DEVICE_FRAC = 0.05  # of the device's multiprocessors, used by another process
 NUM_STUCK = 4  # attempts in a row that were disturbed, two of each trial: the machine is like that now
 DISTURBANCES, MEASURED, ACCEPTED, PAGE_CACHE = "disturbances", "measured", "accepted_level", "page_cache"  # in the evidence
-OWN_SHARE = "own_share"  # there as well: what autotune used beside the trial, in words
+OWN_SHARE = "own_share"  # there as well: what autotune used during the trial, in words
 CPU, STEAL, DEVICE, THERMAL, BRAKE, CLOCK = "cpu", "steal", "device", "thermal", "power_brake", "clock"
 
 

@@ -44,7 +44,7 @@ def launch(
     Args:
         config: of the study.
         command: the program.
-        pinned: knobs that the user has set, those that mean something beside the others (`meaningful`).
+        pinned: knobs that the user has set, those that have an effect with the others (`meaningful`).
         changed: what is set besides.
         knobs: all that is known of the configuration; what is not known the program decides.
         machine: `machine.host_facts()`.
@@ -85,7 +85,7 @@ def launch(
 
 
 def meaningful(pinned: Knobs, known: Knobs) -> Knobs:
-    """Returns the pins that mean something beside the others; the others are left out, not a failure.
+    """Returns the pins that have an effect with the others; the others are left out, not a failure.
 
     Before the baseline the program's own values are not known: what depends on one of these (prefetch_factor on workers of
     its own) is kept, and the harness tells what became of it.

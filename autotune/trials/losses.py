@@ -36,7 +36,7 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A configuration's losses beside the baseline's, same seed, same batches.
+    """The losses of a configuration against the baseline's, same seed, same batches.
 
     Attributes:
         verdict: whether they agree.

@@ -40,7 +40,7 @@ GATE_S = 30.0  # nor a device whose memory is still held
 QUIET_LEFT_FRAC = 0.25  # nor longer than this share of what is left of it
 BASELINE_BUDGET_FRAC = 0.1  # of the study's time: a baseline that took longer and was disturbed is taken as it is
 TIME_UP = "the study's time was up"
-LEAVE_S, LEAVE_MAX_S = 1.0, 10.0  # before its time is up a trial finishes its window, beside what leaving took the baseline
+LEAVE_S, LEAVE_MAX_S = 1.0, 10.0  # before its time is up a trial finishes its window, besides what leaving took the baseline
 COOL_DOWN_S = 10.0  # how long a device that was too hot rests at least
 MADE_OF = ("torch", "device_name")  # of the facts a program tells of itself: another one is another program
 

@@ -44,7 +44,7 @@ def device_environment(device: DeviceOptions, *, nproc: int = 1) -> dict[str, st
 
 
 def process_environment(config: StudyConfig, machine: dict[str, Any]) -> dict[str, str]:
-    """Returns the variables that every process of a trial starts with, beside what knobs and the user set.
+    """Returns the variables that every process of a trial starts with, besides what knobs and the user set.
 
     A recipe's ranks have the cores to equal parts: torchrun would give each one thread whatever there are, which would not
     call the baseline of a recipe on a CPU. A command of the user's own has what its launcher gives it.

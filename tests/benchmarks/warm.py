@@ -3,7 +3,7 @@
     python -m tests.benchmarks.warm [--pairs 6] [--only resnet18 launch-bound]
 
 Two programs, a recipe (resnet18 on photos of 96 pixels) and one of a millisecond a step, whose speed is that of its launches.
-Each in pairs of a fresh start and a warm one, ABBA: the rates' ratio with its interval beside the machine's own spread (of the
+Each in pairs of a fresh start and a warm one, ABBA: the rates' ratio with its interval besides the machine's own spread (of the
 fresh starts), the seconds from launch to torch imported, and what a trial takes outside warm-up and window, by phase.
 """
 

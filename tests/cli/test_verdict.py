@@ -138,7 +138,7 @@ def test_waterfall_shows_every_factor_whole_on_any_terminal(tmp_path, width):
     assert max(map(len, text.splitlines())) <= width
     for factor in ("1.62x", "1.38x", "1.03x", "2.41x", "[1.58, 1.66]", "ambiguous"):
         assert factor in text
-    assert "bought nothing" in text
+    assert "no effect" in text
     assert ("█" in text) is (width == 120)
 
 
@@ -166,8 +166,8 @@ def test_plain_lines_say_what_each_change_is_worth(tmp_path):
     said = lines(folder.read_summary(), folder.path)
     assert "changed  precision.amp: off -> bf16  1.62x [1.58, 1.66]" in said
     assert "changed  loader.num_workers: 0 -> 2  1.03x [0.99, 1.07] ambiguous" in said
-    assert "changed  loader.batch_size: 32 -> 64  not separated: no time" in said
-    assert "dropped  bought nothing, so left as it was: pin_memory 1.00x [0.98, 1.02]" in said
+    assert "changed  loader.batch_size: 32 -> 64  not measured: no time" in said
+    assert "dropped  no effect, so left as it was: pin_memory 1.00x [0.98, 1.02]" in said
 
 
 def test_noise_that_did_not_end_and_data_read_from_memory_are_said_with_the_verdict(tmp_path):

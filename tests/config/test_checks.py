@@ -69,7 +69,7 @@ def test_pins_without_effect_here_are_said_before_anything_has_run(make) -> None
     assert "memory.fraction=0.9: device.memory_limit=0.5 is less, and holds" in said
     assert make("loader.num_workers=2").notes == []
     (note,) = make("launch.nproc=2", "parallel.strategy=fsdp", "layout.channels_last=true").notes
-    assert note == "layout.channels_last=true: means nothing beside parallel.strategy=fsdp"
+    assert note == "layout.channels_last=true: has no effect with parallel.strategy=fsdp"
 
 
 @pytest.mark.parametrize("words", [["device.kind=cpu"], []])

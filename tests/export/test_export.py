@@ -169,13 +169,13 @@ def test_yaml_says_what_each_change_is_worth_and_what_bought_nothing(summary):
     worth = {"ratio": 1.4, "ci": [1.35, 1.45], "verdict": "faster", "reason": ""}
     summary["attribution"] = [
         {"knob": "loader.num_workers", "from": 0, "to": 4, **worth},
-        {"knob": "precision.amp", "ratio": None, "ci": None, "verdict": "not separated", "reason": "no time"},
+        {"knob": "precision.amp", "ratio": None, "ci": None, "verdict": "not measured", "reason": "no time"},
     ]
     summary["minimality"] = {"dropped": [{"knob": "threads.intra", **worth, "ratio": 1.0, "verdict": "same"}]}
     text = render(summary, "yaml", None).text
     assert "  num_workers: 4  # was 0; 1.400 x [1.350, 1.450]\n" in text
-    assert '  amp: "off"  # not separated (no time)\n' in text
-    assert "# Bought nothing, so left as they were: threads.intra.\n" in text
+    assert '  amp: "off"  # not measured (no time)\n' in text
+    assert "# No effect, so left as they were: threads.intra.\n" in text
     provenance = loaded(text)["provenance"]
     assert provenance["attribution"]["loader.num_workers"] == {"ratio": 1.4, "ci": [1.35, 1.45], "verdict": "faster"}
     assert provenance["bought_nothing"]["threads.intra"]["verdict"] == "same"
@@ -251,7 +251,7 @@ def test_a_study_that_measured_nothing_beside_the_baseline_claims_no_verdict(sum
     summary["best"] = {**summary["baseline"], "overrides": {}}
     summary |= {"best_by_tier": {}, "trials": [{"number": 0, "value": 98.0, "changed": {}}, *trials]}
     text = render(summary, "yaml", None).text
-    assert ("Nothing was measured beside the baseline" in text) == (verdict == "none")
+    assert ("Nothing was measured besides the baseline" in text) == (verdict == "none")
     assert loaded(text)["provenance"]["speedup"]["verdict"] == verdict
 
 

@@ -47,7 +47,7 @@ ALL = {
     "memory.malloc": "glibc",
     "step.metrics_sync_interval": 50,
     "parallel.strategy": "ddp",
-    "parallel.reshard_after_forward": True,  # means nothing beside it
+    "parallel.reshard_after_forward": True,  # has no effect with it
     "parallel.bucket_cap_mb": 50,
     "parallel.static_graph": True,
     "parallel.gradient_as_bucket_view": True,

@@ -111,7 +111,7 @@ def test_without_time_it_says_so_and_hands_over_the_winner_whole(planted):
     study = planted(0.01, minutes=1.2)
     summary = study.run()
     assert attributed(study) == []
-    assert [entry["verdict"] for entry in summary["attribution"]] == ["not separated"] * 5
+    assert [entry["verdict"] for entry in summary["attribution"]] == ["not measured"] * 5
     assert {entry["reason"] for entry in summary["attribution"]} == {"no time"}
     assert summary["best"]["overrides"] == ALL
     assert summary["minimality"] is None

@@ -64,7 +64,7 @@ def test_a_study_whose_baseline_fits_ends_within_its_budget(bench, seed, sampler
     summary = it.run()
     assert it.clock.now_s - begun_s <= 60 * minutes
     assert summary["status"] == "complete"
-    assert len(it.trials) > 1, "something beside the baseline was tried"
+    assert len(it.trials) > 1, "something besides the baseline was tried"
 
 
 @pytest.mark.parametrize(("minutes", "start_s"), [(1, 1.5), (2, 4), (3, 8), (8, 25), (8, 40)])

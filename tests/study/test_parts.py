@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.compare import ablation as parts
-from autotune.compare.ablation import Evidence, hints, part_of
+from autotune.compare.ablation import AblationResults, hints, part_of
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.space import Choice, ResolvedSpace
 
@@ -55,9 +55,9 @@ def test_a_knob_takes_those_with_it_that_mean_nothing_without():
 
 
 def test_first_every_knob_is_put_back_alone():
-    evidence = Evidence(SPACE, WINNER, [])
+    evidence = AblationResults(SPACE, WINNER, [])
     assert {next(iter(part.keys)) for part in evidence.wanted(list(CHANGED))} == set(CHANGED)
-    assert all(evidence.worth(knob) == "not separated" for knob in CHANGED)
+    assert all(evidence.worth(knob) == "not measured" for knob in CHANGED)
     assert evidence.minimal() is None
 
 
@@ -65,7 +65,7 @@ ALONE = [(WORKERS,), (PREFETCH,), (AMP,), (PIN,)]
 
 
 def test_knobs_not_shown_to_matter_are_put_back_together_on_trial():
-    evidence = Evidence(SPACE, WINNER, rounds(*ALONE, values=[80.0, 100.0, 70.0, 99.9]))
+    evidence = AblationResults(SPACE, WINNER, rounds(*ALONE, values=[80.0, 100.0, 70.0, 99.9]))
     assert (evidence.worth(WORKERS), evidence.worth(AMP)) == ("faster", "faster")
     (together,) = evidence.wanted(list(CHANGED))
     assert together.keys == {PREFETCH, PIN}
@@ -75,14 +75,14 @@ def test_knobs_not_shown_to_matter_are_put_back_together_on_trial():
 @pytest.mark.parametrize(("value", "is_dropped"), [(100.1, True), (93.0, False)])
 def test_they_are_dropped_when_the_whole_stays_within_the_margin(value, is_dropped):
     trials = rounds(*ALONE, (PREFETCH, PIN), values=[80.0, 100.0, 70.0, 99.9, value], count=4)
-    minimal = Evidence(SPACE, WINNER, trials).minimal()
+    minimal = AblationResults(SPACE, WINNER, trials).minimal()
     assert (minimal is not None and minimal.keys == {PREFETCH, PIN}) is is_dropped
 
 
 @pytest.mark.parametrize(("value", "is_dropped"), [(99.2, True), (97.0, False)])
 def test_on_a_noisy_machine_a_loss_of_three_percent_is_too_much_though_its_spread_is_more(value, is_dropped):
     trials = rounds((PREFETCH, PIN), values=[value], count=8, noise_power=30)
-    evidence = Evidence(SPACE, WINNER, trials)
+    evidence = AblationResults(SPACE, WINNER, trials)
     assert evidence.margin > 0.03
     minimal = evidence.minimal()
     assert (minimal is not None and minimal.keys == {PREFETCH, PIN}) is is_dropped
@@ -90,28 +90,28 @@ def test_on_a_noisy_machine_a_loss_of_three_percent_is_too_much_though_its_sprea
 
 def test_a_whole_that_misses_them_gets_the_dearest_back():
     trials = rounds(*ALONE, (PREFETCH, PIN), values=[80.0, 100.0, 70.0, 99.5, 93.0], count=4)
-    evidence = Evidence(SPACE, WINNER, trials)
+    evidence = AblationResults(SPACE, WINNER, trials)
     assert evidence.together().keys == {PREFETCH}
 
 
 def test_what_cannot_be_measured_without_a_knob_needs_it():
     trials = rounds(*ALONE, values=[80.0, 100.0, Outcome.device_oom, 99.9])
-    evidence = Evidence(SPACE, WINNER, trials)
+    evidence = AblationResults(SPACE, WINNER, trials)
     (change,) = [change for change in evidence.changes() if change.knob == AMP]
     assert (change.worth, change.is_kept, change.ratio) == ("needed", True, None)
     assert change.reason == "without it: device_oom"
 
 
 def test_a_crash_is_given_a_second_chance_an_interruption_is_none():
-    once = Evidence(SPACE, WINNER, rounds((AMP,), values=[Outcome.crash], count=1))
-    assert once.worth(AMP) == "not separated"
-    assert Evidence(SPACE, WINNER, rounds((AMP,), values=[Outcome.crash])).worth(AMP) == "needed"
-    assert Evidence(SPACE, WINNER, rounds((AMP,), values=[Outcome.interrupted])).worth(AMP) == "not separated"
+    once = AblationResults(SPACE, WINNER, rounds((AMP,), values=[Outcome.crash], count=1))
+    assert once.worth(AMP) == "not measured"
+    assert AblationResults(SPACE, WINNER, rounds((AMP,), values=[Outcome.crash])).worth(AMP) == "needed"
+    assert AblationResults(SPACE, WINNER, rounds((AMP,), values=[Outcome.interrupted])).worth(AMP) == "not measured"
 
 
 def test_a_knob_that_costs_speed_goes_back_without_the_whole_missing_it():
     trials = rounds(*ALONE, (PREFETCH, PIN), values=[80.0, 110.0, 70.0, 99.9, 109.9], count=3)
-    evidence = Evidence(SPACE, WINNER, trials)
+    evidence = AblationResults(SPACE, WINNER, trials)
     assert evidence.worth(PREFETCH) == "slower"
     assert evidence.minimal().keys == {PREFETCH, PIN}
     assert evidence.wanted(list(CHANGED)) == [], "all is decided"
@@ -119,11 +119,11 @@ def test_a_knob_that_costs_speed_goes_back_without_the_whole_missing_it():
 
 def test_it_ends_after_so_many_rounds():
     trials = rounds(*ALONE, values=[80.0, 100.0, 70.0, 99.9], count=parts.MAX_ROUNDS)
-    assert Evidence(SPACE, WINNER, trials).wanted(list(CHANGED)) == []
+    assert AblationResults(SPACE, WINNER, trials).wanted(list(CHANGED)) == []
 
 
 def test_changes_come_with_the_most_useful_first():
-    evidence = Evidence(SPACE, WINNER, rounds(*ALONE, values=[80.0, 99.9, 70.0, 100.0]))
+    evidence = AblationResults(SPACE, WINNER, rounds(*ALONE, values=[80.0, 99.9, 70.0, 100.0]))
     assert [change.knob for change in evidence.changes()] == [AMP, WORKERS, PREFETCH, PIN]
 
 
@@ -131,7 +131,7 @@ HINTED = {WORKERS: 1.3, AMP: 1.4, PREFETCH: 1.0, PIN: 1.01}
 
 
 def test_with_little_time_the_promising_are_put_back_alone_the_others_at_once():
-    evidence = Evidence(SPACE, WINNER, [], HINTED)
+    evidence = AblationResults(SPACE, WINNER, [], HINTED)
     assert [part.keys for part in evidence.wanted([AMP])] == [{PREFETCH, PIN}, {AMP}]
     assert [part.keys for part in evidence.wanted([])] == [{PREFETCH, PIN}]
     assert len(evidence.wanted(list(CHANGED))) == 4, "with time enough nothing is guessed"
@@ -139,17 +139,17 @@ def test_with_little_time_the_promising_are_put_back_alone_the_others_at_once():
 
 def test_what_was_only_put_back_with_others_is_dropped_with_them_and_said_to_be():
     trials = rounds((PREFETCH, PIN), (AMP,), values=[100.05, 70.0])
-    evidence = Evidence(SPACE, WINNER, trials, HINTED)
+    evidence = AblationResults(SPACE, WINNER, trials, HINTED)
     assert evidence.minimal().keys == {PREFETCH, PIN}
     found = {change.knob: change for change in evidence.changes()}
     assert (found[PIN].is_kept, found[PIN].reason) == (False, "only together with the others")
-    assert (found[WORKERS].is_kept, found[WORKERS].worth, found[WORKERS].reason) == (True, "not separated", "no time")
+    assert (found[WORKERS].is_kept, found[WORKERS].worth, found[WORKERS].reason) == (True, "not measured", "no time")
     assert found[AMP].worth == "faster"
 
 
 def test_a_hint_that_was_wrong_is_not_believed_once_the_whole_is_missed():
     trials = rounds((PREFETCH, PIN), (AMP,), values=[90.0, 70.0], count=3)
-    evidence = Evidence(SPACE, WINNER, trials, HINTED)
+    evidence = AblationResults(SPACE, WINNER, trials, HINTED)
     assert evidence.minimal() is None
     assert evidence.together().keys == {PREFETCH}
 

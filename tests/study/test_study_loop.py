@@ -210,4 +210,4 @@ def test_a_knob_that_was_asked_for_and_cannot_be_searched_is_named(bench):
     study = bench(Surface(), "search_space=none", "loader.in_order=choice(true,false)", "precision.amp=choice(off,bf16)")
     study.run()
     (said,) = [line for line in study.listener.named("notice") if "is not searched here" in line]
-    assert said.startswith("loader.in_order is not searched here: means nothing beside")
+    assert said.startswith("loader.in_order is not searched here: has no effect with")

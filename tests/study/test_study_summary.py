@@ -105,7 +105,7 @@ def final(number, repeats, value, ci=None):
 def test_a_baseline_that_was_measured_again_without_a_pair_counts_with_what_can_be_trusted(again, best, ratio):
     value, ci = again
     records = [trial(0, 281.0), trial(1, 4188.0, ci=(4100.0, 4300.0)), final(2, 0, value, ci)]
-    decision = Decision(finalist=records[1], reason="it has not been measured again beside the baseline")
+    decision = Decision(finalist=records[1], reason="it has not been measured again against the baseline")
     summary = summarise(ABOUT, records, Standing(status="complete", decision=decision))
     assert summary["best"]["trial"] == best
     assert {entry["trial"] for entry in summary["best_by_tier"].values()} == {best}

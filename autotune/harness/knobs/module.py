@@ -172,7 +172,7 @@ class ModuleKnobs(KnobHandler):
     def observe(self) -> Dict[str, Any]:
         """Returns knob key -> the program's own value, of its first root."""
         modules = self._context.modules
-        return {key: modules.told[0].observed[key] for key in KEYS} if modules.roots else {}
+        return {key: modules.reported[0].observed[key] for key in KEYS} if modules.roots else {}
 
     def verify(self) -> Dict[str, KnobReport]:
         """Returns a report for every module knob of the trial."""
@@ -198,7 +198,7 @@ class ModuleKnobs(KnobHandler):
 
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be turned in this program."""
-        observed = [root.observed for root in self._context.modules.told]
+        observed = [root.observed for root in self._context.modules.reported]
         if not observed:
             return dict.fromkeys(KEYS, NO_MODULE)
         reasons = {}

@@ -56,7 +56,7 @@ class Leaf:
 
 
 class SideStreams:
-    """Copies beside what the device computes; the only part that needs CUDA."""
+    """Copies while the device computes; the only part that needs CUDA."""
 
     def __init__(self) -> None:
         self._streams: Dict[Any, Any] = {}

@@ -1,6 +1,6 @@
 """Configurations as numbers: the levels of each knob, and the columns that linear models of rates are made of.
 
-A knob's levels are its listed values, or a few along its range; a knob that is absent (it means nothing beside the others) has
+A knob's levels are its listed values, or a few along its range; a knob that is absent (it has no effect with the others) has
 all columns 0. Levels that are numbers are coded cumulatively: each column is the step from one level to the next, so that
 neighbours are alike whatever the shape. Other values have a column each, but for the first. Any two knobs have the products of
 their columns, so that pairs of values that help or hinder each other can be learned.

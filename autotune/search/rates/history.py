@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.rates.memory import Peak
 
-MEASURED = "measured"  # user attribute of a trial: what was measured beside the score, see `study.measured`
+MEASURED = "measured"  # user attribute of a trial: what was measured besides the score, see `study.measured`
 MEMORY_CONSTRAINTS = ("memory", "constraints.memory_free_frac")
 
 

@@ -33,7 +33,7 @@ NOISE_FRAC = 0.02  # of the memory: allocators round, and peaks are sampled on a
 PROCESS_BYTES = 0.95e9  # data of a process on a CPU that has imported torch and trains next to nothing
 PROCESS_SPREAD, MOST_PROCESS_FRAC = 0.1, 0.95  # how far off that may be, a share of it; what it is of the least trial at most
 FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # share of a trial's own memory that does not grow with the batch, before two batches tell
-CLASS_SPREAD = 0.3  # of the bytes of a sample, from one way of computing to another, beside what is expected to be spared
+CLASS_SPREAD = 0.3  # of the bytes of a sample, from one way of computing to another, besides what is expected to be spared
 CLASS_FIXED_SPREAD = 0.1  # of a trial's own memory: the same of what does not grow
 # What grows with the batch, of the largest trial: equally probable on every scale, from next to nothing to all of it.
 SAME = 1e-3  # spread of the scale that a model is for, beside 1

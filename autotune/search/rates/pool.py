@@ -18,7 +18,7 @@ NUM_PAIRS, NUM_MIXED, NUM_RANDOM = 800, 400, 400
 def pool(
     coding: Coding, best: Sequence[Params], *, active: Callable[[Params], Params], rng: np.random.Generator
 ) -> list[Params]:
-    """Returns different configurations, none with a knob that means nothing beside the others.
+    """Returns different configurations, none with a knob that has no effect with the others.
 
     Args:
         coding: the levels.

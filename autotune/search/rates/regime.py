@@ -11,7 +11,7 @@ import numpy as np
 
 from autotune.search.rates.coding import Array
 
-MOST_TIMES, LEAST_SURE = 20.0, 20.0  # how far above a rate its D is looked for, and how unsure it may be beside the rate
+MOST_TIMES, LEAST_SURE = 20.0, 20.0  # how far above a rate its D is looked for, and how unsure it may be compared with the rate
 # Of the rate, what is left where threads and workers take each other's cores: threads wait for one another, and a worker counts
 # as busy while it waits for a core. Four programs on two cores: 0.5 to 0.85 with small operators, 1 with large ones.
 CROWDED = 0.8

@@ -21,10 +21,10 @@ class SamplerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the study knows of configurations beside their trials.
+    """What the study knows of configurations besides their trials.
 
     Attributes:
-        active: takes the knobs that mean nothing beside the others out of a configuration.
+        active: takes the knobs that have no effect with the others out of a configuration.
         is_open: whether a configuration is new and fits what is left of the budget.
         may_win: whether nothing was found against a configuration since it was measured.
         expected_s: what a trial of it costs, seconds.

@@ -22,7 +22,7 @@ from autotune.search.rates.rules import Params, Rules, SamplerOptions
 NUM_DRAWS = 64  # functions drawn from what is known: their mean gain is good to a tenth of its own spread
 NUM_RANKED = 200  # open candidates with the largest expected gains, to choose among by cost
 NUM_BEST_TO_COMPILE = 3  # of the configurations without a costly value, those that one may be added to
-NUM_GREEDY = 20  # open candidates that are expected to be the best, beside them
+NUM_GREEDY = 20  # open candidates that are expected to be the best, besides those
 SURE_CHANCE = 0.9  # to fit: from there on any gain is worth trying; below, a small gain is not worth running out of memory
 RISK_GAIN = 0.1  # gain to be expected of what may run out of memory ...
 SAFE_GAIN_TIMES = 3.0  # ... or so many times the best that is safe, where it is expected to be faster ...
