@@ -2,7 +2,8 @@
 
 It rides along in every Python process of a trial. `inject/sitecustomize.py`, first on PYTHONPATH, loads this package by
 file path under the name `_autotune_harness`, so the program's interpreter needs no autotune: only its own torch >= 2.4 and
-Python >= 3.9. Nothing here imports anything of autotune, and of this package the tuner imports `protocol` alone.
+Python >= 3.9. Nothing here imports anything of autotune, and of this package the tuner imports
+`protocol` and `cores` alone.
 
     inject/sitecustomize.py   gets in, and chains to the sitecustomize it shadows
     boot.py, imports.py       waits for `import torch`

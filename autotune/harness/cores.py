@@ -1,6 +1,6 @@
-"""Effective CPU cores as the program's process sees them: affinity and cgroup quota.
+"""Effective CPU cores as a process sees them: affinity and cgroup quota.
 
-The tuner counts them as well, in its own process and before it; the program may have bound itself to fewer.
+The tuner counts them as well (`machine/cores.py`), in its own process; the program may have bound itself to fewer.
 """
 
 from __future__ import annotations
@@ -16,35 +16,42 @@ OWN_CGROUP = "/proc/self/cgroup"
 def num_cores(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> int:
     """Returns min(affinity, smallest cgroup quota rounded up), at least 1."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [quota for folder in _folders(cgroup, own) if (quota := _quota_of(folder)) is not None]
-    return max(1, min([affinity, *(math.ceil(quota) for quota in quotas)]))
+    quota = cpu_quota(cgroup, own)
+    return max(1, affinity if quota is None else min(affinity, math.ceil(quota)))
 
 
-def _folders(cgroup: str, own: str) -> Iterator[str]:
-    """Yields the folders whose quota holds for this process: v2's one tree and v1's of the controller "cpu"."""
-    yield cgroup
-    yield os.path.join(cgroup, "cpu")
-    for line in _read(own).splitlines():
+def cpu_quota(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> Optional[float]:
+    """Returns the smallest CPU quota, in cores, of this process's cgroup and those above it; None without one."""
+    quotas = [quota for folder in folders(cgroup, own, "cpu") if (quota := _quota_of(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def folders(cgroup: str, own: str, controller: str) -> Iterator[str]:
+    """Yields the folders whose limits hold for this process: v2's one tree, and v1's tree of the controller."""
+    tree = os.path.join(cgroup, controller)
+    yield from (cgroup, tree)
+    for line in read(own).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        folder = os.path.join(cgroup, "cpu") if controllers else cgroup
+        folder = tree if controllers else cgroup
         for part in () if ".." in path else path.strip("/").split("/"):
             folder = os.path.join(folder, part)
             yield folder
 
 
 def _quota_of(folder: str) -> Optional[float]:
-    quota, _, period = _read(os.path.join(folder, "cpu.max")).partition(" ")
+    quota, _, period = read(os.path.join(folder, "cpu.max")).partition(" ")
     if not period:
-        quota, period = (_read(os.path.join(folder, f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+        quota, period = (read(os.path.join(folder, f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
     if not (quota.isdigit() and period.isdigit() and int(quota) and int(period)):
         return None  # "max", -1 or no such file
     return int(quota) / int(period)
 
 
-def _read(path: str) -> str:
+def read(path: str) -> str:
+    """Returns the text of a small file; "" where it cannot be read."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read().strip()

@@ -7,7 +7,6 @@ for good: asked once, never again, never zero. Without a GPU every function work
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -72,10 +71,11 @@ class DeviceCounters:
     energy_j: float | None
 
 
-class DeviceMonitor(ABC):
-    """Watches one device, or those of all ranks, for the study, from the tuner's process. `sample` about once a second.
+class DeviceMonitor:
+    """Watches one device, or those of all ranks, for the study, from the tuner's process. This one knows nothing.
 
-    Order: `restart`, samples, `open_window` as the measuring window opens, samples, `close_window` as it ends, `metrics`.
+    Order: `restart`, samples about once a second, `open_window` as the measuring window opens, samples, `close_window` as it
+    ends, `metrics`.
     """
 
     uuid: str | None = None
@@ -85,11 +85,10 @@ class DeviceMonitor(ABC):
         """The devices that are watched, one by one."""
         return [self]
 
-    @abstractmethod
     def sample(self, *, is_steady: bool) -> DeviceSample | None:
         """Takes and returns a sample; None without a device."""
+        return None
 
-    @abstractmethod
     def metrics(self) -> dict[str, float]:
         """Returns what the samples since the last `restart` say, by name for the tracker; unknown is absent.
 
@@ -100,78 +99,42 @@ class DeviceMonitor(ABC):
             else of the steady samples), gpu.energy_j and gpu.energy_s (by the counter, and how long that was),
             gpu.sm_clock_frac (of the default, mean over the steady samples that were busy and under no power cap).
         """
+        return {}
 
-    @abstractmethod
     def open_window(self) -> None:
         """Begins the span of the counters."""
 
-    @abstractmethod
     def close_window(self) -> None:
         """Ends the span of the counters. The trial's processes may be gone by now: nothing else is looked at."""
 
-    @abstractmethod
     def compute_processes(self) -> dict[int, float | None]:
         """Returns the processes that compute on the device -> share of its multiprocessors lately, None unknown.
 
         Ids are those of the host: in a container they may mean nothing, or be missing.
         """
+        return {}
 
-    @abstractmethod
     def restart(self) -> None:
         """Forgets the samples: a new trial begins."""
 
-    @abstractmethod
     def memory_used_bytes(self) -> int | None:
         """Returns the device memory in use by every process; None unknown."""
+        return None
 
-    @abstractmethod
     def memory_used_frac(self) -> float | None:
         """Returns the largest share of the device's memory among the samples since `restart`; None unknown."""
+        return None
 
-    @abstractmethod
     def holders(self) -> list[str]:
         """Returns the processes that hold device memory, "1234 (python train.py, 812 MiB)"."""
+        return []
 
-    @abstractmethod
     def close(self) -> None:
         """Gives NVML back."""
 
 
 class NoDevice(DeviceMonitor):
-    """No GPU, no NVML, or no permission: knows nothing."""
-
-    def sample(self, *, is_steady: bool) -> None:
-        """Returns None."""
-
-    def metrics(self) -> dict[str, float]:
-        """Returns nothing."""
-        return {}
-
-    def restart(self) -> None:
-        """Does nothing."""
-
-    def memory_used_bytes(self) -> None:
-        """Returns None."""
-
-    def memory_used_frac(self) -> None:
-        """Returns None."""
-
-    def open_window(self) -> None:
-        """Does nothing."""
-
-    def close_window(self) -> None:
-        """Does nothing."""
-
-    def compute_processes(self) -> dict[int, float | None]:
-        """Returns none."""
-        return {}
-
-    def holders(self) -> list[str]:
-        """Returns none."""
-        return []
-
-    def close(self) -> None:
-        """Does nothing."""
+    """No GPU, no NVML, or no permission."""
 
 
 class NvmlDevice(DeviceMonitor):
