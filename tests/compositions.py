@@ -7,9 +7,8 @@ made in full.
 import copy
 from collections.abc import Callable
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from autotune.config import compose
 from autotune.config.keys import LEAVES
@@ -28,7 +27,8 @@ def copied(given: Split) -> DictConfig:
         if key not in _known:
             _known[key] = in_full(rest)
         made = copy.deepcopy(_known[key])
-        ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), made)
+        for override in OverridesParser.create().parse_overrides(values):
+            OmegaConf.update(made, override.key_or_group, override.value(), merge=True)
     except Exception:
         return in_full(given)  # which says what is wrong
     return made

@@ -1,31 +1,79 @@
-"""NVML as a public fake: what a device answers is a function under NVML's own name."""
+"""NVML as a fake, the only one: under NVML's own names, a function, a value or an error for each.
+
+It misses the timing and the quirks of a real driver.
+"""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
+
+MIB = 2**20
+MISSING: Any = object()  # an answer that this release of NVML does not have
 
 
 class NVMLError(Exception):
-    pass
+    """What NVML raises; `value` is its number."""
+
+    def __init__(self, value: Any = None) -> None:
+        super().__init__(value)
+        self.value = value
 
 
-def fake_nvml(**changes: object) -> SimpleNamespace:
-    calls: dict[str, object] = {
-        "NVMLError": NVMLError,
-        "shutdowns": [],
-        "nvmlInit": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: "580.1",
-        "nvmlDeviceGetCount": lambda: 2,
+class FakeNvml:
+    """As much of pynvml as is asked: `asked` holds the names. What has no answer is not there, as in an older release."""
+
+    NVML_CLOCK_SM = 1
+    NVMLError = NVMLError
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = {
+            "nvmlDeviceGetUUID": "GPU-1",
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=1000 * MIB, used=100 * MIB),
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=50, memory=10),
+            "nvmlDeviceGetPowerUsage": 300_000,
+            "nvmlDeviceGetTotalEnergyConsumption": 5_000,
+            "nvmlDeviceGetClockInfo": 1410,
+            "nvmlDeviceGetCurrentClocksEventReasons": 0,
+            "nvmlDeviceGetComputeRunningProcesses": [],
+            "nvmlInit": None,
+            "nvmlShutdown": None,
+            "nvmlDeviceGetHandleByIndex": "handle",
+            "nvmlDeviceGetHandleByUUID": "handle",
+            **answers,
+        }
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if self.__dict__.get("answers", {}).get(name, MISSING) is MISSING:
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> Any:
+            self.asked.append(name)
+            answer = self.answers[name]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer(*arguments) if callable(answer) else answer
+
+        return call
+
+    @property
+    def shutdowns(self) -> list[str]:
+        """The calls that gave NVML back."""
+        return [name for name in self.asked if name == "nvmlShutdown"]
+
+
+def fake_nvml(**changes: Any) -> FakeNvml:
+    """Returns a machine with two GPUs."""
+    calls = {
+        "nvmlSystemGetDriverVersion": "580.1",
+        "nvmlDeviceGetCount": 2,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
-        "nvmlDeviceGetName": lambda handle: b"NVIDIA H200",  # bytes in older releases
+        "nvmlDeviceGetName": b"NVIDIA H200",  # bytes in older releases
         "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
-        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=141 * 10**9),
-        "nvmlDeviceGetTotalEnergyConsumption": lambda handle: 5_000,
-        "nvmlDeviceGetPowerUsage": lambda handle: 300_000,
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=141 * 10**9),
     }
-    fake = SimpleNamespace(**{**calls, **changes})
-    fake.nvmlShutdown = lambda: fake.shutdowns.append(1)
-    return fake
+    return FakeNvml(**{**calls, **changes})
 
 
 def refuse(*_: object) -> object:

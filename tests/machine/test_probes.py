@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.machine.probes import Probe, data, gpus, host, interpreters
-from tests.machine.fakes import NVMLError, fake_nvml, refuse
+from tests.machine.fakes import MISSING, NVMLError, fake_nvml, refuse
 
 ENVIRONMENT = dict(os.environ)
 
@@ -89,6 +89,7 @@ def test_a_gpu_tells_what_it_is_set_to(monkeypatch: pytest.MonkeyPatch, tmp_path
         nvmlDeviceGetPersistenceMode=lambda handle: 0,
         nvmlDeviceGetClockInfo=lambda handle, kind: 345,
         nvmlDeviceGetMaxClockInfo=lambda handle, kind: 1980,
+        nvmlDeviceGetCurrentClocksEventReasons=MISSING,
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x44,  # an older driver's name
         nvmlDeviceGetTemperature=lambda handle, sensor: 85,
         nvmlDeviceGetEnforcedPowerLimit=lambda handle: 500_000,

@@ -1,4 +1,4 @@
-"""NVML with a fake module: the only fake here, since the hardware is absent. It misses the real driver's timing and quirks."""
+"""The monitor of a device, on the fake of NVML."""
 
 import os
 from types import SimpleNamespace
@@ -7,50 +7,9 @@ import pytest
 
 from autotune.monitors.gate import MemoryGate
 from autotune.monitors.nvml import MIB, SLOWDOWN_FIELDS, NoDevice, NvmlDevice, open_device
+from tests.machine.fakes import FakeNvml
 
 NOT_SUPPORTED, NO_PERMISSION, UNKNOWN, NOT_FOUND = 3, 4, 999, 6
-
-
-class FakeNvml:
-    """As much of pynvml as is asked; each value may be an error code in a NVMLError."""
-
-    NVML_CLOCK_SM = 1
-
-    class NVMLError(Exception):
-        def __init__(self, value):
-            self.value = value
-
-    def __init__(self, **answers):
-        memory = SimpleNamespace(total=1000 * MIB, used=100 * MIB)
-        self.answers = {
-            "nvmlDeviceGetUUID": "GPU-1",
-            "nvmlDeviceGetMemoryInfo": memory,
-            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=50, memory=10),
-            "nvmlDeviceGetPowerUsage": 300_000,
-            "nvmlDeviceGetTotalEnergyConsumption": 5_000,
-            "nvmlDeviceGetClockInfo": 1410,
-            "nvmlDeviceGetCurrentClocksEventReasons": 0,
-            "nvmlDeviceGetComputeRunningProcesses": [],
-            "nvmlInit": None,
-            "nvmlShutdown": None,
-            "nvmlDeviceGetHandleByIndex": "handle",
-            "nvmlDeviceGetHandleByUUID": "handle",
-            **answers,
-        }
-        self.asked = []
-
-    def __getattr__(self, name):
-        if name.startswith("__") or name not in self.__dict__.get("answers", {}):
-            raise AttributeError(name)
-
-        def call(*arguments):
-            self.asked.append(name)
-            answer = self.answers[name]
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-        return call
 
 
 class Clock:

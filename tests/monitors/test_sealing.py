@@ -1,6 +1,8 @@
 import json
 import os
 import subprocess
+import time
+from pathlib import Path
 
 from autotune.masking import Secrets
 from autotune.monitors.sealing import seal, seal_leftovers
@@ -65,6 +67,8 @@ def test_leftovers_wait_for_a_trial_that_still_runs(tmp_path):
     environment = {**os.environ, "AUTOTUNE_MARK": f"{tmp_path.resolve()}:0"}
     running = subprocess.Popen(["sleep", "600"], env=environment)
     try:
+        while not Path(f"/proc/{running.pid}/environ").read_bytes():  # the kernel shows it a moment after `exec` has begun
+            time.sleep(0.01)
         seal_leftovers(tmp_path, SECRETS)
         assert (folder / "stdout.log").read_bytes() == b"0123456789abc"
     finally:

@@ -7,7 +7,8 @@ import pytest
 from autotune.monitors.gate import MemoryGate
 from autotune.monitors.nvml import MIB, NoDevice, NvmlDevice
 from autotune.monitors.several import SeveralDevices, as_one
-from tests.monitors.test_nvml import Clock, FakeNvml, used
+from tests.machine.fakes import FakeNvml
+from tests.monitors.test_nvml import Clock, used
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from autotune.monitors.nvml import NoDevice, NvmlDevice
 from autotune.testing.clock import VirtualClock
 from autotune.testing.fake_launcher import Surface
 from autotune.trials import watch
-from tests.monitors.test_nvml import FakeNvml, used
+from tests.machine.fakes import FakeNvml
+from tests.monitors.test_nvml import used
 
 
 class Holding(NoDevice):
