@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import yaml_file
+from autotune.config.best_file import EXPORTED, PROVENANCE, Provenance
 from autotune.config.literals import DOUBLED, PLACEHOLDER, is_reference, plain
 from autotune.errors import BadInput, one_of
 from autotune.knobs.base import HostContext
@@ -23,8 +24,6 @@ from autotune.masking import MASK, is_masked, is_secret
 from autotune.plain_text import one_line
 from autotune.records import Knobs, KnobValue
 
-EXPORTED = "Give a file that `autotune export` wrote"
-PROVENANCE = "provenance"
 MAX_WORDS = 200  # of a file's own words in a message
 # A file made elsewhere may ask for more workers than this machine has cores: that is told, not refused. Only what no machine
 # could do is.
@@ -105,7 +104,8 @@ def read_best(path: Path) -> Best:
     if document is not None and not isinstance(document, dict):
         raise BadInput(f"BEST: not a mapping of keys to values, got {shown(document)} in {shown(str(path))}. {EXPORTED}.")
     document = {**(document or {})}
-    said = _mapping(document.pop(PROVENANCE, None))
+    raw_said = document.pop(PROVENANCE, None)
+    said = Provenance.of(raw_said)
     knobs: Knobs = {}
     problems = []
     for key, raw in _flat(document):
@@ -114,27 +114,21 @@ def read_best(path: Path) -> Best:
                 knobs[key] = _value(key, raw)
         except BadInput as error:
             problems += [f"{problem} It stands in {path}." for problem in error.problems]
-    if not said and not knobs and not problems:
+    if not raw_said and not knobs and not problems:
         problems.append(f"BEST: nothing to apply, got {shown(str(path))} without any knob. {EXPORTED}.")
     problems += [f"{clash_words(*pair)} Both stand in {path}." for pair in clashes(knobs)]
-    problems += _lost(_words(said.get("secret")), knobs, path)
+    problems += _lost(said.secret, knobs, path)
     if problems:
         raise BadInput(problems)
-    program, speedup = _mapping(said.get("program")), _mapping(said.get("speedup"))
-    ratio = speedup.get("ratio")
-    doubt = ", ambiguous" if speedup.get("verdict") == "ambiguous" else ""
+    doubt = ", ambiguous" if said.verdict == "ambiguous" else ""
     return Best(
         file=str(path),
         knobs=knobs,
-        target=_target(said.get("target")),
-        identity=_mapping(said.get("identity")),
-        command=[plain(word) for word in _words(program.get("command"))],
-        is_recipe=not {"model.name", "model.factory"}.isdisjoint(_mapping(said.get("settings"))),
-        origin=(
-            plain(str(said.get("study") or "")),
-            f"{ratio:.2f}x{doubt}" if isinstance(ratio, int | float) and knobs else "",
-            str(said.get("date") or ""),
-        ),
+        target=said.target,
+        identity=said.identity,
+        command=said.command,
+        is_recipe=said.is_recipe,
+        origin=(said.study, f"{said.ratio:.2f}x{doubt}" if said.ratio is not None and knobs else "", said.date),
     )
 
 
@@ -186,21 +180,3 @@ def _flat(document: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{group}.{name}", value) for name, value in inside.items())
         else:
             yield str(group), inside
-
-
-def _target(said: Any) -> list[dict[str, Any]] | None:
-    """Returns the loaders that a file names; None where it names none that can be used."""
-    kinds = {"site": str, "ordinal": int, "code": str, "nth": int, "is_unshared": bool}  # only the first two are in every file
-    entries = [_mapping(entry) for entry in said] if isinstance(said, list) else []
-    found = [{name: entry[name] for name, kind in kinds.items() if isinstance(entry.get(name), kind)} for entry in entries]
-    if not found or any({"site", "ordinal"} - entry.keys() or ("code" in entry) != ("nth" in entry) for entry in found):
-        return None
-    return [{**entry, **{name: plain(entry[name]) for name in ("site", "code") if name in entry}} for entry in found]
-
-
-def _mapping(said: Any) -> dict[str, Any]:
-    return {str(key): value for key, value in said.items()} if isinstance(said, dict) else {}
-
-
-def _words(said: Any) -> list[str]:
-    return [str(word) for word in said] if isinstance(said, list) else []

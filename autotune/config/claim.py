@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import files
+from autotune.config.best_file import EXPORTED, PROVENANCE, RECIPE_KEYS, Provenance, Rate, interval, mapping
 from autotune.config.keys import is_setting, literal, plain
 from autotune.config.overrides import GLOBAL_BATCH
 from autotune.config.recipe import PARTS
@@ -22,23 +22,9 @@ from autotune.knobs.values import shown, value_of
 from autotune.masking import is_masked
 from autotune.plain_text import one_line
 from autotune.records import Knobs, KnobValue
-from autotune.stats import Interval, Ratio
+from autotune.stats import Ratio
 
-EXPORTED = "Give a file that `autotune export` wrote"
-MAX_NAME, MAX_LINE = 60, 2000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """A claimed measurement of one configuration.
-
-    Attributes:
-        value: `unit` per second, whatever the objective; None when the file does not say.
-        ci: 95 % interval; None without one.
-    """
-
-    value: float | None = None
-    ci: Interval | None = None
+MAX_LINE = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +61,7 @@ class Claim:
     @property
     def is_recipe(self) -> bool:
         """Whether the file alone says what to train: a built-in recipe."""
-        return not {"model.name", "model.factory"}.isdisjoint(self.settings)
+        return not RECIPE_KEYS.isdisjoint(self.settings)
 
     @property
     def parts(self) -> dict[str, str]:
@@ -143,8 +129,8 @@ class Verify:
         """
         try:
             claim = dict(raw["claim"])
-            speedup = {**claim["speedup"], "ci": _interval(claim["speedup"]["ci"])}
-            rates = {name: Rate(value=claim[name]["value"], ci=_interval(claim[name]["ci"])) for name in ("baseline", "best")}
+            speedup = {**claim["speedup"], "ci": interval(claim["speedup"]["ci"])}
+            rates = {name: Rate(value=claim[name]["value"], ci=interval(claim[name]["ci"])) for name in ("baseline", "best")}
             return cls(**{**raw, "claim": Claim(**{**claim, **rates, "speedup": Ratio(**speedup)})})
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a claim that this version can read: {error}") from error
@@ -161,29 +147,29 @@ def read_claim(path: Path, host_context: HostContext) -> Claim:
         BadInput: not a file of ours: not YAML, unknown keys, unusable values, no claim; names everything that is wrong.
     """
     document = files.read(path, "BEST", host_context).document
-    said = document.pop("provenance", None)
-    if not isinstance(said, dict):
+    raw_said = document.pop(PROVENANCE, None)
+    if not isinstance(raw_said, dict):
         got = "an empty file" if not document else "none"
         raise BadInput(f"provenance: nothing claimed in {shown(str(path))}, got {got}. {EXPORTED}, as it is.")
-    said = _plain(said)
-    pins, secrets = (_knob_keys(said.get(name)) for name in ("pinned", "secret"))
+    said = Provenance.of(raw_said)
+    pins, secrets = ([knob(key).key for key in keys if is_knob(key)] for keys in (said.pinned, said.secret))
     values = {key: value for key, value in files.flat(document) if value is not None}
     knobs = {key: _value(key, value, host_context, path) for key, value in values.items() if is_knob(key)}
     others = {key: value for key, value in values.items() if key not in knobs}  # put in by hand
     changed = {key: value for key, value in knobs.items() if key not in pins}
     claim = Claim(
         file=str(path),
-        study=str(said.get("study") or "")[:MAX_NAME],
+        study=said.study,
         changed=changed,
         pinned={key: value for key, value in knobs.items() if key in pins},
         secret=[key for key in pins if key not in knobs],
-        speedup=_speedup(said.get("speedup"), path) if changed else Ratio(ratio=1.0, ci=None, num_rounds=0),
-        baseline=_rate(said.get("baseline")),
-        best=_rate(said.get("best")),
-        identity=_mapping(said.get("identity")),
-        settings=_settings({**_mapping(said.get("settings")), **others}, host_context, path),
-        command=_words(_mapping(said.get("program")).get("command")),
-        cwd=str(_mapping(said.get("program")).get("cwd") or ""),
+        speedup=_speedup(said, raw_said, path) if changed else Ratio(ratio=1.0, ci=None, num_rounds=0),
+        baseline=said.baseline,
+        best=said.best,
+        identity=said.identity,
+        settings=_settings({**said.settings, **others}, host_context, path),
+        command=said.command,
+        cwd=said.cwd,
     )
     if lost := [key for key in secrets if key not in knobs and key not in pins]:
         group, name = lost[0].split(".", 1)
@@ -229,47 +215,8 @@ def _settings(said: dict[str, Any], host_context: HostContext, path: Path) -> di
     return said
 
 
-def _speedup(said: Any, path: Path) -> Ratio:
-    ratio = _number(_mapping(said).get("ratio"))
-    if ratio is None or ratio <= 0:
-        found = f"got {shown(_mapping(said).get('ratio'))} in {path}"
+def _speedup(said: Provenance, raw_said: dict[str, Any], path: Path) -> Ratio:
+    if said.ratio is None or said.ratio <= 0:
+        found = f"got {shown(mapping(raw_said.get('speedup')).get('ratio'))} in {path}"
         raise BadInput(f"provenance.speedup.ratio: no speed-up to compare with, {found}. {EXPORTED} at the end of a study.")
-    rounds = _number(_mapping(said).get("num_rounds"))
-    return Ratio(ratio=ratio, ci=_interval(_mapping(said).get("ci")), num_rounds=int(rounds or 0))
-
-
-def _rate(said: Any) -> Rate:
-    return Rate(value=_number(_mapping(said).get("value")), ci=_interval(_mapping(said).get("ci")))
-
-
-def _interval(said: Any) -> Interval | None:
-    if not isinstance(said, list | tuple) or len(said) != 2:
-        return None
-    low, high = _number(said[0]), _number(said[1])
-    return None if low is None or high is None or not 0 < low <= high else (low, high)
-
-
-def _number(said: Any) -> float | None:
-    is_number = isinstance(said, int | float) and not isinstance(said, bool)
-    return float(said) if is_number and math.isfinite(said) else None
-
-
-def _mapping(said: Any) -> dict[str, Any]:
-    return {str(key): value for key, value in said.items()} if isinstance(said, dict) else {}
-
-
-def _knob_keys(said: Any) -> list[str]:
-    return [knob(key).key for key in _words(said) if is_knob(key)]
-
-
-def _words(said: Any) -> list[str]:
-    return [str(word) for word in said] if isinstance(said, list) else []
-
-
-def _plain(said: Any) -> Any:
-    """Returns values as they were before the file was written: `${` in a command is the user's own."""
-    if isinstance(said, dict):
-        return {key: _plain(value) for key, value in said.items()}
-    if isinstance(said, list):
-        return [_plain(value) for value in said]
-    return plain(said) if isinstance(said, str) else said
+    return Ratio(ratio=said.ratio, ci=said.ci, num_rounds=said.num_rounds)
