@@ -218,7 +218,7 @@ def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: boo
         passed = [run for run in runs if run.evidence["parity"]["verdict"] == Verdict.passed]
         run = next((run for run in passed if suspect.items() <= run.changed.items()), None)
         run = run or next((run for run in runs if run.changed == suspect), None)
-        why = no_losses(records[0]) if not records[0].losses else loss_words(records) or "not compared yet"
+        why = no_losses(records[0]) if not records[0].losses else loss_words(records) or "it was not compared yet"
         found = {"verdict": str(Verdict.unknown), "reason": why, "trial": None}
         if run is not None:
             found = {**run.evidence["parity"], "trial": run.number}

@@ -141,20 +141,17 @@ class Session:
         """
         changed = self.resolved.changed(knobs)
         expected_s = self.costs.expected_s(knobs, changed)
-        request = Request(
-            number=self.folder.next_number(),
-            kind=Kind.search,
-            knobs=knobs,
-            changed=changed,
-            tier=self.resolved.tier(changed),
-            repeats=repeats,
-            round=round_number,
+        request = self._request(
+            Kind.search,
+            knobs,
+            changed,
             why=why,
             origin=origin,
+            repeats=repeats,
+            round=round_number,
             rules=self.budget.screening_rules(self.inputs.config.measure.screening),
             race_below_per_s=self._race_below_per_s(self.resolved.tier(changed)),
             promote_above_per_s=self._promote_above_per_s(),
-            target=self.target,
             max_s=self._most_s(expected_s),
             ends_s=self.budget.search_ends_s(expected_s),
             retry_max_s=self.budget.search_left_s / 4,
@@ -162,6 +159,11 @@ class Session:
         record = self._run(request).record
         self.costs.learn(record)
         return record
+
+    def _request(self, kind: Kind, knobs: Knobs, changed: Knobs, **more: Any) -> Request:
+        """Returns a request for the next trial, with what is the same for all but the baseline."""
+        number, tier = self.folder.next_number(), self.resolved.tier(changed)
+        return Request(number=number, kind=kind, knobs=knobs, changed=changed, tier=tier, target=self.target, **more)
 
     def _most_s(self, expected_s: float) -> float | None:
         """Returns how long a trial may take that was expected to take so long: beyond that it is stuck."""
@@ -207,17 +209,14 @@ class Session:
         """
         least_s, ends_s = self._least_again_s(first), self.budget.ends_s()
         self._check_time(least_s, ends_s)
-        request = Request(
-            number=self.folder.next_number(),
-            kind=Kind.final,
-            knobs=first.knobs,
-            changed=first.changed,
-            tier=first.tier,
+        request = self._request(
+            Kind.final,
+            first.knobs,
+            first.changed,
             repeats=first.number,
             round=round_number,
             why=why,
             rules=rules,
-            target=self.target,
             max_s=self._most_s(max(least_s, first.fresh_s)),
             ends_s=ends_s,
             retry_max_s=0.0,  # a round that went wrong is left out instead
@@ -234,18 +233,15 @@ class Session:
         changed = self.resolved.changed(knobs)
         first = self.first_of(changed)
         expected_s = self.costs.expected_s(knobs, changed) + self.costs.spared_s
-        request = Request(
-            number=self.folder.next_number(),
-            kind=Kind.attribution,
-            knobs=knobs,
-            changed=changed,
-            tier=self.resolved.tier(changed),
+        request = self._request(
+            Kind.attribution,
+            knobs,
+            changed,
             repeats=None if first is None else first.number,
             round=round_number,
             why=why,
             origin=attribution_of(winner),
             rules=rules,
-            target=self.target,
             max_s=self._most_s(expected_s),
             ends_s=self.budget.ends_s(kept_s=kept_s),
             retry_max_s=0.0,  # as in the finals
@@ -273,16 +269,13 @@ class Session:
         most_s, ends_s = self._most_s(max(candidate.seconds, self.baseline.seconds)), self.budget.ends_s()
         self._check_time(without_window_s(self.baseline), ends_s)
         max_s = None if most_s is None else most_s + limits["max_s"]
-        request = Request(
-            number=self.folder.next_number(),
-            kind=Kind.parity,
-            knobs=self.resolved.active({**self.resolved.reference, **changed}),
-            changed=changed,
-            tier=self.resolved.tier(changed),
+        request = self._request(
+            Kind.parity,
+            self.resolved.active({**self.resolved.reference, **changed}),
+            changed,
             repeats=candidate.number if changed else 0,
             why=why,
             rules=self.inputs.config.measure.screening,
-            target=self.target,
             max_s=max_s,
             retry_max_s=max_s,
             ends_s=ends_s,

@@ -165,7 +165,7 @@ def test_an_interrupt_while_losses_are_compared_keeps_everything_and_the_study_g
     one = bench(Surface(gains=GAINS, losses=falls_unless("precision.amp", "bf16"), failures=failures), *space, minutes=20)
     summary = one.run()
     assert summary["status"] == "interrupted"
-    assert summary["parity"]["text"] == "not checked: nobody has compared it yet"
+    assert summary["parity"]["text"] == "not checked: it was not compared yet"
     assert of_kind(one.trials, Kind.parity)[-1].outcome is Outcome.interrupted
     again = resume_study(one.inputs, one.folder, RecordingListener())
     assert again["status"] == "complete"
