@@ -30,14 +30,17 @@ def test_a_measured_trial_ends_the_program_and_tells_everything(trial: Trial) ->
 @pytest.mark.parametrize(("program", "ranks"), [("basic.py", 1), (str(SCRIPTS / "ddp.py"), 2)])
 def test_a_trial_whose_time_is_up_ends_its_window_with_what_it_has(trial: Trial, program: str, ranks: int) -> None:
     endless = dataclasses.replace(RULES, min_s=600.0, max_s=600.0, slow_max_s=600.0, race_min_s=0.2)
-    for found in (run.result(rank) for run in [trial(program, ranks=ranks, rules=endless, end_s=0.0)] for rank in range(ranks)):
+    run = trial(program, ranks=ranks, rules=endless, end_s=0.0)
+    for rank in range(ranks):
+        found = run.result(rank)
         assert found.status == "measured"
         assert found.window is not None
         assert found.window.is_steady
-        unclosed_s = 2 * max(found.window.block_s)  # whole blocks count; ranks end the last one together, each by its own clock
-        assert endless.race_min_s - unclosed_s <= found.window.seconds < endless.min_s
+        # Whole blocks count, and the first rank ends the window of all: the others' may be shorter by a few steps.
+        least_s = endless.race_min_s - endless.block_min_s if rank == 0 else endless.race_min_s / 2
+        assert least_s <= found.window.seconds < endless.min_s
         assert found.throughput_per_s
-    assert found.window.reason == "the study's time was up"
+        assert rank or found.window.reason == "the study's time was up"
 
 
 def test_a_unit_that_was_told_is_counted_everywhere(trial: Trial) -> None:
