@@ -66,7 +66,7 @@ class ModuleWatch:
         self._prepared: List[Any] = []  # weak references: a set would ask modules whether they are equal
         self.wrappers: List[str] = []
         self._parallel, self._sharding = context.handlers.parallel, context.handlers.sharding
-        self._nesting = Nesting()
+        self.nesting = Nesting()
         self.unit = "samples"
         self.is_evaluated = False
         self._num_evaluated_steps = 0
@@ -92,7 +92,7 @@ class ModuleWatch:
             self._calls.install()
 
     def _around_call(self, call: Any) -> Any:
-        nesting = self._nesting
+        nesting = self.nesting
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or nesting.depth or not (self._calls is not None and self._calls.is_active):
@@ -116,7 +116,7 @@ class ModuleWatch:
     def look_again(self) -> None:
         """Called when an optimizer is made: what it trains may not have been met yet."""
         self._look_until = self._context.num_steps + DISCOVERY_STEPS
-        if self._nesting.depth:
+        if self.nesting.depth:
             self.is_looking = True  # as soon as the root's call is over
         else:
             self.look()
@@ -172,7 +172,7 @@ class ModuleWatch:
 
         def around(enter: Any) -> Any:
             def __enter__(context: Any) -> Any:
-                if self._nesting.depth and context._enabled and not hasattr(context, "is_autotunes_own"):
+                if self.nesting.depth and context._enabled and not hasattr(context, "is_autotunes_own"):
                     self._knobs.note_inner_autocast(context)
                 return enter(context)
 
@@ -213,11 +213,6 @@ class ModuleWatch:
 
     # --- calls of a root ---
 
-    @property
-    def is_nested(self) -> bool:
-        """Whether this thread is inside a module's call."""
-        return self._nesting.depth > 0
-
     def run(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
         """Calls a root by `call`, the call of its own class, with its samples counted and in the trial's precision."""
         if self.is_counting:
@@ -225,7 +220,7 @@ class ModuleWatch:
         if self.is_looking:
             self.uninstall()  # the compiler must meet modules as torch made them
         held = self._parallel.hold_back()
-        nesting = self._nesting
+        nesting = self.nesting
         nesting.depth += 1
         try:
             return call(root.module, *args, **kwargs) if root.around is None else root.around(call, root.module, args, kwargs)
@@ -324,10 +319,12 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
     """Gives a root a class whose `__call__` counts and sets the trial's precision; returns whether it could."""
     module, original = root.module, type(root.module)
 
+    nesting = watch.nesting
+
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         if root.is_passive and self.training:
             return original.__call__(self, *args, **kwargs)
-        if is_compiling() or watch.is_nested:
+        if is_compiling() or nesting.depth:
             return original.__call__(self, *args, **kwargs)
         if not self.training and not (root.trains_in_evaluation and is_grad_enabled()):
             watch.evaluated()
