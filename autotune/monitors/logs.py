@@ -23,18 +23,25 @@ def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
 def bound(path: Path) -> None:
     """Cuts a log that has grown past MAX_BYTES back to its beginning and its end, also while the program writes to it.
 
-    The writers must have opened it for appending: they then go on at its new end. What they write between the reading and the
-    cutting is lost, in the middle of a flood. A pipe that is drained would lose nothing, but it lets a print wait for the
-    reader, and ends the program with the reader.
+    The writers must have opened it for appending: they then go on at its new end. What they write while the file is read is
+    read, too; what they write in the microseconds between the last reading and the cutting is lost. A pipe that is drained
+    would lose nothing, but it lets a print wait for the reader, and ends the program with the reader.
     """
     try:
         size_bytes = path.stat().st_size
         if size_bytes <= MAX_BYTES:
             return
-        end = _end(path, KEEP_BYTES)
-        os.truncate(path, HEAD_BYTES)
-        with path.open("ab") as file:
-            file.write(b"\n[autotune: %d bytes left out here]\n" % (size_bytes - HEAD_BYTES - len(end)) + end)
+        with path.open("rb") as file, path.open("ab", buffering=0) as cut:
+            file.seek(size_bytes - KEEP_BYTES)
+            end = file.read()
+            for _ in range(8):  # a flood may never pause
+                size_bytes, end = file.tell(), end[-KEEP_BYTES:]
+                if not (more := file.read()):
+                    break
+                end += more
+            end = end[end.find(b"\n") + 1 :]  # half a line at the start is left out
+            os.ftruncate(cut.fileno(), HEAD_BYTES)
+            cut.write(b"\n[autotune: %d bytes left out here]\n" % (size_bytes - HEAD_BYTES - len(end)) + end)
     except OSError:
         return  # the folder is gone, or the disk is full
 
