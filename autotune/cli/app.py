@@ -311,11 +311,12 @@ def inspect(context: typer.Context, overrides: Overrides = None, config_dir: Con
 @app.command(rich_help_panel=_PANEL_KNOW)
 def knobs(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A knob's key.", show_default=False)] = None,
+    is_page: Annotated[bool, typer.Option("--page", help="Print all of them as a page of Markdown.")] = False,
 ) -> int:
     """Explain the knobs: what each changes, when it helps, when it hurts."""
     from autotune.cli import knobs as implementation
 
-    return implementation.print_knobs(name)
+    return implementation.print_page() if is_page else implementation.print_knobs(name)
 
 
 @app.command(rich_help_panel=_PANEL_KNOW)

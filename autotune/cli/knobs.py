@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 NAMED = "default"  # the search space of a study that names none
 
 
+def print_page() -> int:
+    """Prints docs/knobs.md."""
+    from autotune.config.spaces import keys_of_spaces
+    from autotune.knobs.describe import page
+
+    print(page(keys_of_spaces()), end="")
+    return 0
+
+
 def print_knobs(name: str | None) -> int:
     """Prints every knob in a line, one family of them, or one knob's documentation.
 

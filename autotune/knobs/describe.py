@@ -18,14 +18,14 @@ TIER_MEANS = {
     "training": "changes the optimisation",
 }
 # What a trial with it needs of its start; see `launch.warm`.
-FRESH = "Read before torch is imported: a trial with it starts in a fresh interpreter."
-WARM = "Set once torch has been imported: a trial with it may start warm."
+FRESH = "Read before torch is imported, so its trials start in a fresh interpreter."
+WARM = "Set after torch is imported, so its trials may start warm."
 _SOME: dict[type, bool | int | float | str] = {bool: True, int: 1, float: 0.5, str: "x"}
 
 PAGE_HEAD = """# Which settings can it change?
 
 Every setting ("knob"), by family. `autotune knobs` says which are impossible on your machine, `autotune knobs NAME` which
-values of one would be tried there. This page is made by `python -m autotune.knobs.describe`.
+values of one would be tried there. This page is made by `autotune knobs --page`.
 """
 
 
@@ -80,7 +80,7 @@ def describe(key: str, host_context: HostContext | None = None, *, spaces: Mappi
         f"**Start-up cost.** {_sentence(found.start_cost)}",
         f"**Start.** {_start(found)}",
         f"**Tier.** {_tier(found)}",
-        f"**Values.** {_values(found)}; a program that says nothing has {_default(found)}.",
+        f"**Values.** {_values(found)}. Default: {_default(found)}.",
     ]
     if spaces is not None:
         parts.append(f"**Searched.** {_searched(found, spaces)}")
@@ -91,14 +91,18 @@ def describe(key: str, host_context: HostContext | None = None, *, spaces: Mappi
     return "\n\n".join(parts) + "\n"
 
 
-def page() -> str:
-    """Returns docs/knobs.md: every knob, family by family, independent of this machine."""
+def page(spaces: Mapping[str, Iterable[str]]) -> str:
+    """Returns docs/knobs.md: every knob, family by family, independent of this machine.
+
+    Args:
+        spaces: search space -> keys it searches.
+    """
     families, parts = overview(), [PAGE_HEAD]
     for family, rows in families.items():
         parts.append(f"- [{family}](#{family}): " + ", ".join(f"[`{row.key}`](#{_anchor(row.key)})" for row in rows))
     for family, rows in families.items():
         parts.append(f"\n## {family}\n")
-        parts += [describe(row.key).replace("# ", "### ", 1) for row in rows]
+        parts += [describe(row.key, spaces=spaces).replace("# ", "### ", 1) for row in rows]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -130,17 +134,17 @@ def _tier(found: Knob) -> str:
     means = f"{found.tier}: {TIER_MEANS[found.tier]}"
     if not found.is_unknown:
         return f"{means}."
-    return f"{means}, where it works as meant. That is not known beforehand: losses are compared before a value of it may win."
+    return f"{means}, if it works as intended. To be sure, losses are compared before a value of it may win."
 
 
 def _searched(found: Knob, spaces: Mapping[str, Iterable[str]]) -> str:
     named = [name for name, keys in spaces.items() if found.key in keys]
     if not named:
-        return "In no search space: only when asked for."
+        return "Only if you name it."
     others = [name for name in named if name != "default"]
     if len(others) < len(named):
-        return f"Unless you name another search space{f'; also in {_listed(others)}' if others else ''}."
-    return f"When asked for, or with search_space={_listed(others, 'or')}."
+        return f"By default{f', and in {_listed(others)}' if others else ''}."
+    return f"If you name it, or with search_space={_listed(others, 'or')}."
 
 
 def _listed(words: list[str], last: str = "and") -> str:
@@ -149,11 +153,11 @@ def _listed(words: list[str], last: str = "and") -> str:
 
 def _here(found: Knob, host_context: HostContext) -> str:
     if reason := found.blocked(host_context):
-        return f"Not turned: {reason}."
+        return f"Not available: {reason}."
     if found.key == BATCH_SIZE.key:
-        return "Where it is searched: half of the program's own batch, and its doublings."
+        return "Tries half of the program's own batch, and its doublings."
     tried = found.domain(host_context)
-    return f"Where it is searched: {', '.join(map(_word, tried))}." if tried else "Nothing is tried until you list values."
+    return f"Tries {', '.join(map(_word, tried))}." if tried else "Tries nothing until you list values."
 
 
 def _start(found: Knob) -> str:
@@ -175,7 +179,7 @@ def _word(value: object) -> str:
 
 def _default(found: Knob) -> str:
     if found.key.startswith(PREFIX):
-        return "what your shell has"
+        return "what your shell sets"
     is_library_s = found.key.startswith("nccl.") or (found.key.startswith("threads.") and found.type is int)
     return "the library's choice" if is_library_s else _word(found.default)
 
@@ -183,6 +187,3 @@ def _default(found: Knob) -> str:
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.third_party --checkouts DIR [--only NAME ...] [--minutes 3] [--inspect] [KEY=VALUE ...]
 
-DIR holds the repositories, as CONTRIBUTING.md clones them; nothing is downloaded. What a program trains on is made beside it
-(tests/benchmarks/third_party_data.py), then `autotune inspect` and `autotune run` are run in its folder, as a user would.
+DIR holds the repositories, cloned as docs/benchmarks.md says; nothing is downloaded. A program's data are made next to it
+(tests/benchmarks/third_party_data.py); then `autotune inspect` and `autotune run` are run in its folder, as a user would.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ def test_what_it_says_to_type_is_accepted(key: str) -> None:
 
 def test_it_names_the_search_spaces_that_have_a_knob() -> None:
     spaces = {"default": ["compile.mode"], "full": ["compile.mode", "step.accumulation"], "memory": ["step.accumulation"]}
-    assert "Unless you name another search space; also in full." in describe("compile.mode", spaces=spaces)
-    assert "When asked for, or with search_space=full or memory." in describe("step.accumulation", spaces=spaces)
-    assert "In no search space: only when asked for." in describe("threads.omp", spaces=spaces)
+    assert "By default, and in full." in describe("compile.mode", spaces=spaces)
+    assert "If you name it, or with search_space=full or memory." in describe("step.accumulation", spaces=spaces)
+    assert "Only if you name it." in describe("threads.omp", spaces=spaces)
 
 
 def test_an_unknown_name_says_what_was_meant() -> None:
