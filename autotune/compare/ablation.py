@@ -12,21 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from autotune import stats
 from autotune.records import Knobs, KnobValue, Outcome, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.trials.session import ConfigurationKey, configuration_key
 
 Worth = Literal["faster", "same", "slower", "ambiguous", "needed", "not measured"]
+Basis = Literal["measured", "estimated", ""]
 
 SCREENING_ROUNDS = 2  # with every knob put back alone: the least that has a spread
 MAX_ROUNDS = 16  # then the intervals narrow too slowly to be worth the time
 DECIDED_AFTER = 8  # rounds of a group and the winner after which the estimate decides, within the margin or not
 SUSPECT_MARGINS = 2.0  # a knob not shown to matter and worth less than so many margins is put back with the others, on trial
-HINTED_FRAC = 0.03  # a gain that the search did not show: noise of one measurement each
-RIDGE = 0.5  # of the fit behind the hints, in trials: two knobs always turned together share their gain
+ESTIMATED_FRAC = 0.03  # an estimated gain that is tried without: noise of one measurement each
 NARROW_FRAC = 0.25  # of its gain: a knob's worth is known well enough when its interval's half is no wider
 # That fewer changes may cost by the estimate, however wide the machine's own spread is. Replayed, 50 studies a table: with
 # 0.05, 11 of those on mlp and resnet18 lost what buys 17 and 9 %, with 0.02 three. The price, simulated on 200 winners with one
@@ -76,9 +74,10 @@ class Change:
         knob: its key.
         before, after: the baseline's value and the winner's.
         also: knobs that lose their meaning without it.
-        ratio: the winner over the winner without it; None where that could not be measured.
+        ratio: the winner over the winner without it; None where that is not known.
         worth: "faster", "same", "slower" (the winner is faster without it), "ambiguous", "needed" (without it nothing can be
-            measured) or "not measured" (not measured).
+            measured) or "not measured" (not estimated either).
+        basis: "measured" in rounds side by side, "estimated" from the study's trials, "" for neither.
         is_kept: whether it is part of what is handed over.
         reason: why the worth is not plain, "" when it is.
     """
@@ -90,6 +89,7 @@ class Change:
     ratio: stats.Ratio | None
     worth: Worth
     is_kept: bool
+    basis: Basis = ""
     reason: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -102,30 +102,10 @@ class Change:
             "ratio": self.ratio.ratio if self.ratio else None,
             "ci": self.ratio.ci if self.ratio else None,
             "verdict": self.worth,
+            "basis": self.basis,
             "reason": self.reason,
             "num_rounds": self.ratio.num_rounds if self.ratio else 0,
         }
-
-
-def hints(winner: TrialRecord, searched: Sequence[TrialRecord]) -> dict[str, float]:
-    """Returns what the search's own trials say each change of a winner is worth, as a factor.
-
-    One noisy measurement each, and knobs that were turned together: good enough to guess which change is worth a look when
-    there is no time to look at all, not to claim anything.
-
-    Args:
-        winner: the trial whose changes are put back one by one.
-        searched: the search's trials, the baseline included.
-    """
-    able = [record for record in searched if record.score]
-    keys = list(winner.changed)
-    rows = [[record.changed.get(key) == winner.changed[key] for key in keys] for record in able]
-    others = [[key in record.changed and record.changed[key] != winner.changed[key] for key in keys] for record in able]
-    design = np.hstack([np.asarray(rows, dtype=float), np.asarray(others, dtype=float)])
-    logs = np.asarray([math.log(record.score or 1.0) for record in able])
-    design, logs = design - design.mean(axis=0), logs - logs.mean()
-    effects = np.linalg.solve(design.T @ design + RIDGE * np.eye(design.shape[1]), design.T @ logs)
-    return {key: math.exp(float(effect)) for key, effect in zip(keys, effects, strict=False)}
 
 
 class AblationResults:
@@ -135,7 +115,8 @@ class AblationResults:
         space: the search space.
         winner: the trial whose changes are put back one by one.
         trials: attribution trials of this winner, by number.
-        hinted: what the search says each change is worth, `hints`.
+        estimates: knob -> what all trials together say of its effect; see `effects.estimated`.
+        noise: what other rounds say of the spread of one measurement.
     """
 
     def __init__(
@@ -143,9 +124,10 @@ class AblationResults:
         space: ResolvedSpace,
         winner: TrialRecord,
         trials: Sequence[TrialRecord],
-        hinted: Mapping[str, float] | None = None,
+        estimates: Mapping[str, stats.Ratio] | None = None,
+        noise: stats.Noise | None = None,
     ) -> None:
-        self._space, self._winner, self._hinted = space, winner, hinted or {}
+        self._space, self._winner, self._estimates = space, winner, estimates or {}
         self.parts = {key: part_of(space, winner, [key]) for key in winner.changed}
         self._failed: dict[ConfigurationKey, list[TrialRecord]] = {}
         rounds: dict[int, dict[ConfigurationKey, float]] = {}
@@ -156,9 +138,10 @@ class AblationResults:
             elif trial.outcome is not Outcome.interrupted:
                 self._failed.setdefault(key, []).append(trial)
         self.num_rounds = len(rounds)
-        found = stats.compare_rounds(list(rounds.values()), configuration_key(winner.changed))
+        found = stats.compare_rounds(list(rounds.values()), configuration_key(winner.changed), noise=noise)
+        known = stats.pooled([found.noise, noise])
         self._ratios = found.ratios
-        self.margin = max(stats.MARGIN_FRAC, found.spread or 0.0)  # here too the machine's own spread
+        self.margin = max(stats.MARGIN_FRAC, known.spread if known else 0.0)  # here too the machine's own spread
         self.loss_frac = min(self.margin, MAX_LOSS_FRAC)
 
     def ratio(self, part: Part) -> stats.Ratio | None:
@@ -185,14 +168,22 @@ class AblationResults:
             return "needed"
         if ratio is None or ratio.num_rounds < SCREENING_ROUNDS or ratio.ci is None:
             return "not measured"
+        return self._judged(ratio)
+
+    def estimate(self, knob: str) -> float:
+        """Returns the knob's effect as far as it is estimated; infinite where it is not, since it may be anything."""
+        found = self._estimates.get(knob)
+        return found.ratio if found else math.inf
+
+    def _judged(self, ratio: stats.Ratio) -> Worth:
         verdict = stats.verdict(ratio, self.margin)
-        return "slower" if verdict == "ambiguous" and ratio.ci[1] < 1 else verdict
+        return "slower" if verdict == "ambiguous" and ratio.ci is not None and ratio.ci[1] < 1 else verdict
 
     def together(self, without: Sequence[str] = ()) -> Part | None:
         """Returns the winner without all knobs that seem to have no effect, as far as the whole was not shown to miss them.
 
-        Of knobs that were not measured alone the search's hints are believed, until the whole is shown to miss them. What is
-        missed loses its dearest knob, which stays, until the rest is not missed or nothing is left.
+        A knob that was not measured alone is judged by its estimate. If the winner turns out to be faster than this part, the
+        knob with the largest effect is kept, until the rest makes no difference or nothing is left.
 
         Args:
             without: knobs to leave out of it.
@@ -203,8 +194,8 @@ class AblationResults:
             if knob in without or worth in ("faster", "needed"):
                 continue
             if worth == "not measured":
-                if self._hinted.get(knob, math.inf) <= 1 + HINTED_FRAC:
-                    found[knob] = self._hinted[knob]
+                if self.estimate(knob) <= 1 + ESTIMATED_FRAC:
+                    found[knob] = self.estimate(knob)
             elif ratio and (worth in ("same", "slower") or ratio.ratio <= 1 + SUSPECT_MARGINS * self.margin):
                 found[knob] = ratio.ratio
         while found:
@@ -258,7 +249,10 @@ class AblationResults:
 
     def _change(self, knob: str, *, is_kept: bool) -> Change:
         part, worth = self.parts[knob], self.worth(knob)
-        failure = self.failure(part)
+        failure, ratio = self.failure(part), self.ratio(part)
+        basis: Basis = "" if failure or worth == "not measured" else "measured"
+        if worth == "not measured" and (ratio := self._estimates.get(knob)):
+            basis, worth = "estimated", self._judged(ratio)
         untold = "no time" if is_kept else "only together with the others"
         reason = f"without it: {failure.outcome}" if failure else untold if worth == "not measured" else ""
         return Change(
@@ -266,9 +260,10 @@ class AblationResults:
             before=self._space.reference.get(knob),
             after=self._winner.changed[knob],
             also=part.also,
-            ratio=None if failure else self.ratio(part),
+            ratio=ratio if basis else None,
             worth=worth,
             is_kept=is_kept,
+            basis=basis,
             reason=reason,
         )
 

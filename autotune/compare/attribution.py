@@ -22,7 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune import stats
-from autotune.compare.ablation import MAX_FAILURES, SCREENING_ROUNDS, AblationResults, Change, hints
+from autotune.compare.ablation import MAX_FAILURES, SCREENING_ROUNDS, AblationResults, Change, part_of
+from autotune.compare.effects import estimated
+from autotune.compare.noise import noise_of, rounds_of
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Knobs, TrialRecord
 from autotune.trials.budget import finals_rules
@@ -150,7 +152,13 @@ class Attributor:
         )
 
     def _evidence(self, winner: TrialRecord) -> AblationResults:
-        return AblationResults(self._session.resolved, winner, self._trials(winner), hints(winner, self._session.searched))
+        session, trials = self._session, self._trials(winner)
+        others = [record for record in session.records if record not in trials]
+        noise = stats.pooled([noise_of(rounds_of(others)), session.earlier_noise])
+        lost = {knob: part_of(session.resolved, winner, [knob]).also for knob in winner.changed}
+        return AblationResults(
+            session.resolved, winner, trials, estimated(winner.changed, lost, session.records, noise), noise
+        )
 
     def _trials(self, winner: TrialRecord) -> list[TrialRecord]:
         """Returns the trials that took this winner apart."""
@@ -168,8 +176,8 @@ class Attributor:
 
     def _affordable(self, winner: TrialRecord, evidence: AblationResults, kept_s: float) -> list[str]:
         """Returns the knobs there is time to put back alone: all, or those with the largest effects in the search."""
-        left_s, hinted = self._session.budget.left_s - kept_s, hints(winner, self._session.searched)
-        knobs = sorted(winner.changed, key=lambda knob: -hinted[knob])
+        left_s = self._session.budget.left_s - kept_s
+        knobs = sorted(winner.changed, key=lambda knob: -evidence.estimate(knob))
         costs_s = {knob: SCREENING_ROUNDS * self._expected_s(evidence.parts[knob].knobs) for knob in knobs}
         winner_s = SCREENING_ROUNDS * self._expected_s(winner.knobs)
         done = [knob for knob in knobs if evidence.worth(knob) != "not measured"]

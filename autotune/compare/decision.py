@@ -216,6 +216,7 @@ def judge(
     num_lost: int = 0,
     repeats: list[float] | None = None,
     choosing: Sequence[Mapping[int, float]] = (),
+    noise: stats.Noise | None = None,
 ) -> Decision:
     """Returns what the reporting rounds say.
 
@@ -227,9 +228,10 @@ def judge(
         repeats: more measurements of the baseline, in order, for the machine's own spread; None takes those of the pairs.
         choosing: the rounds that chose it, trial number -> rate. They take no part in what is claimed, only in what is handed
             over: two pairs alone have an interval from a tenth to ten times, whatever they show.
+        noise: what else is known of the spread of measurements here.
     """
     own, other = [a for a, _ in pairs], [b for _, b in pairs]
-    ratio, margin = stats.paired_ratio(own, other, stats.LOOK_CONFIDENCE[looks]), stats.margin_frac(repeats or other)
+    ratio, margin = stats.paired_ratio(own, other, stats.LOOK_CONFIDENCE[looks], noise), stats.margin_frac(repeats or other)
     verdict = stats.verdict(ratio, margin)
     every = [*choosing, *({chosen.number: a, 0: b} for a, b in pairs)]
     beside = stats.compare_rounds(every, chosen.number, LIKELY_CONFIDENCE).ratios.get(0)  # none for the baseline itself

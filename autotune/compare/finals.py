@@ -15,6 +15,7 @@ from collections.abc import Callable
 from autotune import stats
 from autotune.compare.decision import CONTENDER_FRAC, Decision, by_round, choose, countable, finalists, judge, without_finalist
 from autotune.compare.interleaving import Interleaving, Pair
+from autotune.compare.noise import noise_besides, rounds_of
 from autotune.compare.parity import Parity
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, TrialRecord
@@ -193,7 +194,8 @@ class Finals:
         repeats = [record.score for record in records if record.repeats == 0 and record.score]  # of the choosing rounds too
         fair = [record for record in records if record.number not in self._unfair]
         choosing = [_rates_of(measured) for measured in by_round(fair, CHOOSING)]
-        decision = judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats, choosing=choosing)
+        noise = noise_besides(pairs, rounds_of(self._session.records), self._session.earlier_noise)
+        decision = judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats, choosing=choosing, noise=noise)
         is_kept = decision.verdict == "ambiguous" and not decision.is_better
         if is_kept and self._session.baseline.outcome is not Outcome.infeasible:  # one that breaks a constraint gives way
             decision.reason += "; the baseline is kept, it needs no changes"

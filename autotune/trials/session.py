@@ -11,6 +11,7 @@ from autotune.knobs.base import HostContext
 from autotune.records import Kind, Knobs, KnobValue, StudyRecord, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
+from autotune.stats import Noise
 from autotune.trials.budget import Budget, Costs, outlook, without_window_s
 from autotune.trials.events import Listener, Outlook
 from autotune.trials.finite import caveat, excused
@@ -68,6 +69,7 @@ class Session:
         target: loaders to change, from the baseline.
         costs: what trials cost.
         memory_capacity_bytes: memory of the device as the baseline saw it; None unknown.
+        earlier_noise: what earlier studies know of this machine's spread from process to process; None for nothing.
     """
 
     inputs: StudyInputs
@@ -85,6 +87,7 @@ class Session:
     target: list[dict[str, Any]] | None = None
     costs: Costs = field(default_factory=lambda: Costs(frozenset()))
     memory_capacity_bytes: int | None = None
+    earlier_noise: Noise | None = None
 
     @property
     def resolved(self) -> ResolvedSpace:

@@ -14,6 +14,7 @@ from autotune.compare.finals import Finals
 from autotune.harness.meter import DONE, Meter
 from autotune.harness.protocol import MeasureRules, RankResult
 from autotune.records import Kind, Outcome, TrialRecord
+from autotune.stats import Noise
 from autotune.testing.clock import VirtualClock
 from autotune.trials.budget import Budget
 from autotune.trials.events import Listener
@@ -126,11 +127,19 @@ class Study:
         machine: the noise.
         seconds: budget left for the finals; None for no limit.
         trial_s: what each final takes.
+        earlier: what earlier studies know of the noise.
     """
 
     def __init__(
-        self, true_per_s: list[float], machine: Machine, *, seconds: float | None = None, trial_s: float = 10.0
+        self,
+        true_per_s: list[float],
+        machine: Machine,
+        *,
+        seconds: float | None = None,
+        trial_s: float = 10.0,
+        earlier: Noise | None = None,
     ) -> None:
+        self.earlier_noise = earlier
         self.true_per_s, self.machine, self.trial_s = true_per_s, machine, trial_s
         self.clock = VirtualClock()
         self.budget = Budget(clock=self.clock, total_s=seconds)

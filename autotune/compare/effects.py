@@ -1,0 +1,103 @@
+"""What each change of a configuration contributes, estimated from all trials of a study.
+
+A search is no experiment: knobs are changed together, and an effect depends on the others. But its trials lie around the
+configuration in question, so a linear model of the log rate, with that configuration as its origin, tells much: a coefficient
+for every knob that a trial has at another value, and one for every pair of them. How large effects, interactions and noise typically are is not assumed: the model is averaged over
+a grid of them, each weighted by how well it explains the trials (Bayesian model averaging, Hoeting et al. 1999). What the
+trials do not tell is not estimated. tests/compare/test_effects.py simulates how well the intervals hold.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from autotune import stats
+from autotune.records import Kind, Knobs, TrialRecord
+from autotune.stats import Noise
+
+EFFECT_SCALES = (0.03, 0.1, 0.3)  # standard deviation of the effect of one knob, on the log scale
+INTERACTION_SCALES = (0.01, 0.03, 0.1)  # of the interaction of two knobs
+NOISE_SCALES = (0.01, 0.025, 0.06, 0.15)  # of one measurement; its prior comes from `Noise` where that is known
+LEVEL_SCALE = 3.0  # of the rate itself: as good as unknown
+TOLD_FRAC = 0.5  # of an effect's prior variance: what the trials leave more of is not estimated
+QUANTILE = 2.3  # of a 95 % interval: a normal distribution's 1.96, and something for having picked the best of them
+MAX_TRIALS = 120  # the nearest ones; others tell next to nothing of this configuration
+
+Feature = tuple[str, Any]
+
+
+def estimated(changed: Knobs, lost: Mapping[str, Sequence[str]], records: Sequence[TrialRecord], noise: Noise | None = None) -> (
+    dict[str, stats.Ratio]
+):
+    """Returns knob -> rate of a configuration over its rate without the knob's change, for the knobs that the trials tell of.
+
+    Args:
+        changed: what the configuration changes of the baseline.
+        lost: knob -> further changes that lose their meaning without it, and are put back with it.
+        records: all trials of the study.
+        noise: spread of one measurement, as rounds side by side show it.
+    """
+    able = [one for one in records if one.score and one.outcome.may_win and one.kind is not Kind.parity]
+    rows = sorted(((_features(one.changed, changed), math.log(one.score or 1.0)) for one in able), key=lambda row: len(row[0]))
+    rows = rows[:MAX_TRIALS]
+    names = list(dict.fromkeys(feature for features, _ in rows for feature in features))
+    wanted = {knob: [(key, None) for key in (knob, *lost.get(knob, ()))] for knob in changed}
+    known = {knob: features for knob, features in wanted.items() if all(feature in names for feature in features)}
+    if len(rows) < 2 or not known:
+        return {}
+    design = np.array([[float(name in features) for name in names] for features, _ in rows])
+    contrasts = np.array([[-float(name in features) for name in names] for features in known.values()])
+    means, variances, priors = _averaged(design, np.array([log for _, log in rows]), contrasts, noise)
+    found = {}
+    for knob, mean, variance, prior in zip(known, means, variances, priors, strict=True):
+        if variance <= TOLD_FRAC * prior:
+            ratio, half = math.exp(mean), QUANTILE * math.sqrt(variance)
+            found[knob] = stats.Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=0)
+    return found
+
+
+def _features(other: Knobs, origin: Knobs) -> list[Feature]:
+    """Returns in what a configuration differs from the origin: (knob, its value), None for the baseline's."""
+    return [(key, other.get(key)) for key in {**origin, **other} if other.get(key) != origin.get(key)]
+
+
+def _averaged(
+    design: np.ndarray[Any, Any], logs: np.ndarray[Any, Any], contrasts: np.ndarray[Any, Any], noise: Noise | None
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Returns mean, variance and prior variance of some contrasts of the coefficients, over the grid of scales."""
+    shared_changes = design @ design.T  # of two trials; each pair of them is an interaction that both hold
+    shared_pairs = shared_changes * (shared_changes - 1) / 2
+    weights, means, variances, priors = [], [], [], []
+    centred = logs - logs.mean()
+    for effect, interaction, spread in itertools.product(EFFECT_SCALES, INTERACTION_SCALES, NOISE_SCALES):
+        covariance = effect**2 * shared_changes + interaction**2 * shared_pairs + LEVEL_SCALE**2
+        covariance += spread**2 * np.eye(len(logs))
+        factor = cho_factor(covariance, lower=True)
+        weights.append(_log_likelihood(factor, centred) + _log_prior(spread, noise))
+        shared = effect**2 * contrasts @ design.T
+        means.append(shared @ cho_solve(factor, centred))
+        prior = effect**2 * (contrasts**2).sum(axis=1)
+        variances.append(prior - np.einsum("ij,ji->i", shared, cho_solve(factor, shared.T)))
+        priors.append(prior)
+    share = np.exp(np.array(weights) - max(weights))
+    share /= share.sum()
+    mean = share @ np.array(means)
+    spreads = share @ (np.array(variances) + (np.array(means) - mean) ** 2)
+    return mean, spreads, share @ np.array(priors)
+
+
+def _log_likelihood(factor: tuple[np.ndarray[Any, Any], bool], logs: np.ndarray[Any, Any]) -> float:
+    return -0.5 * float(logs @ cho_solve(factor, logs)) - float(np.log(np.diag(factor[0])).sum())
+
+
+def _log_prior(spread: float, noise: Noise | None) -> float:
+    """Returns the log density of a spread: a scaled inverse chi square with what is known of it, flat otherwise."""
+    if noise is None:
+        return 0.0
+    return -noise.freedom * (math.log(spread) + 0.5 * (noise.spread / spread) ** 2)

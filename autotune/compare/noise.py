@@ -1,0 +1,86 @@
+"""How far measurements of one configuration lie apart on this machine, from process to process.
+
+Two pairs have one degree of freedom, and an interval from a tenth to ten times. But a study measures more than its pairs: the
+rounds that chose the winner, those of the ablation, and the search itself, which is one more round of what was measured again.
+Earlier studies on the same machine know something, too. All of it is put together with the degrees of freedom it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from autotune import stats
+from autotune.compare.interleaving import Pair
+from autotune.records import Kind, TrialRecord
+from autotune.stats import Noise
+from autotune.trials.session import configuration_key
+
+MAX_FREEDOM = 6.0  # of what was measured besides the pairs: with eight pairs their own spread counts as much
+SAME_PROGRAM_FREEDOM = 4.0  # of earlier studies of the same program on this machine
+OTHER_PROGRAM_FREEDOM = 2.0  # of other programs, whose noise may be half or twice as large
+
+Round = Mapping[Hashable, float]
+
+
+def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
+    """Returns the rounds in which configurations were measured next to each other, as configuration -> score.
+
+    The search counts as one round of those configurations that were measured again; its windows are shorter, so it can only
+    make the spread look larger.
+
+    Args:
+        records: all trials, by number.
+    """
+    found: dict[Hashable, dict[Hashable, float]] = {}
+    for record in records:
+        if record.kind in (Kind.final, Kind.attribution) and record.score and record.outcome.may_win:
+            key = (record.kind, record.why if record.kind is Kind.final else record.origin, record.round)
+            found.setdefault(key, {})[configuration_key(record.changed)] = record.score
+    again = {arm for measured in found.values() for arm in measured}
+    searched: dict[Hashable, float] = {}
+    for record in records:
+        arm = configuration_key(record.changed)
+        if record.kind in (Kind.baseline, Kind.search) and record.score and record.outcome.may_win and arm in again:
+            searched.setdefault(arm, record.score)
+    return [measured for measured in (searched, *found.values()) if len(measured) > 1]
+
+
+def noise_of(rounds: Sequence[Round]) -> Noise | None:
+    """Returns the spread within some rounds; None where nothing is left to tell it from."""
+    reference = next((arm for measured in rounds for arm in measured), None)
+    return stats.compare_rounds(rounds, reference).noise if rounds else None
+
+
+def noise_besides(pairs: Sequence[Pair], rounds: Sequence[Round], earlier: Noise | None = None) -> Noise | None:
+    """Returns what is known of the spread besides the scatter of some pairs among themselves.
+
+    Args:
+        pairs: scores of two configurations.
+        rounds: all rounds of the study, those of the pairs among them.
+        earlier: what earlier studies say.
+    """
+    every = noise_of(rounds)
+    if every is None:
+        return earlier
+    own = stats.compare_rounds([dict(enumerate(pair)) for pair in pairs], 0).noise
+    freedom = every.freedom - (own.freedom if own else 0.0)
+    if freedom <= 0:
+        return earlier
+    left = every.freedom * every.spread**2 - (own.freedom * own.spread**2 if own else 0.0)
+    rest = Noise(spread=max(0.0, left / freedom) ** 0.5, freedom=freedom)
+    return stats.pooled([rest.capped(MAX_FREEDOM), earlier])
+
+
+def as_json(noise: Noise | None) -> dict[str, Any] | None:
+    """Returns the spread as it stands in summary.json and study.json."""
+    return None if noise is None else {"spread": noise.spread, "freedom": noise.freedom}
+
+
+def from_json(stored: Mapping[str, Any] | None) -> Noise | None:
+    """Returns a stored spread; None where there is none, or no number."""
+    try:
+        found = Noise(spread=float(stored["spread"]), freedom=float(stored["freedom"])) if stored else None
+    except (KeyError, TypeError, ValueError):
+        return None
+    return found if found and found.spread > 0 and found.freedom > 0 else None
