@@ -5,6 +5,7 @@
     ├── FolderLost           exit code 2: the study's folder cannot be written any more: full, read-only or deleted
     ├── NothingWorked        exit code 3: no configuration of the study trained
     ├── ClaimBroken          exit code 4: `verify` found a slower winner than its file claims
+    ├── NotMeasured          exit code 5: `verify` could not measure what it was to compare
     └── Interrupted          exit code 130: stopped by the user, everything measured is kept
 
 A trial that fails raises nothing: it is a value with an outcome, a reason and evidence (records.py).
@@ -52,6 +53,12 @@ class ClaimBroken(AutotuneError):
     """A verified file's claim does not hold on this machine now."""
 
     exit_code = 4
+
+
+class NotMeasured(AutotuneError):
+    """A file's claim could be neither confirmed nor refuted, because no round was completed."""
+
+    exit_code = 5
 
 
 class Interrupted(AutotuneError):

@@ -275,6 +275,7 @@ class StudyRecord:
         target: the training loaders as the baseline found them, `RankResult.target`; None before it, and without a DataLoader.
         verifies: what the study verifies instead of searching: `Verify.as_json`; {} for a study that searches.
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
+        noise: spread from process to process as earlier studies know it, {"spread", "freedom"}; {} for nothing.
     """
 
     name: str
@@ -303,6 +304,7 @@ class StudyRecord:
     verifies: dict[str, Any] = field(default_factory=dict)
     recording: dict[str, Any] = field(default_factory=dict)
     warm_start: dict[str, Any] = field(default_factory=dict)
+    noise: dict[str, Any] = field(default_factory=dict)
     target: list[dict[str, Any]] | None = None
     schema: int = SCHEMA
 
@@ -337,6 +339,7 @@ _STUDY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "budget_trials": (int, type(None)), "spent_s": _NUMBER, "objective": (str, list), "terms": (dict,),
     "settings": (dict,), "verifies": (dict,), "recording": (dict,), "target": (list, type(None)),
     "warm_start": (dict,),
+    "noise": (dict,),
 }  # fmt: skip
 _SUMMARY_SHAPE: Mapping[str, tuple[type, ...]] = {
     "study": (str,), "status": (str,), "machine": (dict,), "baseline": (dict,), "best": (dict, type(None)),
@@ -417,6 +420,7 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "command", "cwd", "is_recipe", "target": as in StudyRecord,
 #  "verification": compare/verify.py's document | null for a study that searches,
 #  "warm_start": as in StudyRecord,
+#  "noise": spread of one measurement from process to process as this study's rounds show it, {"spread", "freedom"} | null,
 #  "recording": study/recording.py's document | null for a study that searches,
 #  "disturbed_by": {"since_trial", "level": {kind: amount}, "words"} | null: what went on beside all trials from one on,
 #  "own_share": what autotune itself took from trials that had no core to spare | null,

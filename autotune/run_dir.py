@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import BadInput, FolderLost, nearest
+from autotune.errors import BadInput, FolderLost, one_of
 from autotune.owner import Claim, Owned, owner_of
 from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest, checked_summary
 
@@ -306,7 +306,7 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
     if exact := next((folder for folder in there if folder.name == name), None):
         return exact
     known = [folder.name for folder in there]
-    have = f"There {'are' if known else 'is none yet'}{': ' if known else ''}{', '.join(nearest(name, known)[:8])}."
+    have = one_of(name, known, show=8).replace("Allowed:", "There are:") if known else "There is none yet."
     raise BadInput(f"STUDY: no such study in {str(runs)!r}, got {name!r}. {have} See `autotune list`.")
 
 

@@ -148,11 +148,13 @@ class Ratio:
         ratio: exp(mean(log a - log b)).
         ci: 95 % interval; None from fewer than MIN_PAIRS rounds.
         num_rounds: rounds in which both were measured.
+        freedom: degrees of freedom of the interval, where other rounds have added some; None for those of the rounds alone.
     """
 
     ratio: float
     ci: Interval | None
     num_rounds: int
+    freedom: float | None = None
 
 
 def paired_ratio(
@@ -183,7 +185,8 @@ def paired_ratio(
     known = pooled([own, Noise(spread=math.sqrt(2) * noise.spread, freedom=noise.freedom)]) or own  # of a difference of two
     half = _t_quantile(known.freedom, 0.5 + confidence / 2) * known.spread / math.sqrt(len(logs))
     ratio = math.exp(float(logs.mean()))
-    return Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=len(ratios))
+    interval = (ratio * math.exp(-half), ratio * math.exp(half))
+    return Ratio(ratio=ratio, ci=interval, num_rounds=len(ratios), freedom=known.freedom)
 
 
 def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
@@ -200,20 +203,20 @@ def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
     ratio = now.ratio / then.ratio
     if now.ci is None:
         return Ratio(ratio=ratio, ci=None, num_rounds=now.num_rounds)
-    own, own_df = _standard_error(now.ci, now.num_rounds, confidence)
+    own, own_df = _standard_error(now, now.ci, confidence)
     if then.ci is None:
         other, other_df = own * math.sqrt(now.num_rounds), own_df
     else:
-        other, other_df = _standard_error(then.ci, then.num_rounds, confidence)
+        other, other_df = _standard_error(then, then.ci, confidence)
     variance = own**2 + other**2
     freedom = variance**2 / (own**4 / own_df + other**4 / other_df) if variance else 1.0
     half = _t_quantile(freedom, 0.5 + confidence / 2) * math.sqrt(variance)
     return Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=now.num_rounds)
 
 
-def _standard_error(ci: Interval, num_rounds: int, confidence: float) -> tuple[float, float]:
+def _standard_error(of: Ratio, ci: Interval, confidence: float) -> tuple[float, float]:
     """Returns the standard error of a mean log ratio from its interval, and its degrees of freedom."""
-    freedom = num_rounds - 1 if num_rounds >= MIN_PAIRS else math.inf
+    freedom = of.freedom or (of.num_rounds - 1 if of.num_rounds >= MIN_PAIRS else math.inf)
     half = math.log(ci[1] / ci[0]) / 2
     return half / _t_quantile(freedom, 0.5 + confidence / 2), freedom
 

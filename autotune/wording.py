@@ -64,6 +64,22 @@ def changes_phrase(changed: Knobs, *, none: str = "as it is") -> str:
     return " · ".join(knob_phrase(key, changed[key]) for key in sorted(changed, key=place)) or none
 
 
+def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
+    """Returns a configuration against another that it resembles: "as 0003 with batch 64, without bf16"; else its changes.
+
+    Args:
+        changed: what it changes of the baseline.
+        before: what the other changes, trial `number`.
+        number: of the other.
+    """
+    added = {key: value for key, value in changed.items() if before.get(key) != value}
+    gone = {key: value for key, value in before.items() if key not in changed}
+    if not before or not 0 < len(added) + len(gone) < len(changed):
+        return changes_phrase(changed)
+    parts = [f"with {changes_phrase(added)}" if added else "", f"without {changes_phrase(gone)}" if gone else ""]
+    return f"as {number:04d} {', '.join(part for part in parts if part)}"
+
+
 def communication_text(ranks: dict[str, Any]) -> str:
     """Returns what communication costs a step of several ranks, and what it would cost alone, in a sentence.
 

@@ -50,10 +50,9 @@ def build() -> Any:
 
 app = typer.Typer(
     help=HELP,
-    add_completion=False,
     pretty_exceptions_enable=False,
     suggest_commands=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -157,11 +156,22 @@ def list_(runs_dir: RunsDir = None, as_json: AsJson = False) -> int:
 
 
 @app.command(rich_help_panel=_PANEL_SEE)
-def show(study: AnyStudy = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> int:
-    """Show a study: its trials and its verdict."""
+def show(
+    study: AnyStudy = None,
+    trial: Annotated[
+        int | None, typer.Option("--trial", metavar="N", min=0, help="Everything known of this trial.", show_default=False)
+    ] = None,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Show a study: its trials and its verdict; or one trial, completely."""
     from autotune.cli import show as implementation
+    from autotune.cli.trial import print_trial
 
-    return implementation.print_study(implementation.chosen(runs_folder(runs_dir), study), as_json=as_json)
+    folder = implementation.chosen(runs_folder(runs_dir), study)
+    if trial is not None:
+        return print_trial(folder, trial, as_json=as_json)
+    return implementation.print_study(folder, as_json=as_json)
 
 
 @app.command(rich_help_panel=_PANEL_SEE)
@@ -312,11 +322,12 @@ def inspect(context: typer.Context, overrides: Overrides = None, config_dir: Con
 def knobs(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A knob's key.", show_default=False)] = None,
     is_page: Annotated[bool, typer.Option("--page", help="Print all of them as a page of Markdown.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Explain the knobs: what each changes, when it helps, when it hurts."""
     from autotune.cli import knobs as implementation
 
-    return implementation.print_page() if is_page else implementation.print_knobs(name)
+    return implementation.print_page() if is_page else implementation.print_knobs(name, as_json=as_json)
 
 
 @app.command(rich_help_panel=_PANEL_KNOW)

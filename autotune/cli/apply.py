@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from autotune.cli.verify import YAML
+from autotune.cli.verify import YAML, meant
 from autotune.config.best import ANYWHERE, Best, read_best
 from autotune.config.literals import PLACEHOLDER
 from autotune.errors import BadInput
@@ -21,7 +21,6 @@ from autotune.launchers.entry_point import raise_open_files
 from autotune.launchers.injection import with_harness
 from autotune.launchers.real_run import announce, spec_text, variables
 from autotune.records import Knobs
-from autotune.run_dir import find
 
 if TYPE_CHECKING:
     from autotune.config.command import CommandTemplate
@@ -70,7 +69,7 @@ def apply(asked: Asked) -> NoReturn:
 def _file(asked: Asked) -> Path:
     if asked.what.endswith(YAML) or os.path.isfile(asked.what):
         return Path(asked.what)
-    folder = find(asked.runs, asked.what)
+    folder = meant(asked.runs, asked.what)
     if not folder.best_file.is_file():
         raise BadInput(f"BEST: the study has no winner to apply, got {folder.name!r}. `autotune show {folder.name}` tells why.")
     return folder.best_file

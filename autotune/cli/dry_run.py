@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.cli.run import Asked, compose_asked, inputs_of
+from autotune.cli.terminal import print_json
 from autotune.config.schema import AUTO, OFF, SearchOptions
-from autotune.errors import BadInput
 from autotune.quantities import seconds_text
 from autotune.wording import changes_phrase, command_text, machine_text
 
@@ -19,48 +20,71 @@ if TYPE_CHECKING:
 def print_plan(asked: Asked, *, as_json: bool) -> int:
     """Prints the plan; starts and writes nothing.
 
+    Args:
+        asked: what the user typed.
+        as_json: print one JSON document instead of lines.
+
     Raises:
         BadInput: what was asked for cannot be done.
     """
     from autotune.machine import host_facts
     from autotune.study.inheritance import check_named, foreseen
 
-    if as_json:
-        raise BadInput("--dry-run: prints lines, got --json too. Leave one of them out.")
     facts = host_facts()
     composed = compose_asked(asked, facts)
     command, space, runs = composed.command, composed.space, Path(composed.config.runs_dir)
     check_named(composed.config.search.warm_start, runs)
     earlier = foreseen(inputs_of(composed, facts), runs)
     argv = composed.secrets.words(command.argv({**command.placeholders, **space.pinned}))
-    lines = [
-        f"study  {composed.name}: {composed.title}",
-        f"machine  {machine_text(facts)}",
-        f"baseline  {command_text(argv)}",
-        *([f"pinned  {changes_phrase(space.pinned)}"] if space.pinned else []),
-        f"searching  {', '.join(sorted(space.domains)) or 'nothing'}: what of it holds here, the baseline tells",
+    searched, left_out = _searched(composed, facts)
+    entries = [
+        ("study", f"{composed.name}: {composed.title}"),
+        ("machine", machine_text(facts)),
+        ("baseline", command_text(argv)),
+        *([("pinned", changes_phrase(space.pinned))] if space.pinned else []),
+        ("searching", f"{', '.join(searched) or 'nothing'}; the baseline may rule out some of them"),
+        *([("not here", ", ".join(left_out))] if left_out else []),
         *_warm_start(composed.config.search, earlier),
         *_budget(composed, earlier),
-        "note  nothing was started or written; `autotune inspect` runs a few steps and looks closer",
+        ("note", "nothing was started or written; `autotune inspect` runs a few steps and looks closer"),
     ]
     for note in composed.notes:
         print(f"autotune: {note}", file=sys.stderr)
-    print("\n".join(lines))
+    if as_json:
+        print_json({**dict(entries), "searching": searched, "not here": left_out, "baseline": argv, "pinned": space.pinned})
+    else:
+        print("\n".join(f"{name}  {text}" for name, text in entries))
     return 0
 
 
-def _warm_start(search: SearchOptions, earlier: tuple[str, float] | None) -> list[str]:
+def _searched(composed: Composed, facts: dict[str, object]) -> tuple[list[str], list[str]]:
+    """Returns which knobs are searched, as far as machine and command tell, and which cannot be changed here."""
+    from autotune.config.program import program_of
+    from autotune.knobs.catalogue import CATALOGUE
+    from autotune.machine import host_context
+
+    command, config = composed.command, composed.config
+    num = config.launch.nproc if command.is_recipe else program_of(command.argv(command.placeholders)).num_processes
+    starter = "" if command.is_recipe else program_of(command.argv(command.placeholders)).starter
+    here = host_context(facts, None, is_recipe=command.is_recipe, device=config.device.kind)
+    here = replace(here, world_size=num or (None if starter else 1))
+    keys = sorted(composed.space.domains)
+    out = [key for key in keys if key in CATALOGUE and key not in composed.space.typed and CATALOGUE[key].blocked(here)]
+    return [key for key in keys if key not in out], out
+
+
+def _warm_start(search: SearchOptions, earlier: tuple[str, float] | None) -> list[tuple[str, str]]:
     """Returns which studies the search would begin with; [] for none."""
     asked = search.warm_start
     if search.sampler == "grid":
         return []
     if asked in (AUTO, OFF, False):
         said = f"the best of {earlier[0]} come first, if the baseline finds the same torch and device" if earlier else ""
-        return [f"warm start  {said}"] if said and asked == AUTO else []
-    return [f"warm start  the best of {', '.join(asked if isinstance(asked, list) else [asked])} come first"]
+        return [("warm start", said)] if said and asked == AUTO else []
+    return [("warm start", f"the best of {', '.join(asked if isinstance(asked, list) else [asked])} come first")]
 
 
-def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[str]:
+def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[tuple[str, str]]:
     """Returns what is known of the budget before a trial has been measured.
 
     Args:
@@ -73,13 +97,13 @@ def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[str]:
     trials = "" if budget.trials is None else f"{budget.trials} trial{'' if budget.trials == 1 else 's'} at most"
     if budget.minutes is None:
         words = f"{trials or 'none: it goes on until no improvement is expected'}; what that takes, the baseline tells"
-        return [f"budget  {words}"]
+        return [("budget", words)]
     total_s = 60 * budget.minutes
     finals_s = most_reserved_s(total_s)
     search = f"{seconds_text(total_s - finals_s)} at least to search, {seconds_text(finals_s)} at most for the finals"
     return [
-        f"budget  {seconds_text(total_s)}{f', {trials}' if trials else ''}: {search}",
-        f"plan  {_plan(total_s, finals_s, earlier, most=budget.trials)}",
+        ("budget", f"{seconds_text(total_s)}{f', {trials}' if trials else ''}: {search}"),
+        ("plan", _plan(total_s, finals_s, earlier, most=budget.trials)),
     ]
 
 

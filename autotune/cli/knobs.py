@@ -8,10 +8,11 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli.terminal import console
+from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput
 
 if TYPE_CHECKING:
+    from autotune.knobs.base import HostContext
     from autotune.knobs.describe import Row
 
 NAMED = "default"  # the search space of a study that names none
@@ -26,7 +27,7 @@ def print_page() -> int:
     return 0
 
 
-def print_knobs(name: str | None) -> int:
+def print_knobs(name: str | None, *, as_json: bool = False) -> int:
     """Prints every knob in a line, one family of them, or one knob's documentation.
 
     Raises:
@@ -39,6 +40,10 @@ def print_knobs(name: str | None) -> int:
 
     here, spaces = host_context(host_facts(), None, is_recipe=False), keys_of_spaces()
     family = (name or "").removesuffix(".*")
+    if as_json:
+        _refuse_key(name or "")
+        _print_json(name, here, spaces)
+        return 0
     if name is None or family in (*GROUPS, "env"):
         from autotune.knobs.describe import overview
 
@@ -48,6 +53,27 @@ def print_knobs(name: str | None) -> int:
     out, text = console(), describe(name, here, spaces=spaces)
     out.print(Markdown(text) if out.is_terminal else text, soft_wrap=not out.is_terminal)
     return 0
+
+
+def _print_json(name: str | None, here: HostContext, spaces: dict[str, list[str]]) -> None:
+    from autotune.knobs.catalogue import CATALOGUE, GROUPS, knob
+
+    keys = [key for key in CATALOGUE if key.partition(".")[0] == name] if name in GROUPS else list(CATALOGUE)
+    chosen = [knob(name)] if name is not None and name not in GROUPS else [CATALOGUE[key] for key in keys]
+    print_json(
+        [
+            {
+                "key": found.key,
+                "tier": found.tier.value,
+                "brief": found.brief,
+                "summary": found.summary,
+                "default": found.default,
+                "not_available": found.blocked(here),
+                "search_spaces": [space for space, keys in spaces.items() if found.key in keys],
+            }
+            for found in chosen
+        ]
+    )
 
 
 def _refuse_key(name: str) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 from autotune.cli import trials, verdict
 from autotune.cli.outlook import left_text, plan_text
 from autotune.cli.plain import View, budget_text, has_aims
-from autotune.cli.terminal import outcome_style
+from autotune.cli.terminal import MAX_WIDTH, outcome_style
 from autotune.harness.protocol import Progress
 from autotune.quantities import clock_text, number_text, rate_text, ratio_text
 from autotune.records import THROUGHPUT, Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
@@ -97,12 +97,14 @@ class LiveView(View):
         self._counts[trial.outcome.value] = self._counts.get(trial.outcome.value, 0) + 1
         if trial.kind is Kind.baseline:
             self._baseline = trial
-        if trial.outcome.may_win and trial.kind in (Kind.baseline, Kind.search) and _score(trial) > _score(self._best):
+        before = vars(self._best) if self._best else None
+        if trials.is_better(self._about, vars(trial), before):
             self._best = trial
         width = self._console.width
         baseline = score_of(self._about, vars(self._baseline)) if self._baseline else None
         best = self._best.number if self._best and self._best is not self._baseline else None
-        self._console.print(trials.row(vars(trial), width=width, about=self._about, baseline=baseline, best=best))
+        row = trials.row(vars(trial), width=width, about=self._about, baseline=baseline, best=best, before=before)
+        self._console.print(row)
         self._now = None
 
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
@@ -123,7 +125,7 @@ class LiveView(View):
         """Ends the live part and prints the verdict."""
         self.close()
         self._console.print()
-        self._console.print(verdict.panel(summary, self._path, is_said=True))
+        self._console.print(verdict.panel(summary, self._path, is_said=True), width=min(self._console.width, MAX_WIDTH))
 
     def close(self) -> None:
         """Gives the terminal back; called for every way a study can end."""

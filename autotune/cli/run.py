@@ -15,7 +15,7 @@ import autotune
 from autotune.cli.began import began_s
 from autotune.cli.sync import TrackingProcess
 from autotune.cli.terminal import console, print_json
-from autotune.errors import BadInput, ClaimBroken, Interrupted, NothingWorked
+from autotune.errors import BadInput, ClaimBroken, Interrupted, NothingWorked, NotMeasured
 from autotune.masking import Secrets
 from autotune.run_dir import StudyFolder, call
 from autotune.trackers.store import NONE
@@ -118,11 +118,15 @@ def judge(verification: dict[str, Any]) -> None:
 
     Raises:
         ClaimBroken: the claim does not hold here and now.
+        NotMeasured: no round was completed.
     """
     from autotune.cli import claims
 
     if verification["verdict"] == "no longer holds":
         raise ClaimBroken(claims.broken(verification))
+    if verification["verdict"] == "ambiguous" and not verification.get("now"):
+        reason = verification.get("reason") or "no round was completed"
+        raise NotMeasured(f"{verification['file']}: not measured: {reason}. Give it more time: --minutes 15.")
     if verification["verdict"] == "ambiguous":
         print(f"autotune: {verification['file']}: {claims.explanation(verification)}", file=sys.stderr)
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli import ranks, trials, verdict
-from autotune.cli.terminal import console, print_json
+from autotune.cli.terminal import MAX_WIDTH, PIPE_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput
 from autotune.records import StudyRecord, Summary
 from autotune.run_dir import CUT_OFF, StudyFolder, call, find, studies
@@ -46,12 +46,9 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
         out.print(f"No study in {runs}. Make one: [command]autotune run model=resnet18[/]")
         return 0
     table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
-    widths = {"study": _longest(there, "study", most=24), "started": 16, "trials": 6}
-    widths["verdict"] = _longest(there, "verdict", most=40 if out.width >= 100 else 28)
-    room = out.width - sum(widths.values()) - 2 * len(widths)
-    widths["program"] = min(_longest(there, "program", most=60), max(10, room))  # gives way first
     for name in ("study", "started", "program", "trials", "verdict"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis", width=widths[name])
+        is_fixed = name in ("started", "trials") or out.width >= PIPE_WIDTH
+        table.add_column(name, no_wrap=is_fixed, overflow="fold", min_width=10 if name == "program" else None)
     for row in there:
         table.add_row(
             Text(row["study"], style="name"), _when(row), Text(row["program"]), str(row["trials"]), Text(row["verdict"])
@@ -70,12 +67,10 @@ def print_study(folder: StudyFolder, *, as_json: bool) -> int:
         print_json(summary)
         return 0
     out = console()
-    out.print(
-        Text.assemble((str(summary["study"]), "name"), f"  {summary.get('title', '')}"), overflow="ellipsis", no_wrap=True
-    )
+    out.print(Text.assemble((str(summary["study"]), "name"), f"  {summary.get('title', '')}"), overflow="fold")
     out.print(Text(machine_text(summary.get("machine") or {}), style="quiet"))
     out.print()
-    out.print(trials.rows(summary.get("trials") or [], width=out.width, summary=summary))
+    out.print(trials.rows(summary.get("trials") or [], width=table_width(out), summary=summary))
     out.print()
     out.print(trials.legend(summary))
     if warm := trials.starts(summary.get("trials") or []):
@@ -86,7 +81,10 @@ def print_study(folder: StudyFolder, *, as_json: bool) -> int:
     if several := ranks.block(summary):
         out.print(several)
         out.print()
-    out.print(verdict.panel(summary, folder.path))
+    if table_width(out):
+        out.print(verdict.panel(summary, folder.path), width=min(out.width, MAX_WIDTH))
+    else:
+        out.print(Text("\n".join(verdict.lines(summary, folder.path))))
     return 0
 
 
@@ -99,6 +97,12 @@ def read_summary(folder: StudyFolder) -> Summary:
     try:
         return folder.current_summary()
     except FileNotFoundError:
+        try:
+            folder.read_study()
+        except (OSError, ValueError) as error:
+            raise BadInput(
+                f"{folder.study_file}: not a study, got: {error}. Remove the folder, or bring the file back."
+            ) from error
         raise BadInput(f"STUDY: {folder.name!r} has nothing to show yet. Wait for its first trial.") from None
     except (OSError, ValueError) as error:
         raise BadInput(
@@ -122,10 +126,6 @@ def _study(folder: StudyFolder) -> StudyRecord | None:
 
 def _when(row: dict[str, Any]) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"])) if row["started_at"] else ""
-
-
-def _longest(rows: list[dict[str, Any]], name: str, *, most: int) -> int:
-    return min(most, max(len(name), *(len(row[name]) for row in rows)))
 
 
 def _row(folder: StudyFolder) -> dict[str, Any]:

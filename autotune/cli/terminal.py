@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from typing import Any
 
@@ -38,18 +39,24 @@ OUTCOME_STYLES = {
 }
 VERDICT_STYLES = {"faster": "win", "same": "name", "ambiguous": "unsure", "holds": "win", "no longer holds": "lost"}
 BORDER_STYLES = {"faster": "good", "ambiguous": "warn", "holds": "good", "no longer holds": "bad"}
-MAX_WIDTH = 120  # wider lines are hard to read
+MAX_WIDTH = 120  # of a panel: wider lines of words are hard to read. Tables take the terminal's width
+PIPE_WIDTH = 10_000  # output that is not a terminal has no lines' ends: nothing wraps and nothing is cut
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Returns a console that never fails on a character the terminal does not know, at most MAX_WIDTH wide."""
+    """Returns a console that never fails on a character the terminal does not know."""
     stream = sys.stderr if stderr else sys.stdout
     with contextlib.suppress(AttributeError, ValueError):  # a captured stream has no encoding of its own
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     made = Console(stderr=stderr, theme=THEME, highlight=False, width=width, soft_wrap=False)
-    if width is None and made.width > MAX_WIDTH:
-        made.width = MAX_WIDTH
+    if width is None and not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = PIPE_WIDTH
     return made
+
+
+def table_width(out: Console) -> int | None:
+    """Returns the width that a table has to keep to; None in a pipe."""
+    return out.width if out.width < PIPE_WIDTH else None
 
 
 def outcome_style(outcome: str) -> str:

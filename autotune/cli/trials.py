@@ -12,40 +12,50 @@ from rich.text import Text
 
 from autotune.cli.terminal import outcome_style
 from autotune.quantities import bytes_text, clock_text, compact_text, number_text, ratio_text
-from autotune.records import THROUGHPUT, TIME, Kind, Summary, objective_names
-from autotune.wording import HEADS, changes_phrase, objective_text, score_of
+from autotune.records import THROUGHPUT, TIME, Kind, Outcome, Summary, objective_names
+from autotune.wording import HEADS, against_phrase, changes_phrase, objective_text, score_of
 
 WIDE = 96  # from this many columns on there is room for the ratio
+NARROW = 72  # below, D, L and the memory would leave none for what changed
 QUIET_OUTCOMES = ("ok", "raced")  # a number says enough
 INDENT = 7  # where the outcome's column begins
 
 
-def table(width: int, *, about: Summary, header: bool = True) -> Table:
+def table(width: int | None, *, about: Summary, header: bool = True) -> Table:
     """Returns an empty table of trials for a terminal of `width` columns; what a trial changes gets the room that is left.
 
     Args:
-        width: columns of the terminal.
+        width: columns of the terminal; None for output without lines' ends, a pipe, where nothing wraps.
         about: the summary, or as much of it as is known: objective and unit.
         header: whether to show the columns' heads.
     """
     unit = str(about.get("unit") or "samples")
     made = Table(box=None, show_header=header, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False, width=width)
+    is_wide, is_narrow = width is None or width >= WIDE, width is not None and width < NARROW
     made.add_column("trial", width=5, no_wrap=True)
     made.add_column("outcome", width=11, no_wrap=True)
     made.add_column(f"{unit}/s", width=9, justify="right", no_wrap=True)
     for name in _others(about):
         made.add_column(HEADS[name], width=9, justify="right", no_wrap=True)
-    if width >= WIDE:
+    if is_wide:
         made.add_column("ratio", width=6, justify="right", no_wrap=True)
-    made.add_column("D", width=6, justify="right", no_wrap=True, style="quiet")
-    made.add_column("L", width=6, justify="right", no_wrap=True, style="quiet")
-    made.add_column("memory", width=8, justify="right", no_wrap=True, style="quiet")
-    made.add_column("what changed", ratio=1, no_wrap=True, overflow="ellipsis")
+    if not is_narrow:
+        made.add_column("D", width=6, justify="right", no_wrap=True, style="quiet")
+        made.add_column("L", width=6, justify="right", no_wrap=True, style="quiet")
+        made.add_column("memory", width=8, justify="right", no_wrap=True, style="quiet")
+    made.add_column("what changed", ratio=None if width is None else 1, no_wrap=width is None, overflow="fold")
     return made
 
 
 def add(
-    into: Table, trial: dict[str, Any], *, width: int, about: Summary, baseline: float | None, best: int | None = None
+    into: Table,
+    trial: dict[str, Any],
+    *,
+    width: int | None,
+    about: Summary,
+    baseline: float | None,
+    best: int | None = None,
+    before: dict[str, Any] | None = None,
 ) -> None:
     """Adds a trial, given as the record's or the summary's plain values.
 
@@ -56,7 +66,9 @@ def add(
         about: as for `table`.
         baseline: the baseline's score, for the ratio.
         best: number of the trial to set off.
+        before: the best trial before this one, to say what this one changes of it.
     """
+    is_wide, is_narrow = width is None or width >= WIDE, width is not None and width < NARROW
     value, score, is_best = trial.get("value"), score_of(about, trial), trial["number"] == best
     ratio = score / baseline if score and baseline else None
     values = trial.get("objectives") or {}
@@ -65,11 +77,10 @@ def add(
         Text(str(trial["outcome"]), style=outcome_style(str(trial["outcome"]))),
         Text(number_text(value), style="name" if is_best else "number"),
         *(_cell_text(name, values.get(name)) for name in _others(about)),
-        *([Text(ratio_text(ratio), style="name" if is_best else "number")] if width >= WIDE else []),
-        compact_text(trial.get("device_rate")),
-        compact_text(trial.get("loader_rate")),
-        bytes_text(trial.get("peak_memory_bytes")),
-        _what(trial, is_best=is_best),
+        *([Text(ratio_text(ratio), style="name" if is_best else "number")] if is_wide else []),
+        *([] if is_narrow else [compact_text(trial.get("device_rate")), compact_text(trial.get("loader_rate"))]),
+        *([] if is_narrow else [bytes_text(trial.get("peak_memory_bytes"))]),
+        _what(trial, before, is_best=is_best),
     ]
     into.add_row(*cells)
 
@@ -93,19 +104,35 @@ def starts(trials: Sequence[dict[str, Any]]) -> Text | None:
     return Text(words, style="quiet")
 
 
-def rows(trials: Sequence[dict[str, Any]], *, width: int, summary: dict[str, Any]) -> Group:
+def rows(trials: Sequence[dict[str, Any]], *, width: int | None, summary: dict[str, Any]) -> Group:
     """Returns the whole table of a study, header and one `row` a trial."""
     best, baseline = (summary.get("best") or {}).get("trial"), score_of(summary, summary.get("baseline") or {})
-    shown = (row(trial, width=width, about=summary, baseline=baseline, best=best) for trial in trials)
+    shown, before = [], None
+    for trial in trials:
+        shown.append(row(trial, width=width, about=summary, baseline=baseline, best=best, before=before))
+        if is_better(summary, trial, before):
+            before = trial
     return Group(table(width, about=summary), *shown)
 
 
+def is_better(about: Summary, trial: dict[str, Any], before: dict[str, Any] | None) -> bool:
+    """Returns whether a trial of the search is the best so far."""
+    is_able = Outcome(str(trial["outcome"])).may_win and str(trial.get("kind")) in (Kind.baseline, Kind.search)
+    return is_able and (score_of(about, trial) or 0.0) > (score_of(about, before) or 0.0 if before else 0.0)
+
+
 def row(
-    trial: dict[str, Any], *, width: int, about: Summary, baseline: float | None, best: int | None = None
+    trial: dict[str, Any],
+    *,
+    width: int | None,
+    about: Summary,
+    baseline: float | None,
+    best: int | None = None,
+    before: dict[str, Any] | None = None,
 ) -> RenderableType:
     """Returns one trial as a row that lines up with `table`; what went wrong stands below it, indented."""
     made = table(width, about=about, header=False)
-    add(made, trial, width=width, about=about, baseline=baseline, best=best)
+    add(made, trial, width=width, about=about, baseline=baseline, best=best, before=before)
     reason = str(trial.get("reason") or "")
     if not reason or str(trial["outcome"]) in QUIET_OUTCOMES:
         return made
@@ -124,9 +151,10 @@ def _cell_text(name: str, value: float | None) -> str:
     return objective_text(name, value).removesuffix(HEADS[name]).strip()  # the unit is the column's head
 
 
-def _what(trial: dict[str, Any], *, is_best: bool) -> Text:
+def _what(trial: dict[str, Any], before: dict[str, Any] | None, *, is_best: bool) -> Text:
     kind, again = str(trial.get("kind")), trial.get("repeats")
-    words = changes_phrase(trial.get("changed") or {})
+    changed = trial.get("changed") or {}
+    words = against_phrase(changed, before.get("changed") or {}, before["number"]) if before else changes_phrase(changed)
     if kind == Kind.baseline:
         words = "baseline"
     elif kind == Kind.final:

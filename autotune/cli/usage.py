@@ -6,6 +6,19 @@ from typing import Any
 
 from autotune.errors import one_of
 
+# What other tools have as an option, and is a key here.
+KEYS = {
+    "--minutes": "study.budget.minutes=MINUTES",
+    "--budget": "study.budget.minutes=MINUTES",
+    "--trials": "study.budget.trials=N",
+    "--name": "study.name=NAME",
+    "--model": "model=NAME",
+    "--data": "data=NAME",
+    "--batch-size": "loader.batch_size=N",
+    "--device": "device.kind=cpu or device.kind=cuda",
+    "--seed": "study.seed=N",
+}
+
 
 def is_usage_error(error: Exception) -> bool:
     """Returns whether an exception is the CLI library's way to say that the arguments are wrong."""
@@ -19,11 +32,13 @@ def usage_problem(error: Exception, arguments: list[str]) -> str:
     option = getattr(error, "option_name", None)
     see = f"See `{path} --help`."
     if option and type(error).__name__ == "NoSuchOption":
+        if meant := KEYS.get(option):
+            return f"{path}: no such option, got {option!r}. Give {meant}. {see}"
         return f"{path}: no such option, got {option!r}. {one_of(option, _options_of(context))} {see}"
     names = _commands_of(context)
     unknown = next((a for a in arguments if not a.startswith("-")), None)
     if names and unknown is not None and unknown not in names:
-        return f"{path}: no such command, got {unknown!r}. {one_of(unknown, names)} {see}"
+        return f"COMMAND: no such command, got {unknown!r}. {one_of(unknown, names)} {see}"
     text = str(getattr(error, "format_message", error.__str__)()).strip().rstrip(".")
     option = next((name for name in getattr(getattr(error, "param", None), "opts", []) if name in arguments[:-1]), None)
     got = f", got {arguments[arguments.index(option) + 1]!r}" if option else ""

@@ -14,6 +14,8 @@ from rich.text import Text
 from autotune.cli import claims
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
 from autotune.cli.waterfall import Waterfall, change_lines, dropped_lines
+from autotune.export.claims import speedup_of
+from autotune.knobs.catalogue import CATALOGUE
 from autotune.quantities import bytes_text, ratio_interval_text, ratio_text, seconds_text
 from autotune.records import THROUGHPUT, Summary, Tier, objective_names
 from autotune.run_dir import StudyFolder, call
@@ -25,7 +27,6 @@ from autotune.wording import (
     objective_text,
     own_command_text,
     parity_lines,
-    score_of,
     search_cost_text,
     side_texts,
     verdict_text,
@@ -133,7 +134,26 @@ def objective_lines(summary: Summary) -> list[str]:
     """Returns what is to be known besides the ratio: a baseline that breaks a constraint, when a dearer start pays."""
     baseline = summary.get("baseline") or {}
     barred = f"The program as it is run today may not win: {baseline.get('reason')}" if baseline.get("is_barred") else ""
-    return [line for line in (barred, break_even_text(summary)) if line]
+    return [line for line in (barred, same_training_text(summary), break_even_text(summary)) if line]
+
+
+def same_training_text(summary: Summary) -> str:
+    """Returns what can be had without changing the training, where the best does: "2.24x without batch 16"; "" otherwise."""
+    best, tiers = summary.get("best") or {}, summary.get("best_by_tier") or {}
+    lower = tiers.get(Tier.numerics.value) or {}
+    if (
+        not lower.get("overrides")
+        or lower.get("trial") == best.get("trial")
+        or (summary.get("speedup") or {}).get("ratio") is None
+    ):
+        return ""
+    ratio, interval = _tier_ratio(summary, lower)
+    overrides = best.get("overrides") or {}
+    changed = {key: overrides[key] for key in overrides if key in CATALOGUE and CATALOGUE[key].tier is Tier.training}
+    if not changed or ratio is None:
+        return ""
+    once = "" if interval else " (measured once)"
+    return f"{f'{ratio_text(ratio)} {interval}'.strip()}{once} without changing the training: no {changes_phrase(changed)}"
 
 
 def _verdict(summary: Summary) -> str:
@@ -174,7 +194,7 @@ def _changes(summary: Summary) -> RenderableType | None:
 
 def _tiers(summary: Summary) -> RenderableType | None:
     tiers = summary.get("best_by_tier") or {}
-    base, made = score_of(summary, summary.get("baseline") or {}), Table.grid(padding=(0, 2, 0, 0))
+    made = Table.grid(padding=(0, 2, 0, 0))
     seen: set[Any] = set()
     for tier in Tier:
         side = tiers.get(tier.value)
@@ -182,17 +202,19 @@ def _tiers(summary: Summary) -> RenderableType | None:
             made.add_row(f"  {tier.value}", Text("the same", style="quiet"))
         elif side and side.get("value") is not None:
             seen.add(side.get("trial"))
-            is_best = side.get("trial") == (summary.get("best") or {}).get("trial")
-            claim = (summary.get("speedup") if is_best else side.get("speedup")) or {}
-            claim = claim if side.get("overrides") else {}  # the baseline is as fast as itself
-            own = score_of(summary, side)
-            ratio = claim.get("ratio") or (own / base if own and base else None)
+            ratio, words = _tier_ratio(summary, side)
             what = Text(changes_phrase(side.get("overrides") or {}), style="quiet")
             if side.get("overrides") and side.get("measured_in") == "search":
                 what.append("  (measured once: overstates)")
-            interval = Text(ratio_interval_text(claim.get("ci")), style="quiet")
-            made.add_row(f"  {tier.value}", side_texts(summary, side)[0], ratio_text(ratio), interval, what)
+            rate, interval = side_texts(summary, side)[0], Text(words, style="quiet")
+            made.add_row(f"  {tier.value}", rate, ratio_text(ratio), interval, what)
     return Group(Text("best by tier"), made) if made.row_count else None
+
+
+def _tier_ratio(summary: Summary, side: dict[str, Any]) -> tuple[float | None, str]:
+    """Returns the ratio of a tier's best over the baseline, and its interval in words; "" without one."""
+    entry = speedup_of(summary, side) or {}
+    return entry.get("ratio"), ratio_interval_text(entry.get("ci"))
 
 
 def _front(summary: Summary) -> RenderableType | None:

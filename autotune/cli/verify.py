@@ -91,11 +91,25 @@ def inputs_to_resume(study: StudyRecord) -> Callable[[Composed, dict[str, object
     return lambda composed, facts: inputs_to_verify(composed, wanted, facts)
 
 
+def meant(runs: Path, what: str) -> StudyFolder:
+    """Returns the study that is meant by its name or its folder, wherever that lies.
+
+    Raises:
+        BadInput: there is none.
+    """
+    path = Path(what)
+    if not path.is_dir() or path.parent.resolve() == runs.resolve():
+        return find(runs, what)
+    if (path / "study.json").is_file():
+        return StudyFolder(path)
+    raise BadInput(f"BEST: a folder that is no study, got {what!r}. Give a best.yaml, or a study's name or folder.")
+
+
 def _source(asked: Asked) -> tuple[StudyFolder | None, Path]:
     """Returns the study whose own program is to be run, None for a file's, and the file that claims."""
     if asked.what.endswith(YAML) or os.path.isfile(asked.what):
         return None, Path(asked.what)
-    folder = find(asked.runs, asked.what)
+    folder = meant(asked.runs, asked.what)
     if not folder.best_file.is_file():
         raise BadInput(
             f"BEST: the study has no winner to verify, got {folder.name!r}. `autotune show {folder.name}` tells why."

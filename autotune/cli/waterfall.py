@@ -1,4 +1,4 @@
-"""What each knob of the best is worth, from the baseline to the whole: for the verdict, on a terminal and as plain lines."""
+"""The effect of each change of the best, from the baseline to the whole: for the verdict, on a terminal and as plain lines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Waterfall:
         entries = entries_of(self.summary)
         is_attributed = any(entry.get("verdict") or entry.get("ratio") for entry in entries)
         shown = [True, True, is_attributed, is_attributed, is_attributed and options.max_width >= PRODUCT_FROM, is_attributed]
-        yield Text.assemble("what changed", ("  and what each change is worth in the whole", "quiet") if is_attributed else "")
+        yield Text.assemble("what changed", ("  and the effect of each change", "quiet") if is_attributed else "")
         made = Table.grid(padding=(0, 2, 0, 0))
         for name, is_shown in zip(_COLUMNS, shown, strict=True):
             if is_shown:
@@ -46,6 +46,8 @@ class Waterfall:
         for cells in self._rows(entries, is_attributed=is_attributed, has_bars=options.max_width >= BAR_FROM):
             made.add_row(*(cell for cell, is_shown in zip(cells, shown, strict=True) if is_shown))
         yield made
+        if lines := basis_lines(self.summary):
+            yield from (Padding(Text(line, style="quiet"), (0, 0, 0, 2)) for line in lines)
         yield from (Padding(Text(line, style="quiet"), (0, 0, 0, 2)) for line in dropped_lines(self.summary))
 
     def _rows(self, entries: list[dict[str, Any]], *, is_attributed: bool, has_bars: bool) -> list[tuple[Text, ...]]:
@@ -59,15 +61,16 @@ class Waterfall:
         reached = 1.0
         for entry in entries:
             begun, reached = reached, reached * (entry.get("ratio") or 1.0)
-            doubt = Text(_doubt(entry), style="unsure" if entry.get("verdict") == "ambiguous" else "quiet")
+            words = _doubt(entry)
+            doubt = Text(words, style="unsure" if entry.get("verdict") == "ambiguous" else "quiet")
             rows.append(
                 (
                     Text(f"  {entry['knob']}", style="key"),
                     Text.assemble((value_text(entry.get("from")), "quiet"), " → ", (value_text(entry.get("to")), "name")),
-                    Text(ratio_text(entry["ratio"]), style=_style(entry)) if entry.get("ratio") else Text(),
+                    Text(ratio_text(entry.get("ratio")), style=_style(entry)),
                     Text(ratio_interval_text(entry.get("ci")), style="quiet"),
-                    Text(ratio_text(reached), style="quiet"),
-                    doubt if doubt or not entry.get("ratio") else _bar(begun, reached, top, _style(entry)),
+                    Text(ratio_text(reached) if entry.get("ratio") else "", style="quiet"),
+                    doubt if words or not entry.get("ratio") else _bar(begun, reached, top, _style(entry)),
                 )
             )
         return rows + self._last_rows(entries, whole, reached, top)
@@ -102,6 +105,17 @@ def entries_of(summary: Summary) -> list[dict[str, Any]]:
     return known + [{"knob": key, "from": before.get(key), "to": overrides[key]} for key in rest]
 
 
+def basis_lines(summary: Summary) -> list[str]:
+    """Returns what is to be known of the numbers: which are estimates, and what it takes to know the rest."""
+    entries = summary.get("attribution") or []
+    lines = []
+    if any(entry.get("basis") == "estimated" for entry in entries):
+        lines.append("estimated: from all trials of the study, not measured side by side")
+    if any(entry.get("verdict") == "not measured" for entry in entries):
+        lines.append("-: the trials do not tell; a study with twice the time measures it")
+    return lines
+
+
 def dropped_lines(summary: Summary) -> list[str]:
     """Returns what of the winner had no effect and was put back, in a line or two; none when nothing was."""
     found = summary.get("minimality") or {}
@@ -133,11 +147,12 @@ def _number(entry: dict[str, Any]) -> str:
 
 
 def _doubt(entry: dict[str, Any]) -> str:
-    """Returns what is to be said of a factor that is not plain: "ambiguous", "not measured: no time"; "" otherwise."""
+    """Returns what is to be said of a factor: "ambiguous", "estimated", "not measured: no time"; "" if it was measured."""
     verdict, reason = str(entry.get("verdict") or ""), str(entry.get("reason") or "")
     if verdict in ("needed", "not measured", "not separated"):  # as it was called before
         return f"{verdict}: {reason}" if reason else verdict
-    return verdict if verdict in ("ambiguous", "slower") else ""
+    words = [verdict] if verdict in ("ambiguous", "slower") else []
+    return ", ".join([*words, *(["estimated"] if entry.get("basis") == "estimated" else [])])
 
 
 def _style(entry: dict[str, Any]) -> str:

@@ -156,9 +156,7 @@ class Attributor:
         others = [record for record in session.records if record not in trials]
         noise = stats.pooled([noise_of(rounds_of(others)), session.earlier_noise])
         lost = {knob: part_of(session.resolved, winner, [knob]).also for knob in winner.changed}
-        return AblationResults(
-            session.resolved, winner, trials, estimated(winner.changed, lost, session.records, noise), noise
-        )
+        return AblationResults(session.resolved, winner, trials, estimated(winner.changed, lost, session.records, noise), noise)
 
     def _trials(self, winner: TrialRecord) -> list[TrialRecord]:
         """Returns the trials that took this winner apart."""

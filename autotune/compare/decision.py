@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from autotune import stats
 from autotune.compare.interleaving import Pair
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.trials.session import configuration_key
 
 MAX_FINALISTS = 3
@@ -92,7 +92,16 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
     near = max(floor, NEAR_FRAC * (ranked[0].score or 0.0)) if ranked else 0.0
     wholes = [record for record in ranked if record not in worthy and not _is_dear_for_nothing(record, able)]
     entrants = [record for record in worthy if (record.score or 0.0) >= floor]
-    return [*entrants, *(record for record in wholes if (record.score or 0.0) >= near)][:MAX_FINALISTS]
+    chosen = [*entrants, *(record for record in wholes if (record.score or 0.0) >= near)][:MAX_FINALISTS]
+    return _with_lower_tier(chosen, [record for record in entrants if (record.score or 0.0) >= floor])
+
+
+def _with_lower_tier(chosen: list[TrialRecord], able: list[TrialRecord]) -> list[TrialRecord]:
+    """Returns the finalists, the last one replaced by the best that leaves the training as it is, where none of them does."""
+    lower = [record for record in able if record.tier is not Tier.training]
+    if not lower or any(record.tier is not Tier.training for record in chosen):
+        return chosen
+    return [*chosen[: MAX_FINALISTS - 1], lower[0]]
 
 
 def _is_superfluous(record: TrialRecord, others: list[TrialRecord]) -> bool:
@@ -119,19 +128,31 @@ def _is_dearer(record: TrialRecord, part: TrialRecord) -> bool:
     return record.phases_s.get("compile", 0.0) > DEAR_FACTOR * max(1.0, part.phases_s.get("compile", 0.0))
 
 
-def choose(values: dict[int, list[float]], candidates: list[TrialRecord], margin: float = stats.MARGIN_FRAC) -> TrialRecord:
+def choose(
+    values: dict[int, list[float]],
+    candidates: list[TrialRecord],
+    margin: float = stats.MARGIN_FRAC,
+    *,
+    spread: float = 0.0,
+) -> TrialRecord:
     """Returns the candidate to report: the fastest, or among those within the margin of it the one with fewest changes.
+
+    What changes the training itself, a batch size, must beat the best that does not by more than the machine's spread.
 
     Args:
         values: trial number -> rates of the choosing rounds. Who has none is not chosen before one that has: its search
             value, which brought it here, overstates. Without any rounds all count with their search values.
         candidates: best first by the search.
         margin: equivalence margin.
+        spread: of one measurement from process to process.
     """
     measured = [candidate for candidate in candidates if values.get(candidate.number)]
     candidates = measured or candidates
     rates = {c.number: stats.log_mean_interval(values.get(c.number) or [c.score or 1.0])[0] for c in candidates}
-    top = max(rates.values())
+    same_training = [candidate for candidate in candidates if candidate.tier is not Tier.training]
+    if any(rates[candidate.number] >= max(rates.values()) / (1 + max(margin, spread)) for candidate in same_training):
+        candidates = same_training
+    top = max(rates[candidate.number] for candidate in candidates)
     alike = [candidate for candidate in candidates if rates[candidate.number] >= top / (1 + margin)]
     return min(alike, key=lambda candidate: (len(candidate.changed), candidate.tier.rank, -rates[candidate.number]))
 

@@ -1,10 +1,10 @@
-"""What each change of a configuration contributes, estimated from all trials of a study.
+"""Estimates what each change of a configuration contributes, from all trials of a study.
 
 A search is no experiment: knobs are changed together, and an effect depends on the others. But its trials lie around the
-configuration in question, so a linear model of the log rate, with that configuration as its origin, tells much: a coefficient
-for every knob that a trial has at another value, and one for every pair of them. How large effects, interactions and noise typically are is not assumed: the model is averaged over
-a grid of them, each weighted by how well it explains the trials (Bayesian model averaging, Hoeting et al. 1999). What the
-trials do not tell is not estimated. tests/compare/test_effects.py simulates how well the intervals hold.
+configuration in question. So the log rate is modelled with that configuration as the origin: a coefficient for every knob that
+a trial has at another value, and one for every pair of them. How large effects, interactions and noise are is not assumed: the
+model is averaged over a grid of scales, each weighted by how well it explains the trials (Bayesian model averaging, Hoeting et
+al. 1999). What the trials do not tell is not estimated. tests/compare/test_effects.py simulates how well the intervals hold.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MAX_TRIALS = 120  # the nearest ones; others tell next to nothing of this config
 Feature = tuple[str, Any]
 
 
-def estimated(changed: Knobs, lost: Mapping[str, Sequence[str]], records: Sequence[TrialRecord], noise: Noise | None = None) -> (
-    dict[str, stats.Ratio]
-):
+def estimated(
+    changed: Knobs, lost: Mapping[str, Sequence[str]], records: Sequence[TrialRecord], noise: Noise | None = None
+) -> dict[str, stats.Ratio]:
     """Returns knob -> rate of a configuration over its rate without the knob's change, for the knobs that the trials tell of.
 
     Args:

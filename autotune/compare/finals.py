@@ -13,9 +13,10 @@ import random
 from collections.abc import Callable
 
 from autotune import stats
+from autotune.compare.ablation import MAX_LOSS_FRAC
 from autotune.compare.decision import CONTENDER_FRAC, Decision, by_round, choose, countable, finalists, judge, without_finalist
 from autotune.compare.interleaving import Interleaving, Pair
-from autotune.compare.noise import noise_besides, rounds_of
+from autotune.compare.noise import noise_besides, noise_of, rounds_of
 from autotune.compare.parity import Parity
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, TrialRecord
@@ -144,7 +145,10 @@ class Finals:
         rates = _mean_rates(candidates, rounds)
         measured = {number for found in rounds for number in _rates_of(found)}  # a search value alone does not win
         able = [c for c in candidates if not self._lost.get(c.number)] or candidates
-        return choose({number: [rate] for number, rate in rates.items() if number in measured}, able)
+        noise = stats.pooled([noise_of(rounds_of(self._session.records)), self._session.earlier_noise])
+        spread = noise.spread if noise else 0.0
+        margin = min(max(stats.MARGIN_FRAC, spread), MAX_LOSS_FRAC)
+        return choose({number: [rate] for number, rate in rates.items() if number in measured}, able, margin, spread=spread)
 
     def _that_can_be_paid(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
         """Returns the first so many entrants that a round can hold without taking time from the reporting pairs."""

@@ -9,6 +9,7 @@ from autotune import stats
 from autotune.compare.decision import Decision, by_round, judge
 from autotune.compare.finals import MIN_PAIRS
 from autotune.compare.interleaving import Interleaving, Pair
+from autotune.compare.noise import noise_besides, rounds_of
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.trials.budget import finals_rules
@@ -56,7 +57,7 @@ class TierFinals:
         for number, found in leaders.items():
             pairs = self._pairs_before(found)
             if pairs:
-                self.decisions[number] = judge(found, pairs)
+                self.decisions[number] = self._judged(found, pairs)
             rounds_left = MIN_PAIRS - len(pairs)
             if rounds_left > 0 and rounds_left * self._pair_s(found) <= session.budget.left_s:
                 self._measure(found, pairs, rounds_left)
@@ -75,7 +76,11 @@ class TierFinals:
         turns = Interleaving(found, session.baseline, measure=measure, order=order, pairs=pairs)
         for _ in range(num_rounds):
             if turns.round():
-                self.decisions[found.number] = judge(found, pairs)
+                self.decisions[found.number] = self._judged(found, pairs)
+
+    def _judged(self, found: TrialRecord, pairs: list[Pair]) -> Decision:
+        session = self._session
+        return judge(found, pairs, noise=noise_besides(pairs, rounds_of(session.records), session.earlier_noise))
 
     def _pairs_before(self, found: TrialRecord) -> list[Pair]:
         """Returns the rounds that an earlier run of the study has measured."""

@@ -125,7 +125,7 @@ class Verification:
         session, verify = self._session, self._verify
         pairs = _pairs(session.records, best)
         if pairs:
-            self.decision = judge(best, pairs)
+            self.decision = judge(best, pairs, noise=session.earlier_noise)
         rules = self._rules()
         turns = Interleaving(
             best, session.baseline, measure=lambda r: self._again(r, rules, ROUND), order=self._random, pairs=pairs
@@ -137,7 +137,7 @@ class Verification:
                 break
             self._round += 1
             if turns.round():
-                self.decision = judge(best, pairs)
+                self.decision = judge(best, pairs, noise=session.earlier_noise)
             else:
                 num_lost += 1
         if not pairs:

@@ -39,7 +39,7 @@ class Provenance:
 
     Attributes:
         study, date: the study it comes from, and its day.
-        ratio, ci, num_rounds, verdict: best over baseline, as the finals said.
+        ratio, ci, num_rounds, freedom, verdict: best over baseline, as the finals said.
         baseline, best: what the two were measured at.
         identity: what it was measured with, by name: machine and program.
         settings: configuration keys that decide what is measured -> value; holds the recipe when one was tuned.
@@ -54,6 +54,7 @@ class Provenance:
     ratio: float | None = None
     ci: tuple[float, float] | None = None
     num_rounds: int = 0
+    freedom: float | None = None
     verdict: str = ""
     baseline: Rate = field(default_factory=Rate)
     best: Rate = field(default_factory=Rate)
@@ -76,6 +77,7 @@ class Provenance:
             ratio=number(speedup.get("ratio")),
             ci=interval(speedup.get("ci")),
             num_rounds=int(number(speedup.get("num_rounds")) or 0),
+            freedom=number(speedup.get("freedom")),
             verdict=str(speedup.get("verdict") or ""),
             baseline=_rate(said.get("baseline")),
             best=_rate(said.get("best")),

@@ -219,4 +219,4 @@ def _speedup(said: Provenance, raw_said: dict[str, Any], path: Path) -> Ratio:
     if said.ratio is None or said.ratio <= 0:
         found = f"got {shown(mapping(raw_said.get('speedup')).get('ratio'))} in {path}"
         raise BadInput(f"provenance.speedup.ratio: no speed-up to compare with, {found}. {EXPORTED} at the end of a study.")
-    return Ratio(ratio=said.ratio, ci=said.ci, num_rounds=said.num_rounds)
+    return Ratio(ratio=said.ratio, ci=said.ci, num_rounds=said.num_rounds, freedom=said.freedom)

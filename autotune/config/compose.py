@@ -30,15 +30,16 @@ from autotune.config.conflicts import notes_of_knobs, problems_of_knobs
 from autotune.config.domains import read_space
 from autotune.config.files import Chosen
 from autotune.config.hidden import HiddenValues, hide
-from autotune.config.keys import literal
+from autotune.config.keys import LEAVES, literal
 from autotune.config.locate import folder, options
 from autotune.config.overrides import Split, split
 from autotune.config.parts import problems_of_parts
+from autotune.config.program import ELSEWHERE
 from autotune.config.recipe import is_recipe
 from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput
 from autotune.knobs.base import HostContext
-from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, knob
+from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, is_knob, knob
 from autotune.knobs.environment import PREFIX
 from autotune.knobs.step import ACCUMULATION, tier_of
 from autotune.knobs.values import shown, value_of
@@ -146,8 +147,21 @@ def compose(
         yaml=_yaml(raw, secrets),
         hidden=hidden,
         secrets=secrets,
-        notes=notes_of_knobs(config, space.pinned, template, here),
+        notes=[*notes_of_knobs(config, space.pinned, template, here), *_notes_of_command(command or [])],
     )
+
+
+def _notes_of_command(command: Sequence[str]) -> list[str]:
+    """Returns what may not be meant of a program's command."""
+    notes = []
+    if command and Path(command[0]).name in ELSEWHERE:
+        name = Path(command[0]).name
+        notes.append(f"COMMAND: {name} runs the program where autotune cannot measure it. Run autotune itself inside {name}.")
+    for word in command:
+        key, equals, _ = word.lstrip("+").partition("=")
+        if equals and "." in key and (key in LEAVES or is_knob(key)):
+            notes.append(f"{key}: behind '--' it is an argument of your program. A setting of autotune goes before '--'.")
+    return notes
 
 
 def check_words(words: Sequence[str]) -> None:

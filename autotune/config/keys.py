@@ -94,6 +94,9 @@ def unknown_key(key: str, value: Any) -> str:
     return f"{wrong} {one_of(key, [*LEAVES, 'env.NAME'], show=6)} See `autotune run --help`."
 
 
+ALSO_CALLED = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
+
+
 def refusal(key: str, value: Any, error: OmegaConfBaseException) -> str:
     """Returns the problem of a value that OmegaConf refused for `key`."""
     hint = LEAVES[key]
@@ -114,4 +117,6 @@ def type_words(hint: Any) -> str:
 def no_such(key: str, value: Any, allowed: typing.Iterable[str], kind: str) -> str:
     """Returns the problem of a name that is not in a table."""
     names = nearest(str(value), allowed)
+    if (meant := ALSO_CALLED.get(str(value).lower())) in names:
+        return f"{key}: no such {kind}, got {shown(value)}. Did you mean {meant!r}? Allowed: {', '.join(names)}."
     return f"{key}: no such {kind}, got {shown(value)}. {one_of(str(value), names)}"

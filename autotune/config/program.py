@@ -58,6 +58,8 @@ WRAPPERS = {
     "mamba": ("-n", "-p", "--name", "--prefix", "--cwd"),
     "micromamba": ("-n", "-p", "--name", "--prefix", "--cwd"),
 }
+# They run the command somewhere else, where no harness can be set up from here.
+ELSEWHERE = ("docker", "podman", "singularity", "apptainer", "enroot", "ssh", "sbatch", "kubectl", "sudo", "su")
 MOVES = ("-C", "--chdir", "--directory", "--cwd")  # the script is then looked for somewhere else
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 SCRIPT = re.compile(r".+\.(py|sh)", re.DOTALL)

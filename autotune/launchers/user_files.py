@@ -215,7 +215,7 @@ class Folders:
         outermost = [path for path in sorted(entries) if path.parent not in entries and path.name not in IGNORED]
         awaited = {path for path in self._awaited if os.path.lexists(path)}
         outermost += sorted(awaited - entries)
-        made = [path for path in outermost if path in awaited or any(file.is_relative_to(path) for file in wrote)]
+        made = [path for path in outermost if any(file.is_relative_to(path) for file in wrote)]
         unknown = [path for path in outermost if path not in made]
         elsewhere = [file for file in wrote if self._is_elsewhere(file) and not any(file.is_relative_to(path) for path in made)]
         return (made + elsewhere)[:MAX_LEFT], unknown[:MAX_LEFT]

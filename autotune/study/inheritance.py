@@ -20,6 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from autotune import stats
+from autotune.compare import noise
 from autotune.config.checks import memory_limit_bytes
 from autotune.config.schema import AUTO, OFF
 from autotune.errors import BadInput
@@ -37,6 +39,7 @@ DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # an ed
 MAX_OUT = 20  # each is compared with every configuration that may be proposed
 # What makes two studies ones of the same program on the same machine. What was searched, pinned or aimed at may differ.
 ALIKE = ("machine.", "program.", "device.kind", "device.index", "train.global_batch")
+MACHINE = ("machine.", "device.")
 UNLIKE = ("machine.price_per_hour",)
 RECENT = ("program.script", "program.torch")  # what changes under one's hands: worth a word when nothing else does
 
@@ -92,6 +95,24 @@ def inherit(session: Session) -> dict[str, Any]:
     used = {entry["study"] for entry in (*seeds, *out)}
     told = [{"study": s.name, "is_same": not s.differs, "differs": s.differs} for s in sources if s.name in used]
     return {"asked": asked, "sources": told, "seeds": seeds, "out_of_memory": out}
+
+
+def earlier_noise(session: Session) -> stats.Noise | None:
+    """Returns what earlier studies of the runs folder know of this machine's spread from process to process.
+
+    Those of the same program count for more than others, whose noise may be half or twice as large.
+    """
+    if not session.folder.is_kept:
+        return None
+    found: dict[bool, list[stats.Noise | None]] = {True: [], False: []}
+    own = session.about.identity
+    for folder, about in _others(session.folder.path.parent, without=session.folder.path)[:MAX_SOURCES]:
+        differs = _differing(about.identity, own)
+        if not any(name.startswith(MACHINE) for name in differs):
+            with contextlib.suppress(*DAMAGED):
+                found[not differs].append(noise.from_json(folder.read_summary().get("noise")))
+    same, other = stats.pooled(found[True]), stats.pooled(found[False])
+    return stats.pooled([same and same.capped(noise.SAME_PROGRAM_FREEDOM), other and other.capped(noise.OTHER_PROGRAM_FREEDOM)])
 
 
 def why_nothing(session: Session) -> str:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from typing import Any
 
+from autotune.compare import noise
 from autotune.compare.attribution import Attributor
 from autotune.compare.decision import Decision
 from autotune.compare.finals import Finals
@@ -28,7 +29,7 @@ from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import FULL, StudyFolder
 from autotune.space import ResolvedSpace, resolve
 from autotune.study.earlier import Earlier, read_earlier
-from autotune.study.inheritance import inherit, why_nothing
+from autotune.study.inheritance import earlier_noise, inherit, why_nothing
 from autotune.study.proposals import Search
 from autotune.study.recording import Recording
 from autotune.study.summary import Standing, summarise
@@ -250,7 +251,11 @@ class _Study:
     def _take_over(self) -> None:
         """Takes over what earlier studies know, before the search begins; what was taken over then holds from then on."""
         session, inputs = self._session, self._inputs
-        if inputs.is_recording or inputs.verify or session.about.warm_start or len(session.searched) > 1:
+        is_new = not session.about.warm_start and len(session.searched) <= 1
+        if is_new and not inputs.is_recording:
+            session.about.noise = noise.as_json(earlier_noise(session)) or {}
+        session.earlier_noise = noise.from_json(session.about.noise)
+        if inputs.is_recording or inputs.verify or not is_new:
             return
         session.about.warm_start = inputs.secrets.document(inherit(session))
         if not session.about.warm_start and (why := why_nothing(session)):

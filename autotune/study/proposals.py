@@ -10,6 +10,10 @@ from typing import Any
 
 import optuna
 
+from autotune import stats
+from autotune.compare.ablation import part_of
+from autotune.compare.effects import estimated
+from autotune.compare.finals import LOOKS
 from autotune.compare.parity import Parity
 from autotune.errors import NothingWorked
 from autotune.quantities import seconds_text
@@ -31,6 +35,11 @@ SAMPLER_GIVES_UP_AFTER = 10  # from then on random ones: a sampler may insist on
 MAX_REPEATED_GRID_POINTS = 5000  # grid points that differ only in knobs without meaning there
 MAX_TOO_DEAR = 8  # proposals in a row that do not fit what is left of the budget
 NUM_SAME_FAILURES = 4  # first trials that all fail alike, memory apart: more of the same teaches nothing
+LARGE_EFFECT = 1.15  # times the baseline: worth confirming before the search has its last trials
+ANSWER_GAIN_FRAC = 0.03  # expected improvement below which time for the answer is worth more than a trial ...
+ANSWER_AFTER = 2  # ... in so many proposals in a row
+ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]  # of the ablation and of the finals: what a plain answer takes
+UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as none, where the machine's spread is not known
 MAX_CHANCES = 2  # trials of a configuration that were disturbed, or cut off with autotune: a third would go the same way
 SINGLE, SAMPLER, LATE = "single", "sampler", "late"  # where a proposal comes from; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
@@ -38,6 +47,7 @@ TOO_RISKY = "what is left to try would run out of memory, or may and has too sma
 OUT_OF_TIME = "the search's part of the budget is used"  # what is left is the finals'
 TOO_DEAR = "no configuration that is left to try fits the rest of the budget together with its finals"
 OUT_OF_TRIALS = "the trial budget is used"
+ANSWER_FIRST = "little improvement is expected: the time is better used to find out what each change contributes"
 NO_IMPROVEMENT = "no improvement is expected: no configuration is forecast to be 1 % faster"
 
 
@@ -80,6 +90,7 @@ class Search:
         self._is_too_dear = False
         self._left_out: dict[ConfigurationKey, Knobs] = {}  # what the sampler proposed and did not fit
         self._reason = OUT_OF_TIME
+        self._num_small = 0  # proposals in a row whose expected improvement is small
         self._recall(session.searched)
 
     def _recall(self, records: list[TrialRecord]) -> None:
@@ -118,7 +129,8 @@ class Search:
         """Keeps time for an interval: the best so far may be dearer to measure again than the baseline is."""
         session, best = self._session, self._incumbent
         pair_s = session.costs.again_s(best.knobs, best.changed) + session.costs.again_s(session.baseline.knobs, {})
-        session.budget.keep_for(CONFIRMING_ROUNDS * pair_s)
+        is_large = (best.score or 0.0) > LARGE_EFFECT * (session.baseline.score or math.inf)
+        session.budget.keep_for(CONFIRMING_ROUNDS * pair_s, is_large=is_large)
 
     def _why_nothing_was_tried(self) -> str:
         """Returns what budget one configuration takes, where not even one fitted; "" otherwise."""
@@ -238,6 +250,8 @@ class Search:
         for why, key, value in self._costly:
             if not self._is_measured(key, value):
                 yield Proposal(knobs=self._space.active({**self._incumbent.knobs, key: value}), why=why, origin=LATE)
+        if trimmed := self._trimmed():
+            yield trimmed
         for tier in (Tier.numerics, Tier.exact):
             kept = {key: value for key, value in best.changed.items() if self._space.tier({key: value}).rank <= tier.rank}
             if kept:
@@ -245,19 +259,31 @@ class Search:
                 why = f"the best so far (trial {best.number}) as far as tier {tier} allows"
                 yield Proposal(knobs=knobs, why=why, origin=LATE)
 
+    def _trimmed(self) -> Proposal | None:
+        """Returns the best so far without the changes that show no effect: what is handed over is to be in the finals."""
+        session, best = self._session, self._incumbent
+        lost = {key: part_of(self._space, best, [key]).also for key in best.changed}
+        margin = max(stats.MARGIN_FRAC, session.earlier_noise.spread if session.earlier_noise else UNKNOWN_MARGIN_FRAC)
+        found = estimated(best.changed, lost, session.searched, session.earlier_noise)
+        idle = [key for key in best.changed if key in found and found[key].ratio <= 1 + margin]
+        if not idle:
+            return None
+        why = f"trial {best.number} without what shows no effect: {', '.join(idle)}"
+        return Proposal(knobs=part_of(self._space, best, idle).knobs, why=why, origin=LATE)
+
     def _is_measured(self, key: str, value: KnobValue) -> bool:
         return any(record.changed.get(key) == value for record in self._known.values())
 
     def _is_time_for_late(self) -> bool:
         best, costs = self._incumbent, self._session.costs
         costly_s = [costs.expected_s(best.knobs, {**best.changed, key: value}) for _, key, value in self._costly]
-        late_s = [*costly_s, *[costs.expected_s(best.knobs, best.changed)] * (len(Tier) - 1)]
+        late_s = [*costly_s, *[costs.expected_s(best.knobs, best.changed)] * len(Tier)]
         return self._session.budget.is_time_for_late(self._num_searched, late_s)
 
     def _is_time_for_tiers(self) -> bool:
         best = self._incumbent
         each_s = self._session.costs.expected_s(best.knobs, best.changed)
-        return self._session.budget.is_time_for_late(self._num_searched, [each_s] * (len(Tier) - 1), late_frac=1.0)
+        return self._session.budget.is_time_for_late(self._num_searched, [each_s] * len(Tier), late_frac=1.0)
 
     def _next(self) -> Proposal | None:
         """Returns the next cheap proposal; None when there is none, `_reason` says why."""
@@ -267,6 +293,9 @@ class Search:
             return None
         if isinstance(sampler, RatesSampler) and sampler.has_nothing_more:
             self._reason = NO_IMPROVEMENT
+            return None
+        if self._num_small >= ANSWER_AFTER:
+            self._reason = ANSWER_FIRST
             return None
         return (self._single_change() if self._is_turn_of_single_change() else None) or self._asked()
 
@@ -332,7 +361,17 @@ class Search:
         if not is_random and isinstance(own, RatesSampler):
             proposed = own.proposed(trial.number)
             why = proposed.why if proposed else why
+            self._weigh(proposed.expected_improvement if proposed else None)
         return trial, Proposal(knobs=knobs, why=why, origin=f"{SAMPLER} {name}", trial=trial)
+
+    def _weigh(self, expected_improvement: float | None) -> None:
+        """Counts proposals that are worth less than the time they take from finals and ablation."""
+        session, best = self._session, self._incumbent
+        again_s = session.costs.again_s(best.knobs, best.changed)
+        pairs_s = ANSWER_PAIRS * (again_s + session.costs.again_s(session.baseline.knobs, {}))
+        is_short = session.budget.left_s < pairs_s + ANSWER_ROUNDS * (len(best.changed) + 1) * again_s
+        is_small = expected_improvement is not None and expected_improvement < ANSWER_GAIN_FRAC
+        self._num_small = self._num_small + 1 if is_short and is_small and session.inputs.config.search.stop else 0
 
     # What comes of them ---------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune import stats
-from autotune.compare import parity
+from autotune.compare import noise, parity
 from autotune.compare.attribution import Attribution
 from autotune.compare.break_even import break_even, search_cost
 from autotune.compare.decision import ONE_ROUND_FRAC, Decision
@@ -111,6 +111,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "target": about.target,
         "verification": verification(about, records, standing.decision) if about.verifies else None,
         "warm_start": about.warm_start,
+        "noise": noise.as_json(noise.noise_of(noise.rounds_of(records))),
         "recording": recorded(about, records) if about.recording else None,
         "files": _files(records),
         "cycles": _cycles(records),
@@ -294,6 +295,7 @@ def _speedup(
         "verdict": decision.verdict,
         "reason": decision.reason,
         "num_rounds": decision.ratio.num_rounds,
+        "freedom": decision.ratio.freedom,
         "margin": decision.margin,
         "trial": decision.finalist.number if decision.finalist else None,
         "overrides": decision.finalist.changed if decision.finalist else {},
@@ -332,7 +334,8 @@ def _attribution(baseline: TrialRecord | None, best: TrialRecord | None, standin
     entries = [change.as_json() for change in found.changes if change.knob in best.changed]
     decision = standing.decision
     if len(entries) == 1 and decision and decision.ratio:  # one change is worth what the whole is worth
-        alone = {"ratio": decision.ratio.ratio, "ci": decision.ratio.ci, "num_rounds": decision.ratio.num_rounds}
+        whole = decision.ratio
+        alone = {"ratio": whole.ratio, "ci": whole.ci, "num_rounds": whole.num_rounds, "basis": "measured"}
         entries[0] |= {**alone, "verdict": decision.verdict, "reason": decision.reason}
     products = itertools.accumulate((entry["ratio"] or 1.0 for entry in entries), lambda one, other: one * other)
     return [{**entry, "cumulative": product} for entry, product in zip(entries, products, strict=True)]

@@ -21,7 +21,9 @@ from autotune.trackers.parent_watch import ParentWatch
 STANDING_FILE = "tracking.json"
 POLL_S = 0.5
 LONGEST_PAUSE_S = 30.0  # between two attempts on a store that is down
-LAST_S = 60.0  # for the rest, once the study is over or its tuner is gone; then this process ends whatever it is doing
+# For the rest, once the study is over or its tuner is gone; then this process ends whatever it is doing. On two cores that an
+# MLflow UI was using as well, 60 s were not enough.
+LAST_S = 240.0
 LOCK_WAIT_S = 10.0
 AT_WORK = "another `autotune sync` of this study is at work"
 # A user who waits can wait for a slow server; the process beside a study must notice when it is over.

@@ -23,9 +23,10 @@ SEARCH_WINDOW_FRAC = 1 / 30  # of the budget at most: on a noisy machine a windo
 FINALS_WINDOW_S = 5.0  # window a cheap final is worth; between processes there is more spread than within
 ATTRIBUTION_MAX_FRAC = 0.18  # of the budget, besides what the finals leave over
 ATTRIBUTION_TRIALS = 18  # three rounds of a winner with five changes
-ATTRIBUTION_MIN_TRIALS = 6  # two rounds of one with two changes: with less time nothing is kept for it
+ATTRIBUTION_MIN_TRIALS = 6  # two rounds of one with two changes: the less of that there is time for, the less is kept
 LATE_FRAC = 0.65  # of the search's share: late enough to have a good configuration, early enough for costly values to fit
 CONFIRMING_FRAC = 0.10  # a verdict without an interval is worth little: the search gives up so much more for the pairs it needs
+LARGE_FRAC = 0.25  # and so much where the effect is large: then it is worth more than the search's last trials
 CONFIRMING_ROUNDS = 3  # a winner that cannot be shown to win is no use
 OVERRUN_FRAC = 0.5  # of what is kept may be eaten by a search trial that takes longer than it was expected to
 MARGIN = 1.25  # and so many times what was expected it may take in any case
@@ -87,22 +88,27 @@ class Budget:
     def reserve(self, baseline: TrialRecord) -> None:
         """Keeps time for finals and attribution, judged by what the baseline took: less of the budget where trials are cheap.
 
-        Nothing is kept for an attribution of a program so slow that it could not separate two knobs: the search uses it better.
+        Less is kept for the attribution of a program so slow that it could not separate two knobs: the search uses it better.
         """
         if self.total_s is None:
             return
         each_s = _confirming_s(baseline) if _has_cycles(baseline) else without_window_s(baseline) + FINALS_WINDOW_S
         parity_s = PARITY_TRIALS * (without_window_s(baseline) + PARITY_S)
         most_s = ATTRIBUTION_MAX_FRAC * self.total_s
-        self.attribution_s = min(most_s, ATTRIBUTION_TRIALS * each_s) if ATTRIBUTION_MIN_TRIALS * each_s <= most_s else 0.0
+        self.attribution_s = min(most_s, ATTRIBUTION_TRIALS * each_s) * min(1.0, most_s / (ATTRIBUTION_MIN_TRIALS * each_s))
         self.reserved_s = min(FINALS_MAX_FRAC * self.total_s, FINALS_TRIALS * each_s + parity_s) + self.attribution_s
         self.keep_for(2 * CONFIRMING_ROUNDS * each_s + parity_s)
 
-    def keep_for(self, finals_s: float) -> None:
-        """Keeps so much for the finals, within bounds, where less is kept for them."""
+    def keep_for(self, finals_s: float, *, is_large: bool = False) -> None:
+        """Keeps so much for the finals, within bounds, where less is kept for them.
+
+        Args:
+            finals_s: seconds that they need.
+            is_large: whether what they are to confirm is a large effect.
+        """
         if self.total_s is not None:
-            finals_s = min((FINALS_MAX_FRAC + CONFIRMING_FRAC) * self.total_s, finals_s)
-            most_s = (FINALS_MAX_FRAC + ATTRIBUTION_MAX_FRAC) * self.total_s
+            finals_s = min((FINALS_MAX_FRAC + (LARGE_FRAC if is_large else CONFIRMING_FRAC)) * self.total_s, finals_s)
+            most_s = max((FINALS_MAX_FRAC + ATTRIBUTION_MAX_FRAC) * self.total_s, finals_s)
             self.reserved_s = max(self.reserved_s, min(most_s, finals_s + self.attribution_s))
 
     def screening_rules(self, rules: MeasureRules) -> MeasureRules:

@@ -168,8 +168,8 @@ def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: 
     if data_bytes <= memory_bytes or use.disk_bytes > MOSTLY_FRAC * use.read_bytes:
         return ""
     return (
-        f"the data set (about {bytes_text(data_bytes)}) does not fit into memory ({bytes_text(memory_bytes)}), and the trial "
-        "read it from there: a whole epoch will wait for the disk"
+        f"if no sample is read twice, an epoch reads about {bytes_text(data_bytes)}, more than the memory holds "
+        f"({bytes_text(memory_bytes)}); the trial read from memory, so an epoch may wait for the disk"
     )
 
 

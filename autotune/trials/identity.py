@@ -80,6 +80,7 @@ def about(
         settings=inputs.secrets.document(settings(inputs.config)),
         target=first.target if first else before.target if before else None,
         warm_start=before.warm_start if before else {},
+        noise=before.noise if before else {},
         verifies=inputs.secrets.document(inputs.verify.as_json()) if inputs.verify else {},
         recording={"configurations": wanted.configurations, "repeats": wanted.repeats} if inputs.is_recording else {},
     )

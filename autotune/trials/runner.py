@@ -297,7 +297,9 @@ class TrialRunner:
         health.note(record, found)
         if why := health.own_share(self._watch.cpu_use):
             record.evidence[health.OWN_SHARE] = why
-        if why := health.page_cache(self._watch.cpu_use, results, int(self._inputs.machine.get("memory_bytes") or 0)):
+        is_repeated = self._inputs.command.is_recipe and not self._inputs.config.data.root  # a recipe's own data are few files
+        memory_bytes = int(self._inputs.machine.get("memory_bytes") or 0)
+        if not is_repeated and (why := health.page_cache(self._watch.cpu_use, results, memory_bytes)):
             record.evidence[health.PAGE_CACHE] = why
         if self._inputs.config.measure.quiet and record.outcome.has_value and (beyond := self._level.beyond(found)):
             health.disturb(record, beyond)

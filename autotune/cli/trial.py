@@ -1,0 +1,97 @@
+"""`autotune show STUDY --trial N`: everything that is known of one trial."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autotune.cli.terminal import console, outcome_style, print_json
+from autotune.errors import BadInput
+from autotune.knobs.base import value_text
+from autotune.quantities import bytes_text, interval_text, rate_text, seconds_text
+from autotune.records import TrialRecord
+from autotune.run_dir import StudyFolder
+from autotune.wording import changes_phrase, log_lines
+
+REPORTED = {"applied": "applied", "not_applicable": "not available", "overridden": "overridden by the program"}
+
+
+def print_trial(folder: StudyFolder, number: int, *, as_json: bool) -> int:
+    """Prints one trial: what was asked and why, how it ended, phases, numbers, a report per knob, the end of its log.
+
+    Raises:
+        BadInput: the study has no such trial.
+    """
+    records = {record.number: record for record in folder.read_trials()}
+    if number not in records:
+        there = f"0 to {max(records)}" if records else "none yet"
+        raise BadInput(f"--trial: no such trial of {folder.name!r}, got {number}. There are {there}.")
+    record = records[number]
+    if as_json:
+        print_json(record.as_json())
+        return 0
+    out = console()
+    out.print(Group(*_blocks(record, records[0], folder)))
+    return 0
+
+
+def _blocks(record: TrialRecord, baseline: TrialRecord, folder: StudyFolder) -> list[RenderableType]:
+    title = Text.assemble((f"trial {record.number:04d}", "name"), f"  {record.kind}  ")
+    title.append(str(record.outcome), style=outcome_style(str(record.outcome)))
+    parts: list[RenderableType] = [title, Text(changes_phrase(record.changed), overflow="fold"), Text()]
+    parts += [_pairs(_facts(record)), Text(), Text("settings", style="name"), _settings(record, baseline)]
+    if record.phases_s:
+        phases = [(name, seconds_text(seconds)) for name, seconds in record.phases_s.items()]
+        parts += [Text(), Text("phases", style="name"), _pairs(phases)]
+    if record.metrics:
+        numbers = [(name, f"{value:.6g}") for name, value in sorted(record.metrics.items())]
+        parts += [Text(), Text("metrics", style="name"), _pairs(numbers)]
+    if log := log_lines(record.evidence):
+        parts += [Text(), Text("the end of its log", style="name"), Text("\n".join(log), overflow="fold")]
+    return [*parts, Text(), Text(f"everything else is in {folder.trial_path(record.number)}", style="quiet", overflow="fold")]
+
+
+def _facts(record: TrialRecord) -> list[tuple[str, str]]:
+    rate = f"{rate_text(record.value, record.unit)} {interval_text(record.ci)}".strip()
+    found = [
+        ("why", record.why),
+        ("proposed by", record.origin),
+        ("reason", record.reason),
+        ("repeats trial", "" if record.repeats is None else f"{record.repeats:04d}"),
+        ("rate", rate if record.value is not None else ""),
+        ("no interval", record.why_no_ci if record.value is not None and record.ci is None else ""),
+        ("D", rate_text(record.device_rate, record.unit) if record.device_rate else ""),
+        ("L", rate_text(record.loader_rate, record.unit) if record.loader_rate else ""),
+        ("peak memory", bytes_text(record.peak_memory_bytes) if record.peak_memory_bytes else ""),
+        ("took", f"{seconds_text(record.seconds)}, started {record.start}"),
+        ("tier", str(record.tier)),
+    ]
+    return [(name, text) for name, text in found if text]
+
+
+def _settings(record: TrialRecord, baseline: TrialRecord) -> Table:
+    """Returns the configuration: what it changes first, and what became of each setting."""
+    made = Table.grid(padding=(0, 2, 0, 2))
+    made.add_column(style="key", overflow="fold")
+    made.add_column(overflow="fold")
+    made.add_column(style="quiet", overflow="fold")
+    for key in sorted(record.knobs, key=lambda key: (key not in record.changed, key)):
+        report: dict[str, Any] = record.knob_reports.get(key) or {}
+        value = value_text(record.knobs[key])
+        if key in record.changed:
+            value = f"{value_text(baseline.knobs.get(key))} -> {value}"
+        said = REPORTED.get(str(report.get("status") or ""), str(report.get("status") or ""))
+        made.add_row(key, value, ": ".join(filter(None, [said, str(report.get("reason") or "")])))
+    return made
+
+
+def _pairs(pairs: list[tuple[str, str]]) -> Table:
+    made = Table.grid(padding=(0, 2, 0, 2))
+    made.add_column(style="quiet", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, text in pairs:
+        made.add_row(name, Text(text, overflow="fold"))
+    return made
