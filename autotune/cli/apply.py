@@ -62,7 +62,7 @@ def apply(asked: Asked) -> NoReturn:
     best = read_best(_file(asked))
     run = _of_recipe(asked, best) if asked.command is None else _of_command(asked.command, asked.overrides, best)
     spec = spec_text(run.best, passed=run.passed)
-    announce(run.best)
+    announce(run.best, _of_another_program(best, run.argv) if asked.command is not None else [])
     _become(with_harness(run.argv), {**os.environ, **run.variables, **variables(run.best, spec)})
 
 
@@ -90,6 +90,18 @@ def _of_command(command: list[str], overrides: tuple[str, ...], best: Best) -> _
     if problems:
         raise BadInput(problems)
     return _Run(best=best, argv=argv, passed={**by_hand, **_carried(template, best.knobs)})
+
+
+def _of_another_program(best: Best, argv: list[str]) -> list[str]:
+    """Returns a line that says so where the file was made for another program, else nothing."""
+    from autotune.config.program import program_of
+
+    was = program_of(best.command).name if best.command else ""
+    now = program_of(argv).name
+    if best.is_recipe or (was and now and was != now):
+        made_for = "a recipe" if best.is_recipe else was
+        return [f"made for another program, {made_for}: settings that {now or argv[0]} does not have cannot be applied"]
+    return []
 
 
 def _of_recipe(asked: Asked, best: Best) -> _Run:

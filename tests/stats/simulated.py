@@ -106,15 +106,25 @@ class Machine:
         noise_frac: spread of one measurement.
         drift_frac: what each measurement is slower than the one before.
         rho: how much of one measurement's noise is that of the one before.
+        tails: degrees of freedom of the noise, Student's t: few have heavy tails; None for a normal distribution.
     """
 
-    def __init__(self, rng: np.random.Generator, noise_frac: float, *, drift_frac: float = 0.0, rho: float = 0.0) -> None:
-        self._rng, self._noise_frac, self._drift_frac, self._rho = rng, noise_frac, drift_frac, rho
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        noise_frac: float,
+        *,
+        drift_frac: float = 0.0,
+        rho: float = 0.0,
+        tails: float | None = None,
+    ) -> None:
+        self._rng, self._noise_frac, self._drift_frac, self._rho, self._tails = rng, noise_frac, drift_frac, rho, tails
         self._state, self._count = float(rng.normal()), 0
 
     def factor(self) -> float:
         """Returns by how much the next measurement reads too much; its median is 1 where there is no drift."""
-        self._state = self._rho * self._state + math.sqrt(1 - self._rho**2) * float(self._rng.normal())
+        shock = self._rng.normal() if self._tails is None else self._rng.standard_t(self._tails) / math.sqrt(2)
+        self._state = self._rho * self._state + math.sqrt(1 - self._rho**2) * float(shock)
         self._count += 1
         return math.exp(self._noise_frac * self._state - self._drift_frac * self._count)
 

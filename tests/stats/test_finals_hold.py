@@ -13,6 +13,8 @@ import pytest
 
 from autotune import stats
 from autotune.compare.finals import LOOKS
+from autotune.compare.noise import OTHER_PROGRAM_FREEDOM
+from autotune.stats import Noise
 from tests.stats.simulated import Machine, Study, more
 
 EQUAL, CLOSE = [100.0, 100.0], [100.0, 103.0]
@@ -31,12 +33,12 @@ class Said:
         rounds: how many rounds were reported.
     """
 
-    def __init__(self, true_per_s, noise_frac, *, studies=1000, seed=3, seconds=None, **machine):
+    def __init__(self, true_per_s, noise_frac, *, studies=1000, seed=3, seconds=None, earlier=None, **machine):
         rng = np.random.default_rng(seed)
         self.verdicts, self.rounds, self.differences, self.handed_over = Counter(), Counter(), 0, 0
         value, ratio, naive, covered = [], [], [], []
         for _ in range(studies):
-            study = Study(true_per_s, Machine(rng, noise_frac, **machine), seconds=seconds)
+            study = Study(true_per_s, Machine(rng, noise_frac, **machine), seconds=seconds, earlier=earlier)
             found = study.finals()
             if found.ratio is None:  # nothing in the search came near the baseline
                 self.verdicts["no finalist"] += 1
@@ -151,3 +153,33 @@ def test_looking_after_every_round_would_not_hold():
         found = [stats.paired_ratio(*zip(*pairs[:n], strict=True)) for n in range(3, 17)]
         called += any(stats.verdict(one) == "faster" or stats.is_slower(one) for one in found)
     assert called > 70
+
+
+SHORT = {
+    "2 %": (0.02, {}),
+    "5 %": (0.05, {}),
+    "10 %": (0.10, {}),
+    "drift": (0.02, {"drift_frac": 0.01}),
+    "heavy": (0.03, {"tails": 4.0}),
+}
+
+
+@pytest.mark.parametrize("machine", SHORT)
+@pytest.mark.parametrize("seconds", [60.0, *more(80.0, 110.0, 160.0)])  # 2, 3, 5 and 7 pairs
+def test_two_pairs_say_as_much_as_they_may_with_what_else_was_measured(machine, seconds):
+    noise_frac, kind = SHORT[machine]
+    equal, faster = (Said(rates, noise_frac, seconds=seconds, studies=400, **kind) for rates in (EQUAL, [100.0, 140.0]))
+    assert equal.differences <= 0.05 * equal.studies, equal
+    assert equal.handed_over <= 0.1 * equal.studies, equal
+    assert equal.covered >= 0.92, equal
+    assert faster.covered >= 0.92, faster
+    if noise_frac <= 0.03:
+        assert faster.verdicts["faster"] >= 0.95 * faster.studies, faster
+
+
+@pytest.mark.parametrize("unlike", [0.5, 1.0, 2.0])
+def test_a_spread_that_earlier_studies_have_seen_helps_and_does_not_mislead(unlike):
+    """Another program's noise may be half or twice as large: it counts with two degrees of freedom and no more."""
+    earlier = Noise(spread=0.03 * unlike, freedom=OTHER_PROGRAM_FREEDOM)
+    said = Said(CLOSE, 0.03, seconds=60.0, studies=600, earlier=earlier)
+    assert said.covered >= 0.92, said

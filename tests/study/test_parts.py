@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.compare import ablation as parts
-from autotune.compare.ablation import AblationResults, hints, part_of
+from autotune.compare.ablation import AblationResults, part_of
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.space import Choice, ResolvedSpace
 
@@ -147,31 +147,8 @@ def test_what_was_only_put_back_with_others_is_dropped_with_them_and_said_to_be(
     assert found[AMP].worth == "faster"
 
 
-def test_a_hint_that_was_wrong_is_not_believed_once_the_whole_is_missed():
+def test_an_estimate_that_was_wrong_is_not_believed_once_the_whole_is_missed():
     trials = rounds((PREFETCH, PIN), (AMP,), values=[90.0, 70.0], count=3)
     evidence = AblationResults(SPACE, WINNER, trials, HINTED)
     assert evidence.minimal() is None
     assert evidence.together().keys == {PREFETCH}
-
-
-def test_hints_come_from_what_the_search_tried():
-    gains = {WORKERS: 1.5, AMP: 2.0, PREFETCH: 1.0, PIN: 1.0}
-    tried = [
-        {},
-        CHANGED,
-        {AMP: "bf16"},
-        {WORKERS: 2},
-        {WORKERS: 2, PIN: True},
-        {AMP: "bf16", PIN: True},
-        {AMP: "bf16", WORKERS: 2},
-    ]
-    searched = []
-    for number, changed in enumerate(tried):
-        score = 100.0
-        for key in changed:
-            score *= gains[key]
-        searched.append(
-            TrialRecord(number=number, kind=Kind.search, knobs={}, changed=changed, outcome=Outcome.ok, value=score)
-        )
-    found = hints(WINNER, searched)
-    assert max(found[PREFETCH], found[PIN]) < 1.15 < 1.3 < found[WORKERS] < found[AMP]

@@ -1,0 +1,89 @@
+"""What the trials of a study say of each change: simulated searches whose effects are known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from autotune.compare.effects import estimated
+from autotune.records import Kind, Outcome, TrialRecord
+from autotune.stats import Noise
+
+GAINS = {"a": 1.30, "b": 1.10, "c": 1.03, "d": 1.0, "e": 1.0}
+
+
+def trial(number, changed, score, kind=Kind.search):
+    return TrialRecord(number=number, kind=kind, knobs={}, changed=changed, outcome=Outcome.ok, value=score)
+
+
+def searched(rng, *, noise, interactions, num):
+    """Returns the trials of a search, its best, and the true log rate of a configuration: neighbours of the best, and others."""
+    keys = list(GAINS)
+    pairs = {(a, b): rng.normal() * interactions for i, a in enumerate(keys) for b in keys[i + 1 :]}
+
+    def true(on):
+        return sum(math.log(GAINS[key]) for key in on) + sum(v for (a, b), v in pairs.items() if a in on and b in on)
+
+    best, top, seen, records = frozenset(), 0.0, set(), []
+    while len(records) < num:
+        on = best ^ {keys[rng.integers(len(keys))]} if rng.random() < 0.6 else {key for key in keys if rng.random() < 0.5}
+        on = frozenset(on) if records else frozenset()
+        if on in seen:
+            continue
+        seen.add(on)
+        score = 100 * math.exp(true(on) + noise * rng.normal())
+        records.append(trial(len(records), dict.fromkeys(on, "1"), score, Kind.search if records else Kind.baseline))
+        if score > top:
+            best, top = on, score
+    return records, best, true
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.03, 0.06])
+@pytest.mark.parametrize("interactions", [0.0, 0.03])
+def test_the_intervals_hold_the_true_effects_though_the_best_was_picked(noise, interactions):
+    rng, inside, given, wanted = np.random.default_rng(0), 0, 0, 0
+    for _ in range(40):
+        records, best, true = searched(rng, noise=noise, interactions=interactions, num=10)
+        found = estimated(dict.fromkeys(best, "1"), {}, records)
+        wanted += len(best)
+        for key, ratio in found.items():
+            given += 1
+            inside += ratio.ci[0] <= math.exp(true(best) - true(best - {key})) <= ratio.ci[1]
+    assert inside >= 0.92 * given
+    assert given >= 0.8 * wanted
+
+
+def test_a_large_effect_is_told_from_none():
+    rng = np.random.default_rng(1)
+    records, best, _ = searched(rng, noise=0.01, interactions=0.0, num=14)
+    found = estimated(dict.fromkeys(best, "1"), {}, records, Noise(spread=0.01, freedom=6))
+    assert found["a"].ci[0] > 1.15
+    assert all(found[key].ratio < 1.05 for key in ("d", "e") if key in found)
+
+
+def test_what_was_never_changed_without_the_rest_is_not_estimated():
+    records = [trial(0, {}, 100.0, Kind.baseline), trial(1, {"a": "1", "b": "1"}, 143.0)]
+    found = estimated({"a": "1", "b": "1"}, {}, records)
+    assert all(ratio.ci[1] / ratio.ci[0] > 1.2 for ratio in found.values())
+    assert estimated({"a": "1"}, {}, records[:1]) == {}
+
+
+def test_a_change_takes_those_with_it_that_mean_nothing_without():
+    rng = np.random.default_rng(2)
+
+    def rate(factor):
+        return 100 * factor * math.exp(0.005 * rng.normal())
+
+    both = {"workers": 2, "prefetch": 8}
+    records = [trial(0, {}, rate(1.0), Kind.baseline), trial(1, both, rate(1.5)), trial(2, {"workers": 2}, rate(1.2))]
+    records += [trial(3, {**both, "amp": "bf16"}, rate(3.0)), trial(4, {"workers": 2, "amp": "bf16"}, rate(2.4))]
+    records += [trial(5, {"amp": "bf16"}, rate(2.0))]
+    found = estimated({**both, "amp": "bf16"}, {"workers": ["prefetch"]}, records)
+    assert found["workers"].ci[0] <= 1.5 <= found["workers"].ci[1]
+    assert found["workers"].ratio > found["prefetch"].ratio
+
+
+def test_trials_that_could_not_win_tell_nothing():
+    bad = trial(1, {"a": "1"}, 500.0)
+    bad.outcome = Outcome.parity
+    assert estimated({"a": "1"}, {}, [trial(0, {}, 100.0, Kind.baseline), bad]) == {}

@@ -1,0 +1,76 @@
+"""What is known of the spread besides the pairs that are judged."""
+
+import math
+
+import numpy as np
+import pytest
+
+from autotune import stats
+from autotune.compare.noise import MAX_FREEDOM, as_json, from_json, noise_besides, noise_of, rounds_of
+from autotune.records import Kind, Outcome, TrialRecord
+from autotune.stats import Noise
+
+
+def final(number, repeats, score, round_number, why="finals, reported"):
+    changed = {"env.A": "1"} if repeats else {}
+    return TrialRecord(
+        number=number, kind=Kind.final, knobs={}, changed=changed, outcome=Outcome.ok, value=score, round=round_number,
+        repeats=repeats, why=why,
+    )  # fmt: skip
+
+
+def first(number, score):
+    kind, changed = (Kind.search, {"env.A": str(number)}) if number else (Kind.baseline, {})
+    return TrialRecord(number=number, kind=kind, knobs={}, changed=changed, outcome=Outcome.ok, value=score)
+
+
+def test_the_search_is_one_round_of_what_was_measured_again():
+    records = [first(0, 100.0), first(1, 150.0), first(2, 90.0), final(3, 1, 140.0, 1), final(4, 0, 101.0, 1)]
+    rounds = rounds_of(records)
+    assert [sorted(measured.values()) for measured in rounds] == [[100.0, 150.0], [101.0, 140.0]]
+
+
+def test_a_round_of_one_configuration_tells_nothing():
+    assert rounds_of([first(0, 100.0), final(1, 0, 101.0, 1)]) == []
+    assert noise_of([]) is None
+
+
+def test_the_scatter_of_the_pairs_themselves_is_not_counted_twice():
+    pairs = [(150.0, 100.0), (153.0, 100.0), (147.0, 100.0)]
+    rounds = [{1: own, 0: other} for own, other in pairs]
+    assert noise_besides(pairs, rounds) is None
+    searched = {1: 160.0, 0: 100.0}
+    found = noise_besides(pairs, [searched, *rounds])
+    assert found.freedom == 1
+    assert found.spread == pytest.approx(math.log(1.6 / 1.5) / math.sqrt(2) * math.sqrt(3 / 4), rel=0.05)
+
+
+def test_other_rounds_do_not_outweigh_the_pairs():
+    rng = np.random.default_rng(0)
+    rounds = [{arm: 100 * math.exp(0.02 * rng.normal()) for arm in range(5)} for _ in range(6)]
+    found = noise_besides([(100.0, 99.0), (101.0, 100.0)], [*rounds, {0: 100.0, 1: 99.0}, {0: 101.0, 1: 100.0}])
+    assert found.freedom == MAX_FREEDOM
+    assert found.spread == pytest.approx(0.02, rel=0.5)
+
+
+def test_earlier_studies_count_with_the_freedom_they_have():
+    earlier = Noise(spread=0.02, freedom=4)
+    assert noise_besides([(1.0, 1.0)], [], earlier) == earlier
+    alone, known = (stats.paired_ratio([150.0, 153.0], [100.0, 100.0], noise=noise) for noise in (None, earlier))
+    assert known.freedom == 5
+    assert math.log(known.ci[1] / known.ci[0]) < 0.5 * math.log(alone.ci[1] / alone.ci[0])
+
+
+@pytest.mark.parametrize("stored", [None, {}, {"spread": "x"}, {"spread": 0.0, "freedom": 3}, {"freedom": 2}])
+def test_a_damaged_record_is_as_good_as_none(stored):
+    assert from_json(stored) is None
+    assert from_json(as_json(Noise(spread=0.02, freedom=3))) == Noise(spread=0.02, freedom=3)
+
+
+def test_a_claim_of_two_pairs_is_held_against_a_later_one_with_its_own_freedom():
+    """The standard error is taken back from the interval: with one degree of freedom it would come out four times too small."""
+    then = stats.paired_ratio([150.0, 153.0], [100.0, 100.0], noise=Noise(spread=0.02, freedom=6))
+    now = stats.paired_ratio([148.0, 150.0, 151.0, 149.0], [100.0] * 4)
+    left = stats.quotient(now, then)
+    half, own = math.log(left.ci[1] / left.ci[0]) / 2, math.log(then.ci[1] / then.ci[0]) / 2
+    assert half > 0.6 * own
