@@ -186,4 +186,3 @@ def _default(found: Knob) -> str:
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
-
