@@ -69,7 +69,7 @@ class Claim:
         return {key: str(self.settings[key]) for key in PARTS.values() if key in self.settings}
 
     def check_parts(self, overrides: Sequence[str]) -> None:
-        """Checks that the user has named all code of `parts`: nothing is run because a file says so.
+        """Checks that the user has named all code of `parts`: a file alone never runs code.
 
         Raises:
             BadInput: some of it is not on the command line.

@@ -90,7 +90,7 @@ def recipe_command(config: StudyConfig, *, has_cuda: bool = False, asked: Collec
     Args:
         config: the recipe.
         has_cuda: whether there is a CUDA device.
-        asked: knobs to tune, in addition to those that the configuration pins.
+        asked: knobs to set or tune, in addition to those that the configuration pins.
     """
     placeholders: Knobs = {}
     if config.data.name == "synthetic" and config.data.factory is None:

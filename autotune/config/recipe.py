@@ -37,7 +37,7 @@ LIST_MODELS = {
 HAS_TRANSFORMERS = "import importlib.util, sys; sys.exit(importlib.util.find_spec('transformers') is None)"
 LIST_S = 60.0
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # file types of torchvision's ImageFolder
-PHOTO_CLASS = "china"  # a subfolder that the downloaded photos always have
+PHOTO_CLASS = "china"  # a subfolder that the built-in photos always have
 TEXTS = (".txt", ".md", ".rst", ".py")  # file types that the text program reads
 
 
