@@ -1,1 +1,1 @@
-"""Configuration: what the user typed and wrote, composed with Hydra and checked."""
+"""Configuration: command line and files, composed with Hydra and checked."""

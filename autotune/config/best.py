@@ -1,7 +1,7 @@
-"""A best.yaml as a real run needs it: which knobs, which loader, on what it was made. Nothing in it is executed.
+"""Reads a best.yaml for a real run: its knobs, its loaders and where it was made. Nothing in the file is executed.
 
-Read in the user's own process, too (`autotune.apply`), whose environment need not have more than PyYAML of what autotune
-needs: no OmegaConf here, no psutil, no numpy.
+This also runs in the user's own process (`autotune.apply`), whose environment may lack all of autotune's dependencies except
+PyYAML. So this module must not import OmegaConf, psutil or NumPy.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from autotune.masking import MASK, is_masked, is_secret
 from autotune.plain_text import one_line
 from autotune.records import Knobs, KnobValue
 
-MAX_WORDS = 200  # of a file's own words in a message
-# A file made elsewhere may ask for more workers than this machine has cores: that is told, not refused. Only what no machine
-# could do is.
+MAX_WORDS = 200  # longest quotation of a file in a message
+# A file made elsewhere may ask for more workers than this machine has cores. That is reported, not rejected; only values that
+# no machine could use are rejected.
 ANYWHERE = HostContext(num_cores=2**20)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """What a best.yaml sets, and what it says of itself.
+    """What a best.yaml sets, and where it comes from.
 
     Attributes:
-        file: as the user named it.
-        knobs: knob key -> value, the pins included.
-        target: loaders that the study turned knobs at, as in `Spec.target`; None in files that do not say.
-        identity: what it was made on, by name: machine and program; {} in files that do not say.
-        command: the study's argument list, placeholders unfilled; [] for a recipe and in files that do not say.
-        is_recipe: whether the file says what to train: a built-in recipe.
-        origin: study, ratio and day, each "" where the file does not say.
+        file: path as the user gave it.
+        knobs: knob key -> value, including the pins.
+        target: loaders whose knobs the study set, as in `Spec.target`; None if unknown.
+        identity: machine and program of the study, by name; {} if unknown.
+        command: the study's argument list with unfilled placeholders; [] for a recipe or if unknown.
+        is_recipe: whether the file names a built-in recipe to train.
+        origin: study, ratio and day, each "" if unknown.
     """
 
     file: str
@@ -54,27 +54,27 @@ class Best:
 
     @property
     def shown_knobs(self) -> Knobs:
-        """The knobs as they may be shown: without secrets."""
+        """The knobs with secrets masked, for display."""
         return {key: MASK if _is_secret(key, value) else value for key, value in self.knobs.items()}
 
     @property
     def open_knobs(self) -> Knobs:
-        """The knobs without those that are secret."""
+        """The knobs that are not secret."""
         return {key: value for key, value in self.knobs.items() if not _is_secret(key, value)}
 
     def environment(self) -> dict[str, str]:
-        """Returns the variables that the knobs stand for."""
+        """Returns the environment variables that the knobs set."""
         return {name: text for key, value in self.knobs.items() for name, text in knob(key).environment(value).items()}
 
     def handed_over(self, words: Sequence[str], *, known: Collection[str] = ()) -> tuple[Knobs, list[str]]:
-        """Returns the knobs that a command without placeholders carries all the same, and what is wrong with it.
+        """Returns the knobs that a command sets through literal arguments, and what is wrong with the command.
 
-        The study gave the program some of its knobs as arguments (`--batch-size {loader.batch_size=64}`). A command that
-        leaves them out would be trained with something else.
+        The study may have passed knobs as arguments (`--batch-size {loader.batch_size=64}`). A command that omits them would
+        train with other values.
 
         Args:
             words: the command, or the arguments of this process.
-            known: knobs that it carries by placeholders of its own.
+            known: knobs for which the command has placeholders of its own.
         """
         passed: Knobs = {}
         problems = []
@@ -95,10 +95,10 @@ class Best:
 
 
 def read_best(path: Path) -> Best:
-    """Returns what a file sets.
+    """Returns the content of a best.yaml.
 
     Raises:
-        BadInput: it cannot be read, holds no knobs, unknown keys or unusable values; names everything that is wrong.
+        BadInput: the file cannot be read, has no knobs, unknown keys or unusable values; lists every problem.
     """
     document = yaml_file.read(path, "BEST")
     if document is not None and not isinstance(document, dict):
@@ -145,7 +145,7 @@ def _value(key: str, raw: Any) -> KnobValue:
 
 
 def _lost(secret: list[str], knobs: Knobs, path: Path) -> list[str]:
-    """Returns a problem for each secret that the file was made with, does not hold, and is not set here."""
+    """Returns a problem for each secret of the study that is neither in the file nor in this environment."""
     return [
         f"{key}: a secret that {shown(str(path))} was made with and does not hold, got nothing. {_by_hand(key)}"
         for key in secret
@@ -163,13 +163,13 @@ def _is_secret(key: str, value: KnobValue) -> bool:
 
 
 def _filled(part: str, knobs: Knobs) -> str:
-    """Returns a part of a command with its placeholders filled: from the knobs, else with the baseline's value."""
+    """Returns a part of a command with its placeholders filled from the knobs, else with the baseline's values."""
     text = PLACEHOLDER.sub(lambda match: str(knobs.get(match[1], match[2] or "")), part)
     return DOUBLED.sub(r"\1", text)
 
 
 def _holds(words: Sequence[str], few: list[str]) -> bool:
-    """Returns whether some words stand one after the other among others; "--size 8" also as "--size=8"."""
+    """Returns whether `words` contains the sequence `few`; "--size 8" also matches "--size=8"."""
     spans = [list(words[at : at + len(few)]) for at in range(len(words))]
     return few in spans or (len(few) > 1 and "=".join(few) in words)
 

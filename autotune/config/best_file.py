@@ -1,7 +1,7 @@
-"""What a best.yaml says of itself: the one reader of its `provenance`, for `apply`, `verify` and warm starts.
+"""Reads the `provenance` of a best.yaml; the only reader, for `apply`, `verify` and warm starts.
 
-Nothing in it is executed, and nothing of it is trusted: what is missing or of another kind is left out. Read in the user's own
-process, too (`autotune.apply`): no OmegaConf here, no psutil, no NumPy.
+Nothing in the file is executed or trusted: entries that are missing or have the wrong type are left out. This also runs in the
+user's own process (`autotune.apply`), so it must not import OmegaConf, psutil or NumPy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PROVENANCE = "provenance"
 EXPORTED = "Give a file that `autotune export` wrote"
 MAX_NAME = 60
 RECIPE_KEYS = {"model.name", "model.factory"}
-# Of a loader that the study turned knobs at; only the first two are in every file.
+# Keys that identify a loader whose knobs the study set; only the first two are in every file.
 TARGET_KINDS = {"site": str, "ordinal": int, "code": str, "nth": int, "is_unshared": bool}
 
 
@@ -25,8 +25,8 @@ class Rate:
     """A claimed measurement of one configuration.
 
     Attributes:
-        value: `unit` per second, whatever the objective; None when the file does not say.
-        ci: 95 % interval; None without one.
+        value: `unit` per second, whatever the objective; None if unknown.
+        ci: 95 % interval; None if unknown.
     """
 
     value: float | None = None
@@ -35,18 +35,18 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Where a best.yaml comes from; what the file does not say is "", None or empty.
+    """Where a best.yaml comes from; whatever the file does not say is "", None or empty.
 
     Attributes:
-        study, date: the study it comes from, and its day.
-        ratio, ci, num_rounds, freedom, verdict: best over baseline, as the finals said.
-        baseline, best: what the two were measured at.
-        identity: what it was measured with, by name: machine and program.
-        settings: configuration keys that decide what is measured -> value; holds the recipe when one was tuned.
-        command: argument list of the program, placeholders unfilled; [] for a recipe.
-        cwd: its working directory.
-        pinned, secret: keys of the knobs that the user had fixed, and of those that are secret.
-        target: loaders that the study turned knobs at, as in `Spec.target`.
+        study, date: name and day of the study.
+        ratio, ci, num_rounds, freedom, verdict: best over baseline, from the finals.
+        baseline, best: measured rates of the two.
+        identity: machine and program of the study, by name.
+        settings: configuration keys that decide what is measured -> value; includes the recipe if one was tuned.
+        command: argument list of the program with unfilled placeholders; [] for a recipe.
+        cwd: working directory of the program.
+        pinned, secret: keys of the knobs that the user pinned, and of those that are secret.
+        target: loaders whose knobs the study set, as in `Spec.target`.
     """
 
     study: str = ""
@@ -68,7 +68,7 @@ class Provenance:
 
     @classmethod
     def of(cls, said: Any) -> Provenance:
-        """Returns what a file says under `provenance`, whatever that is."""
+        """Returns the provenance from a file's `provenance` entry, which may hold anything."""
         said = mapping(_as_before(said))
         program, speedup = mapping(said.get("program")), mapping(said.get("speedup"))
         return cls(
@@ -92,12 +92,12 @@ class Provenance:
 
     @property
     def is_recipe(self) -> bool:
-        """Whether the file alone says what to train: a built-in recipe."""
+        """Whether the file names a built-in recipe to train."""
         return not RECIPE_KEYS.isdisjoint(self.settings)
 
 
 def mapping(said: Any) -> dict[str, Any]:
-    """Returns a mapping as it is; {} for anything else."""
+    """Returns a mapping, with text as keys; {} for anything else."""
     return {str(key): value for key, value in said.items()} if isinstance(said, dict) else {}
 
 
@@ -113,7 +113,7 @@ def number(said: Any) -> float | None:
 
 
 def interval(said: Any) -> tuple[float, float] | None:
-    """Returns two positive numbers, ascending; None for anything else."""
+    """Returns two ascending positive numbers; None for anything else."""
     if not isinstance(said, list | tuple) or len(said) != 2:
         return None
     low, high = number(said[0]), number(said[1])
@@ -125,7 +125,7 @@ def _rate(said: Any) -> Rate:
 
 
 def _target(said: Any) -> list[dict[str, Any]] | None:
-    """Returns the loaders that a file names; None where it names none that can be used."""
+    """Returns the loaders that a file names; None if there are none, or if any is unusable."""
     entries = [mapping(entry) for entry in said] if isinstance(said, list) else []
     found = [
         {name: entry[name] for name, kind in TARGET_KINDS.items() if isinstance(entry.get(name), kind)} for entry in entries
@@ -136,7 +136,7 @@ def _target(said: Any) -> list[dict[str, Any]] | None:
 
 
 def _as_before(said: Any) -> Any:
-    """Returns values as they were before the file was written: `${` in a command is the user's own."""
+    """Returns values as they were before the export escaped them: `${` in a command is the user's own."""
     if isinstance(said, dict):
         return {key: _as_before(value) for key, value in said.items()}
     if isinstance(said, list):

@@ -1,4 +1,4 @@
-"""What a well-typed configuration can still get wrong: names that are in no table, numbers that make no sense."""
+"""Checks a well-typed configuration for what types do not catch: unknown names and numbers out of range."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from autotune.masking import without_credentials
 from autotune.run_dir import check_name
 
 MINUTES_A_YEAR, SECONDS_A_MONTH, MANY = 525_600, 2_592_000, 10**9
-# Key -> smallest and largest value; None as the smallest: anything above 0.
+# Key -> smallest and largest value; None as the smallest means anything above 0.
 RANGES: dict[str, tuple[float | None, float]] = {
-    "study.seed": (0, 2**32 - 1),  # what NumPy takes
+    "study.seed": (0, 2**32 - 1),  # NumPy's limits
     "study.samples": (1, 10**15),
     "constraints.memory_free_frac": (None, 0.99),
     "constraints.max_power_w": (None, 100_000),
@@ -68,7 +68,7 @@ RANGES: dict[str, tuple[float | None, float]] = {
     "measure.compile_s": (None, SECONDS_A_MONTH),
     "measure.step_s": (None, SECONDS_A_MONTH),
 }
-RULE_RANGES = {"_s": (0, SECONDS_A_MONTH), "_frac": (0, 1)}  # measuring rules by their unit; counts below
+RULE_RANGES = {"_s": (0, SECONDS_A_MONTH), "_frac": (0, 1)}  # measurement rules by unit suffix; the next line is for counts
 COUNT_RANGE, MIN_COUNT_RANGE = (0, 10**6), (1, 10**6)
 TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks", "uc", "arn")
 TRACKING_FORMS = "Allowed: http://HOST:PORT, sqlite:///FILE, postgresql://..., none."
@@ -83,7 +83,7 @@ def problems_of(config: StudyConfig, gpus: Sequence[Mapping[str, Any]] | None = 
 
     Args:
         config: the configuration.
-        gpus: those of this host, as `machine.host_facts()` names them; None when it was not asked.
+        gpus: GPUs of this host from `machine.host_facts()`; None if unknown.
     """
     problems = [
         *_names(config),
@@ -98,14 +98,14 @@ def problems_of(config: StudyConfig, gpus: Sequence[Mapping[str, Any]] | None = 
 
 
 def memory_limit_bytes(limit: str | float | int | None, capacity_bytes: int | None) -> int | None:
-    """Returns the cap in bytes; None for none.
+    """Returns a memory limit in bytes; None if there is none.
 
     Args:
         limit: `device.memory_limit`: bytes, text such as "8GiB", or a fraction in (0, 1].
-        capacity_bytes: memory of the device that a fraction refers to; None when it is not known, then a fraction gives None.
+        capacity_bytes: memory of the device that a fraction refers to; None if unknown, in which case a fraction gives None.
 
     Raises:
-        BadInput: it is none of these.
+        BadInput: the limit has another form or is out of range.
     """
     if limit is None:
         return None
@@ -173,7 +173,7 @@ def _names(config: StudyConfig) -> list[str]:
 
 def _warm_start(asked: Any) -> list[str]:
     names = asked if isinstance(asked, list) else [asked]
-    if asked is False:  # what YAML makes of off
+    if asked is False:  # YAML reads `off` as False
         return []
     if names and all(isinstance(name, str) and not _hostile(name) for name in names):
         both = [name for name in names if name in WARM] if len(names) > 1 else []
@@ -223,7 +223,7 @@ def _out_of_range(key: str, value: float | None, least: float | None, most: floa
 
 
 def tracking_problems(uri: str | None, key: str = "tracker.uri") -> list[str]:
-    """Returns what is wrong with a tracking address; whether it answers only tracking itself can tell."""
+    """Returns what is wrong with the form of a tracking address, without contacting it."""
     if uri is None or uri in ("none", "databricks"):
         return []
     shown_uri, scheme = shown(without_credentials(uri)), uri.partition(":")[0].partition("+")[0].lower()
@@ -240,7 +240,7 @@ def _is_server(uri: str) -> bool:
     try:
         parts = urllib.parse.urlsplit(uri)
         return bool(parts.hostname) and parts.port != 0 and uri.isprintable() and " " not in uri
-    except ValueError:  # a port that is no number, brackets that do not close
+    except ValueError:  # a port that is not a number, unclosed brackets
         return False
 
 

@@ -1,4 +1,4 @@
-"""What a best.yaml claims, and what it takes to measure that again. Nothing in the file is executed."""
+"""Reads what a best.yaml claims, and how to measure it again. Nothing in the file is executed."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ MAX_LINE = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What an exported file says: these changes make this program so much faster.
+    """The claim of an exported file: these changes speed up this program by this factor.
 
     Attributes:
-        file: the file, as the user named it.
-        study: name of the study it comes from, "" unknown.
-        changed: knobs that the best configuration changes of the baseline.
-        pinned: knobs that the user had fixed, in the baseline too; those that are secret are left out.
+        file: path of the file, as the user gave it.
+        study: name of the study it comes from; "" if unknown.
+        changed: knobs in which the best configuration differs from the baseline.
+        pinned: knobs that the user pinned, also in the baseline; without secret ones.
         secret: keys of the pinned knobs that are secret.
-        speedup: best over baseline; its interval None where there is none, its rounds 0 where they are unknown.
-        baseline, best: what the two were measured at.
-        identity: what it was measured with, by name: machine and program.
-        settings: configuration keys that decide what is measured -> value; holds the recipe when one was tuned.
-        command: argument list of the program, placeholders unfilled; [] for a recipe and in files that do not say.
-        cwd: its working directory, "" unknown.
+        speedup: best over baseline; its interval is None if there is none, its number of rounds 0 if unknown.
+        baseline, best: measured rates of the two.
+        identity: machine and program of the study, by name.
+        settings: configuration keys that decide what is measured -> value; includes the recipe if one was tuned.
+        command: argument list of the program with unfilled placeholders; [] for a recipe or if unknown.
+        cwd: working directory of the program; "" if unknown.
     """
 
     file: str
@@ -60,16 +60,16 @@ class Claim:
 
     @property
     def is_recipe(self) -> bool:
-        """Whether the file alone says what to train: a built-in recipe."""
+        """Whether the file names a built-in recipe to train."""
         return not RECIPE_KEYS.isdisjoint(self.settings)
 
     @property
     def parts(self) -> dict[str, str]:
-        """Code of the user's that the recipe is made of, key -> reference; no file makes it run."""
+        """Key -> reference of the user's own code in the recipe. The file alone never makes it run."""
         return {key: str(self.settings[key]) for key in PARTS.values() if key in self.settings}
 
     def check_parts(self, overrides: Sequence[str]) -> None:
-        """Checks that the user has named the code that the recipe is made of: nothing is run because a file says so.
+        """Checks that the user has named all code of `parts`: a file alone never runs code.
 
         Raises:
             BadInput: some of it is not on the command line.
@@ -84,10 +84,10 @@ class Claim:
             )
 
     def document(self, *, without: Sequence[str]) -> dict[str, Any]:
-        """Returns the file as configuration for both of its configurations: settings and pins, without the changes.
+        """Returns the configuration that baseline and best share: settings and pins, without the changes.
 
         Args:
-            without: groups to leave out: a recipe's where a command is verified, those that the user chose another file of.
+            without: groups to omit: the recipe's groups if a command is verified, and groups for which the user chose a file.
         """
         made: dict[str, Any] = {}
         for key, value in {**self.settings, **self.pinned}.items():
@@ -102,13 +102,13 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Verify:
-    """What is to be verified, and with how much effort.
+    """A claim to verify, and how much effort to spend.
 
     Attributes:
-        claim: what the file says.
+        claim: the claim of the file.
         rounds: pairs of fresh processes to compare.
-        minutes: no further round is begun that would not end within so much wall time; two are always measured.
-        long_minutes: length of one long window for each of the two configurations; None for none.
+        minutes: wall time; no round starts that would not end within it, but two are always measured.
+        long_minutes: length of one long window for each of the two configurations; None for no long window.
     """
 
     claim: Claim
@@ -117,15 +117,15 @@ class Verify:
     long_minutes: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Returns plain JSON values."""
+        """Returns the object as plain JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Verify:
-        """Returns what `as_json` wrote.
+        """Returns the object that `as_json` wrote.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the values are not such an object.
         """
         try:
             claim = dict(raw["claim"])
@@ -137,14 +137,14 @@ class Verify:
 
 
 def read_claim(path: Path, host_context: HostContext) -> Claim:
-    """Returns what an exported file claims.
+    """Returns the claim of an exported file.
 
     Args:
         path: the file.
-        host_context: the machine whose bounds hold for its knobs.
+        host_context: the machine whose bounds apply to the knobs.
 
     Raises:
-        BadInput: not a file of ours: not YAML, unknown keys, unusable values, no claim; names everything that is wrong.
+        BadInput: not an exported file: not YAML, unknown keys, unusable values or no claim; names what is wrong.
     """
     document = files.read(path, "BEST", host_context).document
     raw_said = document.pop(PROVENANCE, None)
@@ -155,7 +155,7 @@ def read_claim(path: Path, host_context: HostContext) -> Claim:
     pins, secrets = ([knob(key).key for key in keys if is_knob(key)] for keys in (said.pinned, said.secret))
     values = {key: value for key, value in files.flat(document) if value is not None}
     knobs = {key: _value(key, value, host_context, path) for key, value in values.items() if is_knob(key)}
-    others = {key: value for key, value in values.items() if key not in knobs}  # put in by hand
+    others = {key: value for key, value in values.items() if key not in knobs}  # added by hand
     changed = {key: value for key, value in knobs.items() if key not in pins}
     claim = Claim(
         file=str(path),
@@ -181,12 +181,12 @@ def read_claim(path: Path, host_context: HostContext) -> Claim:
 
 
 def typed_command(claim: Claim) -> str:
-    """Returns the line that runs the file's program, for the user to type: nothing is run because a file says so."""
+    """Returns the command line that verifies the file's program, for the user to type. It is never run automatically."""
     command = shlex.join(claim.command or ["python", "train.py"])
     line = f"autotune verify {shlex.quote(claim.file)} -- {command}"
     if claim.cwd and claim.cwd != os.getcwd():
         line = f"cd {shlex.quote(claim.cwd)} && autotune verify {shlex.quote(os.path.abspath(claim.file))} -- {command}"
-    return one_line(line, MAX_LINE)  # a stranger's words, on the user's terminal
+    return one_line(line, MAX_LINE)  # untrusted text for the user's terminal
 
 
 def _value(key: str, value: Any, host_context: HostContext, path: Path) -> KnobValue:
@@ -204,7 +204,7 @@ def _settings(said: dict[str, Any], host_context: HostContext, path: Path) -> di
     ]
     for key, value in said.items():
         try:
-            if not problems and key not in PARTS.values():  # they are compared with what the user types, and never run
+            if not problems and key not in PARTS.values():  # parts are only compared with the command line
                 files.check_key(key, value, host_context)
         except BadInput as error:
             problems += [f"{path}: {problem}" for problem in error.problems]

@@ -1,4 +1,4 @@
-"""The program's command line: placeholders, checks before anything is started, a name for the study."""
+"""Handles the program's command line: placeholders, checks before anything starts, and the study's default name."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ MAX_TITLE = 300
 
 @dataclass(kw_only=True)
 class CommandTemplate:
-    """How the program is started.
+    """The command that starts the program.
 
     Attributes:
-        parts: argument list, placeholders unfilled.
-        placeholders: knob key -> value in the baseline, of the knobs that travel through the command line.
+        parts: argument list with unfilled placeholders.
+        placeholders: knob key -> value in the baseline, for the knobs that are set through the command line.
         is_recipe: whether it is a built-in recipe.
         cwd: working directory.
     """
@@ -51,9 +51,9 @@ class CommandTemplate:
     cwd: str = field(default_factory=os.getcwd)
 
     def argv(self, knobs: Knobs) -> list[str]:
-        """Returns the argument list with each placeholder filled from `knobs`, from the baseline's value where it is absent."""
+        """Returns the argument list with placeholders filled from `knobs`, or with the baseline's values for missing knobs."""
         values = {**self.placeholders, **{key: value for key, value in knobs.items() if key in self.placeholders}}
-        if self.is_recipe:  # whole words of ours only: braces in a recipe's data.root are the user's
+        if self.is_recipe:  # only whole words: braces in a recipe's data.root are the user's
             ours = {f"{{{key}}}": str(value) for key, value in values.items()}
             return [ours.get(part, part) for part in self.parts]
         filled = [PLACEHOLDER.sub(lambda match: str(values[match[1]]), part) for part in self.parts]
@@ -64,7 +64,7 @@ def user_command(command: Sequence[str], host_context: HostContext, cwd: str | N
     """Returns the template of a command given after `--`.
 
     Raises:
-        BadInput: nothing to run, no such program or script, unknown or malformed placeholders; names them all.
+        BadInput: nothing to run, no such program or script, or unknown or malformed placeholders; lists every problem.
     """
     folder = cwd or os.getcwd()
     if not command:
@@ -74,7 +74,7 @@ def user_command(command: Sequence[str], host_context: HostContext, cwd: str | N
     silent: Knobs = {}
     for part in command:
         problems += _read_placeholders(part, stated, silent, host_context)
-    if BATCH_SIZE in silent and BATCH_SIZE not in stated:  # the library's default, a batch of one, is no baseline
+    if BATCH_SIZE in silent and BATCH_SIZE not in stated:  # the library's default of 1 is no useful baseline
         asked = f"got '{{{BATCH_SIZE}}}'. Write {{{BATCH_SIZE}={RECIPE_BATCH_SIZE}}}"
         problems.append(f"COMMAND: a placeholder that needs the baseline's value, {asked}, with what you train with today.")
     if problems:
@@ -83,21 +83,21 @@ def user_command(command: Sequence[str], host_context: HostContext, cwd: str | N
 
 
 def recipe_command(config: StudyConfig, *, has_cuda: bool = False, asked: Collection[str] = ()) -> CommandTemplate:
-    """Returns the command of a built-in recipe: an ordinary script run by path.
+    """Returns the command of a built-in recipe: an ordinary script that is run by path.
 
-    Most knobs are turned by the harness; those that the script itself must be asked for are placeholders.
+    The harness sets most knobs. Knobs that only the script can set are placeholders.
 
     Args:
         config: the recipe.
         has_cuda: whether there is a CUDA device.
-        asked: knobs that are to be set or tuned, besides those that the configuration pins.
+        asked: knobs to set or tune, in addition to those that the configuration pins.
     """
     placeholders: Knobs = {}
     if config.data.name == "synthetic" and config.data.factory is None:
-        placeholders[BATCH_SIZE] = RECIPE_BATCH_SIZE  # the harness has no DataLoader to turn this knob at
+        placeholders[BATCH_SIZE] = RECIPE_BATCH_SIZE  # there is no DataLoader on which the harness could set it
     if config.launch.nproc > 1:
         placeholders[STRATEGY.key] = STRATEGY.default
-    is_on_cuda = has_cuda and config.device.kind != "cpu"  # beside which there is something to wait for
+    is_on_cuda = has_cuda and config.device.kind != "cpu"  # only then does reading metrics wait for the device
     if is_on_cuda or config.step.metrics_sync_interval is not None or METRICS_SYNC_INTERVAL.key in asked:
         placeholders[METRICS_SYNC_INTERVAL.key] = script_of(config).print_every
     words = [*words_of(config), *(word for key in placeholders for word in (RECIPE_FLAGS[key], f"{{{key}}}"))]
@@ -106,9 +106,9 @@ def recipe_command(config: StudyConfig, *, has_cuda: bool = False, asked: Collec
 
 
 def starter(nproc: int) -> list[str]:
-    """Returns the words between the interpreter and a recipe's script: torchrun where several processes are to train.
+    """Returns the words between the interpreter and a recipe's script: torchrun if several processes train.
 
-    A rank that fails ends the trial: what was measured by fewer, or after a restart, would be of another program.
+    A failed rank ends the trial: with fewer ranks, or after a restart, the measurement would be of another program.
     """
     if nproc == 1:
         return []
@@ -116,7 +116,7 @@ def starter(nproc: int) -> list[str]:
 
 
 def study_name(template: CommandTemplate, config: StudyConfig) -> str:
-    """Returns the default name of a study: the model's, or the script's without its ending, else the program's."""
+    """Returns a study's default name: that of the model, else of the script without its extension, else of the program."""
     if template.is_recipe:
         word = str(config.model.name or config.model.factory)
     else:
@@ -124,12 +124,12 @@ def study_name(template: CommandTemplate, config: StudyConfig) -> str:
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", word).strip("-_")[:60]
     if plain in RESERVED_NAMES:
         plain += "-py"
-    # Hydra's group names have no dots and begin with a letter: `+<study>=best` is to work with every default name.
+    # `+<study>=best` must work with every default name: Hydra's group names have no dots and start with a letter.
     return plain if re.match(r"[A-Za-z]", plain) else f"study-{plain}".strip("-")
 
 
 def title(template: CommandTemplate, config: StudyConfig, secrets: Secrets) -> str:
-    """Returns what is tuned, for people: one line, without the folder of the interpreter."""
+    """Returns a one-line title of what is tuned, without the folder of the interpreter."""
     if template.is_recipe:
         several = f", {config.launch.nproc} processes" if config.launch.nproc > 1 else ""
         return f"{config.model.name or config.model.factory} on {config.data.factory or config.data.name}{several}"
@@ -138,7 +138,7 @@ def title(template: CommandTemplate, config: StudyConfig, secrets: Secrets) -> s
 
 
 def _read_placeholders(part: str, stated: Knobs, silent: Knobs, host_context: HostContext) -> list[str]:
-    """Reads the placeholders of one argument, those with a baseline value and those without; returns what is wrong."""
+    """Adds the placeholders of one argument to `stated` (with baseline value) or `silent` (without); returns what is wrong."""
     problems = []
     for match in PLACEHOLDER.finditer(part):
         try:
@@ -164,7 +164,7 @@ def _read_placeholder(match: re.Match[str], stated: Knobs, silent: Knobs, host_c
         raise BadInput(f"{no_such('COMMAND', match[0], CATALOGUE, 'placeholder')} {literal}")
     found = knob(key)
     if text is None:
-        if key.startswith("threads."):  # the library's own number is not known before the program runs
+        if key.startswith("threads."):  # the library's own number is unknown before the program runs
             raise BadInput(f"COMMAND: a placeholder that needs the baseline's value, got {match[0]!r}. Write {{{key}=4}}.")
         silent[key] = found.default
         return

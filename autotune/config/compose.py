@@ -1,4 +1,4 @@
-"""Composes what the user typed and wrote into one checked configuration, a search space and a command."""
+"""Composes command line and files into a checked configuration, a search space and a command."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ ConfigStore.instance().store(name="study_config", node=StudyConfig)
 
 @dataclass(kw_only=True)
 class Composed:
-    """Everything a study is made of.
+    """All inputs of a study.
 
     Attributes:
-        config: the configuration, interpolations resolved.
+        config: the configuration with resolved interpolations.
         space: the search space, not yet resolved for machine and program.
         command: the program's command.
-        title: what is tuned, for people.
+        title: human-readable title of what is tuned.
         name: the study's name, given or derived.
-        yaml: the configuration without secrets: `${oc.env:...}` is left as written, literals are masked.
-        hidden: what the stand-ins for secret knob values in all of these stand for.
-        notes: what a user should know before the first trial, of pinned knobs that have no effect here.
-        secrets: everything the environment and the command line name as secret, to mask what is written.
+        yaml: the configuration without secrets: `${oc.env:...}` stays unresolved, literals are masked.
+        hidden: the secret knob values behind the stand-ins in all of these.
+        notes: warnings before the first trial about pinned knobs that have no effect here.
+        secrets: all secrets from the environment and the command line, for masking output.
     """
 
     config: StudyConfig
@@ -95,14 +95,14 @@ def compose(
 
     Args:
         overrides: KEY=VALUE in Hydra's grammar; sweeps of knobs become domains.
-        command: what stood after `--`; None when a recipe is tuned.
-        config_dirs: the user's folders of configuration files, as `--config-dir` gives them, searched before conf/.
-        runs_dir: folder of the studies as `--runs-dir` gives it, every letter meant; None leaves it to the configuration.
-        facts: `machine.host_facts()`, when the caller has them already.
-        document: further configuration, checked, that overrides and files take precedence over.
+        command: the words after `--`; None if a recipe is tuned.
+        config_dirs: the user's configuration folders from `--config-dir`, searched before conf/.
+        runs_dir: folder of the studies from `--runs-dir`, taken literally; None leaves it to the configuration.
+        facts: result of `machine.host_facts()`, if the caller already has it.
+        document: further, already checked configuration; overrides and files take precedence over it.
 
     Raises:
-        BadInput: anything that cannot be used; every problem of the input at once.
+        BadInput: something cannot be used; lists all problems of the input at once.
     """
     check_words([*overrides, *(command or ())])
     facts = facts or host_facts()
@@ -123,7 +123,7 @@ def compose(
         raise found.error()
     here = host_context_of(facts, None, is_recipe=command is None, device=config.device.kind)
     found.add(problems_of(config, facts.get("gpus") or []))
-    if command is None and not found.problems:  # the user's modules are imported for it, which takes seconds
+    if command is None and not found.problems:  # this imports the user's modules, which takes seconds
         found.add(problems_of_parts(config))
     pinned = found.collect(lambda: _pins(config, given, here))
     space = found.collect(lambda: _space(config, given, pinned or {}, here))
@@ -132,7 +132,7 @@ def compose(
         found.add(problems_of_knobs(config, pinned or {}, given.domains, template))
     if found.problems or space is None or template is None:
         raise found.error()
-    for key in template.placeholders:  # who writes a placeholder wants the knob tuned, in the named space or not
+    for key in template.placeholders:  # a placeholder asks for its knob to be tuned, whatever the space
         if key not in space.pinned and (key == BATCH_SIZE or not template.is_recipe):
             space.domains.setdefault(key, None)
     name = config.study.name or study_name(template, config)
@@ -165,10 +165,10 @@ def _notes_of_command(command: Sequence[str]) -> list[str]:
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Checks that every word is text, as what is written down about a study must be.
+    """Checks that every word is valid text, since a study's records must be.
 
     Raises:
-        BadInput: bytes that are not UTF-8 are among them.
+        BadInput: a word contains bytes that are not UTF-8.
     """
     wrong = [word for word in words if any("\ud800" <= letter <= "\udfff" for letter in word)]
     if wrong:
@@ -178,13 +178,13 @@ def check_words(words: Sequence[str]) -> None:
 
 
 def missing_folders(config_dirs: Sequence[Path]) -> list[str]:
-    """Returns a problem for every `--config-dir` that is no folder."""
+    """Returns a problem for every `--config-dir` that is not a folder."""
     wrong = [str(path) for path in config_dirs if not os.path.isdir(path)]
     return [f"--config-dir: no such folder, got {shown(path)}. Give one." for path in wrong]
 
 
 class _Problems:
-    """Gathers what is wrong, so that one run shows everything."""
+    """Collects problems, so that one run reports them all."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -195,7 +195,7 @@ class _Problems:
         self.cause = self.cause or cause
 
     def collect(self, make: Callable[[], T]) -> T | None:
-        """Returns what `make` returns, None when it raised BadInput, which is kept."""
+        """Returns the result of `make`; None if it raised BadInput, whose problems are kept."""
         try:
             return make()
         except BadInput as error:
@@ -209,13 +209,13 @@ class _Problems:
 
 
 def _hydra(given: Split) -> DictConfig:
-    """Returns Hydra's composition of conf/, the user's files and the overrides; leaves Hydra's global state as it was."""
+    """Returns Hydra's composition of conf/, the user's files and the overrides; restores Hydra's global state."""
     with _LOCK:
         everybody, store = GlobalHydra.instance(), ConfigStore.instance()
         hydra_before, version_before = everybody.hydra, VersionBase.instance().version_base
         try:
             everybody.clear()
-            # The user's files were read and checked; Hydra gets what was checked, under a name of ours, and opens none of them.
+            # Hydra gets the checked content of the user's files under names of our own, and opens none of the files.
             for number, file in enumerate(given.files):
                 store.store(group=f"{USERS_FILE}{number}", name="chosen", node=file.document, package=file.package)
             chosen = [f"+{USERS_FILE}{number}=chosen" for number in range(len(given.files))]
@@ -230,7 +230,7 @@ def _hydra(given: Split) -> DictConfig:
 
 
 def _composition_problem(error: BaseException) -> str:
-    """Returns the problem of a failed composition: the useful half of Hydra's message is in its cause."""
+    """Returns the problem of a failed composition, with the causes: they hold the useful half of Hydra's message."""
     texts: list[str] = []
     link: BaseException | None = error
     while link is not None:
@@ -240,12 +240,12 @@ def _composition_problem(error: BaseException) -> str:
 
 
 def _yaml(raw: DictConfig, secrets: Secrets) -> str:
-    """Returns a composition as text without secrets; references stay unresolved, so that they name a secret and hold none."""
+    """Returns a composition as YAML without secrets. References stay unresolved, so they only name their secrets."""
     return OmegaConf.to_yaml(OmegaConf.create(secrets.document(OmegaConf.to_container(raw, resolve=False))))
 
 
 def typed(raw: DictConfig) -> StudyConfig:
-    """Returns the configuration as dataclasses, interpolations resolved, `~` in paths too: no shell does it behind a `=`."""
+    """Returns the configuration as dataclasses. Resolves interpolations, and `~` in paths, which shells keep after `=`."""
     try:
         config = cast(StudyConfig, OmegaConf.to_object(raw))
     except OmegaConfBaseException as error:
@@ -260,7 +260,7 @@ def typed(raw: DictConfig) -> StudyConfig:
 
 
 def _written(raw: DictConfig, key: str) -> Any:
-    """Returns the value of a key as it was written, references unresolved."""
+    """Returns the value of a key as written, with references unresolved."""
     found: Any = OmegaConf.to_container(raw, resolve=False)
     for part in key.split("."):
         found = found.get(part) if isinstance(found, dict) else None
@@ -268,13 +268,13 @@ def _written(raw: DictConfig, key: str) -> Any:
 
 
 def _device_kind(overrides: Sequence[str]) -> str:
-    """Returns what the command line says of `device.kind`, before there is a configuration; bounds of domains depend on it."""
+    """Returns `device.kind` from the command line; the bounds of domains need it before there is a configuration."""
     said = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == "device.kind"]
     return said[-1] if said else "auto"
 
 
 def _pins(config: StudyConfig, given: Split, here: HostContext) -> Knobs:
-    """Returns the pinned knobs; a domain on the command line takes back a pin that came from a file."""
+    """Returns the pinned knobs; a domain on the command line overrides a pin from a file."""
     written = {key: getattr(getattr(config, key.partition(".")[0]), key.partition(".")[2]) for key in CATALOGUE}
     written |= {f"{PREFIX}{name}": value for name, value in config.env.items()}
     pins: Knobs = {}
@@ -317,7 +317,7 @@ def _space(config: StudyConfig, given: Split, pinned: Knobs, here: HostContext) 
         raise BadInput(problems)
     domains: dict[str, Domain | None] = {**read_space(config.search_space, here), **given.domains}
     left_out = {}
-    for pair in clashes(domains.keys() | asked):  # a named space yields to what was typed
+    for pair in clashes(domains.keys() | asked):  # typed knobs take precedence over a named space
         for key, other in (pair, pair[::-1]):
             if key not in asked:
                 left_out[key] = f"{other} sets the same variable"
@@ -349,7 +349,7 @@ def _command(
         names = ", ".join(options("model", [folder("conf")]))
         if config.model.source == "timm":
             raise BadInput("model.name: a model of timm has a name, got nothing. Give model=timm/NAME.")
-        if any(text.startswith("model=") for text in overrides):  # refused already, with the names
+        if any(text.startswith("model=") for text in overrides):  # already rejected, with the names
             raise BadInput([])
         own = "your own as model.factory=PACKAGE.MODULE:FUNCTION"
         raise BadInput(

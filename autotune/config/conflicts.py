@@ -1,4 +1,4 @@
-"""Pinned knobs and keys that cannot hold together, or not here: what is known of that before anything has run."""
+"""Finds, before anything runs, pinned knobs and keys that conflict with each other or with this machine."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from autotune.space import Choice, Domain
 
 
 def problems_of_knobs(config: StudyConfig, pinned: Knobs, domains: dict[str, Domain], template: CommandTemplate) -> list[str]:
-    """Returns what cannot hold: values that contradict each other, or that nothing here could carry out.
+    """Returns the conflicts: values that contradict each other, or that this machine or program cannot apply.
 
     Args:
         config: the configuration.
         pinned: its pinned knobs.
-        domains: knob key -> domain, of the command line.
-        template: the command, whose placeholders tell the baseline's values.
+        domains: knob key -> domain from the command line.
+        template: the command, whose placeholders hold values of the baseline.
     """
     alone = _alone(config, pinned, template)
     return [*_channels(pinned), *_malloc(pinned), *alone, *_global_batch(config, pinned, domains, template)]
 
 
 def notes_of_knobs(config: StudyConfig, pinned: Knobs, template: CommandTemplate, here: HostContext) -> list[str]:
-    """Returns what a user should know of pinned knobs that have no effect here: a file may have been made elsewhere.
+    """Returns notes on pinned knobs that have no effect here, which are not errors: a file may come from another machine.
 
     Args:
         config: the configuration.
@@ -91,7 +91,7 @@ def _alone(config: StudyConfig, pinned: Knobs, template: CommandTemplate) -> lis
 
 
 def _global_batch(config: StudyConfig, pinned: Knobs, domains: dict[str, Domain], template: CommandTemplate) -> list[str]:
-    """Returns what is wrong with a global batch where the baseline's batch size is known before it has run."""
+    """Returns what is wrong with a global batch, as far as batch sizes are known before the baseline has run."""
     total, nproc, asked = config.train.global_batch, config.launch.nproc, domains.get(BATCH_SIZE)
     own = pinned.get(BATCH_SIZE, template.placeholders.get(BATCH_SIZE, RECIPE_BATCH_SIZE if template.is_recipe else None))
     if total is None or total < 1 or nproc < 1:

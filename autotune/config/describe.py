@@ -1,4 +1,4 @@
-"""The configuration's keys as `autotune run --help` lists them, read off the schema and its docstrings."""
+"""Lists the configuration's keys for `autotune run --help`, from the schema and its docstrings."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from autotune.knobs.catalogue import GROUPS as KNOB_GROUPS
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the list: a key, or a group that is told in one line, and what it means."""
+    """One line of the list: a key, or a whole group, and its meaning."""
 
     key: str
     meaning: str
 
 
 def overview(schema: type[Any] = StudyConfig, prefix: str = "") -> list[Row]:
-    """Returns a row per key with its default, groups in the schema's order; one row for a group of knobs or of rules."""
+    """Returns one row per key with its default, in the schema's order, and one row per group of knobs or rules."""
     hints, meanings, rows = typing.get_type_hints(schema), documented(schema), []
     for field in dataclasses.fields(schema):
         key, hint, meaning = f"{prefix}{field.name}", hints[field.name], meanings[field.name]
@@ -34,7 +34,7 @@ def overview(schema: type[Any] = StudyConfig, prefix: str = "") -> list[Row]:
         if key == "search_space":
             names = ", ".join(options("search_spaces", [folder("search_spaces").parent]))
             meaning = meaning.replace("search_spaces/", f"search_spaces/ ({names})")
-        if key == "provenance":  # of files only
+        if key == "provenance":  # only for files
             continue
         if not dataclasses.is_dataclass(hint):
             rows.append(Row(_name(key, _default(field)), meaning))
@@ -48,7 +48,7 @@ def overview(schema: type[Any] = StudyConfig, prefix: str = "") -> list[Row]:
 
 
 def documented(schema: type[Any]) -> dict[str, str]:
-    """Returns field -> meaning, from the docstring's "Attributes:"; {} where there is no such part."""
+    """Returns field -> meaning from the docstring's "Attributes:"; {} without such a section."""
     part = (inspect.getdoc(schema) or "").partition("Attributes:\n")[2]
     joined = re.sub(r"\n {5,}", " ", part)
     return dict(re.findall(r"^ {4}(\w+): (.+)$", joined, re.MULTILINE))

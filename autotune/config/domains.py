@@ -1,4 +1,4 @@
-"""Domains from what people write: Hydra's sweep expressions on the command line, search-space files."""
+"""Parses domains: Hydra's sweep expressions on the command line, and search-space files."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ from autotune.knobs.values import MAX_TEXT, shown, value_of
 from autotune.records import KnobValue
 from autotune.space import Choice, Domain, IntInterval
 
-MAX_VALUES = 256  # more cannot be searched, and range(0,10**12) would fill the memory
+MAX_VALUES = 256  # more cannot be searched, and range(0,10**12) would fill memory
 KEY = re.compile(r"(\+\+?|~)?[A-Za-z_][\w-]*([./][A-Za-z_][\w-]*)*([@:][\w.:-]*)?", re.ASCII)
 FORMS = "Give choice(a,b,c), range(start,stop,step), interval(low,high) or tag(log,interval(low,high))."
 
 
 def domain_of(found: Knob, override: Override, host_context: HostContext) -> Domain:
-    """Returns the domain that a sweep expression asks for.
+    """Returns the domain of a sweep expression.
 
-    `range` has Hydra's meaning (the stop is left out); `interval` on whole numbers includes both ends, as Hydra's own Optuna
-    sweeper has it.
+    `range` excludes the stop, as in Hydra. `interval` on whole numbers includes both ends, as in Hydra's Optuna sweeper.
 
     Raises:
-        BadInput: empty, contradictory, of the wrong type, or beyond this machine.
+        BadInput: the domain is empty, contradictory, of the wrong type, or beyond this machine's bounds.
     """
     sweep = override.value()
     if isinstance(sweep, IntervalSweep):
@@ -53,7 +52,7 @@ def choice(found: Knob, raw: Iterable[Any], host_context: HostContext) -> Choice
     """Returns the domain of listed values.
 
     Raises:
-        BadInput: none, too many, or any that cannot be used; names every one.
+        BadInput: there are no values, too many, or unusable ones; lists every unusable value.
     """
     listed = list(itertools.islice(raw, MAX_VALUES + 1))
     if not listed:
@@ -75,7 +74,7 @@ def choice(found: Knob, raw: Iterable[Any], host_context: HostContext) -> Choice
     return Choice(tuple(values))
 
 
-NOTHING = "none"  # the search space that is made of the command line's domains alone
+NOTHING = "none"  # the search space that holds only the command line's domains
 
 
 def read_space(name: str, host_context: HostContext) -> dict[str, Domain | None]:
@@ -83,10 +82,10 @@ def read_space(name: str, host_context: HostContext) -> dict[str, Domain | None]
 
     Args:
         name: a name in search_spaces/, a path (anything with a slash or ending in .yaml), or NOTHING.
-        host_context: the machine whose bounds hold.
+        host_context: the machine whose bounds apply.
 
     Raises:
-        BadInput: no such file, not a mapping, unknown knobs or unusable domains; names them all.
+        BadInput: no such file, not a mapping, unknown knobs or unusable domains; lists them all.
     """
     if name == NOTHING:
         return {}
@@ -109,7 +108,7 @@ def read_space(name: str, host_context: HostContext) -> dict[str, Domain | None]
 
 
 def _flat(document: dict[Any, Any]) -> dict[str, Any]:
-    """Returns a search space by dotted keys: `loader: {batch_size: auto}` means `loader.batch_size: auto`."""
+    """Returns a search space with dotted keys: `loader: {batch_size: auto}` becomes `loader.batch_size: auto`."""
     flat: dict[str, Any] = {}
     for key, asked in document.items():
         is_group = isinstance(asked, dict) and asked and key in KNOB_GROUPS
@@ -141,7 +140,7 @@ def parse(text: str) -> Override:
     """Returns a parsed KEY=VALUE override.
 
     Raises:
-        BadInput: it does not follow Hydra's override grammar.
+        BadInput: the text does not follow Hydra's override grammar.
     """
     key, equals, value = text.partition("=")
     if "\0" in text:
@@ -167,7 +166,7 @@ def parse(text: str) -> Override:
 
 
 def _where(error: BaseException) -> str:
-    """Returns what Hydra's parser stumbled over, in words, where it says so."""
+    """Returns what Hydra's parser could not parse, as text in parentheses; "" if it does not say."""
     text = " ".join(str(error.__cause__ or error).split())
     letter = re.search(r"LexerNoViableAltException\('(.)'\)", text)
     if letter:

@@ -1,4 +1,4 @@
-"""Configuration files that the user brings: an exported best.yaml, a model or data group of their own."""
+"""Reads the user's own configuration files: an exported best.yaml, or own model and data groups."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from autotune.knobs.catalogue import is_knob, knob
 from autotune.knobs.values import shown, value_of
 
 PACKAGE = re.compile(r"\A(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)")
-MAPPINGS = ("env", "provenance")  # keys whose value is a mapping of anything
+MAPPINGS = ("env", "provenance")  # keys whose value is a mapping with arbitrary content
 PART = "PACKAGE.MODULE:FUNCTION"
-# What is run, and how it is written: no file may choose that.
+# Keys that choose what is run -> form of the value. Only the command line may set them.
 COMMAND_LINE_ONLY = {"program.python": "PYTHON", "model.factory": PART, "data.factory": PART, "train.step": PART}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A configuration file that an override chose, checked.
+    """A checked configuration file that an override chose.
 
     Attributes:
         group: the group it was chosen from.
         document: its keys and values.
-        package: where they belong in Hydra's words, "_global_" for the top level.
-        keys: the full keys it sets.
+        package: Hydra's package of these keys, "_global_" for the top level.
+        keys: the full keys that it sets.
     """
 
     group: str
@@ -43,21 +43,21 @@ class Chosen:
 
 
 def find(group: str, name: str, folders: list[Path]) -> Path | None:
-    """Returns the file of a configuration group's option, in the first folder that has it."""
+    """Returns the file of a configuration group's option from the first folder that has it."""
     paths = (folder / group / f"{name}.yaml" for folder in folders)
     return next((path for path in paths if os.path.lexists(path)), None)
 
 
 def read(path: Path, group: str, host_context: HostContext) -> Chosen:
-    """Reads a file and checks it key by key, so that what Hydra composes is known to be good.
+    """Reads a file and checks each key, so that Hydra composes only valid content.
 
     Args:
         path: the file.
-        group: the group it is chosen from, which is where its keys go unless it says `# @package`.
-        host_context: the machine whose bounds hold.
+        group: the group it is chosen from; its keys go there unless the file says `# @package`.
+        host_context: the machine whose bounds apply.
 
     Raises:
-        BadInput: not YAML, not a mapping, unknown keys or unusable values; names them all.
+        BadInput: not YAML, not a mapping, unknown keys or unusable values; lists them all.
     """
     document = yaml_file.read(path, group)
     document = {} if document is None else document
@@ -94,10 +94,10 @@ def flat(document: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def check_key(key: str, value: Any, host_context: HostContext) -> None:
-    """Checks a key and its value as a file may hold them.
+    """Checks a key and its value in a file.
 
     Raises:
-        BadInput: no such key, not one for a file, or not a value of its type.
+        BadInput: no such key, a key that files may not set, or a value of the wrong type.
     """
     if key.rpartition(".")[2].startswith("_"):
         raise BadInput(f"{key}: nothing is called or built from a file, got {shown(value)}. Remove it: plain values only.")
@@ -106,7 +106,7 @@ def check_key(key: str, value: Any, host_context: HostContext) -> None:
     if key in COMMAND_LINE_ONLY:
         give = f"{key}={COMMAND_LINE_ONLY[key]}"
         raise BadInput(f"{key}: not read from a file, got {shown(value)}. Give it on the command line: {give}.")
-    if key.startswith("provenance."):  # carried; what `autotune verify` reads of it is checked there
+    if key.startswith("provenance."):  # kept as it is: `autotune verify` checks what it reads of it
         return
     if is_knob(key):
         if not (value is None or is_reference(value)):
@@ -120,7 +120,7 @@ def check_key(key: str, value: Any, host_context: HostContext) -> None:
 
 
 def _other_version(document: dict[Any, Any], path: Path) -> list[str]:
-    """Returns a line that says so when an exported file comes from another version of autotune, else nothing."""
+    """Returns a problem if an exported file comes from another version of autotune, else []."""
     provenance = document.get("provenance")
     versions = provenance.get("versions") if isinstance(provenance, dict) else None
     version = versions.get("autotune") if isinstance(versions, dict) else None

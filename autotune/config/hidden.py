@@ -1,7 +1,7 @@
-"""Knob values that are secret: a study works with stand-ins for them, and only the program's process gets the values.
+"""Replaces secret knob values with stand-ins in a study; only the program's process gets the real values.
 
-`env.HF_TOKEN=choice(a,b)` is searched as `***1` and `***2`: nothing that is written, shown or tracked ever holds a or b, and
-nothing has to be masked afterwards. They are not kept anywhere: who resumes such a study gives them again.
+`env.HF_TOKEN=choice(a,b)` is searched as `***1` and `***2`. So nothing that is written, shown or tracked ever contains a or b,
+and nothing has to be masked afterwards. The values are not stored: to resume such a study, the user provides them again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ANEW = "Start a new study; what comes from the environment can be resumed: env.N
 
 @dataclass
 class HiddenValues:
-    """Stand-ins and what they stand for.
+    """Stand-ins and the secret values behind them.
 
     Attributes:
-        values: knob key -> stand-in -> value. MASK alone stands for a pinned value, or for the environment's own.
+        values: knob key -> stand-in -> value. MASK alone is the stand-in of a pinned value, or of the environment's own value.
     """
 
     values: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class HiddenValues:
             yield from by_stand_in.values()
 
     def hide(self, key: str, value: KnobValue) -> KnobValue:
-        """Returns the stand-in for a value of an environment knob when it is secret, else the value itself."""
+        """Returns the stand-in for an environment knob's value if it is secret, else the value itself."""
         name = key.removeprefix(PREFIX)
         if not key.startswith(PREFIX) or not isinstance(value, str) or not is_secret(name, value) or value.startswith(MASK):
             return value
@@ -53,19 +53,19 @@ class HiddenValues:
         return stand_in
 
     def pin(self, key: str, value: KnobValue) -> KnobValue:
-        """Returns the stand-in for a pinned value when it is secret, else the value itself."""
+        """Returns the stand-in for a pinned value if it is secret, else the value itself."""
         if not key.startswith(PREFIX) or not isinstance(value, str) or not is_secret(key.removeprefix(PREFIX), value):
             return value
         self.values[key] = {MASK: value}
         return MASK
 
     def recover(self, key: str, stand_in: str, configured: str) -> list[str]:
-        """Finds out again what a stand-in stands for; returns what is wrong, nothing when it was found.
+        """Recovers the value behind a stand-in; returns what is wrong, or [] on success.
 
         Args:
             key: the knob.
-            stand_in: as it was written down.
-            configured: the variable's value in the configuration, itself a stand-in unless it was given as a reference.
+            stand_in: the recorded stand-in.
+            configured: the variable's value in the configuration, also a stand-in unless it was given as a reference.
         """
         name = key.removeprefix(PREFIX)
         value = os.environ.get(name, "") if is_masked(configured) else configured
@@ -77,14 +77,14 @@ class HiddenValues:
         return [f"{key}: tuned over secrets that were not written down, got {stand_in!r}. {ANEW}"]
 
     def reveal(self, knobs: Knobs) -> Knobs:
-        """Returns a configuration with the values themselves, to fill a command line with."""
+        """Returns a configuration with the real values, for filling in a command line."""
         return {key: self.values.get(key, {}).get(str(value), value) for key, value in knobs.items()}
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Returns a trial's variables with the values themselves, and what the harness checks them by.
+        """Returns a trial's variables with the real values, plus the digests with which the harness checks them.
 
         Args:
-            variables: name -> value or stand-in.
+            variables: variable -> value or stand-in.
         """
         real = {name: self.values.get(f"{PREFIX}{name}", {}).get(value, value) for name, value in variables.items()}
         digests = {name: digest(real[name]) for name in variables if real[name] != variables[name]}
@@ -92,12 +92,12 @@ class HiddenValues:
 
 
 def digest(value: str) -> str:
-    """Returns what stands for a hidden value in the program's environment; it is written to no file."""
+    """Returns the digest of a hidden value, which is passed in the program's environment and never written to a file."""
     return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def hide(config: StudyConfig, space: SearchSpace, command: CommandTemplate) -> HiddenValues:
-    """Replaces every secret value of a composed study by its stand-in, in place, and returns what they stand for."""
+    """Replaces every secret value of a composed study with a stand-in, in place, and returns the values."""
     hidden = HiddenValues()
     space.pinned.update({key: hidden.pin(key, value) for key, value in space.pinned.items()})
     for key, domain in space.domains.items():
@@ -109,15 +109,15 @@ def hide(config: StudyConfig, space: SearchSpace, command: CommandTemplate) -> H
 
 
 def recovered(config: StudyConfig, space: SearchSpace, command: CommandTemplate) -> HiddenValues:
-    """Returns what the stand-ins of a study that was written down stand for, as far as configuration and environment tell.
+    """Returns the values behind a recorded study's stand-ins, from its configuration and the environment.
 
     Args:
-        config: its configuration, references resolved; its masked variables are filled in as stand-ins.
-        space: its search space, as written down.
-        command: its command, as written down.
+        config: its configuration with resolved references; masked variables are replaced with their stand-ins.
+        space: its recorded search space.
+        command: its recorded command.
 
     Raises:
-        BadInput: a secret was typed that time and is in no environment now; names them all.
+        BadInput: a secret was typed for the study and is not in the environment now; lists all such secrets.
     """
     hidden, problems = HiddenValues(), []
     if is_masked(command.parts):

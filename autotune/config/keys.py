@@ -1,4 +1,4 @@
-"""The configuration's keys and their types, read off the schema."""
+"""Lists the configuration's keys and their types, from the schema."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from autotune.errors import BadInput, nearest, one_of
 from autotune.knobs.catalogue import is_knob
 from autotune.knobs.values import shown
 
-# Settings that people look for by another name.
+# Hints for settings that users may look for under another name.
 KNOWN_AS = {"parallel.fsdp": "Sharding is parallel.strategy=fsdp.", "parallel.sharding": "Sharding is parallel.strategy=fsdp."}
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
 
 
 def leaves(schema: type[Any] = StudyConfig, prefix: str = "") -> dict[str, Any]:
-    """Returns dotted key -> type hint of every key that holds a value."""
+    """Returns dotted key -> type hint for every key that holds a value."""
     hints = typing.get_type_hints(schema)
     found: dict[str, Any] = {}
     for field in dataclasses.fields(schema):
@@ -42,7 +42,7 @@ LEAVES = leaves()
 GROUPS = {key.rpartition(".")[0] for key in LEAVES} - {""}
 
 
-# Keys that say where, how long and what to search: two studies that differ in them alone measure the same thing.
+# Keys for where, how long and what to search: studies that differ only in these measure the same thing.
 _SURROUNDINGS = (
     "env", "provenance", "runs_dir", "launcher", "launch.warm", "search_space", "tiers", "program.python", "study.name",
 )  # fmt: skip
@@ -50,22 +50,22 @@ _SURROUNDING_GROUPS = ("study.budget.", "search.", "tracker.", "record.")
 
 
 def is_setting(key: str) -> bool:
-    """Returns whether a key decides what is measured: the recipe, the device, the windows, the objective; not a knob."""
+    """Returns whether a key decides what is measured (recipe, device, windows, objective); False for knobs."""
     return key in LEAVES and not (key in _SURROUNDINGS or key.startswith(_SURROUNDING_GROUPS) or is_knob(key))
 
 
 def settings(config: StudyConfig) -> dict[str, Any]:
-    """Returns the settings of a configuration that are not the default, by key."""
+    """Returns key -> value for the settings that differ from their defaults."""
     default = StudyConfig()
     pairs = {key: (operator.attrgetter(key)(config), operator.attrgetter(key)(default)) for key in LEAVES if is_setting(key)}
     return {key: value for key, (value, usual) in pairs.items() if value != usual}
 
 
 def check_value(key: str, value: Any) -> None:
-    """Checks a value against the type of a key that exists.
+    """Checks a value against the type of an existing key.
 
     Raises:
-        BadInput: it is not of that type.
+        BadInput: the value does not have that type.
     """
     try:
         OmegaConf.update(_scratch(), key, value, merge=True)
@@ -75,12 +75,12 @@ def check_value(key: str, value: Any) -> None:
 
 @functools.cache
 def _scratch() -> DictConfig:
-    """Returns the schema to try values on: one for all, since making it takes 20 ms and what was set is not read."""
+    """Returns the schema on which values are tried. It is shared: creating one takes 20 ms, and old values do not matter."""
     return typing.cast(DictConfig, OmegaConf.structured(StudyConfig))
 
 
 def unknown_key(key: str, value: Any) -> str:
-    """Returns the problem of a key that does not exist, nearest keys first; a key's own group counts as nearer."""
+    """Returns the problem of a key that does not exist, and suggests keys; the same name in another group comes first."""
     wrong = f"{key}: there is no such key, got {shown(value)}."
     if key in KNOWN_AS:
         return f"{wrong} {KNOWN_AS[key]}"
@@ -98,7 +98,7 @@ ALSO_CALLED = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
 
 
 def refusal(key: str, value: Any, error: OmegaConfBaseException) -> str:
-    """Returns the problem of a value that OmegaConf refused for `key`."""
+    """Returns the problem of a value that OmegaConf rejected for `key`."""
     hint = LEAVES[key]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return f"{key}: no such value, got {shown(value)}. {one_of(str(value), hint.__members__)}"
@@ -115,7 +115,7 @@ def type_words(hint: Any) -> str:
 
 
 def no_such(key: str, value: Any, allowed: typing.Iterable[str], kind: str) -> str:
-    """Returns the problem of a name that is not in a table."""
+    """Returns the problem of an unknown name, with the nearest allowed names."""
     names = nearest(str(value), allowed)
     if (meant := ALSO_CALLED.get(str(value).lower())) in names:
         return f"{key}: no such {kind}, got {shown(value)}. Did you mean {meant!r}? Allowed: {', '.join(names)}."

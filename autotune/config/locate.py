@@ -1,4 +1,4 @@
-"""Where conf/ and search_spaces/ lie: inside the package when installed from a wheel, beside it in a checkout."""
+"""Finds conf/ and search_spaces/: inside the package if installed from a wheel, next to the package in a checkout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def folder(name: str) -> Path:
 
 
 def program(name: str) -> Path:
-    """Returns the script of a built-in recipe; it is run by path, in an interpreter that need not know autotune."""
+    """Returns a built-in recipe's script. It is run by path, in an interpreter that may not have autotune installed."""
     return PACKAGE / "programs" / name
 
 
@@ -30,5 +30,5 @@ def options(kind: str, folders: list[Path]) -> list[str]:
 def _listed(path: Path) -> list[str]:
     try:
         return os.listdir(path)
-    except (OSError, ValueError):  # no such folder, or no path at all
+    except (OSError, ValueError):  # no such folder, or an invalid path
         return []

@@ -1,4 +1,4 @@
-"""What can be known of objectives and constraints before anything runs: names, and whether they can be reckoned here."""
+"""Checks objectives and constraints before anything runs: their names, and whether this machine can compute them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from autotune.knobs.values import shown
 from autotune.records import COST, ENERGY, OBJECTIVES, TIME, objective_names
 
 Gpus = Sequence[Mapping[str, Any]]
-# Recipes' data that go on for ever unless an epoch's length is given.
+# Recipe data that never end unless an epoch's length is given.
 REPEATING_DATA = ("photos", "fake_cifar", "text", "tabular", "synthetic")
 
 
 def problems_of_objective(config: StudyConfig, gpus: Gpus | None) -> list[str]:
-    """Returns what keeps the objective or a constraint from being reckoned.
+    """Returns what keeps the objective or a constraint from being computed.
 
     Args:
         config: the configuration.
-        gpus: those of this host; None when it was not asked.
+        gpus: GPUs of this host; None if unknown.
     """
     if problems := _names(config.objective):
         return problems
@@ -51,7 +51,7 @@ def problems_of_objective(config: StudyConfig, gpus: Gpus | None) -> list[str]:
 
 
 def shown_objective(objective: str | list[str]) -> str:
-    """Returns an objective as one types it."""
+    """Returns an objective as the user types it."""
     names = objective_names(objective)
     return names[0] if len(names) == 1 else f"[{','.join(names)}]"
 
@@ -86,7 +86,7 @@ def _cost(config: StudyConfig, names: tuple[str, ...]) -> list[str]:
 
 
 def _lacking(config: StudyConfig, gpus: Gpus | None, asked: tuple[str, str, str, str]) -> list[str]:
-    """Returns the problem of a machine that cannot measure what is asked; what is not known is left to the baseline."""
+    """Returns a problem if the machine cannot measure what is requested; unknown cases are left to the baseline."""
     key, value, fact, what = asked
     if gpus is None:
         return []

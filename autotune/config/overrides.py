@@ -1,4 +1,4 @@
-"""Command-line overrides split by what they mean: a pin or plain key for Hydra, or a domain to search."""
+"""Splits command-line overrides by meaning: a pin or plain key for Hydra, or a domain to search."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ TOP_LEVEL = {key.split(".")[0] for key in LEAVES}
 CONFIG_GROUPS = ("model", "data")
 RECIPE_KEYS = ("model", "data", "train", "launch")
 GLOBAL_BATCH = "train.global_batch"
-COMMAND_KEYS = (GLOBAL_BATCH, "launch.warm")  # of these groups, but hold for commands, too
-LISTS = ("objective", "search.warm_start")  # keys that take several values
-LIBRARIES = {"timm": "model=timm", "torchvision": "model=resnet18"}  # model=LIBRARY/NAME: the file whose model gets that name
-# GROUP=NAME or +GROUP=NAME as files are called: wider than Hydra's grammar, which has no dots and no leading digits in a group.
+COMMAND_KEYS = (GLOBAL_BATCH, "launch.warm")  # keys of these groups that also apply to commands
+LISTS = ("objective", "search.warm_start")  # keys that accept several values
+LIBRARIES = {"timm": "model=timm", "torchvision": "model=resnet18"}  # model=LIBRARY/NAME: the file to use with that name
+# GROUP=NAME or +GROUP=NAME for a file. Wider than Hydra's grammar, whose groups have no dots and no leading digits.
 FILE_CHOICE = re.compile(r"(\+?)(\w[\w.-]*(?:/\w[\w.-]*)*)=(\w[\w.-]*)")
 
 
@@ -37,12 +37,12 @@ class Split:
     """The overrides of one command line, sorted.
 
     Attributes:
-        hydra: those that Hydra composes, each known to be good.
-        files: the user's configuration files that were chosen, in order.
-        domains: knob key -> domain of those that ask for a search.
-        pinned: knob keys given one value.
-        problems: what is wrong with the rest.
-        cause: the first foreign error behind a problem.
+        hydra: checked overrides that Hydra composes.
+        files: chosen configuration files of the user, in order.
+        domains: knob key -> domain to search.
+        pinned: keys of knobs with a single value.
+        problems: what is wrong with the remaining overrides.
+        cause: the first underlying exception of a problem.
     """
 
     hydra: list[str] = field(default_factory=list)
@@ -54,13 +54,13 @@ class Split:
 
 
 def split(overrides: Sequence[str], folders: list[Path], host_context: HostContext, *, has_command: bool) -> Split:
-    """Returns the overrides sorted by meaning; every problem is collected, none is raised.
+    """Returns the overrides sorted by meaning. Problems are collected, not raised.
 
     Args:
         overrides: KEY=VALUE as typed.
-        folders: the user's own folders of configuration files; they come before conf/.
-        host_context: the machine whose bounds hold.
-        has_command: whether a command is tuned, which has no use for a recipe's keys.
+        folders: the user's own configuration folders, which take precedence over conf/.
+        host_context: the machine whose bounds apply.
+        has_command: whether a command is tuned, for which a recipe's keys are rejected.
     """
     result = Split()
     for typed in overrides:
@@ -78,7 +78,7 @@ def split(overrides: Sequence[str], folders: list[Path], host_context: HostConte
 
 
 def _of_library(text: str) -> list[str]:
-    """Returns model=timm/NAME and model=torchvision/NAME as what they stand for, any other word as it is."""
+    """Returns the overrides that model=timm/NAME and model=torchvision/NAME expand to; any other word unchanged."""
     source, slash, name = text.removeprefix("model=").partition("/")
     if not slash or source not in LIBRARIES or not text.startswith("model="):
         return [text]
@@ -108,16 +108,16 @@ def _place(text: str, result: Split, folders: list[Path], host_context: HostCont
         result.hydra.append(text)
     else:
         _check_value(override, host_context)
-        result.hydra.append(f"{key}={text.partition('=')[2]}")  # `+` and `++` on a key that exists mean the same as none
+        result.hydra.append(f"{key}={text.partition('=')[2]}")  # `+` and `++` make no difference for existing keys
         if is_knob(key):
             result.pinned.add(key)
 
 
 def _place_file(text: str, result: Split, folders: list[Path], host_context: HostContext, has_command: bool) -> bool:
-    """Takes an override that chooses a file of the user's own folders, and says whether it did.
+    """Handles an override that chooses a file from the user's folders; returns whether it was one.
 
     Raises:
-        BadInput: it can mean nothing but a file, and there is none; or the file cannot be used.
+        BadInput: the override can only mean a file and there is none, or the file cannot be used.
     """
     found = FILE_CHOICE.fullmatch(text)
     if not found or found[2].startswith("hydra/"):
@@ -141,7 +141,7 @@ def _place_file(text: str, result: Split, folders: list[Path], host_context: Hos
 
 
 def _forget(group: str, result: Split) -> None:
-    """Takes back what was chosen of a group before: the last word holds, as with every key."""
+    """Drops earlier choices for a group: the last override wins, as with every key."""
     result.hydra = [text for text in result.hydra if not text.startswith(f"{group}=")]
     result.files = [chosen for chosen in result.files if chosen.group != group]
 
@@ -172,7 +172,7 @@ def _domain(override: Override, host_context: HostContext) -> Domain:
 
 
 def _environment(text: str, override: Override, host_context: HostContext) -> str:
-    """Returns the override of an environment variable that keeps its value's letters: 0.10 is not 0.1, true is not True."""
+    """Returns the override of an environment variable with its value exactly as typed: 0.10 is not 0.1, true is not True."""
     key, written = override.key_or_group, override.value()
     plain = written if isinstance(override._value, QuotedString) else text.partition("=")[2]
     if owner := KNOBS.get(key.removeprefix(PREFIX)):

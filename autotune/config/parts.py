@@ -1,4 +1,4 @@
-"""Parts of a recipe that are the user's own code: whether PACKAGE.MODULE:FUNCTION is there, before anything is trained."""
+"""Checks that the user's own parts of a recipe (PACKAGE.MODULE:FUNCTION) exist, before anything is trained."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from autotune.config.schema import StudyConfig
 from autotune.knobs.values import shown
 
 REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-CHECK_S = 120.0  # the module is imported, and what it needs
+CHECK_S = 120.0  # imports the module and all that it needs
 FORM = "Allowed: PACKAGE.MODULE:FUNCTION, looked for from the working directory on. Give one that is there."
 
 
 def problems_of_parts(config: StudyConfig) -> list[str]:
-    """Returns what is wrong with the references to the user's code, which is imported where the recipe will run."""
+    """Returns what is wrong with the references to the user's code, which the recipe's interpreter imports for this check."""
     parts = parts_of(config)
     wrong = [
         f"{key}: not a reference to a function, got {shown(reference)}. {FORM}"
@@ -36,7 +36,7 @@ def problems_of_parts(config: StudyConfig) -> list[str]:
 
 
 def _check(python: str, parts: dict[str, str]) -> dict[str, str]:
-    """Returns reference -> what is wrong with it, as the recipe's script says; {} when there is no such interpreter."""
+    """Returns reference -> problem, as reported by the recipe's script; {} if the interpreter cannot be started."""
     references = list(parts.values())
     called = [word for flag, key in PARTS.items() if key in parts for word in (flag, parts[key])]
     try:
@@ -51,7 +51,7 @@ def _check(python: str, parts: dict[str, str]) -> dict[str, str]:
         )
     except subprocess.TimeoutExpired:
         return dict.fromkeys(references, f"importing it takes more than {CHECK_S:.0f} s")
-    except (OSError, ValueError):  # said already
+    except (OSError, ValueError):  # reported elsewhere
         return {}
     lines = done.stderr.splitlines()
     found = {each: line.removeprefix(f"{each}: ") for each in references for line in lines if line.startswith(f"{each}: ")}

@@ -1,4 +1,4 @@
-"""What a command runs in the end, read off its words: the script or module behind interpreters, starters and wrappers."""
+"""Finds out from a command's words what it finally runs: the script or module behind interpreters, starters and wrappers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 PYTHON = re.compile(r"python[\d.]*")
-PYTHON_VALUES = ("--check-hash-based-pycs",)  # long options followed by a value of their own
+PYTHON_VALUES = ("--check-hash-based-pycs",)  # long options with a separate value
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 SHELL_VALUES = ("--rcfile", "--init-file")
-# They run the first script among their words. An option that is in neither list may or may not be followed by a value.
+# Starters run the first script among their arguments. An option in neither list may or may not take a value.
 STARTERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 STARTER_FLAGS = (
     "--standalone",
@@ -30,7 +30,7 @@ STARTER_VALUES = (
     "--rdzv_id", "--max_restarts", "--num_processes", "--num_machines", "--machine_rank", "--main_process_port",
     "--mixed_precision", "--config_file", "--gpu_ids", "--num_gpus", "--num_nodes", "--hostfile", "--include", "--exclude",
 )  # fmt: skip
-# How many processes are to train on this machine; several machines are not counted.
+# Options for the number of processes on this machine. With several machines, the number is not determined.
 STARTER_COUNTS = ("--nproc_per_node", "--num_processes", "--num_gpus")
 STARTER_MACHINES = ("--nnodes", "--num_machines", "--num_nodes")
 STARTER_MODULES = {
@@ -39,7 +39,7 @@ STARTER_MODULES = {
     "accelerate.commands.launch": "accelerate-launch",
     "deepspeed.launcher.runner": "deepspeed",
 }
-# They run the command among their words, on this machine. Options followed by a value of their own.
+# Wrappers run the command among their arguments, on this machine. Name -> options that take a value.
 WRAPPERS = {
     "env": ("-u", "--unset", "-C", "--chdir"),
     "nohup": (),
@@ -60,7 +60,7 @@ WRAPPERS = {
 }
 # They run the command somewhere else, where no harness can be set up from here.
 ELSEWHERE = ("docker", "podman", "singularity", "apptainer", "enroot", "ssh", "sbatch", "kubectl", "sudo", "su")
-MOVES = ("-C", "--chdir", "--directory", "--cwd")  # the script is then looked for somewhere else
+MOVES = ("-C", "--chdir", "--directory", "--cwd")  # change where the script is looked up
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 SCRIPT = re.compile(r".+\.(py|sh)", re.DOTALL)
 
@@ -70,13 +70,13 @@ class Program:
     """What a command runs.
 
     Attributes:
-        script: file that an interpreter, or the system itself, is told to run; None when there is none or it cannot be told.
-        module: Python module instead; None for none.
-        by: "python", "shell" or "system": who reads the script.
-        is_certain: whether the script is looked for in the working directory of the command and nowhere else.
-        missing: what is left out, "a script", where a command certainly has nothing to run; "" otherwise.
-        starter: who is to start the processes that train, "torchrun"; "" for the system alone.
-        num_processes: how many it is told to start; None where it is not told a number, or of several machines.
+        script: file that an interpreter or the system runs; None if there is none or it is unknown.
+        module: Python module that runs instead; None if there is none.
+        by: what reads the script: "python", "shell" or "system".
+        is_certain: whether `script` is certainly the file, relative to the command's working directory.
+        missing: what is missing, such as "a script", if the command certainly has nothing to run; "" otherwise.
+        starter: program that starts the training processes, such as "torchrun"; "" if there is none.
+        num_processes: number of processes that the starter is asked for; None if unspecified or with several machines.
     """
 
     script: str | None = None
@@ -89,12 +89,12 @@ class Program:
 
     @property
     def name(self) -> str:
-        """What people call it: the script without folder and ending, or the module; "" when neither is known."""
+        """Name for display: the script without folder and extension, or the module; "" if neither is known."""
         return Path(self.script).stem if self.script else self.module or ""
 
 
 def program_of(command: list[str]) -> Program:
-    """Returns what a command runs, as far as its words tell."""
+    """Returns what a command runs, as far as its words show."""
     name, words = Path(command[0]).name, command[1:]
     if PYTHON.fullmatch(name):
         return _of_python(words)
@@ -116,7 +116,7 @@ def _of_python(words: list[str]) -> Program:
     while rest and rest[0].startswith("-") and rest[0] != "-":
         option = rest.pop(0)
         letters = "" if option.startswith("--") else option[1:]
-        found = re.search(r"[cmWX]", letters)  # what follows such a letter, in this word or the next, is its value
+        found = re.search(r"[cmWX]", letters)  # options with a value, in this word or the next
         if found is None:
             rest = rest[1:] if option in PYTHON_VALUES else rest
             continue
@@ -158,7 +158,7 @@ def _of_shell(words: list[str]) -> Program:
 
 
 def _of_shell_code(words: list[str]) -> Program:
-    """Returns the script that a line of shell code names, which says no more than what to call it."""
+    """Returns the script that a line of shell code names; it serves only as a name, so it is not certain."""
     if not words:
         return Program(by="shell", missing="the code behind -c")
     try:
@@ -177,7 +177,7 @@ def _of_starter(name: str, words: list[str]) -> Program:
     is_certain = True
     while rest:
         word = rest.pop(0)
-        option = f"--{word[2:].replace('-', '_')}" if word.startswith("--") else word  # torchrun takes both spellings
+        option = f"--{word[2:].replace('-', '_')}" if word.startswith("--") else word  # torchrun accepts both spellings
         if option in ("-m", "--module"):
             return _of_module(rest[:1], rest[1:])
         if option == "--no_python":
@@ -191,7 +191,7 @@ def _of_starter(name: str, words: list[str]) -> Program:
 
 
 def _num_processes(words: list[str]) -> int | None:
-    """Returns how many processes the options before the script ask for."""
+    """Returns the number of processes from the options before the script; None if unknown."""
     counts: dict[str, str] = {}
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, _, value = word.partition("=")
@@ -206,7 +206,7 @@ def _num_processes(words: list[str]) -> int | None:
 
 
 def _of_wrapper(takes_value: tuple[str, ...], words: list[str]) -> Program | None:
-    """Returns what the command among a wrapper's words runs; None where no word is known to begin one."""
+    """Returns what the command inside a wrapper's arguments runs; None if no argument looks like one."""
     rest = list(words)
     path = None
     while rest:

@@ -1,4 +1,4 @@
-"""What a recipe runs, and what can be known of it before its program starts: whether model and data are there and fit."""
+"""Builds a recipe's script call, and checks before it starts that model and data exist and fit together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.errors import one_of
 from autotune.knobs.values import shown
 from autotune.records import COST, TIME, objective_names
 
-# Classifiers of torchvision 0.19. Another name is looked up in the torchvision that the recipe runs with, which takes seconds.
+# Classifiers of torchvision 0.19. Other names are looked up in the recipe's own torchvision, which takes seconds.
 NAMES = """
     alexnet convnext_base convnext_large convnext_small convnext_tiny densenet121 densenet161 densenet169 densenet201
     efficientnet_b0 efficientnet_b1 efficientnet_b2 efficientnet_b3 efficientnet_b4 efficientnet_b5 efficientnet_b6
@@ -36,20 +36,20 @@ LIST_MODELS = {
 }
 HAS_TRANSFORMERS = "import importlib.util, sys; sys.exit(importlib.util.find_spec('transformers') is None)"
 LIST_S = 60.0
-IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # what torchvision's ImageFolder takes
-PHOTO_CLASS = "china"  # a subfolder that the photos always have
-TEXTS = (".txt", ".md", ".rst", ".py")  # what the text program reads
+IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # file types of torchvision's ImageFolder
+PHOTO_CLASS = "china"  # a subfolder that the built-in photos always have
+TEXTS = (".txt", ".md", ".rst", ".py")  # file types that the text program reads
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """A training script of ours.
+    """A built-in training script.
 
     Attributes:
         name: its file.
-        data: what it can train on, its own choice first.
+        data: data that it can train on, its default first.
         flags: its options -> configuration keys.
-        print_every: steps between two of its lines unless told.
+        print_every: its default number of steps between two printed lines.
     """
 
     name: str
@@ -90,10 +90,10 @@ TABULAR = Script(
 )  # fmt: skip
 SCRIPTS = {"torchvision": VISION, "timm": VISION, "transformers": TEXT, "builtin": TABULAR}
 MODELS = {"transformers": ("gpt2_small", "bert_base", "llama_small"), "builtin": ("mlp",)}
-PARTS = {"--model-factory": "model.factory", "--data-factory": "data.factory", "--step": "train.step"}  # code of the user's
+PARTS = {"--model-factory": "model.factory", "--data-factory": "data.factory", "--step": "train.step"}  # the user's own code
 CUSTOM = "custom.py"
-TRIAL_EPOCHS = 1_000_000  # of a recipe that was told no number: however small the data, a trial ends when it has measured
-HEAD_SIZE = 64  # width that a language model has for each attention head, unless told
+TRIAL_EPOCHS = 1_000_000  # default: even with tiny data, a trial must only end when it has measured
+HEAD_SIZE = 64  # default width of a language model per attention head
 
 
 def is_recipe(config: StudyConfig) -> bool:
@@ -102,17 +102,17 @@ def is_recipe(config: StudyConfig) -> bool:
 
 
 def parts_of(config: StudyConfig) -> dict[str, str]:
-    """Returns the parts that are the user's own code: configuration key -> reference."""
+    """Returns configuration key -> reference for the parts that are the user's own code."""
     found = {key: _value(config, key) for key in PARTS.values()}
     return {key: str(value) for key, value in found.items() if value is not None}
 
 
 def script_of(config: StudyConfig) -> Script:
-    """Returns the script that a recipe runs, or that lends what is not the user's own: it follows the model, else the data."""
+    """Returns the script that a recipe runs, or that provides the parts the user does not; chosen by model, else by data."""
     if config.model.name is not None:
-        return SCRIPTS.get(config.model.source, VISION)  # what is in no table is refused by its name
+        return SCRIPTS.get(config.model.source, VISION)  # unknown sources are rejected elsewhere
     if config.data.factory is not None:
-        return TABULAR  # needs torch alone
+        return TABULAR  # needs only torch
     return next((script for script in (TEXT, TABULAR) if config.data.name == script.data[0]), VISION)
 
 
@@ -133,9 +133,9 @@ def words_of(config: StudyConfig) -> list[str]:
 
 
 def tokens_per_sample(config: StudyConfig) -> int | None:
-    """Returns how many tokens a sample of a recipe has, whose rate is then told in tokens; None where samples are counted.
+    """Returns the tokens per sample if a recipe's rate is reported in tokens; None if it is reported in samples.
 
-    They are, too, where the objective is reckoned from a number of samples.
+    The rate is also reported in samples if the objective is computed from a number of samples.
     """
     is_text = is_recipe(config) and script_of(config) is TEXT and config.data.factory is None
     by_samples = {TIME, COST} & set(objective_names(config.objective))
@@ -147,8 +147,8 @@ def _value(config: StudyConfig, key: str) -> object:
 
 
 def problems_of_recipe(config: StudyConfig) -> list[str]:
-    """Returns what would make a recipe's program fail at its start."""
-    if config.model.source not in SCRIPTS or config.data.name not in DATA:  # said already
+    """Returns the problems with which a recipe's program would fail at start."""
+    if config.model.source not in SCRIPTS or config.data.name not in DATA:  # reported elsewhere
         return []
     return [*_fitting(config), *_data(config)] or _model(config)
 
@@ -169,7 +169,7 @@ def _model(config: StudyConfig) -> list[str]:
     if source == "timm" and said is not None and "No module named 'timm'" in said.stderr:
         return [_missing(source, python)]
     there_are = said.stdout.split() if said is not None and said.returncode == 0 else []
-    if not there_are or name in there_are:  # without an answer the baseline will tell
+    if not there_are or name in there_are:  # without a list, the baseline will show it
         return []
     return [no_such("model.name", name, there_are, f"classifier of {source}")]
 
@@ -180,11 +180,11 @@ def _missing(source: str, python: str) -> str:
 
 
 def _ask(python: str, code: str) -> subprocess.CompletedProcess[str] | None:
-    """Returns what an interpreter says to a line of code; None when it cannot be run."""
+    """Runs a line of code in an interpreter and returns the finished process; None if it cannot be run."""
     try:
         return subprocess.run(
             [python, "-c", code],
-            cwd=program(VISION.name).parent,  # as in a trial: no module of the working directory in between
+            cwd=program(VISION.name).parent,  # as in a trial: no modules from the working directory
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -195,7 +195,7 @@ def _ask(python: str, code: str) -> subprocess.CompletedProcess[str] | None:
 
 
 def _fitting(config: StudyConfig) -> list[str]:
-    """Returns what does not go together: two models, data of another kind, sizes that the model does not have."""
+    """Returns what does not fit together: two models, data of the wrong kind, sizes that the model does not have."""
     if not is_recipe(config):
         return []
     if config.model.name is not None and config.model.factory is not None:
@@ -240,7 +240,7 @@ def _data(config: StudyConfig) -> list[str]:
     if root is None:
         wanted = "Give data.root=DIR, one subfolder per class."
         return [f"data.root: data=folder needs a folder, got nothing. {wanted}"] if name == "folder" else []
-    if not root.strip() or "\0" in root:  # said already
+    if not root.strip() or "\0" in root:  # reported elsewhere
         return []
     if name == "photos":
         return _photos(root)
@@ -282,7 +282,7 @@ def _folder(root: str, num_classes: int) -> list[str]:
 
 
 def _has_image(folder: str, levels: int = 8) -> bool:
-    """Returns whether there is an image, or may be one below `levels`; ends at the first, since a class may hold a million."""
+    """Returns whether there is an image, or may be one below `levels`. Stops at the first: a class may have a million."""
     if levels == 0:
         return True
     below = []
@@ -295,7 +295,7 @@ def _has_image(folder: str, levels: int = 8) -> bool:
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yields what a folder holds; nothing where it cannot be read."""
+    """Yields the entries of a folder; nothing if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             yield from entries

@@ -1,4 +1,4 @@
-"""The configuration of a study that is there already: from its folder, not from today's conf/ and search_spaces/."""
+"""Reads the configuration of an existing study from its folder, not from today's conf/ and search_spaces/."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ ANOTHER = "Start a new study with `autotune run`."
 
 
 def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> Composed:
-    """Returns what a study was made of.
+    """Returns the inputs of a study.
 
     Args:
-        study: its record: command, working directory, search space as asked for.
+        study: its record: command, working directory, requested search space.
         file: its config.yaml.
-        overrides: KEY=VALUE; only a study's budget may be changed, or how much is recorded.
+        overrides: KEY=VALUE; only the budget may be changed, or the amount of recording.
 
     Raises:
-        BadInput: the file cannot be read, is not of this version, or another key is to be changed.
+        BadInput: the file cannot be read by this version, or another key would be changed.
     """
     raw = _read(file)
     changeable = CHANGEABLE_RECORDING if study.recording else CHANGEABLE
@@ -77,7 +77,7 @@ def _read(file: Path) -> DictConfig:
 
 
 def _override(raw: DictConfig, word: str, changeable: Sequence[str]) -> str:
-    """Applies KEY=VALUE; returns what is wrong with it, "" for nothing."""
+    """Applies KEY=VALUE; returns what is wrong with it, or ""."""
     key, equals, text = word.partition("=")
     if not equals:
         return f"KEY=VALUE: no value, got {word!r}. Give one: {changeable[0]}=16."

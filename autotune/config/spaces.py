@@ -1,4 +1,4 @@
-"""Which knobs the search spaces that come with autotune hold."""
+"""Lists the knobs in the search spaces that come with autotune."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from autotune.config.locate import folder, options
 
 
 def keys_of_spaces() -> dict[str, list[str]]:
-    """Returns name of a search space -> keys of the knobs in it."""
+    """Returns name of search space -> keys of its knobs."""
     place = folder("search_spaces")
     return {
         name: [str(key) for key in yaml_file.read(place / f"{name}.yaml", name)]

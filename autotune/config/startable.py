@@ -1,4 +1,4 @@
-"""Why a command cannot start, as far as that is certain before it is started and without running any of it."""
+"""Detects commands that certainly cannot start, without running any part of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from autotune.errors import one_of
 from autotune.knobs.values import shown
 
 EXAMPLE = "Give the training command after --: -- python train.py."
-HEAD_BYTES = 256  # what Linux reads of a file to find out how to run it
+HEAD_BYTES = 256  # Linux reads this much to find out how to run a file
 ELF = b"\x7fELF"
 
 
 def startable(command: list[str], cwd: Path) -> list[str]:
-    """Returns what is wrong with a command; [] when it may start. Whether a module exists only its own interpreter knows."""
+    """Returns what is wrong with a command; [] if it may start. Only its own interpreter knows whether a module exists."""
     if not command[0] or "\0" in "".join(command):
         return [f"COMMAND: an empty name or a NUL character in it, got {shown(shlex.join(command))}. {EXAMPLE}"]
     if problem := _first_word(command[0], cwd):
@@ -57,11 +57,11 @@ def _by_hand(name: str) -> str:
 
 
 def _not_runnable(path: str) -> str | None:
-    """Returns why Linux would not run an executable file: its first line names a program that is not there, or it has none."""
+    """Returns why Linux would not run an executable file: its #! line is missing or names a missing program; None if it may."""
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD_BYTES)
-    except OSError:  # it may be run all the same
+    except OSError:  # it may still be runnable
         return None
     if head.startswith(b"#!"):
         words = os.fsdecode(head[2:].partition(b"\n")[0]).strip(" \t").split(" ")
@@ -91,14 +91,14 @@ def _script(program: Program, script: str, cwd: Path) -> list[str]:
         return (
             [] if os.access(path, os.R_OK) else [f"COMMAND: cannot be read, got {shown(script)}. Give a script you may read."]
         )
-    if program.by == "shell" and "/" not in script and shutil.which(script, os.F_OK):  # a shell looks on PATH, too
+    if program.by == "shell" and "/" not in script and shutil.which(script, os.F_OK):  # shells also search PATH
         return []
     near = _near(Path(path).parent, Path(script).name)
     return [f"COMMAND: no such script, got {shown(script)}; looked for in {str(cwd)!r}. {near}"]
 
 
 def _near(folder: Path, wanted: str) -> str:
-    """Returns the scripts of a folder that may have been meant."""
+    """Returns a hint with scripts of a folder that the user may have meant."""
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(Path(wanted).suffix or ".py"))
     except OSError:

@@ -1,4 +1,4 @@
-"""YAML files as plain values: no tags, no anchors, no key twice, nothing that could run, grow or hide."""
+"""Reads YAML files as plain values: no tags, anchors or duplicate keys, so that nothing can run, expand or hide."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import yaml
 from autotune.errors import BadInput
 from autotune.knobs.values import MAX_TEXT, shown
 
-MAX_BYTES = 2**18  # a hundred times the largest file anybody wrote; also bounds how long reading takes
+MAX_BYTES = 2**18  # a hundred times the largest known file; also limits the time for reading
 MAX_DEPTH = 20
 TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe subset, made smaller: what a knob's value cannot be is refused where it stands."""
+    """A restriction of YAML's safe subset: anything that cannot be a knob's value is rejected, with its line."""
 
-    # a date stays text; PyYAML's class attribute is shared, so this one is a copy
+    # Dates stay text. PyYAML's class attribute is shared, so this is a copy.
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != TIMESTAMP]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             raise _refused("anchors and aliases (& and *) are not read here: write the value out", event)
-        if event.tag is not None:  # an explicit one
+        if event.tag is not None:  # an explicit tag
             raise _refused(f"tags are not read here, found {event.tag!r}: write plain values", event)
         if isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_TEXT:
             raise _refused(f"a value of more than {MAX_TEXT} characters", event)
@@ -52,11 +52,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(path: Path, name: str) -> Any:
-    """Returns what a YAML file holds: mappings, lists, text, numbers, true, false, null.
+    """Returns the content of a YAML file: mappings, lists, text, numbers, true, false, null.
 
     Args:
         path: the file.
-        name: what the user asked for it with, the word before the message.
+        name: option or key with which the user named the file; starts the error message.
 
     Raises:
         BadInput: no such file, not a regular one, too large, not UTF-8, or not plain YAML.
@@ -70,7 +70,7 @@ def read(path: Path, name: str) -> Any:
 
 
 def _text(path: Path) -> str:
-    if not os.path.isfile(path):  # a pipe would be waited for, a device never ends
+    if not os.path.isfile(path):  # reading a pipe could block, a device may never end
         raise ValueError("it is not a file" if os.path.exists(path) else "there is no such file")
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
@@ -87,7 +87,7 @@ def _refused(problem: str, found: Any) -> yaml.MarkedYAMLError:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns one line on why a file is no use, with the line it is about."""
+    """Returns one line on why a file is unusable, with the line number."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem or error.context}"
     if isinstance(error, OSError):

@@ -1,7 +1,7 @@
-"""The winner of a study as a file for other tools.
+"""Exports the winner of a study as a file for other tools.
 
-`yaml` is autotune's own and Hydra's; `env` and `python` are for shells and scripts; the others are the configuration files of
-training libraries, none of which is imported here: their keys stand in a table each, which a test holds against the library.
+`yaml` is for autotune and Hydra; `env` and `python` are for shells and scripts. The other formats are configuration files of
+training libraries. None of these is imported here: each has a table of its keys, which a test checks against the library.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def export(summary: Summary, format: str, tier: Tier | None) -> str:
 
 
 def render(summary: Summary, format: str, tier: Tier | None, *, file: str = "") -> Exported:
-    """Returns the best configuration of a study in a format, and what the format cannot say.
+    """Returns the best configuration of a study in a format, and what the format cannot express.
 
     Args:
         summary: the study's summary.
         format: member of FORMATS.
-        tier: the best that changes no more than this; None for the study's best.
-        file: name of the file it is written to, "" for none; a library's configuration is JSON where it ends in ".json", as
-            the libraries themselves tell the two apart, and YAML otherwise.
+        tier: highest tier whose knobs may be changed; None for the study's best.
+        file: name of the output file, "" for none. A library's configuration is JSON if the name ends in ".json", as the
+            libraries themselves expect, and YAML otherwise.
 
     Raises:
         BadInput: no such format, or the study has no winner yet.

@@ -1,4 +1,4 @@
-"""Accelerate: the file of `accelerate launch --config_file`. Loaders, optimizer and layout are the script's own there."""
+"""Exports the file of `accelerate launch --config_file`. Loaders, optimizer and layout stay with the script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ THREADS = "`accelerate launch` sets OMP_NUM_THREADS, often to 1, unless --num_cp
 
 
 def document(winner: Winner) -> Document:
-    """Returns the winner as configuration of `accelerate launch`, with as many processes as were measured."""
+    """Returns the winner as a configuration of `accelerate launch`, with the measured number of processes."""
     settings, left_out = expressed(winner, ROWS)
     omp = winner.active.get("threads.omp")
     return Document(
@@ -30,7 +30,7 @@ def document(winner: Winner) -> Document:
 
 
 def _place(winner: Winner) -> dict[str, Any]:
-    """Returns the keys without which the launcher does not read a file."""
+    """Returns the keys that the launcher requires in a file."""
     is_cpu, is_several = winner.device == "cpu", winner.world_size > 1
     return {
         "compute_environment": "LOCAL_MACHINE",

@@ -1,4 +1,4 @@
-"""What a study says of the configuration that is exported: how much faster, from where that is known, what each change buys."""
+"""Collects what a study knows about the exported configuration: its speedup, the evidence, and each change's effect."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from autotune.records import Summary, Tier
 from autotune.wording import changes_phrase, score_of
 
 MAX_REMARK = 120
-SPACE = "space."  # of a study's identity: the knobs that were searched
+SPACE = "space."  # prefix of the searched knobs in a study's identity
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claimed:
-    """An entry of a summary, and what can be said of it.
+    """An entry of a summary, with its claims.
 
     Attributes:
-        summary: the study's.
-        entry: its best, or the best of a tier.
-        tier: the tier that was asked for; None for the study's best.
-        speedup: ratio, interval, verdict and reason against the baseline; None unknown.
+        summary: the study's summary.
+        entry: the study's best entry, or the best of a tier.
+        tier: the requested tier; None for the study's best.
+        speedup: ratio, interval, verdict and reason against the baseline; None if unknown.
     """
 
     summary: Summary
@@ -33,12 +33,12 @@ class Claimed:
 
     @classmethod
     def of(cls, summary: Summary, entry: dict[str, Any], tier: Tier | None) -> Claimed:
-        """Returns what can be said of an entry of a summary."""
+        """Returns the claims for an entry of a summary."""
         return cls(summary=summary, entry=entry, tier=tier, speedup=speedup_of(summary, entry))
 
     @property
     def is_best(self) -> bool:
-        """Whether it is the study's best, which the finals reported and the attribution took apart."""
+        """Whether the entry is the study's best, to which finals and attribution refer."""
         return _is_best(self.summary, self.entry)
 
     @property
@@ -48,37 +48,37 @@ class Claimed:
 
     @property
     def worth(self) -> dict[str, dict[str, Any]]:
-        """Knob key -> what the change is worth, as in the summary's attribution."""
+        """Knob key -> effect of the change, from the summary's attribution."""
         return {change["knob"]: change for change in self.summary.get("attribution") or []} if self.is_best else {}
 
     @property
     def dropped(self) -> dict[str, dict[str, Any]]:
-        """Knob key -> the change that had no effect and was put back."""
+        """Knob key -> change that had no effect and was reverted."""
         found = (self.summary.get("minimality") or {}).get("dropped") or []
         return {change["knob"]: change for change in found} if self.is_best else {}
 
     @property
     def left_alone(self) -> list[str]:
-        """Knobs that were searched, none of whose other values is part of it or was put back."""
+        """Searched knobs that the entry does not change and that are not in `dropped` either."""
         names = [name.removeprefix(SPACE) for name in self.summary.get("identity") or {} if name.startswith(SPACE)]
         return [name for name in names if name not in self.entry["overrides"] and name not in self.dropped]
 
     @property
     def parity(self) -> str:
-        """What became of the comparison of losses, "" when there is nothing to say."""
+        """Result of the loss comparison; "" if there is none."""
         compared = (self.summary.get("parity") or {}) if self.is_best else self.entry.get("parity")
         return str((compared.get("text") if isinstance(compared, dict) else compared) or "")
 
     @property
     def caveats(self) -> list[str]:
-        """What was not as it should be while it was measured."""
+        """Problems during the measurements."""
         beside = (self.summary.get("disturbed_by") or {}).get("words")
         noise = f"measured beside other work: {beside}" if beside else ""
         found = [noise, *map(self.summary.get, ("own_share", "drift", "not_finite", "page_cache"))]
         return [str(line) for line in found if line]
 
     def remark(self, key: str, *, is_pinned: bool) -> str:
-        """Returns what is said of a knob: "was 0; 1.401 x [1.350, 1.452]"."""
+        """Returns the remark on a knob: "was 0; 1.401 x [1.350, 1.452]"."""
         if is_pinned and key not in self.entry["overrides"]:
             return "pinned by you, in the baseline too"
         before = (self.summary["baseline"].get("knobs") or {}).get(key)
@@ -87,7 +87,7 @@ class Claimed:
 
 
 def worth_text(change: dict[str, Any] | None) -> str:
-    """Returns what one change buys in a few words: "1.401 x [1.350, 1.452]", the verdict where it is not simply faster."""
+    """Returns the effect of one change in a few words: "1.401 x [1.350, 1.452]", plus the verdict if it is not "faster"."""
     if not change:
         return ""
     if not change.get("ratio"):
@@ -100,7 +100,7 @@ def worth_text(change: dict[str, Any] | None) -> str:
 def speedup_of(summary: Summary, entry: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the speedup of an entry of a summary over the baseline.
 
-    Where the baseline was kept, the study's own is that of the configuration it was compared with: the entry's is 1.
+    If the baseline was kept, the study's speedup is that of the configuration it was compared with; the entry's is then 1.
     """
     compared: dict[str, Any] | None = summary["speedup"]
     if not entry.get("overrides"):
@@ -112,12 +112,12 @@ def speedup_of(summary: Summary, entry: dict[str, Any]) -> dict[str, Any] | None
 
 
 def is_compared(summary: Summary) -> bool:
-    """Returns whether a study has measured anything besides its baseline."""
+    """Returns whether a study measured anything besides its baseline."""
     return any(trial.get("value") and trial.get("changed", True) for trial in summary["trials"] if trial["number"])
 
 
 def _kept_over(said: dict[str, Any]) -> str:
-    """Returns what the baseline was compared with when it was kept: "0.82 x [0.70, 0.95] with channels_last: ambiguous"."""
+    """Returns the comparison after which the baseline was kept: "0.82 x [0.70, 0.95] with channels_last: ambiguous"."""
     if not said.get("ratio") or not said.get("overrides"):
         return ""
     interval = f" [{said['ci'][0]:.3f}, {said['ci'][1]:.3f}]" if said.get("ci") else ", no interval"
@@ -125,12 +125,12 @@ def _kept_over(said: dict[str, Any]) -> str:
 
 
 def _measured(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
-    """Returns the speedup of a configuration that was not the finals' choice: measured again, else from the search."""
+    """Returns the speedup of a configuration that the finals did not choose: as measured again, else from the search."""
     if again := entry.get("speedup"):
         return dict(again)
     sides = [entry, summary["baseline"]]
     paired = summary["speedup"] or {}
-    if paired.get("num_rounds") or paired.get("ci"):  # the baseline's is from the finals: held against its own search value
+    if paired.get("num_rounds") or paired.get("ci"):  # the baseline's value is from the finals: use both search values instead
         trials = {trial["number"]: trial for trial in summary["trials"]}
         sides = [trials.get(side["trial"]) or {} for side in sides]
     value, baseline = (score_of(summary, side) for side in sides)
@@ -143,12 +143,12 @@ def _measured(summary: Summary, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def day(summary: Summary) -> str:
-    """Returns the day a study began, UTC."""
+    """Returns the UTC date on which a study began."""
     return datetime.datetime.fromtimestamp(summary["started_at"], tz=datetime.UTC).date().isoformat()
 
 
 def describe_machine(machine: dict[str, Any]) -> str:
-    """Returns the machine in a few words."""
+    """Returns a short description of the machine."""
     gpus = [str(gpu.get("name")) for gpu in machine.get("gpus") or []]
     return ", ".join([*gpus, str(machine.get("cpu_model") or "unknown CPU"), f"{machine.get('num_cores', '?')} cores"])
 

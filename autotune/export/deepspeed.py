@@ -1,4 +1,4 @@
-"""DeepSpeed: ds_config.json. It knows the batch of a device and the precision; the rest is the script's own."""
+"""Exports DeepSpeed's ds_config.json: batch size per device, accumulation and precision. The rest stays with the script."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from autotune.export.document import Document, Row, expressed
 from autotune.export.winner import Winner
 
 BATCH_SIZE = "loader.batch_size"
-# What was measured is autocast over float32 weights, DeepSpeed's torch_autocast (0.16.9 and later).
+# autotune measures autocast with float32 weights, which is DeepSpeed's torch_autocast (0.16.9 and later).
 ROWS: dict[str, Row] = {
     BATCH_SIZE: lambda value, _: {"train_micro_batch_size_per_gpu": value},
     "step.accumulation": lambda value, _: {"gradient_accumulation_steps": value},
@@ -15,7 +15,7 @@ ROWS: dict[str, Row] = {
         if value == "off"
         else {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
         if value == "bf16"
-        else None  # its scaling of losses is its own, and was not measured
+        else None  # fp16: DeepSpeed's own loss scaling was not measured
     ),
 }
 USAGE = ['Load: deepspeed.initialize(model=model, optimizer=optimizer, config="FILE")']
@@ -24,7 +24,7 @@ NO_BATCH = "train_micro_batch_size_per_gpu is not known of this program, and Dee
 
 
 def document(winner: Winner) -> Document:
-    """Returns the winner as DeepSpeed's configuration; it needs a batch size, the program's own where none was changed."""
+    """Returns the winner as DeepSpeed's configuration, always with a batch size if it is known: DeepSpeed requires one."""
     settings, left_out = expressed(winner, ROWS)
     own = winner.full.get(BATCH_SIZE)
     if own and "train_micro_batch_size_per_gpu" not in settings:

@@ -1,4 +1,4 @@
-"""Files of other libraries: their own keys and values, as YAML with comments or as JSON, and what they cannot express."""
+"""Writes configuration files of other libraries, as YAML with comments or as JSON, and lists what they cannot express."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from autotune.records import KnobValue
 
 MAX_LINE = 160
 
-# What a library's file says of a knob's value; None for what it cannot express.
+# Returns a library's keys and values for a knob's value; None if the library cannot express it.
 Row = Callable[[Any, Winner], dict[str, Any] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What is handed over.
+    """An exported file with remarks.
 
     Attributes:
-        text: the file.
-        left_out: a line for each knob that the format cannot express, with how to set it otherwise.
-        notes: what the reader should know and the file cannot say; a file that has comments says it, too.
-        header: what this is and what it is worth, where the file has no comments to say it.
+        text: content of the file.
+        left_out: one line per knob that the format cannot express, on how to set it instead.
+        notes: remarks for the reader; a format with comments includes them in the file too.
+        header: headline of the configuration, for formats without comments.
     """
 
     text: str
@@ -43,9 +43,9 @@ class Document:
     """A library's configuration.
 
     Attributes:
-        settings: its keys and values.
-        usage: how it is loaded; a line each.
-        apart: what belongs to the winner and not into this file, ready to be copied: title line -> keys and values.
+        settings: the library's keys and values.
+        usage: lines that explain how to load the file.
+        apart: settings of the winner that belong elsewhere, ready to be copied: title line -> keys and values.
         left_out, notes: as in Exported.
     """
 
@@ -57,12 +57,12 @@ class Document:
 
 
 def expressed(winner: Winner, rows: dict[str, Row], *, skip: Iterable[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """Returns a library's keys for the knobs of a winner, and a line for each knob that it cannot express.
+    """Returns a library's settings for a winner's knobs, and one line per knob that it cannot express.
 
     Args:
-        winner: what to write down.
-        rows: knob key -> what the library's file says of it.
-        skip: knobs that the format hands over in another place.
+        winner: the configuration to express.
+        rows: knob key -> function that returns the library's settings for it.
+        skip: knobs that the format covers elsewhere.
     """
     settings: dict[str, Any] = {}
     left_out = []
@@ -77,12 +77,12 @@ def expressed(winner: Winner, rows: dict[str, Row], *, skip: Iterable[str] = ())
 
 
 def left_out_line(key: str, value: KnobValue) -> str:
-    """Returns a knob that a format cannot express, and how it is set in code: "threads.intra=2: torch.set_num_threads(2)"."""
-    return f"{one_line(f'{key}={value_text(value)}', MAX_LINE)}: {one_line(how(key, value), 1 << 16)}"  # what to do is not cut
+    """Returns a line on how to set a knob that a format cannot express: "threads.intra=2: torch.set_num_threads(2)"."""
+    return f"{one_line(f'{key}={value_text(value)}', MAX_LINE)}: {one_line(how(key, value), 1 << 16)}"  # never cut
 
 
 def as_yaml(winner: Winner, document: Document) -> Exported:
-    """Returns a document as YAML, everything else as comments."""
+    """Returns a document as YAML, with everything else as comments."""
     lines = [*winner.headline, *document.usage, *document.notes]
     parts = ["".join(f"# {line}\n" for line in lines), f"\n{_dump(document.settings)}"]
     for title, settings in document.apart.items():
@@ -94,7 +94,7 @@ def as_yaml(winner: Winner, document: Document) -> Exported:
 
 
 def as_json(winner: Winner, document: Document) -> Exported:
-    """Returns a document as JSON, which has no comments: what cannot be said in it is left to the caller."""
+    """Returns a document as JSON. JSON has no comments, so the caller has to print header, notes and omissions."""
     apart = [f"{title} {json.dumps(settings)}" for title, settings in document.apart.items()]
     text = json.dumps(document.settings, indent=2, ensure_ascii=False) + "\n"
     return Exported(text=text, left_out=document.left_out, header=winner.headline, notes=[*document.notes, *apart])

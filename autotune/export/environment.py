@@ -1,4 +1,4 @@
-"""Shell exports for the knobs that are environment variables, a comment for each that is not."""
+"""Exports the knobs that are environment variables as shell commands, and all others as comments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autotune.export.winner import Winner
 
 
 def render(winner: Winner) -> Exported:
-    """Returns lines for `. best.env`."""
+    """Returns the text of a file for `. best.env`."""
     left_out = [left_out_line(key, winner.active[key]) for key in winner.in_program]
     lines = [f"# {line}" for line in winner.headline]
     lines += [f"export {name}={shlex.quote(text)}" for name, text in winner.variables.items()]

@@ -1,4 +1,4 @@
-"""The comment lines that every format begins with."""
+"""Writes the comment lines at the top of every format."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NOTHING_BESIDE = "Nothing was measured besides the baseline, the program as it w
 
 
 def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
-    """Returns what this is, how much faster, where and when it was measured; a line each, none longer than MAX_LINE.
+    """Returns lines that say what this is, its speedup, and where and when it was measured, wrapped at MAX_LINE.
 
     Args:
-        claimed: what is exported.
+        claimed: the exported configuration.
         hidden: knobs whose values are secret.
     """
     summary, entry, speedup = claimed.summary, claimed.entry, claimed.speedup
@@ -43,12 +43,12 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
     if summary.get("placeholders") and not summary.get("is_recipe"):
         lines.append(f"The program takes some of it as arguments: {_filled_in(summary, entry)}")
     lines.append(_where(summary))
-    lines = [part for line in lines for part in _wrapped(line)]  # they become comments, which a line's end would end
+    lines = [part for line in lines for part in _wrapped(line)]  # they become comments, so line breaks must go
     return lines + [f"{key}={value}: a secret, which is not written down: set it yourself." for key, value in hidden.items()]
 
 
 def _wrapped(line: str) -> list[str]:
-    """Returns a sentence in lines of at most MAX_LINE; a word that is longer, of the user's command line, is cut."""
+    """Returns a sentence wrapped at MAX_LINE; longer words, which may come from the user's command line, are cut."""
     plain = one_line(line, len(line) + 1)
     words = " ".join(one_line(word, MAX_LINE - len(INDENT)) for word in plain.split())
     return textwrap.wrap(words, MAX_LINE, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Hugging Face: keys of `transformers.TrainingArguments`, for `HfArgumentParser`'s YAML or JSON file."""
+"""Exports keys of `transformers.TrainingArguments`, for `HfArgumentParser`'s YAML or JSON file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ADAMW = "AdamW"
 
 
 def _optimizer(value: KnobValue, winner: Winner) -> dict[str, Any] | None:
-    """Returns the Trainer's name for AdamW's kernels; it has names for no other optimizer's."""
+    """Returns the Trainer's name for AdamW's implementation; None for other optimizers, which have no such names."""
     is_torchs_choice = value == "default" or (value == "foreach" and winner.device == "cuda")
     if set(winner.optimizers) != {ADAMW} or not (value == "fused" or is_torchs_choice):
         return None
@@ -20,11 +20,11 @@ def _optimizer(value: KnobValue, winner: Winner) -> dict[str, Any] | None:
 
 
 def _tf32(value: KnobValue, winner: Winner) -> dict[str, Any] | None:
-    """Returns `tf32`, which the Trainer refuses on a CPU; "medium" has no name there."""
+    """Returns the `tf32` setting. The Trainer rejects it on a CPU if true, and has no equivalent of "medium"."""
     return {"tf32": value == "high"} if value == "highest" or (value == "high" and winner.device == "cuda") else None
 
 
-# Names that TrainingArguments has had since 4.50 and has in 5.23.
+# All these names exist in TrainingArguments from transformers 4.50 to 5.23.
 ROWS: dict[str, Row] = {
     "loader.batch_size": lambda value, _: {"per_device_train_batch_size": value},
     "loader.num_workers": lambda value, _: {"dataloader_num_workers": value},
@@ -52,9 +52,9 @@ def document(winner: Winner) -> Document:
     """Returns the winner as TrainingArguments."""
     settings, left_out = expressed(winner, ROWS)
     notes = []
-    if settings.get("torch_compile") and "tf32" not in settings:  # the Trainer turns TF32 on with it, unless told
+    if settings.get("torch_compile") and "tf32" not in settings:  # torch_compile enables TF32 unless tf32 is set
         settings |= _tf32(winner.full.get("precision.matmul", ""), winner) or {}
     if winner.device == "cpu" and settings:
-        settings["use_cpu"] = True  # without it the Trainer refuses bf16 where there is no GPU
+        settings["use_cpu"] = True  # otherwise the Trainer rejects bf16 without a GPU
         notes.append("Measured on a CPU, hence use_cpu: remove it where you train on a GPU.")
     return Document(settings=settings, usage=USAGE, left_out=left_out, notes=notes)

@@ -1,4 +1,4 @@
-"""How a training script sets each knob by itself: what is said of a knob that a format cannot express."""
+"""Describes how a training script sets each knob itself, for knobs that a format cannot express."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from autotune.records import Knobs, KnobValue
 
 
 def how(key: str, value: KnobValue) -> str:
-    """Returns how a script sets a knob, in a line."""
+    """Returns one line on how a script sets a knob."""
     if variables := knob(key).environment(value):
         return f"before Python starts: {' '.join(f'{name}={text}' for name, text in variables.items())} (--format env)"
     return knob(key).code_of(value) or f"`autotune knobs {key}`"
 
 
 def loader_keys(knobs: Iterable[str]) -> list[str]:
-    """Returns those of some knobs that are arguments of the DataLoader."""
+    """Returns the knobs that are arguments of the DataLoader."""
     return [key for key in knobs if knob(key).in_code == LOADER_ARGUMENT]
 
 
 def ddp_keys(knobs: Iterable[str]) -> list[str]:
-    """Returns those of some knobs that are arguments of DistributedDataParallel."""
+    """Returns the knobs that are arguments of DistributedDataParallel."""
     return [key for key in knobs if knob(key).in_code == DDP_ARGUMENT]
 
 
 def loader_arguments(knobs: Knobs) -> Knobs:
-    """Returns the DataLoader's arguments, by their names."""
+    """Returns the DataLoader's arguments by name."""
     return {knob(key).name: knobs[key] for key in loader_keys(knobs)}
 
 
 def setting(key: str, value: KnobValue) -> str:
-    """Returns a knob and its value as they are typed: "threads.intra=2", a variable's name and value for `env.NAME`."""
+    """Returns a knob and its value as the user types them: "threads.intra=2", or NAME=VALUE for `env.NAME`."""
     return f"{key.removeprefix(PREFIX)}={value_text(value)}"

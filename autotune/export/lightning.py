@@ -1,4 +1,4 @@
-"""Lightning: the Trainer's arguments for LightningCLI or `Trainer(**kwargs)`, and the DataLoader's, which are the program's."""
+"""Exports arguments of Lightning's Trainer, for LightningCLI or `Trainer(**kwargs)`, and DataLoader arguments to copy."""
 
 from __future__ import annotations
 

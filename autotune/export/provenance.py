@@ -1,4 +1,4 @@
-"""Where a configuration comes from, as plain values: for people, and for `autotune verify` and `autotune apply`."""
+"""Writes where a configuration comes from as plain values, for people and for `autotune verify` and `autotune apply`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from autotune.export.claims import Claimed, day, describe_machine, speedup_of
 from autotune.records import Summary, Tier
 
-DIGITS = 5  # of a measured value; its interval is seldom narrower than the third
-PROGRAM = ("program.torch", "program.device_name", "program.executable")  # of a study's identity, besides the machine's
+DIGITS = 5  # of a measured value; intervals are rarely narrower than the third digit
+PROGRAM = ("program.torch", "program.device_name", "program.executable")  # exported identity, besides machine.*
 
 
 def provenance(claimed: Claimed) -> dict[str, Any]:
-    """Returns study, machine, versions, measurements with intervals, and what it takes to measure and to apply it again."""
+    """Returns study, machine, versions, measurements with intervals, and what verifying and applying require."""
     summary, entry = claimed.summary, claimed.entry
     return {
         "study": summary["study"],
@@ -39,7 +39,7 @@ def provenance(claimed: Claimed) -> dict[str, Any]:
 
 
 def _machine(summary: Summary) -> dict[str, Any]:
-    """Returns the machine, and what a GPU's driver and CUDA are, where there is one."""
+    """Returns the machine, plus driver and CUDA version if there is a GPU."""
     machine = summary["machine"]
     drivers = {str(gpu["driver"]) for gpu in machine.get("gpus") or [] if gpu.get("driver")}
     found = {
@@ -66,7 +66,7 @@ def _factor(change: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tiers(summary: Summary) -> dict[str, Any]:
-    """Returns what the best of each tier changes and what that is worth."""
+    """Returns the changes and the speedup of each tier's best entry."""
     found = {}
     for tier, entry in (summary.get("best_by_tier") or {}).items():
         speedup = speedup_of(summary, entry) or {}
@@ -76,25 +76,25 @@ def _tiers(summary: Summary) -> dict[str, Any]:
 
 
 def _again(summary: Summary) -> dict[str, Any]:
-    """Returns what it takes to measure the claim again and to apply it."""
+    """Returns what is needed to verify the claim and to apply the configuration."""
     identity, detected = summary.get("identity") or {}, summary.get("detected") or {}
     program: dict[str, Any] = {}
     if not summary.get("is_recipe"):
         program |= {"command": summary.get("command") or [], "cwd": summary.get("cwd") or ""}
         if placeholders := summary.get("placeholders"):
-            program["placeholders"] = placeholders  # of the command -> value in the baseline
+            program["placeholders"] = placeholders  # placeholder of the command -> value in the baseline
     program |= {name: value for name, value in {"python": summary["machine"].get("python"), **detected}.items() if value}
     return {
         "identity": {name: value for name, value in identity.items() if name.startswith("machine.") or name in PROGRAM},
         "settings": summary.get("settings") or {},
-        "pinned": sorted(summary.get("pinned") or {}),  # hold in the baseline too
-        **({"target": summary["target"]} if summary.get("target") else {}),  # which DataLoader trains, for `autotune apply`
+        "pinned": sorted(summary.get("pinned") or {}),  # also set in the baseline
+        **({"target": summary["target"]} if summary.get("target") else {}),  # the training DataLoader, for `autotune apply`
         "program": program,
     }
 
 
 def _rounded(value: Any) -> Any:
-    """Returns measured values with as many digits as they are worth."""
+    """Returns measured values rounded to DIGITS significant digits."""
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

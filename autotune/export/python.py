@@ -1,4 +1,4 @@
-"""Python source that sets the knobs: definitions to import into a training script or to paste, a few lines each."""
+"""Exports Python source that sets the knobs: short definitions to import or to paste into a training script."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from autotune.knobs.catalogue import knob
 from autotune.plain_text import one_line
 from autotune.records import Knobs
 
-# Set at the program's start, by a statement.
+# Knobs set by a statement when the program starts.
 AT_START = (
     *("threads.intra", "threads.interop", "loader.sharing_strategy", "memory.fraction", "precision.matmul"),
     "backend.cudnn_benchmark",
 )
 COMPRESSION = "parallel.gradient_compression"
 OPTIMIZER, LAYOUT, COMPILE, AMP = "optimizer.implementation", "layout.channels_last", "compile.mode", "precision.amp"
-IN_PARTS = {*AT_START, OPTIMIZER, LAYOUT, COMPILE, AMP}  # beside the loader's
+IN_PARTS = {*AT_START, OPTIMIZER, LAYOUT, COMPILE, AMP}  # besides the loader's
 
 
 def render(winner: Winner) -> Exported:
-    """Returns Python source that defines `BEST` and what sets it; importing it changes nothing yet."""
+    """Returns Python source that defines `BEST` and functions that set it; importing it changes nothing yet."""
     knobs = winner.active
     parts = [
         _head(winner),
@@ -45,7 +45,7 @@ def _head(winner: Winner) -> str:
 
 
 def _best(winner: Winner) -> str:
-    """Returns the dictionary of all knobs, and those that no line of Python sets in time."""
+    """Returns the dictionary of all knobs, and comments on those that must be set outside this file."""
     lines = ["", "# Every setting as it was measured.", "BEST = {"]
     lines += [f"    {key!r}: {value!r}," for key, value in winner.active.items()]
     lines.append("}")
@@ -76,7 +76,7 @@ def _start(knobs: Knobs) -> str:
 
 
 def _model(knobs: Knobs) -> str:
-    """Returns the function that makes the model ready: the layout before the compilation, both before DDP."""
+    """Returns the function that prepares the model: first the layout, then compilation, both before DDP."""
     body = []
     if LAYOUT in knobs:
         body.append(f"model = model.to(memory_format=torch.{'channels_last' if knobs[LAYOUT] else 'contiguous_format'})")
@@ -91,7 +91,7 @@ def _model(knobs: Knobs) -> str:
 
 
 def _parallel(knobs: Knobs) -> str:
-    """Returns the arguments of the wrapper, and the function that compresses gradients between the ranks."""
+    """Returns the arguments of DistributedDataParallel, and the function that compresses gradients between the ranks."""
     given = {knob(key).name: knobs[key] for key in ddp_keys(knobs)}
     text = f"\n# DistributedDataParallel(model, **PARALLEL)\nPARALLEL = {given!r}\n" if given else ""
     if knobs.get(COMPRESSION) != "bf16":

@@ -1,4 +1,4 @@
-"""The configuration that is handed over, ready to be written down in any format."""
+"""Prepares the exported configuration, independently of the format."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ HOLDS = "holds train.global_batch"
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """A configuration ready to be written down.
+    """A configuration ready for export.
 
     Attributes:
-        knobs: what to set: the winner's changes and the user's pins.
-        active: the part of it that means something: no prefetch_factor beside num_workers=0.
-        full: every knob known of, the program's own values included.
-        remarks: knob key -> what to say of it: what it was, what it is worth, that it was pinned.
-        headline: comment lines: what this is, how much faster, where and when it was measured.
+        knobs: knobs to set: the winner's changes and the user's pins.
+        active: the knobs among these that have an effect; prefetch_factor has none with num_workers=0.
+        full: all known knobs, including the program's own values.
+        remarks: knob key -> remark: previous value and effect, or that the knob was pinned.
+        headline: comment lines: what this is, its speedup, and where and when it was measured.
         provenance: the same as plain values.
-        device: "cuda" or "cpu", what it was measured on; "" unknown.
-        optimizers: class names of the program's optimizers; [] unknown.
-        world_size: processes that train; 1 unknown.
+        device: "cuda" or "cpu", where it was measured; "" if unknown.
+        optimizers: class names of the program's optimizers; [] if unknown.
+        world_size: number of processes that train; 1 if unknown.
     """
 
     knobs: Knobs
@@ -51,12 +51,12 @@ class Winner:
 
     @property
     def in_program(self) -> list[str]:
-        """Active knobs that are no environment variables."""
+        """Active knobs that are not environment variables."""
         return [key for key, value in self.active.items() if not knob(key).environment(value)]
 
 
 def _held(summary: Summary, full: Knobs) -> Knobs:
-    """Returns the accumulation that makes up `train.global_batch` with the batch size of a configuration; {} for none."""
+    """Returns the accumulation with which a configuration reaches `train.global_batch`; {} if none is needed."""
     own = summary["baseline"].get("knobs") or {}
     batch, each = own.get(BATCH_SIZE.key), own.get(ACCUMULATION.key)
     if "train.global_batch" not in (summary.get("settings") or {}) or not isinstance(batch, int) or not isinstance(each, int):
@@ -66,7 +66,7 @@ def _held(summary: Summary, full: Knobs) -> Knobs:
 
 
 def winner(summary: Summary, tier: Tier | None) -> Winner:
-    """Returns the best configuration of a study, at a tier when one is given.
+    """Returns the best configuration of a study, or of a tier if one is given.
 
     Raises:
         BadInput: the study has no winner.

@@ -1,4 +1,4 @@
-"""best.yaml: knob groups with plain values; Hydra reads it as a global package, `autotune run --config-dir` too."""
+"""Exports best.yaml: knob groups with plain values. Hydra and `autotune run --config-dir` read it as a global package."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ PROVENANCE = "# Where this comes from: `autotune verify` and `autotune apply` re
 
 
 class _Quoted(str):
-    """Text that keeps its quotes: a bare off would be read as False, a bare 1e5 as a number."""
+    """Text that is always quoted: YAML reads a bare off as False and a bare 1e5 as a number."""
 
 
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # libyaml's, where PyYAML has it
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # libyaml's dumper, if PyYAML has it
     """Safe dumper that knows `_Quoted`."""
 
 
 def _list(dumper: Any, items: list[Any]) -> yaml.Node:
-    """Returns a list as YAML: an interval stays on its line."""
+    """Returns a list as a YAML node; lists of numbers, such as intervals, stay on one line."""
     are_numbers = all(isinstance(item, int | float) for item in items)
     node: yaml.Node = dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=are_numbers)
     return node
@@ -35,7 +35,7 @@ _Dumper.add_representer(_Quoted, lambda dumper, text: dumper.represent_scalar("t
 
 
 def render(winner: Winner) -> Exported:
-    """Returns the file's text: the package line, comments, knob groups with what each is worth, provenance."""
+    """Returns the file's text: package line, comments, knob groups with remarks, and provenance."""
     lines = [PACKAGE_LINE, *(f"# {line}" for line in winner.headline)]
     groups: dict[str, list[str]] = {}
     for key, value in winner.knobs.items():
@@ -61,5 +61,5 @@ def _quoted_all(value: Any) -> Any:
         return {key: _quoted_all(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_quoted_all(item) for item in value]
-    # A title may hold the user's own command line, "${...}" and all.
+    # A title may contain the user's own command line, including "${...}".
     return _Quoted(literal(value)) if isinstance(value, str) else value

@@ -1,1 +1,1 @@
-"""The knobs: the tuner's side."""
+"""The tuner's side of the knobs: definitions, domains and documentation."""

@@ -1,6 +1,6 @@
-"""What a knob is, for the tuner: key, tier, domain rule, applicability rule, documentation.
+"""Defines a knob on the tuner's side: key, tier, domain, applicability and documentation.
 
-The other half, how a knob is set and verified inside the process, is in `harness/knobs/`; the two are joined by the key.
+The other half, which sets and verifies a knob inside the training process, is in `harness/knobs/`. The key joins the two.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from autotune.records import Knobs, KnobValue, Tier
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """How GPUs and machines are connected, as far as knobs look at it.
+    """How GPUs and machines are connected, as far as the knobs' rules need to know.
 
     Attributes:
-        num_gpus: GPUs of this machine, whether the program may use them or not.
-        paths: kinds of path between two of them, by the names of `nvidia-smi topo -m` without counts: "NV", "PIX", "PXB",
+        num_gpus: GPUs in this machine, including those that the program may not use.
+        paths: kinds of path between pairs of GPUs, named as in `nvidia-smi topo -m` without counts: "NV", "PIX", "PXB",
             "PHB", "NODE", "SYS".
-        has_nvswitch: whether their NVLinks end in switches.
+        has_nvswitch: whether the GPUs are connected through NVSwitches.
         adapters: InfiniBand and RoCE adapters with an active port.
-        interfaces: network interfaces that are up and may lead to another machine.
+        interfaces: network interfaces that are up and may reach another machine.
     """
 
     num_gpus: int = 0
@@ -35,25 +35,25 @@ class Topology:
 
 @dataclass(frozen=True, kw_only=True)
 class HostContext:
-    """What a knob's rules may look at: this machine, and this program as the baseline trial found it.
+    """What a knob's rules may depend on: this machine, and the program as the baseline trial found it.
 
     Attributes:
-        num_cores: effective CPU cores, min(affinity, cgroup quota), that one process of the program has for itself.
+        num_cores: effective CPU cores for one process of the program: min(affinity, cgroup quota) divided by the ranks.
         has_cuda: whether the program's process sees a CUDA device.
         compute_capability: (major, minor) of the device; None on the CPU.
         device_memory_bytes: memory of one device; None on the CPU.
-        cpu_isa: instruction sets that matter: "avx2", "avx512_bf16", "amx_bf16", ...
+        cpu_isa: relevant CPU instruction sets: "avx2", "avx512_bf16", "amx_bf16", ...
         has_compiler: whether torch.compile can work for this device (a C++ compiler on the CPU, triton on CUDA).
-        observed: knob key -> the program's own value, from the baseline.
-        not_applicable: knob key -> reason, from the baseline's harness.
-        num_numa_nodes: NUMA nodes that the program's cores are of.
+        observed: knob key -> the program's own value, as observed in the baseline.
+        not_applicable: knob key -> why the knob does not apply, as the harness reported in the baseline.
+        num_numa_nodes: NUMA nodes that the program's cores belong to.
         num_local_ranks: processes that train together on this host.
-        is_recipe: whether a built-in recipe is tuned (its batch size and workers are ours to choose).
-        world_size: processes that train together; None before the baseline has told.
-        num_nodes: machines that they run on; None before the baseline has told.
-        collectives: how they communicate, "cpu:gloo,cuda:nccl"; "" unknown.
-        nccl: version of NCCL; None without one, or before the baseline has told.
-        topology: how this machine is connected.
+        is_recipe: whether a built-in recipe is tuned (autotune then chooses its batch size and workers).
+        world_size: processes that train together; None before the baseline has run.
+        num_nodes: machines that these processes run on; None before the baseline has run.
+        collectives: torch.distributed backends, such as "cpu:gloo,cuda:nccl"; "" if unknown.
+        nccl: NCCL version; None without NCCL, or before the baseline has run.
+        topology: how the GPUs of this machine are connected.
     """
 
     num_cores: int
@@ -75,22 +75,22 @@ class HostContext:
 
 
 def no_reason(_: HostContext) -> str | None:
-    """Returns None: the knob can always be turned."""
+    """Returns None: nothing blocks the knob."""
     return None
 
 
 def no_seed(_: HostContext) -> KnobValue | None:
-    """Returns None: an expert would leave this knob alone."""
+    """Returns None: an expert would not start with a particular value."""
     return None
 
 
-OTHER = None  # in `Knob.in_code`: any value that is not named
+OTHER = None  # in `Knob.in_code`: matches any value that has no entry of its own
 LOADER_ARGUMENT = "DataLoader(..., {name}={value!r})"
 DDP_ARGUMENT = "DistributedDataParallel(..., {name}={value!r})"
 
 
 def value_text(value: KnobValue | None) -> str:
-    """Returns a knob's value as it is written in YAML: `true`, `bf16`, `64`; a dash for None."""
+    """Returns a knob's value as YAML text: `true`, `bf16`, `64`; a dash for None."""
     if value is None:
         return DASH
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -103,26 +103,26 @@ class Knob:
     Attributes:
         key: dotted key, "loader.num_workers".
         tier: what it changes besides speed.
-        type: bool, int, float or str; what a value must be.
-        default: value in a program that says nothing (the library's own default).
-        domain: values worth trying on this host, ascending for numbers; the space adds the baseline's own.
-        choices: the only values allowed for a str knob; empty = any.
-        numbers: the only numbers allowed, ascending; empty = any within the bounds.
-        bounds: smallest and largest value allowed for a number here; None = no bound on that side.
-        examples: values that its documentation shows, where the domain is empty or follows the program; empty = the domain's.
-        blocked: reason why it cannot be turned on this host, None when it can.
-        expert: value an expert would start with on this host, None to leave it.
-        is_active: whether it has an effect with the other knobs' values (prefetch_factor needs workers).
-        environment: environment variables a value stands for; set by the launcher, before the interpreter starts.
-        variables: names of all that any value may stand for: env.NAME cannot set the same one beside it.
-        is_before_torch: set or read before torch is imported in some other way than by such a variable.
-        is_unknown: whether it changes what is computed is not known: losses are compared before a value of it may win.
-        is_costly: each value costs a compilation; tried only on the best of the others.
-        brief: what it is in a few words, for the overview: with key and tier a line fits a terminal of 80 columns.
-        phrase: how a value reads in a list of changes, "batch {}"; "" for the last part of the key and the value.
-        off_phrase: how the value "off" reads there, "fp32".
-        in_code: how a training script sets it by itself, a line with "{value!r}" for the value; or value -> line, OTHER for the
-            values that are not named.
+        type: type of the values: bool, int, float or str.
+        default: value in a program that does not set it (the library's own default).
+        domain: values worth trying on this host, ascending for numbers; the search space adds the baseline's own value.
+        choices: allowed values of a str knob; empty = any.
+        numbers: allowed numbers, ascending; empty = any within the bounds.
+        bounds: smallest and largest number allowed on this host; None = no bound on that side.
+        examples: values for the documentation where the domain is empty or depends on the program; empty = the domain's.
+        blocked: why the knob cannot be set on this host; None if it can.
+        expert: value that an expert would start with on this host; None for no preference.
+        is_active: whether the knob has an effect, given the other knobs' values (prefetch_factor needs workers).
+        environment: environment variables that a value sets; the launcher sets them before the interpreter starts.
+        variables: every variable that any value may set; env.NAME cannot set the same one in the same study.
+        is_before_torch: whether the knob takes effect before torch is imported, other than through an environment variable.
+        is_unknown: whether it is unknown if the knob changes results; if so, losses are compared before a value may win.
+        is_costly: whether each value costs a compilation; tried only on the best configuration of the other knobs.
+        brief: a few words for the overview; with key and tier, a line fits in 80 columns.
+        phrase: format of a value in a list of changes, "batch {}"; "" for the last part of the key and the value.
+        off_phrase: text for the value "off" in such a list, "fp32".
+        in_code: how a training script sets the knob: a line with "{value!r}" for the value, or value -> line, with OTHER for
+            all remaining values.
         summary, helps, hurts, start_cost: documentation, printed by `autotune knobs NAME`.
     """
 
@@ -158,7 +158,7 @@ class Knob:
         return self.key.rpartition(".")[2]
 
     def phrase_of(self, value: KnobValue) -> str:
-        """Returns a setting in two words or fewer: "bf16", "batch 64", "channels_last", "no pin_memory"."""
+        """Returns a value in at most two words: "bf16", "batch 64", "channels_last", "no pin_memory"."""
         if value == "off" and self.off_phrase:
             return self.off_phrase
         if isinstance(value, bool) and not self.phrase:
@@ -166,14 +166,14 @@ class Knob:
         return (self.phrase or f"{self.name} {{}}").format(value_text(value))
 
     def code_of(self, value: KnobValue) -> str:
-        """Returns the line that sets it in a training script; "" where there is none."""
+        """Returns the line that sets a value in a training script; "" if there is none."""
         lines: Mapping[KnobValue | None, str] = {OTHER: self.in_code} if isinstance(self.in_code, str) else self.in_code
         return lines.get(value, lines.get(OTHER, "")).format(value=value, name=self.name)
 
     def needs_fresh_start(self, value: KnobValue) -> bool:
-        """Returns whether a trial with this value needs an interpreter of its own from the first line on.
+        """Returns whether a trial with this value must start in a fresh interpreter.
 
-        What libraries read as they are loaded (thread counts of OpenMP and MKL, an allocator that is preloaded, NCCL's and any
-        other variable) must be there before torch is; all other knobs are turned in the process once torch has been imported.
+        Libraries read some settings while they are loaded (OpenMP's and MKL's thread counts, a preloaded allocator, NCCL's and
+        all other variables), so these must be set before torch is imported. All other knobs are set after that import.
         """
         return self.is_before_torch or bool(self.environment(value))

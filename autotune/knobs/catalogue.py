@@ -1,4 +1,4 @@
-"""Every knob there is, by key."""
+"""Lists all knobs by key."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ GROUPS = list(dict.fromkeys(key.partition(".")[0] for key in CATALOGUE))
 
 
 def knob(key: str) -> Knob:
-    """Returns the knob of a key, env.NAME included.
+    """Returns the knob with a key; also accepts env.NAME.
 
     Raises:
-        BadInput: there is none; names the nearest.
+        BadInput: there is no such knob; names the nearest.
     """
     if key.startswith(PREFIX):
         return env_knob(key.removeprefix(PREFIX))
@@ -31,16 +31,16 @@ def knob(key: str) -> Knob:
 
 
 def clashes(keys: Collection[str]) -> list[tuple[str, str]]:
-    """Returns (env.NAME, knob) for each variable among some knobs that another of them sets, too."""
+    """Returns (env.NAME, knob) for each env.NAME among the keys whose variable another of these knobs also sets."""
     asked = [(f"{PREFIX}{name}", key) for key in keys if key in CATALOGUE for name in CATALOGUE[key].variables]
     return [(variable, key) for variable, key in asked if variable in keys]
 
 
 def clash_words(variable: str, key: str) -> str:
-    """Returns what is wrong with two keys of `clashes`."""
+    """Returns the error message for a pair from `clashes`."""
     return f"{variable}: the variable that {key} sets, got both. Give one of the two."
 
 
 def is_knob(key: str) -> bool:
-    """Returns whether a key names a knob, or would if its environment variable could be used."""
+    """Returns whether a key names a knob; any env.NAME does, even one that `env_knob` rejects."""
     return key in CATALOGUE or key.startswith(PREFIX)

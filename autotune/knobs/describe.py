@@ -1,4 +1,4 @@
-"""Knob documentation as `autotune knobs [NAME]` prints it."""
+"""Formats the knobs' documentation for `autotune knobs [NAME]`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIER_MEANS = {
     "numerics": "same optimisation, other rounding",
     "training": "changes the optimisation",
 }
-# What a trial with it needs of its start; see `launch.warm`.
+# How a trial that sets the knob may start; see `launch.warm`.
 FRESH = "Read before torch is imported, so its trials start in a fresh interpreter."
 WARM = "Set after torch is imported, so its trials may start warm."
 _SOME: dict[type, bool | int | float | str] = {bool: True, int: 1, float: 0.5, str: "x"}
@@ -36,8 +36,8 @@ class Row:
     Attributes:
         key: the knob's key.
         tier: what it changes besides speed.
-        brief: what it is, in a few words.
-        blocked: why it cannot be turned on this machine; None when it can.
+        brief: a few words on what it is.
+        blocked: why it cannot be set on this machine; None if it can.
     """
 
     key: str
@@ -47,10 +47,10 @@ class Row:
 
 
 def overview(host_context: HostContext | None = None) -> dict[str, list[Row]]:
-    """Returns family -> a row per knob, families and knobs in the catalogue's order, env.NAME last.
+    """Returns family -> one row per knob, in the catalogue's order, with env.NAME last.
 
     Args:
-        host_context: the machine to say what is blocked on; None leaves it out.
+        host_context: the machine for which to report blocked knobs; None reports none.
     """
     families: dict[str, list[Row]] = {}
     for key, found in [*CATALOGUE.items(), ("env.NAME", knob("env.NAME"))]:
@@ -65,8 +65,8 @@ def describe(key: str, host_context: HostContext | None = None, *, spaces: Mappi
 
     Args:
         key: the knob's key; "env.NAME" for any environment variable.
-        host_context: the machine to name the tried values for; None leaves them out.
-        spaces: search space -> keys it searches, to name those with this one; None leaves them out.
+        host_context: the machine whose candidate values are listed; None omits them.
+        spaces: search space -> keys that it searches, to list the spaces that contain this knob; None omits them.
 
     Raises:
         BadInput: there is no such knob; names the nearest.
@@ -92,10 +92,10 @@ def describe(key: str, host_context: HostContext | None = None, *, spaces: Mappi
 
 
 def page(spaces: Mapping[str, Iterable[str]]) -> str:
-    """Returns docs/knobs.md: every knob, family by family, independent of this machine.
+    """Returns the text of docs/knobs.md: every knob by family, independent of this machine.
 
     Args:
-        spaces: search space -> keys it searches.
+        spaces: search space -> keys that it searches.
     """
     families, parts = overview(), [PAGE_HEAD]
     for family, rows in families.items():
@@ -111,7 +111,7 @@ def _anchor(key: str) -> str:
 
 
 def uses(found: Knob, host_context: HostContext) -> tuple[str, str]:
-    """Returns an argument that pins a knob and one that tunes it, quoted for the shell, with values that it allows."""
+    """Returns example arguments that pin and that tune a knob, with allowed values, quoted for the shell."""
     values = found.examples or tuple(found.domain(host_context))
     if len(values) < 2:
         values = found.choices or found.numbers[:4] or tuple(found.domain(HostContext(num_cores=8)))
@@ -120,7 +120,7 @@ def uses(found: Knob, host_context: HostContext) -> tuple[str, str]:
 
 
 def _argument(key: str, values: Iterable[KnobValue]) -> str:
-    """Returns KEY=VALUE, or KEY=choice(...) of several, as it is typed: special letters are quoted for Hydra and the shell."""
+    """Returns KEY=VALUE, or KEY=choice(...) for several values, with special characters quoted for Hydra and the shell."""
     words = [_word(value) for value in values]
     is_plain = all(re.fullmatch(r"[\w./:+-]+", word) for word in words)
     quoted = [word if re.fullmatch(r"[\w./:+-]+", word) else f"'{word}'" for word in words]

@@ -1,4 +1,4 @@
-"""Any environment variable as a knob: env.NAME."""
+"""Makes any environment variable a knob: env.NAME."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.records import Tier
 PREFIX = "env."
 NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Variable -> the knob that it is, whatever its value.
+# Variable -> the knob that stands for it, whatever its value.
 KNOBS = {
     "OMP_NUM_THREADS": "threads.omp",
     "MKL_NUM_THREADS": "threads.mkl",
@@ -22,28 +22,28 @@ KNOBS = {
 }
 LAUNCHERS = "A launcher gives each process its own: launch.nproc=N, or -- torchrun --nproc_per_node=N SCRIPT."
 
-# Variables that something else is, whatever their value: name -> what to use instead. Those that a knob sets to some of their
-# values (`Knob.variables`) are free, but not beside it (`catalogue.clashes`).
+# Variables that env.NAME must not set: name -> what to use instead. Variables that a knob sets only for some of its values
+# (`Knob.variables`) are allowed, but not together with that knob (`catalogue.clashes`).
 OWNED = {
     **{variable: f"Use {key}, which is this variable." for variable, key in KNOBS.items()},
     **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), LAUNCHERS),
     "PYTHONPATH": "Set it in your shell: the launcher puts its own folder before it.",
 }
-# Variables known to leave alone what is computed: where memory comes from, how threads and transfers are arranged.
+# Variables known not to change results: they affect only memory allocation, threads and transfers.
 HARMLESS = re.compile(
     r"LD_PRELOAD|(PYTORCH_(CUDA_|HIP_)?ALLOC_CONF)|CUDA_(DEVICE_MAX_CONNECTIONS|MODULE_LOADING|LAUNCH_BLOCKING)|MALLOC_\w+|"
     r"(OMP|GOMP|KMP)_\w+|MKL_(NUM_THREADS|DYNAMIC)|OPENBLAS_NUM_THREADS|NCCL_\w+|TORCH_NCCL_\w+"
 )
-OURS = "AUTOTUNE_"  # how the tuner speaks to the training process and finds its own
+OURS = "AUTOTUNE_"  # prefix of the variables through which the tuner talks to a trial and finds its leftover processes
 
 
 def env_knob(name: str) -> Knob:
-    """Returns the knob that stands for the environment variable `name`.
+    """Returns the knob for the environment variable `name`.
 
-    Its default is the variable's value in this process, MASK where that is a secret; "" stands for a variable that is not set.
+    Its default is the variable's value in this process: MASK if that is a secret, "" if the variable is not set.
 
     Raises:
-        BadInput: no such variable can exist, or autotune needs it for itself.
+        BadInput: the name is invalid, or the variable is reserved.
     """
     key = f"{PREFIX}{name}"
     if not NAME_PATTERN.fullmatch(name):
@@ -60,7 +60,7 @@ def env_knob(name: str) -> Knob:
         type=str,
         default=MASK if is_secret(name, own) else own,
         examples=("VALUE", "OTHER"),
-        domain=lambda _: [],  # what is worth trying is not known: the user lists the values
+        domain=lambda _: [],  # worthwhile values are unknown: the user lists them
         environment=lambda value: {name: str(value)},
         is_unknown=not HARMLESS.fullmatch(name),
         brief="any environment variable",

@@ -1,4 +1,4 @@
-"""Knobs of how the same model is executed: memory layout, compilation, optimizer, cuDNN, activations."""
+"""Knobs that change how the same model is executed: memory layout, compilation, optimizer, cuDNN, activations."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
 def compile_modes(host_context: HostContext) -> list[KnobValue]:
-    """Returns the modes worth a trial: those built on CUDA graphs and Triton only on CUDA."""
+    """Returns the modes worth a trial. Modes built on CUDA graphs and Triton are included only on CUDA."""
     return ["off", "default", *CUDA_GRAPH_MODES] if host_context.has_cuda else ["off", "default"]
 
 
 def compile_blocked(host_context: HostContext) -> str | None:
-    """Returns why torch.compile cannot work here."""
+    """Returns why torch.compile cannot work here; None if it can."""
     if host_context.has_compiler:
         return None
     if host_context.has_cuda:
@@ -209,7 +209,7 @@ SDPA = Knob(
     type=str,
     default="default",
     choices=("default", "flash", "mem_efficient", "cudnn", "math"),
-    # On a CPU torch has one fused kernel, which it takes wherever it can.
+    # On a CPU, torch has a single fused kernel and uses it wherever it can.
     domain=lambda c: ["default", "flash", "mem_efficient", "cudnn"] if c.has_cuda else ["default"],
     blocked=lambda c: below_ampere(c) if c.has_cuda else None,
     brief="kernels of attention",

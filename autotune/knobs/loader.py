@@ -6,12 +6,12 @@ from autotune.knobs.base import LOADER_ARGUMENT, HostContext, Knob
 from autotune.knobs.ranges import no_cuda, observed_int, up_to
 from autotune.records import Knobs, KnobValue, Tier
 
-MAX_BATCH_CUDA, MAX_BATCH_CPU = 1024, 128  # on a CPU a larger batch gains nothing and makes each step seconds long
-WORKER_STEPS = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]  # one process rarely gains beyond 32: pipes and the pin thread saturate
+MAX_BATCH_CUDA, MAX_BATCH_CPU = 1024, 128  # on a CPU, larger batches gain nothing and make each step take seconds
+WORKER_STEPS = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]  # more than 32 rarely help one process: pipes and the pin thread saturate
 
 
 def batch_sizes(host_context: HostContext) -> list[KnobValue]:
-    """Returns half the program's batch and its doublings: up to 8 x, for our own recipes up to what the device is good for."""
+    """Returns half the program's batch, the batch and its doublings: up to 8 x, or up to the device's cap for a recipe."""
     own = observed_int(host_context, BATCH_SIZE.key, otherwise=1)
     cap = max(own, MAX_BATCH_CUDA if host_context.has_cuda else MAX_BATCH_CPU)
     highest = cap if host_context.is_recipe else min(cap, own * 8)
@@ -25,24 +25,24 @@ def worker_counts(host_context: HostContext) -> list[KnobValue]:
 
 
 def worker_bounds(host_context: HostContext) -> tuple[int | None, int | None]:
-    """Returns the bounds of a worker count: more than four a core only take memory from each other."""
+    """Returns the bounds of a worker count. More than four workers per core only cost memory."""
     return 0, max(16, 4 * host_context.num_cores)
 
 
 def has_workers(knobs: Knobs) -> bool:
-    """Returns whether the loader has workers at all."""
+    """Returns whether the loader has any workers."""
     return int(knobs.get(NUM_WORKERS.key, 0)) > 0
 
 
 def without_workers(host_context: HostContext) -> str | None:
-    """Returns why knobs of workers cannot be turned: the program has none and allows none."""
+    """Returns why worker knobs cannot be set: the program has no workers and allows none; None if they can."""
     if int(host_context.observed.get(NUM_WORKERS.key, 0) or 0) > 0:
         return None
     return host_context.not_applicable.get(NUM_WORKERS.key)
 
 
 def has_several_workers(knobs: Knobs) -> bool:
-    """Returns whether one worker can be done before another."""
+    """Returns whether the loader has several workers, so that one can finish before another."""
     return int(knobs.get(NUM_WORKERS.key, 0)) > 1
 
 
@@ -172,7 +172,7 @@ MULTIPROCESSING_CONTEXT = Knob(
     type=str,
     default="fork",
     choices=("fork", "forkserver", "spawn"),
-    domain=lambda _: ["fork", "forkserver"],  # spawn gives the same workers as forkserver, only later
+    domain=lambda _: ["fork", "forkserver"],  # spawn gives the same workers as forkserver, but starts them more slowly
     blocked=without_workers,
     is_active=has_workers,
     brief="how workers are started",
@@ -246,7 +246,7 @@ SHARING_STRATEGY = Knob(
 
 
 def without_second_core(host_context: HostContext) -> str | None:
-    """Returns why workers and step cannot be kept apart: there is one core, or there are no workers."""
+    """Returns why workers and step cannot have separate cores: one core or no workers; None if they can."""
     if host_context.num_cores < 2:
         return "one core: workers and step have to share it"
     return without_workers(host_context)
@@ -260,7 +260,7 @@ OWN_CORES = Knob(
     domain=lambda _: [False, True],
     blocked=without_second_core,
     is_active=has_workers,
-    is_before_torch=True,  # torch counts the cores as it is loaded
+    is_before_torch=True,  # torch counts the cores while it is loaded
     brief="cores apart for workers and step",
     in_code={
         True: "os.sched_setaffinity in the program and in worker_init_fn, or `autotune apply`",
@@ -334,10 +334,10 @@ DEVICE_PREFETCH = Knob(
 
 
 def transfers(host_context: HostContext) -> list[KnobValue]:
-    """Returns whether to try bytes: only where they are copied to a device.
+    """Returns the values to try: transfer as bytes is tried only if batches are copied to a GPU.
 
-    Measured on two cores of an AMD EPYC, photos of 224 x 224, batch 32, one worker: loader and training process together took
-    1.17 times the processor time (median of 6 pairs, 1.02 to 1.33, beside other load), since the arithmetic only moves.
+    On a CPU the arithmetic only moves to another process. Measured on two cores of an AMD EPYC (224 x 224 photos, batch 32, one
+    worker), loader and training process took 1.17 times the CPU time (median of 6 pairs, 1.02 to 1.33, under other load).
     """
     return [False, True] if host_context.has_cuda else [False]
 

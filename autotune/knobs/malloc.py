@@ -1,4 +1,4 @@
-"""Other allocators of host memory that are installed on this machine."""
+"""Finds alternative allocators of host memory that are installed on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-# Names of the libraries, the plain builds before those with profiling or debugging in them.
+# File names of the libraries. Of several, the last by name is used: libtcmalloc_minimal, not libtcmalloc with its profilers.
 LIBRARIES = {
     "jemalloc": re.compile(r"libjemalloc\.so(\.\d+)*"),
     "tcmalloc": re.compile(r"libtcmalloc(_minimal)?\.so(\.\d+)*"),
@@ -20,14 +20,14 @@ ANY = re.compile("|".join(f"({pattern.pattern})" for pattern in LIBRARIES.values
 
 @functools.cache
 def installed() -> dict[str, str]:
-    """Returns name -> path of the allocators that are found on this machine, in the system's folders and in Python's own."""
+    """Returns name -> path of the allocators in the system's library folders and in those of conda and Python."""
     own = [Path(prefix) / "lib" for prefix in (os.environ.get("CONDA_PREFIX"), sys.prefix) if prefix]
     system = [folder for pattern in FOLDERS for folder in sorted(Path("/").glob(pattern.lstrip("/")))]
     return found_in([*system, *own])
 
 
 def found_in(folders: Iterable[Path]) -> dict[str, str]:
-    """Returns name -> path of the allocators in some folders; the first folder that has one counts."""
+    """Returns name -> path of the allocators in some folders; the first folder that contains one wins."""
     found: dict[str, str] = {}
     for folder in folders:
         try:
@@ -42,12 +42,12 @@ def found_in(folders: Iterable[Path]) -> dict[str, str]:
 
 
 def preloading(allocator: str, environment: Mapping[str, str], libraries: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that make a process begin with an allocator.
+    """Returns the environment variables that make a process start with an allocator.
 
     Args:
         allocator: "jemalloc", "tcmalloc", or "glibc" for the C library's own.
-        environment: what the process would have; what else is preloaded there stays.
-        libraries: name -> path of those installed; an allocator that is not cannot be preloaded.
+        environment: the process's environment without this change; other preloaded libraries stay.
+        libraries: name -> path of the installed allocators; any other cannot be preloaded.
     """
     words = environment.get("LD_PRELOAD", "").replace(":", " ").split()
     others = [word for word in words if not ANY.fullmatch(os.path.basename(word))]

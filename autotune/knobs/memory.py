@@ -1,4 +1,4 @@
-"""Knobs of memory: the device's allocator and its bound, and the allocator of the host."""
+"""Knobs of memory: the GPU memory allocator and its limit, and the host memory allocator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.ranges import no_cuda
 from autotune.records import Tier
 
-# What torch's CUDA allocator is told, by the name of the knob's value.
+# Value of the knob -> configuration of torch's CUDA allocator.
 CONFIGURATIONS = {
     "default": "",
     "expandable_segments": "expandable_segments:True",
@@ -18,18 +18,18 @@ CONFIGURATIONS = {
     "collect_80": "garbage_collection_threshold:0.8",
     "cuda_malloc_async": "backend:cudaMallocAsync",
 }
-# Both, since torch before 2.9 knows the old name only, 2.9 and 2.10 take some of it from the old one (pytorch #183387).
+# Both are set: torch before 2.9 reads only the old name, and 2.9 and 2.10 still read some options from it (pytorch #183387).
 CONFIGURATION_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def configuration(value: str) -> dict[str, str]:
-    """Returns the variables that torch's CUDA allocator reads when it is first used."""
+    """Returns the variables that configure torch's CUDA allocator, which reads them when it is first used."""
     text = CONFIGURATIONS[value]
     return dict.fromkeys(CONFIGURATION_VARIABLES, text) if text else {}
 
 
 def no_other_malloc(_: HostContext) -> str | None:
-    """Returns why the host's allocator cannot be replaced: no other one is installed."""
+    """Returns why the host's allocator cannot be replaced: no other is installed; None if one is."""
     if malloc.installed():
         return None
     return "neither jemalloc nor tcmalloc is installed here (Debian and Ubuntu: libjemalloc2, libtcmalloc-minimal4)"
@@ -72,7 +72,7 @@ FRACTION = Knob(
     tier=Tier.exact,
     type=float,
     default=1.0,
-    domain=lambda _: [],  # a bound makes nothing faster: who needs one knows how much
+    domain=lambda _: [],  # a limit makes nothing faster: a user who needs one knows its value
     examples=(0.5, 0.8),
     bounds=lambda _: (0.01, 1.0),
     blocked=no_cuda,

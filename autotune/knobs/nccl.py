@@ -1,12 +1,12 @@
-"""Knobs of NCCL, which carries the gradients between GPUs: its environment variables, set before the interpreter starts.
+"""Knobs of NCCL, which carries gradients between GPUs: environment variables that are set before the interpreter starts.
 
-Names, values and defaults are those of NCCL's own documentation, "Environment Variables"
-(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, read for 2.31). It files most of them under debugging:
-NCCL chooses by a model of the machine, and a later version may choose better than a value that was written down. So each is
-offered only where this machine's topology lets it matter, and what a study finds holds for its machine, model and NCCL.
+Names, values and defaults follow NCCL's documentation, "Environment Variables"
+(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, read for 2.31). It lists most of them under debugging:
+NCCL chooses values from a model of the machine, and a later version may choose better than a fixed value. So a knob is
+offered only if it can matter on this machine's topology, and a result holds only for the study's machine, model and NCCL.
 
-NCCL itself needs GPUs. What is tested without one: that each value reaches every rank's environment and is read back there.
-Not measured on a GPU yet.
+NCCL needs GPUs. The tests without one check that each value reaches every rank's environment and is read back there.
+The knobs have not been measured on a GPU yet.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.ranges import no_cuda
 from autotune.records import KnobValue, Tier
 
-AUTO = "auto"  # the variable is not set: NCCL decides
-UNSET = 0  # the same for a number
+AUTO = "auto"  # the variable stays unset: NCCL decides
+UNSET = 0  # the same for numbers
 
-# Knob -> the variable that it is. One name per setting: env.NCCL_ALGO is refused and names nccl.algo.
+# Knob -> its variable. Each setting has one name only: env.NCCL_ALGO is rejected with a pointer to nccl.algo.
 VARIABLES = {
     "nccl.algo": "NCCL_ALGO",
     "nccl.proto": "NCCL_PROTO",
@@ -38,16 +38,16 @@ VARIABLES = {
 }
 
 HOPPER = (9, 0)  # first compute capability with NVLink SHARP
-PER_COLLECTIVE = (2, 24)  # first NCCL whose NCCL_ALGO takes "allreduce:tree", and fails where a bare name suits no collective
+PER_COLLECTIVE = (2, 24)  # first NCCL that accepts "allreduce:tree", and that fails if a collective lacks a bare name
 ALGORITHMS = ("Ring", "Tree", "NVLS", "NVLSTree", "CollnetDirect", "CollnetChain")
-# NCCL's levels by distance, and the paths of `nvidia-smi topo -m` that each adds to those before it.
+# NCCL's levels by distance -> the paths of `nvidia-smi topo -m` that each adds to the levels before it.
 P2P_LEVELS = {"NVL": {"NV"}, "PIX": {"PIX"}, "PXB": {"PXB"}, "PHB": {"PHB", "NODE"}, "SYS": {"SYS"}}
 MIB = 1 << 20
 MAX_CHANNELS = 64  # 32 before NCCL 2.25
 
 
 def no_nccl(host_context: HostContext) -> str | None:
-    """Returns why NCCL has nothing to do in this program; None when it has, or may have."""
+    """Returns why this program does not use NCCL; None if it does or may."""
     if reason := no_cuda(host_context):
         return reason
     if host_context.world_size == 1:
@@ -60,7 +60,7 @@ def no_nccl(host_context: HostContext) -> str | None:
 
 
 def no_peers(host_context: HostContext) -> str | None:
-    """Returns why the way between the GPUs of one machine does not matter; None when it does."""
+    """Returns why the path between GPUs of one machine does not matter; None if it does."""
     if reason := no_nccl(host_context):
         return reason
     if host_context.topology.num_gpus < 2:
@@ -71,7 +71,7 @@ def no_peers(host_context: HostContext) -> str | None:
 
 
 def no_choice_of_level(host_context: HostContext) -> str | None:
-    """Returns why no level of peer-to-peer differs from another; None when they do."""
+    """Returns why the peer-to-peer level does not matter; None if it does."""
     if reason := no_peers(host_context):
         return reason
     if host_context.topology.paths == {"NV"}:
@@ -80,7 +80,7 @@ def no_choice_of_level(host_context: HostContext) -> str | None:
 
 
 def no_nvls(host_context: HostContext) -> str | None:
-    """Returns why NVLink SHARP cannot be had; None when it can."""
+    """Returns why NVLink SHARP is unavailable; None if it is available."""
     if reason := no_peers(host_context):
         return reason
     if not host_context.topology.has_nvswitch:
@@ -92,21 +92,21 @@ def no_nvls(host_context: HostContext) -> str | None:
 
 
 def one_node(host_context: HostContext) -> str | None:
-    """Returns why the network does not matter; None when it does, or may."""
+    """Returns why the network does not matter; None if it does or may."""
     if reason := no_nccl(host_context):
         return reason
     return "one machine: its GPUs do not talk over the network" if host_context.num_nodes == 1 else None
 
 
 def no_infiniband(host_context: HostContext) -> str | None:
-    """Returns why InfiniBand does not matter; None when it does, or may."""
+    """Returns why InfiniBand does not matter; None if it does or may."""
     if reason := one_node(host_context):
         return reason
     return None if host_context.topology.adapters else "no InfiniBand or RoCE adapter with an active port"
 
 
 def one_adapter(host_context: HostContext) -> str | None:
-    """Returns why there is no choice of InfiniBand adapters; None when there is."""
+    """Returns why there is no choice of InfiniBand adapters; None if there is."""
     if reason := no_infiniband(host_context):
         return reason
     only = host_context.topology.adapters
@@ -114,7 +114,7 @@ def one_adapter(host_context: HostContext) -> str | None:
 
 
 def one_interface(host_context: HostContext) -> str | None:
-    """Returns why there is no choice of network interfaces; None when there is."""
+    """Returns why there is no choice of network interfaces; None if there is."""
     if reason := one_node(host_context):
         return reason
     there = host_context.topology.interfaces
@@ -122,7 +122,7 @@ def one_interface(host_context: HostContext) -> str | None:
 
 
 def one_nic(host_context: HostContext) -> str | None:
-    """Returns why no ring can cross adapters; None when it can."""
+    """Returns why no ring can cross adapters; None if one can."""
     if reason := one_node(host_context):
         return reason
     nics = host_context.topology.adapters or host_context.topology.interfaces
@@ -130,10 +130,10 @@ def one_nic(host_context: HostContext) -> str | None:
 
 
 def algorithms(host_context: HostContext) -> list[KnobValue]:
-    """Returns the algorithms worth a trial: trees always, those of the switches where there are any.
+    """Returns the algorithms worth a trial: ring and tree always, NVLS only with NVSwitches.
 
-    Of a bare name NCCL 2.24 and later say that a collective which has no such algorithm fails (a broadcast knows no tree, and
-    DistributedDataParallel begins with one); before, it fell back to a ring and knew no names of collectives.
+    From NCCL 2.24 on, a bare name makes every collective without that algorithm fail (broadcast has no tree, and
+    DistributedDataParallel starts with one). Older versions fall back to a ring and do not accept names of collectives.
     """
     names = ["Ring", "Tree"]
     if no_nvls(host_context) is None:
@@ -143,12 +143,12 @@ def algorithms(host_context: HostContext) -> list[KnobValue]:
 
 
 def p2p_levels(host_context: HostContext) -> list[KnobValue]:
-    """Returns the levels that differ here: none at all, and each that takes in further pairs of GPUs."""
+    """Returns the levels that differ here: "LOC" (no direct reads), and each level that adds pairs of GPUs."""
     return ["LOC", *(level for level, paths in P2P_LEVELS.items() if host_context.topology.paths & paths)]
 
 
 def _variable(key: str, *, unless: KnobValue | None = None) -> Callable[[Any], dict[str, str]]:
-    """Returns a knob's rule of what variable a value is; `unless` is the value that leaves it unset."""
+    """Returns a knob's `environment` rule; `unless` is the value that leaves the variable unset."""
 
     def environment(value: Any) -> dict[str, str]:
         if value == unless:
@@ -296,7 +296,7 @@ P2P_LEVEL = Knob(
     blocked=no_choice_of_level,
     environment=_variable("nccl.p2p_level", unless=AUTO),
     variables=(VARIABLES["nccl.p2p_level"],),
-    is_unknown=True,  # where PCIe is set up badly, a direct transfer corrupts what it carries
+    is_unknown=True,  # with a bad PCIe setup, direct transfers corrupt data
     brief="how far GPUs read one another",
     phrase="NCCL p2p_level {}",
     summary=(

@@ -1,4 +1,4 @@
-"""How the ranks of a trial keep their replicas in step: DistributedDataParallel, FSDP2, and how gradients are averaged."""
+"""Knobs of how ranks keep their replicas in sync: DistributedDataParallel, FSDP2 and gradient averaging."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ DDP, FSDP = "ddp", "fsdp"
 
 
 def alone(host_context: HostContext) -> str | None:
-    """Returns why no gradients are averaged."""
+    """Returns why no gradients are averaged; None if they are or may be."""
     return "one process trains: no gradients are averaged" if host_context.world_size == 1 else None
 
 
 def has_wrapper(knobs: Knobs) -> bool:
-    """Returns whether replicas may be whole, as far as is known."""
+    """Returns whether DistributedDataParallel may be in use: FSDP is not selected."""
     return knobs.get(STRATEGY.key) != FSDP
 
 
 def has_shares(knobs: Knobs) -> bool:
-    """Returns whether replicas may be shared out, as far as is known."""
+    """Returns whether FSDP may be in use: DistributedDataParallel is not selected."""
     return knobs.get(STRATEGY.key) != DDP
 
 
@@ -110,7 +110,7 @@ STATIC_GRAPH = Knob(
     blocked=alone,
     is_active=has_wrapper,
     domain=lambda _: [False, True],
-    is_unknown=True,  # exact where the graph is static; where it is not, gradients are left out
+    is_unknown=True,  # exact if the graph is static; otherwise gradients are missing
     brief="DDP's graph is always the same",
     in_code=DDP_ARGUMENT,
     summary=(

@@ -6,24 +6,24 @@ from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.ranges import below_ampere, has_fast_bf16, no_cuda
 from autotune.records import KnobValue, Tier
 
-TENSOR_CORES = (7, 0)  # first compute capability that multiplies float16 in Tensor Cores (Volta)
+TENSOR_CORES = (7, 0)  # first compute capability with float16 Tensor Cores (Volta)
 
 
 def amp_values(host_context: HostContext) -> list[KnobValue]:
-    """Returns the autocast formats worth a trial: bf16 where hardware multiplies it, fp16 on GPUs before that."""
+    """Returns the autocast formats worth a trial: bf16 if the hardware multiplies it fast, else fp16 on older GPUs."""
     fast = amp_expert(host_context)
     return ["off", fast] if fast else ["off"]
 
 
 def amp_expert(host_context: HostContext) -> KnobValue | None:
-    """Returns the format of 16 bits that the device multiplies fast; None for none."""
+    """Returns the 16-bit format that the device multiplies fast; None if there is none."""
     if has_fast_bf16(host_context):
         return "bf16"
     return "fp16" if host_context.has_cuda and amp_blocked(host_context) is None else None
 
 
 def amp_blocked(host_context: HostContext) -> str | None:
-    """Returns why autocast cannot gain anything: a GPU without Tensor Cores; on a CPU it always runs, if slowly."""
+    """Returns why autocast is blocked: a GPU without Tensor Cores. A CPU never blocks it, even if it runs slowly there."""
     capability = host_context.compute_capability
     if not host_context.has_cuda or capability is None or capability >= TENSOR_CORES:
         return None
@@ -69,10 +69,10 @@ AMP = Knob(
 
 
 def matmul_blocked(host_context: HostContext) -> str | None:
-    """Returns why float32 products are not searched here; None when they are.
+    """Returns why the precision of float32 products is not searched here; None if it is.
 
-    On a CPU `medium` lets oneDNN take bf16 inside: with avx512_bf16 a product of 512 x 512 came from another kernel with
-    float32's error all the same. What it does with AMX has not been measured, so it is not searched there.
+    On a CPU, `medium` lets oneDNN use bf16 internally. With avx512_bf16, a 512 x 512 product used another kernel but still
+    had float32's error. The effect with AMX has not been measured, so the knob is not searched on CPUs.
     """
     if no_cuda(host_context):
         return "no CUDA device: on a CPU `high` changes nothing, and what `medium` does there has not been measured"
@@ -85,7 +85,7 @@ MATMUL = Knob(
     type=str,
     default="highest",
     choices=("highest", "high", "medium"),
-    # `medium` is the same as `high` in cuBLAS today, so it is allowed and not tried by itself.
+    # `medium` currently equals `high` in cuBLAS, so it is allowed but not searched.
     domain=lambda _: ["highest", "high"],
     blocked=matmul_blocked,
     expert=lambda _: "high",

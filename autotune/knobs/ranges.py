@@ -1,4 +1,4 @@
-"""Rules that several knobs share: number ranges that suit this machine, and reasons that block a knob."""
+"""Rules that several knobs share: number ranges for this machine, and reasons that block a knob."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from autotune.records import KnobValue
 
 AMPERE = (8, 0)  # first compute capability with TF32 and fast bf16
 
-# bf16 pays on a CPU only where an instruction multiplies bf16 pairs. Measured, resnet18 training on two cores: 16.8 -> 56.8
-# images/s with AMX, 22.7 -> 45.0 with avx512_bf16 (Zen 5), but 16.8 -> 6.9 on AVX-512 without either.
+# On a CPU, bf16 pays off only with an instruction that multiplies bf16 pairs. Measured with resnet18 training on two cores:
+# 16.8 -> 56.8 images/s with AMX, 22.7 -> 45.0 with avx512_bf16 (Zen 5), but 16.8 -> 6.9 on AVX-512 without either.
 BF16_INSTRUCTIONS = frozenset({"amx_bf16", "avx512_bf16", "avx10_2", "sve_bf16", "bf16"})
 
 
 def no_cuda(host_context: HostContext) -> str | None:
-    """Returns why a knob of CUDA devices cannot be turned here; None when it can."""
+    """Returns why a CUDA-only knob cannot be set here; None if it can."""
     return None if host_context.has_cuda else "no CUDA device: it has no effect on the CPU"
 
 
 def below_ampere(host_context: HostContext) -> str | None:
-    """Returns why a knob that needs compute capability 8.0 cannot be turned here; None when it can."""
+    """Returns why a knob that needs compute capability 8.0 cannot be set here; None if it can."""
     if reason := no_cuda(host_context):
         return reason
     capability = host_context.compute_capability
@@ -40,6 +40,6 @@ def up_to(limit: int, values: list[int]) -> list[KnobValue]:
 
 
 def observed_int(host_context: HostContext, key: str, otherwise: int) -> int:
-    """Returns the program's own value of an int knob, `otherwise` when the baseline did not tell a usable one."""
+    """Returns the program's own value of an int knob; `otherwise` if the baseline reported no usable value."""
     value = host_context.observed.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise

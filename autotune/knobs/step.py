@@ -1,4 +1,4 @@
-"""Knobs of the optimizer's step as a whole, and what a global batch that is held makes of the batch size."""
+"""Knobs of the optimizer step, and the rules for batch size and accumulation under a fixed global batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.records import Knobs, KnobValue, Tier
 METRICS_SYNC = "step.metrics_sync_interval"
 MAX_ACCUMULATION = 1024
 SELDOM, MAX_INTERVAL = 100, 1_000_000  # steps between two readings
-MAX_HALVINGS = 7  # of the batch of a step: below a 128th of it only the overhead of a step would be measured
+MAX_HALVINGS = 7  # of a step's samples: batches below a 128th would measure only overhead
 
 ACCUMULATION = Knob(
     key="step.accumulation",
@@ -46,7 +46,7 @@ ACCUMULATION = Knob(
 
 
 def _intervals(here: HostContext) -> list[KnobValue]:
-    """Returns the interval worth trying: a more seldom one than the program's own."""
+    """Returns the interval worth trying, if it is longer than the program's own."""
     return [SELDOM] if here.has_cuda and observed_int(here, METRICS_SYNC, 1) < SELDOM else []
 
 
@@ -74,39 +74,39 @@ METRICS_SYNC_INTERVAL = Knob(
 )
 
 KNOBS = [ACCUMULATION, METRICS_SYNC_INTERVAL]
-HELD = (BATCH_SIZE.key, ACCUMULATION.key)  # whose product a global batch holds
+HELD = (BATCH_SIZE.key, ACCUMULATION.key)  # their product is fixed by a global batch
 
 
 def tier_of(knob: Knob, *, is_held: bool) -> Tier:
-    """Returns what a knob changes besides speed: with the global batch held the batch size no more than roundings.
+    """Returns what a knob changes besides speed. Under a fixed global batch, batch size and accumulation change only rounding.
 
-    The same samples go into the same steps. It is not `exact` all the same: sums are taken in another order, and batch
-    normalisation and losses that average over other things than samples see smaller batches. So losses are compared.
+    Each step still uses the same samples. But the tier is not `exact`, so losses are compared: sums are taken in another
+    order, and batch normalisation and losses that do not average over samples see smaller batches.
 
     Args:
         knob: the knob.
-        is_held: whether `train.global_batch` holds.
+        is_held: whether `train.global_batch` is set.
     """
     return Tier.numerics if is_held and knob.key in HELD else knob.tier
 
 
 def derived(knobs: Knobs, *, held: int) -> Knobs:
-    """Returns the configuration with the accumulation that its batch size needs.
+    """Returns the configuration with the accumulation that its batch size requires.
 
     Args:
         knobs: a full configuration.
-        held: samples that batch size times accumulation make.
+        held: fixed product of batch size and accumulation, in samples.
     """
     return {**knobs, ACCUMULATION.key: held // int(knobs[BATCH_SIZE.key])}
 
 
 def dividing(held: int, asked: Iterable[KnobValue] | None, host_context: HostContext) -> list[KnobValue]:
-    """Returns the batch sizes that make up the held samples a whole number of times, ascending.
+    """Returns the batch sizes that divide `held`, ascending.
 
     Args:
-        held: samples that batch size times accumulation make.
-        asked: the values to choose among; None for the halvings of all of them.
-        host_context: machine and program.
+        held: fixed product of batch size and accumulation, in samples.
+        asked: the candidates; None for the repeated halvings of `held`.
+        host_context: the machine and the program.
     """
     own = observed_int(host_context, BATCH_SIZE.key, otherwise=1)
     most = max(own, MAX_BATCH_CUDA if host_context.has_cuda else MAX_BATCH_CPU)

@@ -13,7 +13,7 @@ def thread_counts(host_context: HostContext) -> list[KnobValue]:
 
 
 def thread_bounds(host_context: HostContext) -> tuple[int | None, int | None]:
-    """Returns the bounds of a thread count: twice the cores, for machines that report half of them."""
+    """Returns the bounds of a thread count. Twice the cores are allowed since some machines report only half."""
     return 1, max(8, 2 * host_context.num_cores)
 
 
@@ -98,13 +98,13 @@ MKL = Knob(
 
 
 def affinities(host_context: HostContext) -> list[KnobValue]:
-    """Returns the ways of binding that differ here."""
+    """Returns the bindings that make a difference on this machine."""
     ways = {"none": True, "compact": host_context.num_local_ranks > 1, "numa": host_context.num_numa_nodes > 1}
     return [way for way, differs in ways.items() if differs]
 
 
 def without_choice(host_context: HostContext) -> str | None:
-    """Returns why nothing can be bound in a way that would change anything; None when it can."""
+    """Returns why no binding would make a difference; None if one would."""
     if len(affinities(host_context)) > 1:
         return None
     return "one process on one NUMA node: it has all cores however it is bound"
@@ -117,7 +117,7 @@ AFFINITY = Knob(
     default="none",
     choices=("none", "compact", "numa"),
     domain=affinities,
-    is_before_torch=True,  # torch counts the cores as it is loaded
+    is_before_torch=True,  # torch counts the cores while it is loaded
     blocked=without_choice,
     brief="binding of processes to cores",
     phrase="affinity {}",

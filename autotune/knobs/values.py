@@ -1,4 +1,4 @@
-"""Turning what a person wrote into a knob's value, or saying why it is none."""
+"""Converts user input into a knob's value, or explains why it is invalid."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "of
 def value_of(knob: Knob, raw: Any, host_context: HostContext | None = None) -> KnobValue:
     """Returns `raw` as a value of `knob`.
 
-    YAML 1.1 reads a bare `off` as False; where the knob knows the word, it is meant. So is `true` or `false` as a word.
+    YAML 1.1 reads a bare `off` as False. If "off" (or "true", "false") is among the knob's choices, the word is meant.
 
     Args:
-        knob: whose value it is to be.
-        raw: what was written: parsed YAML, a parsed override, or text.
-        host_context: the machine whose bounds hold; None leaves them out.
+        knob: the knob.
+        raw: the input: parsed YAML, a parsed override, or text.
+        host_context: the machine whose bounds apply; None skips these checks.
 
     Raises:
-        BadInput: it is not of the knob's type, not among its choices, or beyond what this machine can serve.
+        BadInput: the value has the wrong type, is not among the choices, or exceeds what this machine can serve.
     """
     value = _READERS[knob.type](knob, raw)
     if host_context is not None and isinstance(value, int | float) and not isinstance(value, bool):
@@ -81,7 +81,7 @@ def _text(raw: Any) -> str | None:
     return str(raw) if isinstance(raw, str | int | float) else None
 
 
-_MEANT = {"true": ("true",), "false": ("false", "off")}  # what a word of YAML may stand for among the choices, likest first
+_MEANT = {"true": ("true",), "false": ("false", "off")}  # YAML word -> choices that it may mean, likeliest first
 _READERS = {bool: _bool, int: _int, float: _float, str: _str}
 
 
@@ -106,6 +106,6 @@ def _check_numbers(knob: Knob, value: float) -> None:
 
 
 def shown(raw: Any) -> str:
-    """Returns a value as a message shows it: quoted when text, cut when long."""
+    """Returns a value as it appears in a message: text is quoted, long values are cut."""
     text = repr(raw)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,1 +1,1 @@
-"""Trackers mirror study folders into a tracking system. The folder stays the truth: a tracker can be lost and rebuilt."""
+"""Mirrors study folders into a tracking system. The folder stays the source of truth: a mirror can be lost and rebuilt."""

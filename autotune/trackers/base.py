@@ -1,4 +1,4 @@
-"""What a tracker is: something that mirrors a study folder elsewhere, as often as it is asked, without losing or doubling."""
+"""Defines the tracker interface: an idempotent mirror of a study folder that neither loses nor duplicates entries."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from autotune.run_dir import StudyFolder
 
 @dataclass(kw_only=True)
 class Synced:
-    """Where a mirror stands.
+    """State of a mirror.
 
     Attributes:
         written: trials written by this call.
-        present: trials that were there before.
-        pending: numbers of finished trials that are not there yet.
-        problem: why not, in one line; "" when nothing is pending.
-        uri: where the mirror is, credentials masked.
+        present: trials that the mirror already had.
+        pending: numbers of finished trials that the mirror does not have yet.
+        problem: why something is pending, in one line; "" if nothing is.
+        uri: address of the mirror, with credentials masked.
     """
 
     written: int = 0
@@ -35,28 +35,28 @@ class Synced:
 class Tracker(ABC):
     """Mirrors one study.
 
-    Called by `autotune sync` only, in a process of its own that measures nothing; never by the tuner. `push` may be called
-    any number of times, by processes that were killed half-way before: it writes what is missing and nothing twice.
+    Only `autotune sync` uses it, in a separate process that measures nothing; the tuner never does. `push` is idempotent: it
+    may be called any number of times, also after a call that was killed half-way, and writes only what is missing.
     """
 
     @abstractmethod
     def push(self, folder: StudyFolder, *, is_last: bool = False) -> Synced:
-        """Writes what the folder has and the mirror lacks.
+        """Writes what the mirror lacks.
 
-        A destination that is down is no exception: it is `pending` and a `problem` in what is returned.
+        A destination that is down raises nothing: the returned state then has `pending` trials and a `problem`.
 
         Args:
             folder: the study.
-            is_last: whether this call is waited for: a destination known to be down is not waited for again.
+            is_last: whether this is the last call, for which the caller waits; a destination known to be down is skipped.
 
         Raises:
-            BadInput: the destination's address cannot be meant, or the folder is not a study.
+            BadInput: the destination's address is invalid, or the folder is not a study.
         """
 
 
 class NullTracker(Tracker):
-    """Mirrors nothing; for studies that want no tracking (`tracker.uri=none`)."""
+    """Mirrors nothing, for studies without tracking (`tracker.uri=none`)."""
 
     def push(self, folder: StudyFolder, *, is_last: bool = False) -> Synced:
-        """Returns at once: nothing to do, nothing pending."""
+        """Returns at once, with nothing pending."""
         return Synced(uri="none")

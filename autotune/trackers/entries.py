@@ -1,4 +1,4 @@
-"""What MLflow is told of a study and its trials: tags, params, metrics and the note, as plain values. Knows no MLflow."""
+"""Converts a study and its trials to MLflow tags, params, metrics and notes, as plain values. Does not import MLflow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from autotune.wording import (
     warm_start_text,
 )
 
-# Limits of MLflow 3 (mlflow/utils/validation.py); a longer value is cut, since a refused batch would lose the whole trial.
+# Limits of MLflow 3 (mlflow/utils/validation.py). Longer values are cut, since a rejected batch would lose the whole trial.
 MAX_PARAM_CHARACTERS = 6000
 MAX_TAG_CHARACTERS = 8000
 MAX_KEY_CHARACTERS = 250
@@ -36,14 +36,14 @@ MAX_KEY_CHARACTERS = 250
 STATUSES = {outcome: "FINISHED" for outcome in Outcome if outcome.has_value} | {Outcome.interrupted: "KILLED"}
 STUDY_STATUSES = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
 
-# Objective -> metric, its unit in the name; throughput is throughput_per_s.
+# Objective -> metric, with its unit in the name; throughput is throughput_per_s.
 METRICS = {TIME: "time_for_samples_s", ENERGY: "energy_per_sample_j", COST: "cost_per_epoch"}
 
 STUDY_TAG, TRIAL_TAG, DIGEST_TAG = "autotune.study_id", "autotune.trial", "autotune.digest"
 PARENT_TAG = "mlflow.parentRunId"
 
 
-# The view that `autotune ui` opens: MLflow keeps a shared view as JSON in a tag of the experiment, found by its key in the URL.
+# The view that `autotune ui` opens. MLflow keeps a shared view as JSON in a tag of the experiment; the URL names its key.
 VIEW = "autotune"
 VIEW_COLUMNS = (
     "tags.`outcome`",
@@ -58,7 +58,7 @@ VIEW_COLUMNS = (
 
 
 def experiment_tags() -> dict[str, str]:
-    """Returns the tags of the experiment: what it is, and the columns that tell trials apart."""
+    """Returns the tags of the experiment: its description, and the shared view with the columns that distinguish trials."""
     view = {
         "orderByKey": "metrics.`throughput_per_s`",
         "orderByAsc": False,
@@ -74,22 +74,22 @@ def experiment_tags() -> dict[str, str]:
 
 
 def study_id(study: StudyRecord) -> str:
-    """Returns what tells this study from another of the same name: name and start, to the millisecond."""
+    """Returns the study's id: its name and start, to the millisecond, so that two studies of the same name differ."""
     return f"{study.name}@{study.started_at:.3f}"
 
 
 def trial_status(trial: TrialRecord) -> str:
-    """Returns the MLflow run status of a trial: FINISHED with a number, KILLED when interrupted, FAILED otherwise."""
+    """Returns a trial's MLflow run status: FINISHED if it has a value, KILLED if it was interrupted, FAILED otherwise."""
     return STATUSES.get(trial.outcome, "FAILED")
 
 
 def digest(document: Any) -> str:
-    """Returns a short hash of a JSON document; equal digests mean there is nothing new to write."""
+    """Returns a short hash of a JSON document; if the digest is unchanged, there is nothing to write."""
     return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def trial_name(trial: TrialRecord) -> str:
-    """Returns the run's name: "0007 bf16 batch 64", "0000 baseline", "0031 final 2 of 0007", "0040 attribution 1: ..."."""
+    """Returns a trial's run name: "0007 bf16 batch 64", "0000 baseline", "0031 final 2 of 0007", "0040 attribution 1: ..."."""
     if trial.kind is Kind.baseline:
         return f"{trial.number:04d} baseline"
     if trial.kind is Kind.final:
@@ -109,7 +109,7 @@ def _run_name(trial: TrialRecord, words: str) -> str:
 
 
 def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str) -> dict[str, str]:
-    """Returns a trial's tags, without the parent's run id; `mark` tells its run from an earlier attempt's."""
+    """Returns a trial's tags, without the parent's run id; `mark` distinguishes its run from an earlier attempt's."""
     tags = {
         STUDY_TAG: study_id(study),
         TRIAL_TAG: mark,
@@ -151,15 +151,15 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
 
 
 def params(knobs: Knobs) -> dict[str, str]:
-    """Returns a full configuration as MLflow params, values as YAML writes them."""
+    """Returns a full configuration as MLflow params, with values as in YAML."""
     return {_name(key): value_text(value)[:MAX_PARAM_CHARACTERS] for key, value in sorted(knobs.items())}
 
 
 def trial_metrics(trial: TrialRecord) -> dict[str, float]:
-    """Returns a trial's metrics, units in the names; what is unknown or not finite is left out."""
+    """Returns a trial's metrics, with units in the names; unknown and non-finite values are left out."""
     low, high = trial.ci or (None, None)
     numbers: dict[str, Any] = {
-        "throughput_per_s": trial.value,  # first: MLflow's compare page draws the first metric
+        "throughput_per_s": trial.value,  # first, because MLflow's compare page draws the first metric
         "ci_low_per_s": low,
         "ci_high_per_s": high,
         "device_rate_per_s": trial.device_rate,
@@ -177,7 +177,7 @@ def trial_metrics(trial: TrialRecord) -> dict[str, float]:
 
 
 def study_metrics(summary: Summary) -> dict[str, float]:
-    """Returns the parent run's metrics: baseline, best, speed-up with interval, counts, where the time went."""
+    """Returns the parent run's metrics: baseline, best, speed-up with interval, counts, and seconds by activity."""
     baseline, best, speedup = (summary.get(key) or {} for key in ("baseline", "best", "speedup"))
     low, high = speedup.get("ci") or (None, None)
     numbers: dict[str, Any] = {
@@ -203,7 +203,7 @@ def study_metrics(summary: Summary) -> dict[str, float]:
 
 
 def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
-    """Returns (trial number, best score up to and with it) for trials that may win: the study's progress as a curve."""
+    """Returns (trial number, best score so far) for the trials that may win: the curve of the study's progress."""
     curve, best = [], -math.inf
     for trial in trials:
         if trial.outcome.may_win and trial.score is not None and trial.kind in (Kind.baseline, Kind.search):
@@ -213,7 +213,7 @@ def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
 
 
 def curve_name(trials: list[TrialRecord]) -> str:
-    """Returns the name of that curve: scores per joule or unit of currency are no rates."""
+    """Returns the metric name of that curve; scores per joule or per unit of currency are not rates."""
     names = next((list(trial.scores) for trial in trials if trial.scores), [])
     return "best_so_far" if names and names[0] in (ENERGY, COST) else "best_so_far_per_s"
 
@@ -233,7 +233,7 @@ def trial_note(trial: TrialRecord) -> str:
 
 
 def study_note(study: StudyRecord, summary: Summary) -> str:
-    """Returns the study's description in Markdown: verdict, numbers, what changed, how to go on."""
+    """Returns the study's description in Markdown: verdict, numbers, changes and the next commands."""
     lines = [f"### {verdict_line(summary)}", "", "| | trial | measured | 95 % interval |", "|---|---|---|---|"]
     for name in ("baseline", "best"):
         side = summary.get(name) or {}
@@ -263,7 +263,7 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
 
 
 def verdict_line(summary: Summary) -> str:
-    """Returns the verdict in a line: "faster: 2.41x [2.36, 2.46]", or how the study stands without one."""
+    """Returns the verdict in one line, "faster: 2.41x [2.36, 2.46]", or the study's status if there is none."""
     speedup = summary.get("speedup") or {}
     if not speedup.get("ratio"):
         status = str(summary.get("status") or "running")
@@ -272,7 +272,7 @@ def verdict_line(summary: Summary) -> str:
 
 
 def _front_lines(summary: Summary) -> list[str]:
-    """Returns the Pareto front as a table in Markdown; none with one objective."""
+    """Returns the Pareto front as a Markdown table; [] with a single objective."""
     if not (points := summary.get("front")):
         return []
     names = objective_names(summary["objective"])
@@ -284,7 +284,7 @@ def _front_lines(summary: Summary) -> list[str]:
 
 
 def _worth(entry: dict[str, Any] | None) -> str:
-    """Returns what a change is worth, set off with a comma; "" where that is not known."""
+    """Returns the effect of a change, starting with a comma; "" if it is unknown."""
     if not entry:
         return ""
     number = f"{ratio_text(entry['ratio'])} {ratio_interval_text(entry.get('ci'))}".strip() if entry.get("ratio") else ""

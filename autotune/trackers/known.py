@@ -1,4 +1,4 @@
-"""Which of a study's trials MLflow has: what was found there, joined by tags, and what should not be there."""
+"""Tracks which of a study's runs MLflow has, by their tags, and which of them should be deleted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.trackers.entries import DIGEST_TAG, PARENT_TAG, TRIAL_TAG
 
-PARENT = ""  # the mark of the study's own run
+PARENT = ""  # mark of the study's own run
 
 
 @dataclass
@@ -24,13 +24,13 @@ class KnownRuns:
     """A study's runs by mark: PARENT for the study, "7:nonce" for a trial.
 
     Args:
-        runs: what MLflow found under the study's tag, in any order.
-        marks: trial number -> the mark of the attempt that counts.
+        runs: runs that MLflow found by the study's tag, in any order.
+        marks: trial number -> mark of the attempt that counts.
 
     Attributes:
-        superfluous: ids of runs to delete: the same mark twice (a request that was carried out though its answer was lost),
-            or an attempt that was made again under the same number.
-        orphans: ids of trials' runs that hang below a parent which is to be deleted.
+        superfluous: ids of runs to delete: duplicates of a mark (the server carried out a request but its answer was lost),
+            and attempts that a later one under the same number replaced.
+        orphans: ids of trial runs whose parent is not the run kept for the study.
     """
 
     def __init__(self, runs: Sequence[Any], marks: Mapping[int, str]) -> None:
@@ -41,7 +41,7 @@ class KnownRuns:
         for run in runs:
             parent_id = run.data.tags.get(PARENT_TAG, "")
             children[parent_id] = children.get(parent_id, 0) + 1
-        # The most whole of several stays; then the one that trials hang below; then any, always the same.
+        # Of several runs, a finished one is kept, then the one with the most children, then the one with the first id.
         for run in sorted(runs, key=lambda run: (not _is_over(run), -children.get(run.info.run_id, 0), run.info.run_id)):
             mark = run.data.tags.get(TRIAL_TAG, PARENT)
             number = mark.partition(":")[0]
@@ -58,7 +58,7 @@ class KnownRuns:
         return mark in self._runs
 
     def add(self, mark: str, run: Any) -> None:
-        """Notes a run as MLflow returned it."""
+        """Records a run as MLflow returned it."""
         tags = run.data.tags
         self._runs[mark] = _Known(
             run_id=run.info.run_id,
@@ -69,24 +69,24 @@ class KnownRuns:
         )
 
     def forget(self, mark: str) -> None:
-        """Takes back a run that was deleted."""
+        """Removes a run that was deleted in MLflow."""
         del self._runs[mark]
 
     def done(self, mark: str, digest: str, *, is_over: bool = True) -> None:
-        """Notes that a run has been written whole, and whether it was ended."""
+        """Records that a run has been written completely, and whether it was ended."""
         self._runs[mark].digest, self._runs[mark].is_over = digest, is_over
 
     def run_id(self, mark: str) -> str:
-        """Returns MLflow's id of a run that is there."""
+        """Returns MLflow's id of a known run."""
         return self._runs[mark].run_id
 
     def is_done(self, mark: str, digest: str, *, is_over: bool = True) -> bool:
-        """Returns whether a run is there with this very content, ended or not as it should be."""
+        """Returns whether a run exists with exactly this content, and with the expected `is_over`."""
         known = self._runs.get(mark)
         return known is not None and known.digest == digest and known.is_over == is_over
 
     def contradicts(self, mark: str, params: Mapping[str, str]) -> bool:
-        """Returns whether a run that is there holds another value of any of these params."""
+        """Returns whether an existing run has a different value for any of these params."""
         known = self._runs.get(mark)
         return known is not None and any(params.get(key, value) != value for key, value in known.params.items())
 

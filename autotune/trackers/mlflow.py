@@ -1,9 +1,9 @@
-"""Mirrors a study folder into MLflow: one parent run a study, one child run a trial. The only module that uses MLflow.
+"""Mirrors a study folder into MLflow: one parent run per study, one child run per trial. The only module that uses MLflow.
 
-It runs in the process of `autotune sync`, beside the tuner: importing MLflow costs two seconds, a fresh SQLite store five.
-What is already there is asked of MLflow itself, by tags, so the mirror survives kills, lost state and a changed server. A
-request whose answer never came may still be carried out: whatever is there twice afterwards is deleted, and "complete" is
-said only of what MLflow has been asked for once more.
+It runs in the process of `autotune sync`, not in the tuner: importing MLflow takes two seconds, a fresh SQLite store five.
+It queries MLflow by tags for existing runs, so the mirror survives kills, lost state and a changed server. A server may
+still carry out a request whose answer was lost, so duplicates are deleted afterwards. The mirror counts as complete only
+after MLflow has been queried once more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autotune.trackers.base import Synced, Tracker
 from autotune.trackers.known import PARENT, KnownRuns
 
 EXPERIMENT = "autotune"
-# No retries: MLflow repeats what may already have been carried out, and the study folder keeps everything for the next time.
+# No retries: they may repeat a request that was carried out, and the study folder keeps everything for the next attempt.
 CLIENT_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -37,8 +37,8 @@ CLIENT_ENVIRONMENT = {
 TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 LOG_TAIL_BYTES = 64 * 1024
 PARAMS_A_BATCH = 100
-PROBE_S, KNOWN_DOWN_S = 5.0, 2.0  # how long a store is given to answer, and one that did not a moment ago
-SETTLE_S = 3.0  # for a request without an answer to be carried out after all, before MLflow is asked what is there
+PROBE_S, KNOWN_DOWN_S = 5.0, 2.0  # timeouts for a store, and for one that has just failed
+SETTLE_S = 3.0  # time for an unanswered request to be carried out, before MLflow is queried again
 
 
 _STATUS = re.compile(r"too many (\d{3}) error responses|failed with error code (\d{3})")
@@ -47,12 +47,12 @@ _DRIVER = re.compile(r"\((?:\w+\.)+\w*Error\) ([^\n]+)")
 
 
 class MlflowTracker(Tracker):
-    """Writes to one MLflow store, embedded or a server.
+    """Writes to one MLflow store, either the embedded one or a server.
 
     Args:
-        uri: tracking address, credentials and all.
-        runs: the runs folder, where the embedded store is.
-        secrets: what must not be uploaded.
+        uri: tracking address, including credentials.
+        runs: the runs folder, which contains the embedded store.
+        secrets: values that must not be uploaded.
         timeout_s: how long a server may take to answer a request.
     """
 
@@ -62,11 +62,11 @@ class MlflowTracker(Tracker):
         self._runs, self._secrets = runs, secrets or Secrets.known()
         self._is_embedded = uri == store.embedded_uri(runs)
         self._client: Any = None
-        self._known: KnownRuns | None = None  # None = ask MLflow
+        self._known: KnownRuns | None = None  # None = query MLflow
         self._failed_at, self._problem = -math.inf, ""
 
     def push(self, folder: StudyFolder, *, is_last: bool = False) -> Synced:
-        """Writes what the folder has and MLflow lacks; see `Tracker.push`."""
+        """Writes what MLflow lacks; see `Tracker.push`."""
         study, summary, trials = _read(folder)
         state = Synced(uri=self._secrets.text(self.uri), pending=[trial.number for trial in trials])
         since_s = time.monotonic() - self._failed_at
@@ -82,7 +82,7 @@ class MlflowTracker(Tracker):
             self._failed_at = -math.inf
         except BadInput:
             raise
-        except Exception as error:  # MLflow lets through what requests, SQLAlchemy and the file system raise
+        except Exception as error:  # MLflow passes on errors of requests, SQLAlchemy and the file system
             self._known, self._failed_at = None, time.monotonic()
             state.problem = self._problem = self._secrets.text(_problem(error))
         return state
@@ -112,7 +112,7 @@ class MlflowTracker(Tracker):
         from mlflow.exceptions import MlflowException
 
         logging.getLogger("alembic").setLevel(logging.WARNING)
-        logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what goes wrong is said here, once and without credentials
+        logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # problems are reported here, once and without credentials
         if self._is_embedded:
             store.ensure_store(self._runs, self._make_store)
         try:
@@ -130,13 +130,13 @@ class MlflowTracker(Tracker):
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
         from sqlalchemy import Engine, event
 
-        # Fifty migrations wait for the disk at every step, during a trial that is being measured; the file has a temporary
-        # name and is worth nothing before it is whole, so it is brought to the disk once, at the end.
+        # Fifty migrations would each wait for the disk, possibly while a trial is measured. The file has a temporary name and
+        # is worthless until it is complete, so it is flushed once, at the end.
         event.listen(Engine, "connect", _do_not_wait_for_disk)
         try:
-            open_store: Any = SqlAlchemyStore  # has no annotations
+            open_store: Any = SqlAlchemyStore  # without annotations
             made = open_store(uri, store.artifacts_path(self._runs).as_uri())
-            made.engine.dispose()  # the file is renamed next: no connection may still hold the temporary name
+            made.engine.dispose()  # the file is renamed next, so no connection may stay open
         finally:
             event.remove(Engine, "connect", _do_not_wait_for_disk)
 
@@ -146,7 +146,7 @@ class MlflowTracker(Tracker):
             location = store.artifacts_path(self._runs).as_uri() if self._is_embedded else None
             try:
                 return str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=entries.experiment_tags()))
-            except Exception:  # another study's process was quicker
+            except Exception:  # another study's process created it first
                 if (found := client.get_experiment_by_name(EXPERIMENT)) is None:
                     raise
         if found.lifecycle_stage != "active":
@@ -155,7 +155,7 @@ class MlflowTracker(Tracker):
         return str(found.experiment_id)
 
     def _ask(self, folder: StudyFolder, study: StudyRecord, trials: list[TrialRecord]) -> KnownRuns:
-        """Returns the study's runs as MLflow has them, each once: what is there twice is deleted."""
+        """Returns the study's runs in MLflow; deletes superfluous runs there and gives orphans their parent."""
         found: list[Any] = []
         words, token = f"tags.`{entries.STUDY_TAG}` = '{entries.study_id(study)}'", None
         while True:
@@ -182,13 +182,13 @@ class MlflowTracker(Tracker):
         return self._known.is_done(_mark(folder, trial), entries.digest([trial.as_json(), entries.study_id(study)]))
 
     def _write_trial(self, folder: StudyFolder, study: StudyRecord, trial: TrialRecord, parent_id: str) -> bool:
-        """Writes one trial unless MLflow has it whole; its digest goes last but one, its end last."""
+        """Writes one trial unless MLflow has it completely. The digest is written second to last, the end of the run last."""
         if self._is_there(folder, study, trial):
             return False
         assert self._known is not None
         mark, params = _mark(folder, trial), entries.params(trial.knobs)
         tags = entries.trial_tags(trial, study, mark)
-        if self._known.contradicts(mark, params):  # MLflow does not let a param be changed
+        if self._known.contradicts(mark, params):  # MLflow does not allow params to change
             self._client.delete_run(self._known.run_id(mark))
             self._known.forget(mark)
         if mark not in self._known:
@@ -219,7 +219,7 @@ class MlflowTracker(Tracker):
             text = file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return
-        self._client.log_text(run_id, self._secrets.message(text), file.name)  # by value: still the same document
+        self._client.log_text(run_id, self._secrets.message(text), file.name)  # by value: the document stays whole
 
     def _log(
         self,
@@ -234,9 +234,9 @@ class MlflowTracker(Tracker):
         from mlflow.entities import Metric, Param, RunTag
 
         pairs = [Param(key, value) for key, value in params.items()]
-        for start in range(PARAMS_A_BATCH, len(pairs), PARAMS_A_BATCH):  # rare: a program with more than 100 knobs
+        for start in range(PARAMS_A_BATCH, len(pairs), PARAMS_A_BATCH):  # rare: only programs with more than 100 knobs
             self._client.log_batch(run_id, params=pairs[start : start + PARAMS_A_BATCH])
-        points = [Metric(key, value, at, step) for key, value in metrics.items()]  # at a fixed time: twice is one point
+        points = [Metric(key, value, at, step) for key, value in metrics.items()]  # fixed time: a rewrite adds no point
         marks = [RunTag(key, value) for key, value in tags.items()]
         self._client.log_batch(run_id, metrics=points, params=pairs[:PARAMS_A_BATCH], tags=marks)
 
@@ -253,7 +253,7 @@ class MlflowTracker(Tracker):
                 self._upload(run_id, file)
         tags = entries.study_tags(study, summary) | {entries.DIGEST_TAG: content}
         end = _milliseconds(max([study.started_at, *(trial.started_at + trial.seconds for trial in trials)]))
-        step = 2 * len(trials) + (status != "RUNNING")  # the verdict comes after what the search made of the same trials
+        step = 2 * len(trials) + (status != "RUNNING")  # the verdict's step comes after the search's with the same trials
         self._log(run_id, metrics=entries.study_metrics(summary), params={}, tags=tags, at=end, step=step)
         if status != "RUNNING":
             self._client.set_terminated(run_id, status, end)
@@ -278,7 +278,7 @@ def _do_not_wait_for_disk(connection: Any, _: Any) -> None:
 
 
 class _Unreachable(Exception):
-    """The store does not do what is asked of it; says why."""
+    """Raised when the store does not do what was requested; the message says why."""
 
 
 def _read(folder: StudyFolder) -> tuple[StudyRecord, Summary, list[TrialRecord]]:
@@ -305,7 +305,7 @@ def _status(summary: Summary) -> str:
 
 
 def _mark(folder: StudyFolder, trial: TrialRecord) -> str:
-    """Returns what tells this trial's run from an earlier attempt's under the same number."""
+    """Returns the trial's mark, "NUMBER:NONCE", which differs from that of an earlier attempt under the same number."""
     try:
         nonce = str(read_json(folder.trial_path(trial.number) / "spec.json")["nonce"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -321,7 +321,7 @@ def _problem(error: Exception) -> str:
     text = str(error)
     if status := _STATUS.search(text):
         return f"the server answers with an error (HTTP {status[1] or status[2]})"
-    if driver := _DRIVER.search(text):  # SQLAlchemy's first line is about itself
+    if driver := _DRIVER.search(text):  # SQLAlchemy's first line is about SQLAlchemy itself
         return f"the store cannot be written ({driver[1].strip()})"
     if "timeout" in text.lower() or "timed out" in text:
         return "no answer in time"

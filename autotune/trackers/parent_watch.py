@@ -1,4 +1,4 @@
-"""Whom a process works for, so that it does not outlive them for long."""
+"""Watches the process that started this one, so that this one ends soon after it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ EXIT_TOO_LATE = 1
 
 
 class ParentWatch:
-    """Tells when the process that started this one is gone: it holds the other end of the pipe on standard input.
+    """Detects that the parent has ended or has closed the pipe on this process's standard input.
 
-    The pipe closes when its holder ends, however that ends, also before this process looked for the first time; and when its
-    holder lets go on purpose: nothing more is to come. Without a pipe it is the parent that counts.
+    The pipe closes however the parent ends, even before the first check. The parent may also close it on purpose, when no
+    more work will follow. Without a pipe, only the parent process id is checked.
     """
 
     def __init__(self) -> None:
@@ -23,20 +23,20 @@ class ParentWatch:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the other side has ended or let go."""
+        """Whether the parent has ended or closed the pipe."""
         return self.wait(0.0)
 
     def wait(self, seconds: float) -> bool:
-        """Waits, at most until the line is cut; returns whether it is."""
+        """Waits, at most until the parent is gone, and returns whether it is."""
         if self._has_pipe:
             watch = select.poll()
-            watch.register(0, 0)  # a hang-up is always reported; what is written to it is ignored
+            watch.register(0, 0)  # a hang-up is always reported; input is ignored
             return bool(watch.poll(seconds * 1000))
         time.sleep(seconds)
         return os.getppid() != self._parent
 
     def limit(self, last_s: float) -> None:
-        """Ends this process `last_s` seconds after the line is cut, whatever it is doing then."""
+        """Ends this process `last_s` seconds after the parent is gone, whatever it is doing then."""
 
         def watch() -> None:
             while not self.wait(1.0):

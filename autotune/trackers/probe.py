@@ -1,7 +1,7 @@
-"""Whether a tracking store answers, asked cheaply: no MLflow, no retries, a timeout of our own.
+"""Checks cheaply whether a tracking store answers: without MLflow, without retries, with a short timeout.
 
-MLflow waits 247 s for a refused server by default and 101 s for a SQLite file it cannot open, and importing it costs two
-seconds of a core. So a store that is down is found out here, and costs the study nothing.
+By default, MLflow waits 247 s for a server that refuses connections and 101 s for a SQLite file it cannot open, and importing
+it takes two seconds on one core. Detecting a store that is down here costs the study nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def problem_of(uri: str, timeout_s: float) -> str:
-    """Returns why nothing can be written to a store, in one line; "" when it answers, or is of a kind not known here.
+    """Returns why a store cannot be written to, in one line; "" if it answers, or if its kind is not checked here.
 
     Args:
         uri: tracking address.
@@ -30,7 +30,7 @@ def problem_of(uri: str, timeout_s: float) -> str:
 
 
 def _server_problem(uri: str, timeout_s: float) -> str:
-    """Any answer is one: a proxy may want a password that only MLflow's client knows how to send."""
+    """Returns why a server does not answer. Any HTTP response counts: a proxy may want a password that only MLflow can send."""
     parts = urllib.parse.urlsplit(uri)
     address = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], path=f"{parts.path}/health"))
     try:
@@ -50,7 +50,7 @@ def _server_problem(uri: str, timeout_s: float) -> str:
 
 def _file_problem(path: Path, timeout_s: float) -> str:
     if not path.exists():
-        return ""  # made by the first that writes to it
+        return ""  # the first writer creates it
     try:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=timeout_s, isolation_level=None)
         try:

@@ -1,4 +1,4 @@
-"""Where tracking goes: the address a user named, or the embedded SQLite store of the runs folder, made once and safely."""
+"""Chooses the tracking store: the user's address, or the embedded SQLite store of the runs folder, created once and safely."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def embedded_uri(runs: Path) -> str:
 
 
 def chosen_uri(runs: Path, *, asked: str | None = None, folder: StudyFolder | None = None) -> str:
-    """Returns where tracking goes: as asked, as the study says, as MLFLOW_TRACKING_URI says, or into the embedded store.
+    """Returns the tracking address: `asked`, else the study's own, else MLFLOW_TRACKING_URI, else the embedded store.
 
     Raises:
-        BadInput: the study's own address holds credentials that were not written down, and they are not given.
+        BadInput: credentials or variables in the study's own address were not written down, and the environment lacks them.
     """
     if asked:
         return asked
@@ -53,7 +53,7 @@ def chosen_uri(runs: Path, *, asked: str | None = None, folder: StudyFolder | No
 
 
 def study_uri(folder: StudyFolder) -> str | None:
-    """Returns the `tracker.uri` a study was configured with, as it was written down; None when it has none."""
+    """Returns the `tracker.uri` from a study's configuration file; None if it has none."""
     try:
         uri = yaml.safe_load(folder.config_file.read_text(encoding="utf-8"))["tracker"]["uri"]
     except (OSError, yaml.YAMLError, KeyError, TypeError):
@@ -62,24 +62,24 @@ def study_uri(folder: StudyFolder) -> str | None:
 
 
 def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
-    """Makes the embedded store if it is not there, and returns its address.
+    """Creates the embedded store if it does not exist, and returns its address.
 
-    Six processes opening a fresh MLflow SQLite file at once left it broken for good. So one makes it, under a lock and a
-    temporary name, and renames it when it is whole; the others wait.
+    Six processes that opened a fresh MLflow SQLite file at once broke it permanently. So one process creates it, under a lock
+    and a temporary name, and renames it when it is complete; the others wait.
 
     Args:
         runs: the runs folder.
-        make: creates a whole, empty store at the address it is given.
+        make: creates a complete, empty store at an address.
     """
     file = store_file(runs)
     if not file.exists():
         with _lock(file.with_name(".mlflow.lock")):
             if not file.exists():
-                for left in file.parent.glob(".mlflow.db.*"):  # by a process that was killed while it held the lock
+                for left in file.parent.glob(".mlflow.db.*"):  # left by a process that was killed while it held the lock
                     left.unlink()
                 temporary = file.with_name(f".mlflow.db.{os.getpid()}")
                 make(f"sqlite:///{temporary}")
-                temporary.chmod(0o600)  # as are the studies it mirrors; SQLite's own files beside it follow
+                temporary.chmod(0o600)  # like the mirrored studies; SQLite's auxiliary files get the same mode
                 artifacts_path(runs).mkdir(mode=0o700, exist_ok=True)
                 with temporary.open("rb") as made:
                     os.fsync(made.fileno())
@@ -89,17 +89,17 @@ def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
 
 @contextmanager
 def only_writer(folder: StudyFolder, *, wait_s: float = 0.0) -> Iterator[bool]:
-    """Holds the right to mirror a study, and says whether it was free: two at once would write every trial twice.
+    """Holds the lock for mirroring a study and yields whether it was obtained: two writers would write every trial twice.
 
-    The kernel gives it back when its holder ends, however it ends.
+    The kernel releases the lock when its holder ends, however it ends.
 
     Args:
         folder: the study.
-        wait_s: how long to wait for another that is at work.
+        wait_s: how long to wait for another holder.
     """
     try:
         file = open(os.open(folder.path / LOCK_FILE, os.O_WRONLY | os.O_CREAT, 0o600), "w")  # noqa: SIM115 (closed below)
-    except OSError:  # a read-only copy of a study: no other process writes there either
+    except OSError:  # a read-only copy of a study, where no other process writes either
         yield True
         return
     with file:
@@ -126,7 +126,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _complete(configured: str, given: str | None) -> str:
-    """Returns a study's address with what was not written down: references resolved, credentials filled in."""
+    """Returns a study's address with references resolved and masked credentials filled in."""
     missing = [name for name, default in _REFERENCE.findall(configured) if not default and name not in os.environ]
     if missing:
         raise BadInput(f"tracker.uri: a variable that is not set, got '${{oc.env:{missing[0]}}}'. Set it, or give --uri URI.")

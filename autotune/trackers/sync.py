@@ -1,7 +1,7 @@
-"""Brings a tracker up to date with a study's folder, once or for as long as the study runs.
+"""Brings a tracker up to date with a study's folder, either once or for as long as the study runs.
 
-The study's folder is the spool: what a trial was and measured lies there, durable and without secrets, before anybody is
-told. So nothing is lost while a store is down, and a later `autotune sync`, after any number of kills, finds all of it.
+The study's folder is the spool: each trial is stored there durably and without secrets before any tracker sees it. So nothing
+is lost while a store is down, and a later `autotune sync` finds everything, even after any number of kills.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST_PAUSE_S = 30.0  # between two attempts on a store that is down
 LAST_S = 240.0
 LOCK_WAIT_S = 10.0
 AT_WORK = "another `autotune sync` of this study is at work"
-# A user who waits can wait for a slow server; the process beside a study must notice when it is over.
+# A user who waits can wait for a slow server; a process that follows a study must notice its end.
 ATTEMPTS, PAUSE_S, PATIENT_S, BRISK_S = 3, 2.0, 30.0, 10.0
 
 Report = Callable[[Synced], None]
@@ -39,16 +39,16 @@ def sync(
     secrets: Secrets | None = None,
     wait_s: float = LOCK_WAIT_S,
 ) -> Synced:
-    """Mirrors a study's folder into a tracking store, and returns where the mirror stands.
+    """Mirrors a study's folder into a tracking store, and returns the state of the mirror.
 
     Args:
         folder: the study.
         uri: tracking address; None for the study's `tracker.uri`, else MLFLOW_TRACKING_URI, else the embedded store.
-        secrets: what must not be uploaded; None for what this environment holds.
-        wait_s: how long to wait for another that mirrors the same study.
+        secrets: values that must not be uploaded; None for the secrets of this environment.
+        wait_s: how long to wait for another process that mirrors the same study.
 
     Raises:
-        BadInput: the folder is not a study, or the address cannot be meant.
+        BadInput: the folder is not a study, or the address is invalid.
     """
     tracker, address = _tracker(folder, uri, secrets, timeout_s=PATIENT_S)
     with store.only_writer(folder, wait_s=wait_s) as is_alone:
@@ -58,7 +58,7 @@ def sync(
         for pause_s in [PAUSE_S] * (ATTEMPTS - 1) + [0.0]:
             state = tracker.push(folder)
             num_written += state.written
-            if state.is_complete or not state.written:  # a server that took something and went may be back
+            if state.is_complete or not state.written:  # a server that accepted something and then failed may recover
                 break
             time.sleep(pause_s)
         state.written, state.present = num_written, state.written + state.present - num_written
@@ -74,17 +74,17 @@ def follow(
     secrets: Secrets | None = None,
     report: Report = lambda _: None,
 ) -> Synced:
-    """Mirrors a study as it runs, until it is over or its tuner is gone, and returns where the mirror stands.
+    """Mirrors a study while it runs, until it is over or its tuner is gone, and returns the state of the mirror.
 
     Args:
         folder: the study.
         uri: as in `sync`.
         parent: the process that started this one.
         secrets: as in `sync`.
-        report: is told whenever something was written or could not be.
+        report: callback with the state after every attempt to write.
 
     Raises:
-        BadInput: the folder is not a study, or the address cannot be meant.
+        BadInput: the folder is not a study, or the address is invalid.
     """
     parent.limit(LAST_S)
     try:
@@ -97,7 +97,7 @@ def follow(
 
 
 def note(folder: StudyFolder, state: Synced) -> None:
-    """Writes down how far the copy is, to be read when the study ends."""
+    """Writes the state of the mirror to the study's folder, to be read when the study ends."""
     with contextlib.suppress(OSError):  # a read-only copy of a study
         write_json(
             folder.path / STANDING_FILE,
@@ -106,7 +106,7 @@ def note(folder: StudyFolder, state: Synced) -> None:
 
 
 def standing(folder: StudyFolder) -> Synced | None:
-    """Returns where the mirror stood when it was last written to; None when it never was."""
+    """Returns the state that `note` wrote last; None if there is none."""
     try:
         raw = read_json(folder.path / STANDING_FILE)
         return Synced(present=raw["mirrored"], pending=list(raw["pending"]), problem=raw["problem"], uri=raw["uri"])
@@ -115,17 +115,17 @@ def standing(folder: StudyFolder) -> Synced | None:
 
 
 def command(folder: StudyFolder) -> str:
-    """Returns the command that completes a study's tracking."""
+    """Returns the command with which the user completes a study's tracking."""
     where = "" if str(folder.path.parent) == "runs" else f" --runs-dir {shlex.quote(str(folder.path.parent))}"
     return f"autotune sync {folder.name}{where}"
 
 
 def incomplete(folder: StudyFolder, why: str) -> str:
-    """Returns what a user is told at the end of a study whose tracking is not complete, in one line.
+    """Returns the one-line message at the end of a study whose tracking is incomplete.
 
     Args:
         folder: the study.
-        why: as far as the tuner knows; what the mirror itself said comes first.
+        why: the reason that the tuner knows; the mirror's own problem takes precedence.
     """
     state, num_trials = standing(folder), sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json"))
     num_missing = num_trials - (state.present if state else 0)
@@ -148,7 +148,7 @@ def _tracker(folder: StudyFolder, uri: str | None, secrets: Secrets | None, *, t
 def _follow(tracker: Tracker, folder: StudyFolder, report: Report, parent: ParentWatch) -> Synced:
     seen, state, pause_s, next_try = None, Synced(), POLL_S, 0.0
     while True:
-        is_over = parent.is_gone or _is_over(folder)  # read before the push: nothing can have come after it
+        is_over = parent.is_gone or _is_over(folder)  # read before the push, so that the last push misses nothing
         now, found = time.monotonic(), _signature(folder)
         if (found != seen or not state.is_complete) and (now >= next_try or is_over):
             state, seen = tracker.push(folder, is_last=is_over), found
@@ -163,7 +163,7 @@ def _follow(tracker: Tracker, folder: StudyFolder, report: Report, parent: Paren
 
 @contextlib.contextmanager
 def _lock(folder: StudyFolder, parent: ParentWatch) -> Iterator[bool]:
-    """Waits for a user's own `autotune sync` to end, as long as the study runs."""
+    """Waits for another `autotune sync` to end, at most until the study is over; yields whether the lock was obtained."""
     while True:
         with store.only_writer(folder, wait_s=POLL_S) as is_alone:
             if is_alone or parent.is_gone or _is_over(folder):
