@@ -24,6 +24,7 @@ from typing import Any
 from autotune import stats
 from autotune.compare.ablation import MAX_FAILURES, SCREENING_ROUNDS, AblationResults, Change, part_of
 from autotune.compare.effects import estimated
+from autotune.compare.finals import CHOOSING
 from autotune.compare.noise import noise_of, rounds_of
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Knobs, TrialRecord
@@ -153,10 +154,13 @@ class Attributor:
 
     def _evidence(self, winner: TrialRecord) -> AblationResults:
         session, trials = self._session, self._trials(winner)
-        others = [record for record in session.records if record not in trials]
+        # What is reported later takes no part: a study that is resumed then decides as it did.
+        others = [one for one in session.records if one in session.searched or one.why == CHOOSING]
         noise = stats.pooled([noise_of(rounds_of(others)), session.earlier_noise])
         lost = {knob: part_of(session.resolved, winner, [knob]).also for knob in winner.changed}
-        return AblationResults(session.resolved, winner, trials, estimated(winner.changed, lost, session.records, noise), noise)
+        return AblationResults(
+            session.resolved, winner, trials, estimated(winner.changed, lost, [*others, *trials], noise), noise
+        )
 
     def _trials(self, winner: TrialRecord) -> list[TrialRecord]:
         """Returns the trials that took this winner apart."""

@@ -250,7 +250,7 @@ class Search:
         for why, key, value in self._costly:
             if not self._is_measured(key, value):
                 yield Proposal(knobs=self._space.active({**self._incumbent.knobs, key: value}), why=why, origin=LATE)
-        if trimmed := self._trimmed():
+        if self._sampler_name != "grid" and (trimmed := self._trimmed()):
             yield trimmed
         for tier in (Tier.numerics, Tier.exact):
             kept = {key: value for key, value in best.changed.items() if self._space.tier({key: value}).rank <= tier.rank}

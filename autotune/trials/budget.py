@@ -95,7 +95,9 @@ class Budget:
         each_s = _confirming_s(baseline) if _has_cycles(baseline) else without_window_s(baseline) + FINALS_WINDOW_S
         parity_s = PARITY_TRIALS * (without_window_s(baseline) + PARITY_S)
         most_s = ATTRIBUTION_MAX_FRAC * self.total_s
-        self.attribution_s = min(most_s, ATTRIBUTION_TRIALS * each_s) * min(1.0, most_s / (ATTRIBUTION_MIN_TRIALS * each_s))
+        self.attribution_s = (
+            min(most_s, ATTRIBUTION_TRIALS * each_s) * min(1.0, most_s / (ATTRIBUTION_MIN_TRIALS * each_s)) ** 2
+        )
         self.reserved_s = min(FINALS_MAX_FRAC * self.total_s, FINALS_TRIALS * each_s + parity_s) + self.attribution_s
         self.keep_for(2 * CONFIRMING_ROUNDS * each_s + parity_s)
 

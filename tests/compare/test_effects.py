@@ -17,7 +17,7 @@ def trial(number, changed, score, kind=Kind.search):
 
 
 def searched(rng, *, noise, interactions, num):
-    """Returns the trials of a search, its best, and the true log rate of a configuration: neighbours of the best, and others."""
+    """Returns the trials of a search, its best, and the true log rate of a configuration."""
     keys = list(GAINS)
     pairs = {(a, b): rng.normal() * interactions for i, a in enumerate(keys) for b in keys[i + 1 :]}
 

@@ -145,5 +145,5 @@ def test_a_comparison_without_a_round_to_spare_has_no_interval():
     found = stats.compare_rounds([{"whole": 2.0, "a": 1.0}, {"a": 1.0, "b": 1.0}], "whole")
     assert set(found.ratios) == {"a"}
     assert found.ratios["a"] == stats.Ratio(ratio=pytest.approx(2.0), ci=None, num_rounds=1)
-    assert found.spread is None
+    assert found.noise is None
     assert stats.compare_rounds([], "whole").ratios == {}

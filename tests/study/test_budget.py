@@ -28,9 +28,9 @@ def test_slow_programs_keep_over_a_third_for_the_finals_cheap_ones_less():
     slow, cheap = budget(), budget()
     slow.reserve(trial(25.0, steady_s=12.0))
     cheap.reserve(trial(3.0, steady_s=2.5))
-    assert 0.35 <= slow.reserved_s / 480 <= 0.40
+    assert 0.35 <= (slow.reserved_s - slow.attribution_s) / 480 <= 0.40
     assert (cheap.reserved_s - cheap.attribution_s) / 480 < 0.30
-    assert slow.attribution_s == 0, "three trials would separate nothing"
+    assert slow.attribution_s < 0.7 * 0.18 * 480, "three trials would separate little"
     assert 0 < cheap.attribution_s / 480 <= 0.18
     assert slow.search_left_s == 480 - CLOSING_MAX_S - slow.reserved_s
 

@@ -6,6 +6,7 @@ from autotune.compare import ablation as parts
 from autotune.compare.ablation import AblationResults, part_of
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.space import Choice, ResolvedSpace
+from autotune.stats import Ratio
 
 WORKERS, PREFETCH, AMP, PIN = "loader.num_workers", "loader.prefetch_factor", "precision.amp", "loader.pin_memory"
 REFERENCE = {WORKERS: 0, PREFETCH: 2, AMP: "off", PIN: False}
@@ -127,11 +128,14 @@ def test_changes_come_with_the_most_useful_first():
     assert [change.knob for change in evidence.changes()] == [AMP, WORKERS, PREFETCH, PIN]
 
 
-HINTED = {WORKERS: 1.3, AMP: 1.4, PREFETCH: 1.0, PIN: 1.01}
+ESTIMATES = {
+    knob: Ratio(ratio=ratio, ci=(ratio * 0.97, ratio * 1.03), num_rounds=0)
+    for knob, ratio in ((WORKERS, 1.3), (AMP, 1.4), (PREFETCH, 1.0), (PIN, 1.01))
+}
 
 
 def test_with_little_time_the_promising_are_put_back_alone_the_others_at_once():
-    evidence = AblationResults(SPACE, WINNER, [], HINTED)
+    evidence = AblationResults(SPACE, WINNER, [], ESTIMATES)
     assert [part.keys for part in evidence.wanted([AMP])] == [{PREFETCH, PIN}, {AMP}]
     assert [part.keys for part in evidence.wanted([])] == [{PREFETCH, PIN}]
     assert len(evidence.wanted(list(CHANGED))) == 4, "with time enough nothing is guessed"
@@ -139,16 +143,18 @@ def test_with_little_time_the_promising_are_put_back_alone_the_others_at_once():
 
 def test_what_was_only_put_back_with_others_is_dropped_with_them_and_said_to_be():
     trials = rounds((PREFETCH, PIN), (AMP,), values=[100.05, 70.0])
-    evidence = AblationResults(SPACE, WINNER, trials, HINTED)
+    evidence = AblationResults(SPACE, WINNER, trials, ESTIMATES)
     assert evidence.minimal().keys == {PREFETCH, PIN}
     found = {change.knob: change for change in evidence.changes()}
-    assert (found[PIN].is_kept, found[PIN].reason) == (False, "only together with the others")
-    assert (found[WORKERS].is_kept, found[WORKERS].worth, found[WORKERS].reason) == (True, "not measured", "no time")
-    assert found[AMP].worth == "faster"
+    assert (found[PIN].is_kept, found[PIN].basis, found[PIN].worth) == (False, "estimated", "ambiguous")
+    assert (found[WORKERS].is_kept, found[WORKERS].basis, found[WORKERS].worth) == (True, "estimated", "faster")
+    assert (found[AMP].basis, found[AMP].worth) == ("measured", "faster")
+    bare = {change.knob: change for change in AblationResults(SPACE, WINNER, trials).changes()}
+    assert (bare[WORKERS].ratio, bare[WORKERS].worth, bare[WORKERS].reason) == (None, "not measured", "no time")
 
 
 def test_an_estimate_that_was_wrong_is_not_believed_once_the_whole_is_missed():
     trials = rounds((PREFETCH, PIN), (AMP,), values=[90.0, 70.0], count=3)
-    evidence = AblationResults(SPACE, WINNER, trials, HINTED)
+    evidence = AblationResults(SPACE, WINNER, trials, ESTIMATES)
     assert evidence.minimal() is None
     assert evidence.together().keys == {PREFETCH}
