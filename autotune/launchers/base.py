@@ -79,7 +79,7 @@ class Ended:
         evidence: {"log_tail", "stdout_tail" (last 8 KiB each, secrets masked), "oom_kills" (rise of the cgroup's counter;
             None if it cannot be read), "is_harness_seen", "num_steps", "files_left", "files_new", "files_kept",
             "files_aside", "files_unguarded" (what happened to the user's files, see user_files.Report), "ready_s" (from
-            launch until torch was imported; None if it was not), "why_fresh" (only if a requested warm start failed)}
+            launch until torch was imported; None if it was not), "why_fresh" (only if warm was requested but not done)}
             and, by cause, "deadline" with "hang" (see hangs.Hang.as_json), "stop_reason". Plain JSON values.
     """
 

@@ -44,7 +44,7 @@ class SupervisorProcess:
 
     def __init__(self, study: Path, *, terminate_s: float, kill_s: float) -> None:
         ours, theirs = socket.socketpair()
-        log = tempfile.TemporaryFile()  # noqa: SIM115 (its last line says what went wrong when the process ends by itself)
+        log = tempfile.TemporaryFile()  # noqa: SIM115 (its last line says why the process exited on its own)
         argv = [sys.executable, "-m", "autotune.launchers.supervisor", str(theirs.fileno()), str(terminate_s), str(kill_s)]
         try:
             self._process = subprocess.Popen(
