@@ -1,4 +1,4 @@
-"""Starting a trial's processes, watching them, and ending every one of them."""
+"""Starts a trial's processes, watches them, and ends every one of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def make_launcher(name: str) -> Launcher:
-    """Returns the launcher that `launcher=` names; its module is imported here, as it may need what others do not.
+    """Returns the launcher that `launcher=` names. Its module is imported here, since it may need packages of its own.
 
     Args:
         name: one of `config.schema.LAUNCHERS`.

@@ -1,7 +1,7 @@
-"""What a launcher is: the one interface between the study and the processes of a trial.
+"""Defines the launcher interface, the only one between the study and the processes of a trial.
 
-A launcher knows nothing of knobs, rates or outcomes: it starts a command with an environment, says what became of it and
-leaves no process behind. What that means is decided in failures.py.
+A launcher knows nothing about knobs, rates or outcomes: it starts a command with an environment, reports how it ended and
+leaves no process behind. What the report means is decided in failures.py.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Deadlines:
 
     Attributes:
         start_s: from launch until the first step begins: phases spawn, import, init and first_batch together.
-        compile_s: in the phase compile. Compiling is slow, not stuck, so it has a limit of its own.
-        step_s: between two progress lines from then on (warmup, steady, exit).
-        total_s: from launch to the end of everything.
+        compile_s: in phase compile. A compiling trial is slow, not stuck, so this phase has its own limit.
+        step_s: between two progress lines in the later phases (warmup, steady, exit).
+        total_s: from launch to the end of the trial.
     """
 
     start_s: float = 120.0
@@ -42,12 +42,12 @@ class Launch:
     Attributes:
         argv: program and arguments; never a shell string.
         cwd: working directory of the program.
-        env: variables added to the tuner's own environment; those of the protocol are set by the launcher and win.
-        folder: the trial's folder, `runs/<study>/trials/0007`; made by the launcher when missing.
-        spec: what the harness is asked for; written by the launcher. `spec.folder` must be `folder`, absolute.
+        env: variables added to the tuner's own environment; the launcher sets the protocol's variables, which override them.
+        folder: the trial's folder, `runs/<study>/trials/0007`; the launcher creates it if missing.
+        spec: the request to the harness; the launcher writes it to a file. `spec.folder` must be `folder`, absolute.
         deadlines: when to give up.
-        warm: modules that may be there before the program's first line, torch and perhaps torchvision: the launcher may then
-            fork a process that has imported them instead of starting a fresh interpreter. () for a fresh start.
+        warm: modules that may be imported before the program's first line: torch and perhaps torchvision. The launcher may
+            then fork a process that has imported them instead of starting a fresh interpreter. () for a fresh start.
     """
 
     argv: list[str]
@@ -61,25 +61,25 @@ class Launch:
 
 @dataclass(kw_only=True)
 class Ended:
-    """What became of a trial's processes. None of them is left, or `problems` names those that are.
+    """How a trial ended. None of its processes is left, or `problems` names those that are.
 
     Attributes:
-        exit_code: of the first process, when it ended by itself; None when a signal or the launcher ended it.
-        signal: name of the signal that ended the first process, "SIGSEGV"; None when none did or when the launcher sent it.
+        exit_code: exit status of the first process if it exited on its own; None if a signal or the launcher ended it.
+        signal: name of the signal that ended the first process, "SIGSEGV"; None if there was none or the launcher sent it.
         cause: "result": every rank answered (or one answered and the others did not follow in time);
-            "exit": the first process ended without that; "deadline": `evidence["deadline"]` names the limit;
+            "exit": the first process exited without a complete result; "deadline": `evidence["deadline"]` names the limit;
             "stopped": `Running.stop` was called, `evidence["stop_reason"]` says why;
-            "lost": what the launcher itself stands on was taken away (its supervisor was killed), `stop_reason` says what.
-        phase: last one known, member of protocol.PHASES.
-        results: this trial's rank results, by rank; those of another trial or attempt are problems instead.
-        problems: what could not be read, did not belong here or would not end, one sentence each.
-        seconds: from launch to the last process gone.
-        start: how it started: "fresh", or "warm" as a fork of a process that had imported torch. Never warm unasked.
-        spared_s: what the warm start has spared: a fresh one takes so much longer to the program's first line.
+            "lost": the launcher lost what it depends on (its supervisor was killed), `stop_reason` says what.
+        phase: last known phase, member of protocol.PHASES.
+        results: this trial's rank results, by rank; results of another trial or attempt are listed as problems instead.
+        problems: files that could not be read or belong elsewhere, and processes that would not end; one sentence each.
+        seconds: from launch until the last process has exited.
+        start: "fresh", or "warm" for a fork of a process that had imported torch. Warm only on request.
+        spared_s: time saved by the warm start: how much later a fresh one would have reached the program's first line.
         evidence: {"log_tail", "stdout_tail" (last 8 KiB each, secrets masked), "oom_kills" (rise of the cgroup's counter;
-            None where it cannot be read), "is_harness_seen", "num_steps", "files_left", "files_new", "files_kept",
-            "files_aside", "files_unguarded" (what became of the user's files, see user_files.Report), "ready_s" (from launch
-            to torch imported; None where it was not), "why_fresh" (only where a warm start was asked for and there was none)}
+            None if it cannot be read), "is_harness_seen", "num_steps", "files_left", "files_new", "files_kept",
+            "files_aside", "files_unguarded" (what happened to the user's files, see user_files.Report), "ready_s" (from
+            launch until torch was imported; None if it was not), "why_fresh" (only if warm was requested but not done)}
             and, by cause, "deadline" with "hang" (see hangs.Hang.as_json), "stop_reason". Plain JSON values.
     """
 
@@ -95,11 +95,11 @@ class Ended:
     spared_s: float = 0.0
 
     def facts(self, spec: protocol.Spec, *, device_used_frac: float | None = None) -> Facts:
-        """Returns what `failures.classify` decides from.
+        """Returns the facts that `failures.classify` decides from.
 
         Args:
-            spec: what this trial was asked.
-            device_used_frac: largest share of the device's memory seen in use by the monitor, of any process; None unknown.
+            spec: the trial's spec.
+            device_used_frac: largest share of device memory, of all processes, that the monitor saw in use; None if unknown.
         """
         return Facts(
             exit_code=self.exit_code,
@@ -124,20 +124,20 @@ class Ended:
 
 
 class Running(ABC):
-    """A trial under way. Used by the study's loop only, from the thread that started it.
+    """A running trial. Used by the study's loop only, from the thread that started it.
 
-    Order: `poll` and `progress` in turn, several times a second, until `poll` returns; `stop` at any time. Both look at files
-    and return at once, cheaply enough not to disturb the trial that is being measured; only a trial that has passed a deadline
-    is looked at for up to a few seconds, to say where it is stuck.
+    Order: `poll` and `progress` in turn, several times a second, until `poll` returns Ended; `stop` at any time. `poll` and
+    `progress` read files and return at once, cheaply enough not to disturb the measured trial. Only for a trial that has passed
+    a deadline may `poll` take a few seconds, to find out where it is stuck.
     """
 
     @abstractmethod
     def poll(self) -> Ended | None:
-        """Returns what became of the trial once all its processes are gone, None before; the same object from then on.
+        """Returns how the trial ended once all its processes have exited, None before; the same object from then on.
 
-        The trial is over when every rank's result is there, the first process has ended, a deadline has passed, or `stop` was
-        called. What is left of the process tree is then ended: SIGTERM, a grace, SIGKILL, spread over calls. Raises nothing
-        for what the program does: results that cannot be read, foreign results and endless output are all in `Ended`.
+        The trial is over when every rank's result is there, the first process has exited, a deadline has passed, or `stop` was
+        called. The rest of the process tree is then ended: SIGTERM, a grace period, SIGKILL, spread over several calls. Nothing
+        that the program does raises here: unreadable results, foreign results and endless output are all handled in `Ended`.
         """
 
     @abstractmethod
@@ -148,10 +148,10 @@ class Running(ABC):
     def stop(self, reason: str) -> None:
         """Ends the whole process tree and returns when it is gone, within a few seconds; `poll` then returns Ended.
 
-        Ctrl-C, SIGTERM and SIGHUP meanwhile do not cut it short: they are heard when it is done.
+        Ctrl-C, SIGTERM and SIGHUP do not cut it short: they are delivered when it is done.
 
-        May be called twice, and after the end: the first cause stays. A trial whose results were all there already keeps the
-        cause "result".
+        Idempotent, also after the end: the first cause stays. A trial whose results were already complete keeps the cause
+        "result".
 
         Args:
             reason: why, for `evidence["stop_reason"]`: "interrupted by the user".
@@ -159,34 +159,34 @@ class Running(ABC):
 
 
 class Launcher(ABC):
-    """Starts trials. One lives as long as a study; the tuner's process owns it."""
+    """Starts trials. Owned by the tuner's process; one launcher serves one study."""
 
     @abstractmethod
     def start(self, launch: Launch) -> Running:
-        """Returns the trial, started: spec.json is written before the first process exists.
+        """Starts the trial and returns it; spec.json is written before the first process exists.
 
         The program sees protocol.SPEC_VARIABLE, protocol.MARK_VARIABLE and the harness's injection folder first on PYTHONPATH;
         standard input is empty, output goes to protocol.STDOUT_FILE and protocol.STDERR_FILE in the trial's folder. Result and
-        progress files of an earlier attempt in that folder are removed. A command that cannot be started is not an
-        exception but a trial that ends with exit status 127 and says why in its log.
+        progress files of an earlier attempt in that folder are removed. A command that cannot be started does not raise: the
+        trial ends with exit status 127 and its log says why.
 
         Raises:
-            BadInput: the working directory does not exist, the trial's folder cannot be written, or the system takes no such
+            BadInput: the working directory does not exist, the trial's folder cannot be written, or the system rejects the
                 arguments or variables (a NUL in them).
         """
 
     def sweep(self, study: Path) -> list[str]:
-        """Ends what an earlier, killed tuner left running for this study; called before its first trial, never beside one.
+        """Ends processes that a killed tuner left running for this study; called before the first trial, never during one.
 
-        A tuner that is killed leaves nothing as a rule; what this finds is left when its supervisor was killed with it.
+        A killed tuner normally leaves nothing; there is something to find only if its supervisor was killed as well.
 
         Args:
             study: the study's folder.
 
         Returns:
-            One line per process ended: for the user.
+            One line for the user per process ended.
         """
         return []
 
     def close(self) -> None:  # noqa: B027 (most launchers hold nothing)
-        """Gives back what the launcher holds for the whole study, and ends what still runs. Called after the last trial."""
+        """Releases what the launcher holds for the whole study, and ends what still runs. Called after the last trial."""

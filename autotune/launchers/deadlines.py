@@ -1,4 +1,4 @@
-"""Which limit a trial has passed, if any."""
+"""Decides which time limit a trial has passed, if any."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ STARTING = ("spawn", "import", "init", "first_batch")
 
 
 def passed(deadlines: Deadlines, progress: ProgressFile, *, started_s: float, now_s: float) -> str:
-    """Returns the limit that has passed, in words for the user; "" while all hold.
+    """Returns the limit that has passed, in words for the user; "" if none has.
 
     Args:
         deadlines: the limits.
-        progress: what rank 0 has said so far.
+        progress: rank 0's progress so far.
         started_s: when the trial was launched, monotonic clock.
         now_s: the monotonic clock now.
     """

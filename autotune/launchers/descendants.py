@@ -1,7 +1,7 @@
-"""Which processes stand below this one, trial by trial: the supervisor's view of what it has to end.
+"""Tracks the supervisor's descendants by trial, so that it can end all of them.
 
-Only the supervisor can know this exactly. It is a subreaper, so whatever a trial starts stays below it, also a daemon that
-forked twice, made a session of its own and cleared its environment.
+Only the supervisor can know them exactly. It is a subreaper, so whatever a trial starts stays below it, even a daemon that
+forked twice, started its own session and cleared its environment.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from autotune.launchers import process_tree
 
 
 class Descendants:
-    """The processes of every trial under way.
+    """The processes of all running trials.
 
-    A look reads the list of process ids and asks only those that are new for their parent: cheap enough to be taken once a
-    second during a trial that is being measured.
+    `look` lists the process ids and reads the parents of new ones only, which is cheap enough to do once a second while a trial
+    is measured.
     """
 
     def __init__(self) -> None:
         self._alive: dict[str, dict[int, psutil.Process]] = {}
         self._seen: dict[str, dict[int, float]] = {}
-        self._known = set(psutil.pids())  # what was there before the first trial cannot be one's
+        self._known = set(psutil.pids())  # processes that existed before the first trial belong to none
 
     def add(self, mark: str, pid: int) -> None:
-        """Begins a trial.
+        """Adds a trial.
 
         Args:
-            mark: what the environment of its processes carries.
-            pid: its first process, not reaped yet.
+            mark: the mark in the environment of its processes.
+            pid: its first process, not yet reaped.
         """
         self._alive[mark], self._seen[mark] = {}, {}
         self._keep(mark, pid)
 
     def look(self, *, is_thorough: bool = False) -> None:
-        """Takes in what has started and what has ended since the last look.
+        """Updates the processes with those that started and exited since the last call.
 
         Args:
-            is_thorough: ask every process for its parent, in case an id that was a stranger's has been used again.
+            is_thorough: read the parent of every process, in case the id of a foreign process has been reused.
         """
         present = set(psutil.pids())
         for alive in self._alive.values():
@@ -57,22 +57,22 @@ class Descendants:
         self._known = present
 
     def of(self, mark: str) -> list[psutil.Process]:
-        """Returns a trial's processes that were alive at the last look."""
+        """Returns a trial's processes that were alive at the last `look`."""
         return list(self._alive[mark].values())
 
     def seen(self, mark: str) -> dict[int, float]:
-        """Returns every process a trial was seen to have: id -> when it was created, seconds since the epoch."""
+        """Returns every process seen so far of a trial: id -> when it was created, seconds since the epoch."""
         return dict(self._seen[mark])
 
     def drop(self, mark: str) -> None:
-        """Ends a trial."""
+        """Removes a trial."""
         del self._alive[mark], self._seen[mark]
 
     def _keep(self, mark: str, pid: int) -> None:
         try:
             process = psutil.Process(pid)
             created_s = process.create_time()
-        except psutil.Error:  # gone already
+        except psutil.Error:  # exited already
             return
         if process_tree.is_alive(process):
             self._alive[mark][pid] = process
@@ -81,7 +81,7 @@ class Descendants:
     def _mark_of(self, pid: int, parent: int, belongs: dict[int, str]) -> str | None:
         if parent != os.getpid():
             return belongs.get(parent)
-        return _known_mark(pid, self._alive) or next(reversed(self._alive), None)  # without a mark: of the newest trial
+        return _known_mark(pid, self._alive) or next(reversed(self._alive), None)  # without a known mark: the newest trial
 
 
 def _known_mark(pid: int, marks: Iterable[str]) -> str | None:

@@ -2,8 +2,8 @@
 
 Standard library only, run by file path.
 
-A program of its own instead of a `preexec_fn`, so that no Python code runs between fork and exec. `exec` keeps the process
-id, so nothing of this file is left once the program runs.
+It is a separate program rather than a `preexec_fn`, so that no Python code runs between fork and exec. `exec` keeps the
+process id, so nothing of this program is left once the trial's command runs.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ NOT_FOUND = 127  # the shell's exit status for a command that cannot be started
 
 
 def end_with_parent(parent: int) -> None:
-    """Asks the kernel to end this process when its parent, the supervisor, dies, however it dies.
+    """Asks the kernel to terminate this process when its parent, the supervisor, dies for any reason.
 
-    SIGTERM, not SIGKILL: a torchrun agent that is terminated ends its workers, a killed one leaves them.
+    SIGTERM, not SIGKILL: a terminated torchrun agent ends its workers, a killed one leaves them behind.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the call
+    if os.getppid() != parent:  # the parent died before the call
         sys.exit(1)
 
 
 def raise_open_files() -> None:
-    """Raises the soft limit of open files: workers pass tensors as descriptors, and 1024 of them run out."""
+    """Raises the soft limit on open files: workers pass tensors as file descriptors, and the usual 1024 run out."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -39,7 +39,7 @@ def raise_open_files() -> None:
 
 
 def main(parent: int, argv: list[str]) -> None:
-    """Replaces this process by `argv`; says why on standard error when that cannot be done."""
+    """Replaces this process with `argv`; if that fails, prints why to standard error and exits with status 127."""
     end_with_parent(parent)
     raise_open_files()
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):

@@ -1,4 +1,4 @@
-"""The environment of a trial's processes: the tuner's own, the harness's way in, and no side effects on the user's records."""
+"""Builds the environment of a trial: the tuner's own, plus the harness, minus access to the user's experiment records."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from autotune.launchers.injection import first_on
 
 PACKAGE = Path(autotune.__file__).resolve().parent
 
-SUPERVISOR, SERVER, KEEPER = "supervisor", "server", "keeper"  # in the place of a trial's number in the mark
+SUPERVISOR, SERVER, KEEPER = "supervisor", "server", "keeper"  # used in a mark instead of a trial's number
 
-# Set by the user for a real run of theirs, and wrong in a trial: they name records that trials must not write to.
+# Users set these for real runs. They name experiment records, which trials must not write to.
 UNWANTED = (
     "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_REGISTRY_URI", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID",
     "WANDB_SERVICE",
@@ -22,31 +22,31 @@ UNWANTED = (
 
 
 def own_environment() -> dict[str, str]:
-    """Returns an environment in which `python -m autotune` is this very package, also from a checkout, in any folder."""
+    """Returns an environment in which `python -m autotune` runs this very package in any folder, even from a checkout."""
     paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def mark_of(study: Path, whose: int | str) -> str:
-    """Returns what every process of a trial carries in protocol.MARK_VARIABLE; its number tells whose it is."""
+    """Returns the mark of a trial (by number) or helper (SUPERVISOR, ...): its processes' protocol.MARK_VARIABLE."""
     return f"{study.resolve()}:{whose}"
 
 
 def is_mark_of(study: Path, mark: str) -> bool:
-    """Whether a process that carries `mark` was started for this study: by a trial, or as its supervisor, server or keeper."""
+    """Whether `mark` marks a process of this study: a trial's, or the supervisor, server or keeper."""
     prefix = mark_of(study, "")
     return mark.startswith(prefix) and (mark[len(prefix) :].isdigit() or mark[len(prefix) :] in (SUPERVISOR, SERVER, KEEPER))
 
 
 def study_of(folder: Path) -> Path:
-    """Returns the study's folder of a trial's folder, `runs/<study>/trials/0007`."""
+    """Returns the study's folder for a trial's folder, `runs/<study>/trials/0007`."""
     return folder.resolve().parent.parent
 
 
 def trial_environment(launch: Launch) -> dict[str, str]:
-    """Returns the environment for a trial: the tuner's, quietened, then `launch.env`, then the protocol's variables.
+    """Returns a trial's environment: the tuner's with trackers redirected, then `launch.env`, then the protocol's variables.
 
-    The user's variables override what is silenced here (W&B may be wanted); nothing overrides the protocol's.
+    `launch.env` may override the redirection (W&B may be wanted); nothing overrides the protocol's variables.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in UNWANTED}
     environment = {**inherited, **_quiet(launch.folder.resolve()), **launch.env}
@@ -57,7 +57,7 @@ def trial_environment(launch: Launch) -> dict[str, str]:
 
 
 def server_environment(launch: Launch) -> dict[str, str]:
-    """Returns the environment of a warm server: a trial's, without what is each trial's own. The harness sleeps in it."""
+    """Returns a warm server's environment: a trial's without per-trial variables. With no spec the harness stays inactive."""
     environment = trial_environment(launch)
     for name in (*_quiet(launch.folder.resolve()), protocol.SPEC_VARIABLE):
         if name not in launch.env:
@@ -71,11 +71,11 @@ def _quiet(folder: Path) -> dict[str, str]:
     return {
         "WANDB_MODE": "offline",
         "WANDB_DIR": str(scratch),
-        # A file store, not SQLite: making a fresh SQLite store costs the trial five seconds.
+        # A file store, not SQLite: creating a SQLite store would cost the trial five seconds.
         "MLFLOW_TRACKING_URI": (scratch / "mlruns").as_uri(),
         "MLFLOW_ALLOW_FILE_STORE": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "TENSORBOARD_LOGGING_DIR": str(
             scratch / "tensorboard"
-        ),  # Hugging Face's Trainer; a plain SummaryWriter has no such variable
+        ),  # for Hugging Face's Trainer; a plain SummaryWriter has no such variable
     }

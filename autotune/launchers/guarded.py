@@ -1,9 +1,9 @@
-"""One file of the user's that a trial must not write over.
+"""Guards one user file that a trial must not write over.
 
-When a process of the trial opens the file for writing, it waits for our lease (see leases.py). A copy is then put in the
-file's place, in one step, and the trial goes on to write into the old file, which has no name any more. So the path names a
-whole file at every moment, nothing has to be put back later, and what other programs write stays as they wrote it: they are
-let through at once, and before a process of a trial that waits with them.
+When a process of the trial opens the file for writing, our lease makes it wait (see leases.py). A copy then atomically takes
+the file's place, and the trial goes on to write into the old file, which no longer has a name. So the path names a complete
+file at every moment and nothing has to be restored later. Other programs are let through at once, ahead of any waiting process
+of a trial, so what they write stays as they wrote it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from pathlib import Path
 
 from autotune.launchers.leases import Lease
 
-FICLONE = 0x40049409  # ioctl: the copy shares the blocks of the original until one is written (btrfs, XFS)
-MAX_COPIED_BYTES = 8 << 30  # copied while the trial waits: the kernel lets it wait for 45 s (/proc/sys/fs/lease-break-time)
-STOPPED_MAX_S = 20.0  # a process of a trial waits for another program's save no longer
-LEFT_MAX_S = 2.0  # until a stopped process has left its opening: as soon as it is scheduled
+FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
+MAX_COPIED_BYTES = 8 << 30  # copied while the trial waits, at most 45 s by default (/proc/sys/fs/lease-break-time)
+STOPPED_MAX_S = 20.0  # longest that a trial's process waits for another program's save
+LEFT_MAX_S = 2.0  # until a stopped process has left its open(): it does as soon as it is scheduled
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
 
 
 class Guarded:
-    """A file under guard, until `end`.
+    """A guarded file, until `end`.
 
     Attributes:
         path: the file, resolved.
-        is_kept: the trial opened it for writing and was given the old file.
-        why_not: why it cannot be guarded any more; "" while it is.
-        open_since_s: since when it is not guarded because another program writes it, monotonic; None otherwise.
-        aside: copy of the file as it was before the trial wrote over it, where it could not be kept from that; else None.
+        is_kept: whether the trial opened it for writing and was given the old file.
+        why_not: why it can no longer be guarded; "" while it can.
+        open_since_s: since when it is unguarded because another program writes it, monotonic clock; None otherwise.
+        aside: copy of the original, where the trial could not be kept from overwriting the file; else None.
     """
 
     def __init__(self, path: Path, *, is_of_trial: Callable[[int], bool], aside: Path) -> None:
@@ -46,16 +46,16 @@ class Guarded:
         self.open_since_s: float | None = None
         self._is_of_trial, self._target = is_of_trial, aside / path.name
         self._lease: Lease | None = None
-        self._stopped: set[int] = set()  # processes of a trial that wait until another program has saved
+        self._stopped: set[int] = set()  # a trial's processes that wait until another program has saved
         self.look()
 
     @property
     def is_leased(self) -> bool:
-        """Whether a trial that opens it has to wait."""
+        """Whether a trial that opens the file for writing has to wait."""
         return self._lease is not None
 
     def look(self) -> None:
-        """Answers a process that waits to write, and takes the lease where there is none."""
+        """Answers a process that waits to write, and takes the lease if there is none."""
         if self._lease is not None and self._lease.is_wanted:
             self._answer(self._lease)
         if self._lease is not None or self.why_not:
@@ -64,7 +64,7 @@ class Guarded:
             self._lease = Lease(self.path)
             self.open_since_s = None
             self._go_on()
-        except (BlockingIOError, FileNotFoundError):  # others write it, or are replacing it: later
+        except (BlockingIOError, FileNotFoundError):  # another program is writing or replacing it: try again later
             self.open_since_s = self.open_since_s or time.monotonic()
             if time.monotonic() - self.open_since_s > STOPPED_MAX_S:
                 self._go_on()
@@ -73,7 +73,7 @@ class Guarded:
             self._go_on()
 
     def was_replaced(self) -> bool:
-        """Returns whether another file, or none, has the path now."""
+        """Returns whether the path now names another file, or none."""
         if self._lease is None:
             return False
         with contextlib.suppress(OSError):
@@ -81,12 +81,12 @@ class Guarded:
         return True
 
     def follow(self) -> None:
-        """Guards the file that another program has put in its place."""
+        """Guards the file that another program has put at the path."""
         self.end()
         self.look()
 
     def copy_aside(self) -> None:
-        """Copies what the file was, as far as there is room; `aside` tells."""
+        """Copies the original aside if there is room, and then sets `aside`."""
         if self._lease is not None:
             with contextlib.suppress(OSError):
                 self._target.parent.mkdir(mode=0o700, exist_ok=True)
@@ -103,22 +103,22 @@ class Guarded:
                 self.is_kept = True
             else:
                 self._stop(ours, lease)
-        except BlockingIOError:  # another program waits, too, meanwhile
+        except BlockingIOError:  # another program now waits as well
             self._stop(ours, lease)
-        except FileNotFoundError:  # the path is another program's file now, which is guarded next
+        except FileNotFoundError:  # the path now names another program's file, which is guarded next
             return
         except OSError as error:
             self.why_not = error.strerror or str(error)
             self.copy_aside()
         finally:
             self._lease = new
-            lease.close()  # only now the process goes on
+            lease.close()  # only now may the waiting process go on
 
     def _stop(self, pids: set[int], lease: Lease) -> None:
-        """Stops processes of a trial until another program, which is let through, has saved: then their opening begins anew.
+        """Stops a trial's processes until another program, which is let through, has saved. Then their open() starts over.
 
-        The lease must not end before they have left their opening: one that is still in it then opens the file after all, and
-        holds it open while it is stopped.
+        The lease must not end before they have left their open(). A process still inside it would then open the file after
+        all, and hold it open while it is stopped.
         """
         self._stopped |= pids
         _send(pids, signal.SIGSTOP)
@@ -131,15 +131,15 @@ class Guarded:
         self._stopped = set()
 
     def _put_copy_in_place(self, lease: Lease, expected: set[int]) -> Lease:
-        """Gives the path to a copy and returns the lease on it.
+        """Puts a copy at the path and returns the lease on the copy.
 
         Args:
-            lease: on the file that has the path.
-            expected: the processes that may wait for it.
+            lease: on the file that the path names now.
+            expected: the processes that may be waiting for it.
 
         Raises:
-            BlockingIOError: others wait, too; the path is as it was.
-            OSError: there is no room, or the folder cannot be written; the path is as it was.
+            BlockingIOError: other processes wait as well; the path is unchanged.
+            OSError: there is no room, or the folder cannot be written; the path is unchanged.
         """
         if lease.status.st_nlink > 1:
             raise OSError(errno.EMLINK, "it has other names (hard links), which would see what the trial writes")
@@ -152,7 +152,7 @@ class Guarded:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
             exchange(temporary, self.path)
             if not os.path.samestat(os.stat(temporary, follow_symlinks=False), lease.status):
-                exchange(temporary, self.path)  # another program has replaced it meanwhile: its file goes back
+                exchange(temporary, self.path)  # another program replaced it meanwhile: put its file back
                 raise FileNotFoundError(errno.ENOENT, "replaced meanwhile", str(self.path))
             return new
         except BaseException:
@@ -163,7 +163,7 @@ class Guarded:
             temporary.unlink(missing_ok=True)
 
     def end(self) -> None:
-        """Ends the guard; `follow` begins it anew."""
+        """Ends the guard; `follow` starts it again."""
         self._go_on()
         if self._lease is not None:
             self._lease.close()
@@ -171,10 +171,10 @@ class Guarded:
 
 
 def copy(lease: Lease, target: Path) -> None:
-    """Copies a leased file with its times, permissions and owner.
+    """Copies a leased file with its times, permissions, owner and extended attributes.
 
     Raises:
-        OSError: there is no room for it, or it is too large to be copied while a trial waits.
+        OSError: there is no room for it, it is too large to be copied while a trial waits, or it was written meanwhile.
     """
     with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
         try:
@@ -205,7 +205,7 @@ def _send(pids: set[int], number: signal.Signals) -> None:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Has two files change names, in one step; raises OSError."""
+    """Atomically swaps the names of two files; raises OSError."""
     renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     if renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
         number = ctypes.get_errno()

@@ -1,4 +1,4 @@
-"""Where a trial that does not move is: the stacks of its processes, and what they say together."""
+"""Finds out where a stuck trial hangs, from the stacks of its processes taken together."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import psutil
 
 from autotune.harness.protocol import STACK_SIGNAL
 
-ANSWER_S = 0.5  # a process has this long to write its stacks
-TOTAL_S = 3.0  # all of them together
+ANSWER_S = 0.5  # how long a process may take to write its stacks
+TOTAL_S = 3.0  # for all processes together
 MAX_STACK_BYTES = 256 << 10
-MAX_FRAMES = 12  # of one process, kept as evidence
+MAX_FRAMES = 12  # kept as evidence, per process
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)$')
 _HARNESS = os.path.join("autotune", "harness") + os.sep
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[\d.]*/|^<frozen ")
-_RECIPE = "/autotune/programs/"  # a recipe's program is the user's code, also where autotune is installed
+_RECIPE = "/autotune/programs/"  # a recipe's program counts as user code even where autotune is an installed package
 _HELPER = re.compile(
     r"/multiprocessing/(?:resource_tracker|forkserver)\.py$|/torch/_inductor/compile_worker/"
     r"|/torch/distributed/(?:run|launch|elastic/.*|launcher/.*)\.py$"
 )
 _COLLECTIVE = re.compile(r"/torch/distributed/|/torch/nn/parallel/distributed\.py$")
-_BACKWARD = "_engine_run_backward"  # DDP waits for its peers at the end of it, in C++
+_BACKWARD = "_engine_run_backward"  # at its end DDP waits for its peers, in C++
 _COMPILER = re.compile(r"/torch/_dynamo/convert_frame\.py$|/torch/_inductor/")
 _IMPORT = "<frozen importlib"
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
@@ -36,7 +36,7 @@ _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """One call of a stack."""
+    """One frame of a stack."""
 
     file: str
     line: str
@@ -44,7 +44,7 @@ class Frame:
 
     @property
     def is_user(self) -> bool:
-        """Whether it is neither Python's own code nor an installed package's."""
+        """Whether it belongs neither to Python itself nor to an installed package."""
         return _RECIPE in self.file or not _LIBRARY.search(self.file)
 
     def __str__(self) -> str:
@@ -57,14 +57,14 @@ def _place(frame: Frame) -> str:
 
 @dataclass(kw_only=True)
 class Looked:
-    """One process as it was found.
+    """State and stack of one process.
 
     Attributes:
         pid: its id.
-        state: the kernel's word: "running", "sleeping", "stopped", ...
-        rank: from its environment; None when it has none.
-        world_size: from its environment; 1 when it has none.
-        frames: main thread, innermost call first, the harness's own left out; empty when the process does not tell.
+        state: as the kernel names it: "running", "sleeping", "stopped", ...
+        rank: from its environment; None if not set there.
+        world_size: from its environment; 1 if not set there.
+        frames: main thread, innermost call first, without the harness's own; empty if the process did not report any.
     """
 
     pid: int
@@ -75,17 +75,17 @@ class Looked:
 
     @property
     def is_worker(self) -> bool:
-        """Whether it is a worker of a DataLoader."""
+        """Whether it is a DataLoader worker."""
         return any(frame.function == "_worker_loop" for frame in self.frames)
 
     @property
     def is_helper(self) -> bool:
-        """Whether it only serves or starts others."""
+        """Whether it only serves or launches other processes."""
         return any(_HELPER.search(frame.file) for frame in self.frames)
 
     @property
     def is_idle_worker(self) -> bool:
-        """Whether it waits for something to do."""
+        """Whether it is a DataLoader worker waiting for something to do."""
         return self.is_worker and not any(frame.function == "fetch" for frame in self.frames)
 
     @property
@@ -95,12 +95,12 @@ class Looked:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether torch's compiler is at work, and not only being imported."""
+        """Whether torch's compiler is running, rather than only being imported."""
         return any(_COMPILER.search(frame.file) and frame.function != "<module>" for frame in self.frames)
 
     @property
     def waits_for_peers(self) -> bool:
-        """Whether it is where ranks wait for each other: in a collective, or in the backward pass; not in an import there."""
+        """Whether it is where ranks wait for each other: in a collective or the backward pass, but not in an import there."""
         above = []
         for frame in self.frames:
             if frame.is_user or frame.file.startswith(_IMPORT):
@@ -110,10 +110,10 @@ class Looked:
 
     @property
     def where(self) -> str:
-        """The innermost call in the user's own code, and what that has called."""
+        """The innermost call in the user's own code, and the innermost call below it."""
         inner = self.frames[0]
         own = next((frame for frame in self.frames if frame.is_user), None)
-        if own is None or own is inner:  # faulthandler writes a hundred calls: the user's own may lie deeper
+        if own is None or own is inner:  # faulthandler writes 100 frames: the user's own may be further out
             return str(inner)
         if any(frame.file.startswith(_IMPORT) for frame in self.frames[: self.frames.index(own)]):
             return f"{own} (in an import)"
@@ -121,17 +121,17 @@ class Looked:
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """Name for messages: "rank 1", and "rank 0" where no rank is set."""
         return "rank 0" if self.rank is None else f"rank {self.rank}"
 
 
 @dataclass(kw_only=True)
 class Hang:
-    """What was found.
+    """Where a trial hangs.
 
     Attributes:
         kind: "stopped", "collective", "loader", "compile", "user code" or "unknown".
-        summary: the same with its place, for the reason.
+        summary: the kind and the place in words, for the trial's reason.
         processes: what each process was doing, for the evidence.
     """
 
@@ -149,10 +149,10 @@ class Hang:
 
 
 def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
-    """Returns what holds a trial up. Takes a moment: every process is asked for its stacks, one after the other.
+    """Returns where a trial hangs. Takes up to TOTAL_S: the processes are asked for their stacks one after the other.
 
     Args:
-        processes: all of the trial's.
+        processes: all processes of the trial.
         log: the trial's standard error, where the stacks are written.
     """
     until_s = time.monotonic() + TOTAL_S
@@ -160,7 +160,7 @@ def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
 
 
 def understood(found: Sequence[Looked]) -> Hang:
-    """Returns what the states and stacks of a trial's processes say together."""
+    """Returns where a trial hangs, judged from the states and stacks of its processes."""
     told = [p for p in found if p.frames and not p.is_helper]
     workers, ranks = [p for p in told if p.is_worker], [p for p in told if not p.is_worker]
     kind, summary = _stopped(found) or _collective(ranks) or _loader(ranks, workers) or _of_one(ranks) or _untold(found)
@@ -238,14 +238,14 @@ def _looked(process: psutil.Process, log: Path, until_s: float) -> Looked | None
 
 
 def _in_words(pid: int, state: str) -> str:
-    """Returns the state; with the kernel's function for one that even SIGKILL must wait for (a file server that is gone)."""
+    """Returns the state; in uninterruptible sleep (a lost file server, say) with the kernel function that it waits in."""
     if state != psutil.STATUS_DISK_SLEEP:
         return state
     return f"{state} in {Path(f'/proc/{pid}/wchan').read_text(encoding='ascii') or 'the kernel'}"
 
 
 def _answers(pid: int, log: Path) -> bool:
-    """Whether the process has the harness's handler, and writes to the trial's log and no other file."""
+    """Whether the process has a handler for the stack signal, as the harness installs, and its stderr is the trial's log."""
     if STACK_SIGNAL is None:
         return False
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
@@ -255,7 +255,7 @@ def _answers(pid: int, log: Path) -> bool:
 
 
 def _asked(process: psutil.Process, log: Path) -> list[Frame]:
-    """Returns the stack of a process's main thread, as it writes it to the log."""
+    """Asks a process to write its stacks to the log; returns the frames of its main thread."""
     assert STACK_SIGNAL is not None
     before = log.stat().st_size
     process.send_signal(STACK_SIGNAL)
@@ -272,7 +272,7 @@ def _asked(process: psutil.Process, log: Path) -> list[Frame]:
 
 
 def parsed(text: str) -> list[Frame]:
-    """Returns the frames of the main thread, which faulthandler writes last, innermost first, without the harness's own."""
+    """Returns the main thread's frames, innermost first, without the harness's. Faulthandler writes that thread last."""
     frames: list[Frame] = []
     for line in text.splitlines():
         if line.endswith("(most recent call first):"):

@@ -1,4 +1,4 @@
-"""How the harness gets into a trial's Python processes: first on PYTHONPATH, and whether it stays there."""
+"""Injects the harness into a trial's Python processes through PYTHONPATH, and checks whether it stays there."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import psutil
 
 INJECT = Path(protocol.__file__).resolve().parent / "inject"
-LATE_S = 20.0  # a Python process signs in within its first second, before anything of the program runs
-AGAIN_S = 10.0  # between two looks: they read every process of the trial
+LATE_S = 20.0  # the harness reports within a Python process's first second, before any of the program runs
+AGAIN_S = 10.0  # between checks, since each reads every process of the trial
 YOUNG_S = 3.0
 PYTHON_PATH = re.compile(r"^PYTHONPATH=(.*)", re.DOTALL)
 PYTHON = re.compile(r"python[\d.]*")
@@ -23,18 +23,18 @@ ISOLATING = re.compile(r"-[A-Za-z]*[IES][A-Za-z]*")
 
 
 def first_on(python_path: str) -> str:
-    """Returns a PYTHONPATH with the harness in front; no empty entry, which would be the current folder."""
+    """Returns a PYTHONPATH with the harness first; adds no empty entry, which would mean the current folder."""
     return f"{INJECT}:{python_path}" if python_path else str(INJECT)
 
 
 def with_harness(argv: Sequence[str]) -> list[str]:
-    """Returns the command with the harness in the PYTHONPATH that it sets itself: `env PYTHONPATH=src python train.py`."""
+    """Returns the command, adding the harness to a PYTHONPATH that it sets itself: `env PYTHONPATH=src python train.py`."""
     return [PYTHON_PATH.sub(lambda found: f"PYTHONPATH={first_on(found[1])}", word) for word in argv]
 
 
 def why_shut_out(processes: Iterable[psutil.Process]) -> str:
-    """Returns why the harness is in no Python process of a trial, though one has been running for a while; "" when unknown."""
-    import psutil  # here: `autotune.apply` needs this module in a program's environment, where psutil may be missing
+    """Returns why a trial's Python process, older than YOUNG_S, did not load the harness; "" if no reason is found."""
+    import psutil  # imported here: `autotune.apply` needs this module in user environments, where psutil may be missing
 
     for process in processes:
         try:

@@ -1,22 +1,22 @@
-"""Keeps the user's files from a study's trials: `python -m autotune.launchers.keeper PREFIX`, one process a study.
+"""Protects the user's files from a study's trials: `python -m autotune.launchers.keeper PREFIX`, one process per study.
 
 A trial is the user's own command, so it saves where the real training saves, and other programs may save there meanwhile.
-This process guards the checkpoints that are there (guarded.py), those that other programs make while a trial runs, too, and
-notes which files the trial's processes write. It is a process of its own so that a kill of the tuner, the supervisor or a
-trial leaves no file unguarded: when the tuner is gone, it stays until the last process of the study has ended.
+This process guards the existing checkpoints (guarded.py) and those that other programs create while a trial runs, and notes
+which files the trial's processes write. It is a separate process so that killing the tuner, the supervisor or a trial leaves
+no file unguarded: after the tuner has exited, it stays until the last process of the study has exited (at most ALONE_S).
 
-PREFIX is what the marks of the study's processes begin with. One JSON object a line, on standard input and output:
+PREFIX is what the marks of the study's processes begin with. Both sides write one JSON object per line, on stdin and stdout:
 
     tuner   {"do": "begin", "files", "folders", "own", "place"}   files: to guard; folders: to watch; own: files that earlier
                                                                    trials made; place: the trial's folder
-    keeper  {"is": "ready"}                                       all of it is in force: the trial may start
-    tuner   {"do": "end"}                                         the trial's processes are gone
-    keeper  {"is": "ended", "kept", "aside", "open", "wrote"}     kept: files that the trial would have changed and did not;
-            aside: changed or removed file -> copy of what it was; open: file -> why it could not be guarded; wrote: files
-            that the trial was seen to write, wherever they are
+    keeper  {"is": "ready"}                                       guards and watches are in force: the trial may start
+    tuner   {"do": "end"}                                         the trial's processes have exited
+    keeper  {"is": "ended", "kept", "aside", "open", "wrote"}     kept: files that the guard kept the trial from changing;
+            aside: changed or removed file -> copy of the original; open: file -> why it could not be guarded; wrote: files
+            that the trial was seen writing, anywhere
 
-The guarded paths stand in `place`, each with a NUL, in protocol.KEPT_FILE: the harness keeps them from being renamed over or
-removed (harness/keeping.py), which no lease can, and tells which files the trial begins to save.
+The guarded paths are listed in `place`/protocol.KEPT_FILE, each ended by a NUL. The harness prevents the trial from renaming
+over or removing them (harness/keeping.py), which no lease can do, and records which files the trial starts to save.
 """
 
 from __future__ import annotations
@@ -49,30 +49,30 @@ from autotune.launchers.writers import (
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".h5", ".npz", ".msgpack")
 STDIN = 0
 READ_BYTES = 1 << 16
-AGAIN_S, SOON_S, SOON_FOR_S = 0.1, 0.005, 2.0  # until a file is asked for again that others are writing; sooner at first
-LOOK_S = 5.0  # between two looks at what the trial has open when nothing happens
-IDLE_FACTOR = 10  # looking takes a tenth of one core at most, during a trial that makes thousands of files
+AGAIN_S, SOON_S, SOON_FOR_S = 0.1, 0.005, 2.0  # until the next try to lease a file that others are writing; sooner at first
+LOOK_S = 5.0  # between scans of the trial's open files when nothing happens
+IDLE_FACTOR = 10  # scanning takes at most a tenth of one core, even if a trial makes thousands of files
 MAX_GUARDED, MAX_WATCHED = 64, 400  # each guarded file takes a descriptor
 MAX_WROTE = 1000
-ANY_TRIAL = Processes("")  # of any study: those of another one must not write over the file either
-ALONE_LOOK_S, ALONE_S = 0.1, 120.0  # without the tuner: trials end within seconds then
+ANY_TRIAL = Processes("")  # of any study: another study's trials must not write over the file either
+ALONE_LOOK_S, ALONE_S = 0.1, 120.0  # after the tuner has exited: trials end within seconds then
 
 
 class Trial:
-    """The files of the user's beside one trial, from before it starts until its processes are gone.
+    """The user's files during one trial, from before it starts until its processes are gone.
 
     Args:
-        message: the tuner's "begin".
-        processes: of the study.
+        message: the tuner's "begin" message.
+        processes: those of the study.
     """
 
     def __init__(self, message: dict[str, Any], processes: Processes) -> None:
         self._place, self._processes, self._folders = Path(message["place"]), processes, Folders()
         self._wrote = {Path(path) for path in message["own"]}
         self._own = frozenset(self._wrote)
-        self._moved: dict[int, bool] = {}  # cookie of a rename -> whether the trial has made the file
+        self._moved: dict[int, bool] = {}  # cookie of a rename -> whether the trial made the file
         self._num_watched, self._published = 0, ""
-        self._not_before_s, self._due_s = 0.0, time.monotonic() + LOOK_S  # of the next look at what is open
+        self._not_before_s, self._due_s = 0.0, time.monotonic() + LOOK_S  # of the next scan of open files
         self._guarded: dict[Path, Guarded] = {}
         self._refused: set[Path] = set()
         self._ended: list[Guarded] = []  # of files that the trial has replaced
@@ -81,27 +81,27 @@ class Trial:
         self._there = frozenset(self._guarded)
         for folder in message["folders"]:
             self._watch(Path(folder))
-        self._processes.opened()  # takes longest the first time
+        self._processes.opened()  # the first call takes longest: make it before the trial starts
         self._publish()
 
     @property
     def file(self) -> int:
-        """Descriptor, readable when a watched folder has changed."""
+        """File descriptor that is readable when a watched folder has changed."""
         return self._folders.file
 
     @property
     def pause_s(self) -> float:
-        """Seconds until there is something to do, whatever happens."""
+        """Seconds until there is something to do even if no event arrives."""
         now_s = time.monotonic()
         since_s = [guarded.open_since_s for guarded in self._guarded.values() if guarded.open_since_s is not None]
         again_s = SOON_S if since_s and now_s - max(since_s) < SOON_FOR_S else AGAIN_S
         return max(0.0, min(self._due_s, now_s + again_s if since_s else math.inf) - now_s)
 
     def look(self, *, is_last: bool = False) -> None:
-        """Answers the processes that wait to write, and takes in what has changed.
+        """Answers the processes that wait to write, and handles changes in the watched folders.
 
         Args:
-            is_last: whether this is the last time: then all of it, at once.
+            is_last: whether this is the last call, which scans the open files at once.
         """
         events = self._folders.events()
         for guarded in self._guarded.values():
@@ -109,7 +109,7 @@ class Trial:
         if any(event.mask & ~IN_CLOSE_WRITE for event in events):
             self._take_all(events)
         else:
-            events = []  # no more than that a file which was being written can be guarded again
+            events = []  # only writers that closed their files, which can be guarded again now
         now_s = time.monotonic()
         if is_last or (now_s >= self._not_before_s and (events or now_s >= self._due_s)):
             self._scan()
@@ -118,7 +118,7 @@ class Trial:
         self._publish()
 
     def _scan(self) -> None:
-        """Looks at what the trial's processes have open."""
+        """Notes the files that the trial's processes have open for writing."""
         began_s = time.thread_time()
         self._note(self._processes.opened())
         now_s = time.monotonic()
@@ -159,7 +159,7 @@ class Trial:
             self._folders.watch(folder)
 
     def _note(self, opened: set[Path]) -> None:
-        """Takes files as the trial's that it has open, and gives up the guard of new ones: they are its own."""
+        """Records open files as written by the trial, and stops guarding the new ones among them, which are its own."""
         seen = {path for path in opened if not path.is_relative_to(self._place)}
         if len(self._wrote) < MAX_WROTE:
             self._wrote |= seen - self._there
@@ -186,15 +186,15 @@ class Trial:
         if not is_folder:
             if path.name.endswith(CHECKPOINTS) and path not in self._guarded:
                 self._guard(path)
-        elif path.parent != self._place.parents[2]:  # where studies are
+        elif path.parent != self._place.parents[2]:  # the folder that holds the studies
             self._watch(path)
             with contextlib.suppress(OSError):
-                for entry in os.scandir(path):  # what was there before the watch
+                for entry in os.scandir(path):  # entries made before the watch began
                     self._take_new(Path(entry.path), is_folder=entry.is_dir(follow_symlinks=False))
 
     def _take_replaced(self, path: Path) -> None:
         guarded = self._guarded[path]
-        if path in self._wrote:  # by the trial, in a way that neither lease nor harness could keep it from
+        if path in self._wrote:  # by the trial, in a way that neither lease nor harness could prevent
             guarded.copy_aside()
             guarded.end()
             self._ended.append(self._guarded.pop(path))
@@ -206,12 +206,12 @@ class Trial:
         if text != self._published:
             self._published = text
             temporary = self._place / f"{protocol.KEPT_FILE}.tmp"
-            with contextlib.suppress(OSError):  # a full disk, or a folder that is gone: the leases hold
+            with contextlib.suppress(OSError):  # the disk is full or the folder is gone: the leases still hold
                 temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
                 os.replace(temporary, self._place / protocol.KEPT_FILE)
 
     def _told(self, name: str) -> set[Path]:
-        """Returns the files that the harness has named in a file of its own."""
+        """Returns the paths that the harness has listed in one of its files."""
         with contextlib.suppress(OSError):
             text = (self._place / name).read_text(encoding="utf-8", errors="surrogateescape")
             return set(map(Path, filter(None, text.split("\0"))))
@@ -219,7 +219,7 @@ class Trial:
 
 
 class Keeper:
-    """The program's state; `run` is the program.
+    """The keeper program: its state, and its main loop in `run`.
 
     Args:
         prefix: what the marks of the study's processes begin with.
@@ -232,12 +232,12 @@ class Keeper:
         self._alone_until_s: float | None = None
 
     def run(self) -> None:
-        """Serves until the tuner is gone and no process of the study is left."""
+        """Serves until the tuner has exited and no process of the study is left (or ALONE_S have passed)."""
         woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(SIGNAL, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # it ends by itself
+            signal.signal(number, signal.SIG_IGN)  # it exits on its own
         while not self._is_over():
             folders = [self._trial.file] if self._trial else []
             tuner = [] if self._alone_until_s else [STDIN]

@@ -1,6 +1,6 @@
 """Read leases (fcntl(2), "Leases"): a process that opens a leased file for writing waits until the holder gives way.
 
-Linux only. The owner of a file may lease it, and root; network file systems mostly know no leases.
+Linux only. Only the owner of a file and root may lease it; most network file systems do not support leases.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import signal
 from pathlib import Path
 
-SIGNAL = signal.SIGURG  # the holder hears it when a writer waits; ignored by default, where SIGIO would end the process
+SIGNAL = signal.SIGURG  # sent to the holder when a writer waits; ignored by default, while SIGIO would end the process
 LOCKS = Path("/proc/locks")
 
 
@@ -18,12 +18,12 @@ class Lease:
     """A read lease on one file, until `close`.
 
     Attributes:
-        file: descriptor, open for reading: it shows this file also after another one has taken its path.
+        file: descriptor, open for reading; it stays on this file even if another one takes its path.
         status: of the file when the lease was taken.
 
     Raises:
-        BlockingIOError: some process has the file open for writing.
-        OSError: there is no such file, it may not be read, or it cannot be leased here.
+        BlockingIOError: a process has the file open for writing.
+        OSError: the file does not exist, may not be read, or cannot be leased here.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,13 +38,13 @@ class Lease:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a process waits to open the file for writing, or has opened it because the lease ran out."""
+        """Whether a process waits to open the file for writing, or has opened it because the lease timed out."""
         return fcntl.fcntl(self.file, fcntl.F_GETLEASE) != fcntl.F_RDLCK
 
     def waiting(self) -> set[int]:
-        """Returns the ids of the processes that wait to open the file for writing, as /proc/locks tells them.
+        """Returns the ids of the processes that wait to open the file for writing, from /proc/locks.
 
-        A waiting process stands below one of the leases it waits for, which may be another holder's:
+        A waiting process is listed below one of the leases it waits for, which may have another holder:
 
             1: LEASE  BREAKING  UNLCK 7076 fe:00:2146541 0 EOF
             1: -> LEASE  BREAKER   WRITE 7117 <none>:0 0 EOF
@@ -59,5 +59,5 @@ class Lease:
         return found
 
     def close(self) -> None:
-        """Gives the lease back, and the descriptor."""
+        """Releases the lease and closes the descriptor."""
         os.close(self.file)

@@ -1,4 +1,4 @@
-"""Trials as processes of this machine, each in a session of its own, below one supervisor process."""
+"""Runs trials as processes on this machine, each in its own session, under one supervisor process."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from autotune.monitors import host, logs
 from autotune.plain_text import shortened
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-STUCK_S = 10.0  # beyond all graces: then the supervisor itself is stuck
+STUCK_S = 10.0  # past all grace periods: the supervisor itself is stuck by then
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graces:
-    """How long the launcher waits for what usually happens by itself.
+    """Grace periods: how long the launcher waits before it steps in.
 
     Attributes:
-        ranks_s: for the other ranks' results, after the first.
-        leave_s: for the processes to go once every result is there, before they are told to.
-        orphans_s: for what the first process left running, after its end without a result.
-        terminate_s: after SIGTERM, before SIGKILL.
-        kill_s: after SIGKILL, before the launcher says that it could not end a process.
+        ranks_s: wait for the other ranks' results after the first one.
+        leave_s: wait for the processes to exit once every result is there, before SIGTERM.
+        orphans_s: wait for processes that the first process left running when it exited without a result.
+        terminate_s: wait after SIGTERM, before SIGKILL.
+        kill_s: wait after SIGKILL, before the launcher reports that it could not end a process.
     """
 
     ranks_s: float = 15.0
@@ -54,10 +54,10 @@ class Graces:
 
 
 class LocalLauncher(Launcher):
-    """Starts trials through a supervisor process, which is started when first needed and again when it was killed.
+    """Starts trials through a supervisor process, which it starts when first needed and restarts if it was killed.
 
     Args:
-        graces: how long to wait for what usually happens by itself.
+        graces: the grace periods.
     """
 
     def __init__(self, graces: Graces | None = None) -> None:
@@ -67,7 +67,7 @@ class LocalLauncher(Launcher):
         self._files = UserFiles()
 
     def start(self, launch: Launch) -> Running:
-        """Returns the trial, started. See `Launcher.start`."""
+        """Starts the trial and returns it. See `Launcher.start`."""
         if not os.path.isdir(launch.cwd):
             raise BadInput(f"cwd: no such folder, got {launch.cwd!r}. Start autotune from the folder the program runs in.")
         try:
@@ -77,7 +77,7 @@ class LocalLauncher(Launcher):
             raise BadInput(problem) from error
         try:
             return self._start(launch)
-        except (OSError, ValueError) as error:  # a NUL, a variable's name with "=", more arguments than the system takes
+        except (OSError, ValueError) as error:  # a NUL, a variable name with "=", or too many arguments for the system
             got = shortened(repr(launch.argv), 200)
             problem = f"COMMAND: cannot be passed on to a process, got {got} ({error}). Change the command."
             raise BadInput(problem) from error
@@ -90,7 +90,7 @@ class LocalLauncher(Launcher):
         return lines
 
     def close(self) -> None:
-        """Ends the supervisor, which ends whatever still runs, then the keeper of the user's files."""
+        """Ends the supervisor, which ends whatever still runs, then the process that guards the user's files."""
         if self._supervisor:
             self._supervisor.close()
         self._files.close()
@@ -118,14 +118,14 @@ class LocalLauncher(Launcher):
 
 
 class LocalRunning(Running):
-    """A trial under way on this machine.
+    """A trial running on this machine.
 
     Args:
-        launch: what to start; its folder is prepared.
-        graces: how long to wait for what usually happens by itself.
-        supervisor: whose child the trial is to be.
+        launch: what to start; its folder has been prepared.
+        graces: the grace periods.
+        supervisor: the trial's parent process.
         files: guards the user's files during the study's trials.
-        server: forks the trial where it can, prepared for it; None for a fresh start.
+        server: warm server, already prepared, that forks the trial where possible; None for a fresh start.
     """
 
     def __init__(
@@ -145,8 +145,8 @@ class LocalRunning(Running):
         self._results = RankResults(self._folder, launch.spec)
         self._files = files
         self._oom_kills_before = host.oom_kills()
-        self._seen: dict[int, float] = {}  # every process it has had: id -> created, seconds since the epoch
-        self._own_exit: int | None = None  # as subprocess.returncode; stays None when our signals came first
+        self._seen: dict[int, float] = {}  # every process the trial has had: id -> created, seconds since the epoch
+        self._own_exit: int | None = None  # as Popen.returncode; None if our signals came before the exit
         self._first_result_s: float | None = None
         self._exited_s: float | None = None
         self._is_gone = self._is_signalled = self._is_warm = False
@@ -191,7 +191,7 @@ class LocalRunning(Running):
             if self._cause is None:
                 self._watch(now_s)
             elif now_s - self._cause_s < self._leave_s:
-                self._results.collect()  # ranks may add to theirs as they leave
+                self._results.collect()  # ranks may still add to their results while they exit
             if not self._is_gone:
                 self._look_after_supervisor(now_s)
             if self._cause is not None and self._is_gone:
@@ -204,7 +204,7 @@ class LocalRunning(Running):
         return self._progress.newest
 
     def stop(self, reason: str) -> None:
-        """See `Running.stop`. Ctrl-C and its like are heard when it is done."""
+        """See `Running.stop`. Ctrl-C and other interrupting signals are delivered once it is done."""
         with _signals_held():
             if self.poll() is None and self._cause is None:
                 self._why["stop_reason"] = reason
@@ -212,11 +212,11 @@ class LocalRunning(Running):
             elif self._ended is None and self._leave_s:
                 self._leave_s = 0.0
                 self._supervisor.end_trial(self._mark, after_s=0.0)
-            while self.poll() is None:  # bounded by the graces
+            while self.poll() is None:  # bounded by the grace periods
                 self._supervisor.wait(0.05)
 
     def _hear(self, message: dict[str, Any], now_s: float) -> None:
-        """Takes in what the supervisor says of the trial's processes."""
+        """Handles one supervisor message about the trial's processes."""
         match message["is"]:
             case "seen":
                 self._seen.update((pid, created_s) for pid, created_s in message["processes"])
@@ -228,9 +228,9 @@ class LocalRunning(Running):
                 self._problems += [f"could not be ended: {process}" for process in message["left"]]
 
     def _watch(self, now_s: float) -> None:
-        """Looks whether the trial is over, and concludes if so."""
+        """Checks whether the trial is over, and if so records the cause."""
         self._progress.read()
-        self._results.collect()  # after the messages: a process that is gone writes no more
+        self._results.collect()  # after the messages: a process that has exited writes no more
         if self._results.by_rank and self._first_result_s is None:
             self._first_result_s = now_s
         if self._results.is_complete:
@@ -238,7 +238,7 @@ class LocalRunning(Running):
         elif self._is_rest_late(now_s):
             self._problems.append(f"no result from rank {', '.join(map(str, self._results.missing[:8]))}")
             self._conclude("result")
-        elif self._is_gone and self._is_signalled:  # not by us
+        elif self._is_gone and self._is_signalled:  # but not on our request
             self._lose("told to end from outside")
         elif self._exited_s is not None and self._are_orphans_done(now_s):
             self._conclude("result" if self._results.by_rank else "exit")
@@ -253,7 +253,7 @@ class LocalRunning(Running):
                 self._conclude("deadline")
 
     def _look_after_supervisor(self, now_s: float) -> None:
-        """Does the supervisor's work when it cannot: it was killed, or does not end what it was told to end."""
+        """Takes over from a supervisor that was killed, or that does not end what it was asked to end."""
         graces = self._graces
         patience_s = self._leave_s + graces.terminate_s + graces.kill_s + STUCK_S
         if self._cause is not None and now_s - self._cause_s > patience_s:
@@ -270,9 +270,9 @@ class LocalRunning(Running):
         return process_tree.members(lambda mark: mark == self._mark, process_tree.still_there(self._seen))
 
     def _orphans(self) -> list[psutil.Process]:
-        """Returns the living processes that have no supervisor any more.
+        """Returns the living processes of the trial once its supervisor is gone.
 
-        What was forked carries the mark of the server that forked it, the server its own; both are the trial's now.
+        A forked process carries its warm server's mark, as the server does; without a supervisor both belong to the trial.
         """
         marks = {self._mark, mark_of(study_of(self._folder), SERVER)} if self._is_warm else {self._mark}
         return process_tree.members(lambda mark: mark in marks, process_tree.still_there(self._seen))
@@ -287,7 +287,7 @@ class LocalRunning(Running):
         return self._first_result_s is not None and now_s - self._first_result_s > self._graces.ranks_s
 
     def _are_orphans_done(self, now_s: float) -> bool:
-        """Whether nothing that the first process left running will still bring a result."""
+        """Whether it is too late for a result from processes that the first process left running."""
         return self._is_gone or now_s - (self._exited_s or now_s) > self._graces.orphans_s
 
     def _conclude(self, cause: Cause, leave_s: float = 0.0) -> None:
@@ -297,7 +297,7 @@ class LocalRunning(Running):
 
     def _report(self) -> Ended:
         self._progress.read()
-        if not self._is_signalled:  # what a process writes after our SIGTERM tells of the SIGTERM, not of the trial
+        if not self._is_signalled:  # a result written after our SIGTERM describes the SIGTERM, not the trial
             self._results.collect()
         own = self._own_exit
         evidence = self._evidence()
@@ -346,7 +346,7 @@ def signal_name(number: int) -> str:
 
 
 def _prepare(launch: Launch) -> None:
-    """Makes the trial's folder as a first attempt finds it: a spec and nothing else of the protocol."""
+    """Resets the trial's folder as for a first attempt: of the protocol's files it holds a spec and empty logs."""
     launch.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for pattern in ("result.rank*.json", "*.tmp", "loader*.bin", "peer*.json"):
         for file in launch.folder.glob(pattern):
@@ -368,12 +368,12 @@ def _left_by(study: Path) -> list[psutil.Process]:
 def _end_and_clean(
     find: Callable[[], list[psutil.Process]], graces: Graces, seen: Mapping[int, float] | None = None
 ) -> list[str]:
-    """Ends processes that have no supervisor and removes their shared memory; returns those that would not end.
+    """Ends processes that have no supervisor and removes their shared memory; describes those that would not end.
 
     Args:
-        find: returns those that are alive now.
-        graces: after the signals.
-        seen: others of theirs, which may have ended: id -> created, seconds since the epoch.
+        find: returns the processes that are alive now.
+        graces: the grace periods after the signals.
+        seen: further processes, which may have exited: id -> created, seconds since the epoch.
     """
     created_s = dict(seen or {})
 
@@ -389,7 +389,7 @@ def _end_and_clean(
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Holds back what would interrupt, and delivers it at the end; in other threads than the main one nothing interrupts."""
+    """Defers interrupting signals until the end. Does nothing outside the main thread, the only one that signals interrupt."""
     held: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield

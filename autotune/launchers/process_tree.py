@@ -1,8 +1,8 @@
-"""Processes whose parent is gone: how they are found, and how processes are ended.
+"""Finds a study's processes, even those whose parent is gone, and ends processes.
 
-Left behind are those that carry a mark in their environment (children that made a session of their own keep it) and
-everything below any of these. A process is ended by id *and* start time, which psutil checks before it signals, so that a
-reused id is never hit.
+A study's processes carry a mark in their environment, which children keep even if they start a new session; everything below a
+marked process belongs to the study as well. Before it sends a signal, psutil checks the start time as well as the id, so that
+a reused id is never hit.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import psutil
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.plain_text import one_line
 
-SAME_S = 0.5  # two processes may read the start of a third a little differently; an id is not used again so soon
+SAME_S = 0.5  # tolerance between two readings of a start time; an id is not reused this soon
 
-# They remove what killed processes leave (segments of shared memory, sockets) and end by themselves once they are not needed;
-# both outlive a SIGTERM of the others, and multiprocessing's ignores its own.
+# They remove what killed processes leave behind (shared memory, sockets) and exit on their own once they are no longer needed.
+# Both survive a SIGTERM to the other processes, and multiprocessing's tracker ignores SIGTERM itself.
 JANITORS = ("torch_shm_manager", "multiprocessing.resource_tracker")
 
 
 def members(is_marked: Callable[[str], bool], known: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
-    """Returns the living processes that are marked or known, and all below them; zombies are not alive.
+    """Returns the living processes that are marked or known, and all their descendants; zombies do not count as alive.
 
     Args:
-        is_marked: whether a value of MARK_VARIABLE is one of those looked for.
-        known: processes that belong whatever their environment says.
+        is_marked: returns whether a value of MARK_VARIABLE is one of the wanted marks.
+        known: processes that belong regardless of their environment.
     """
     everyone = [process for process in psutil.process_iter() if process.pid != os.getpid()]
     parents = {process.pid: _parent(process) for process in everyone}
@@ -43,7 +43,7 @@ def members(is_marked: Callable[[str], bool], known: Iterable[psutil.Process] = 
 
 
 def still_there(seen: Mapping[int, float]) -> list[psutil.Process]:
-    """Returns those of the processes that run, and are the same: created when it is said.
+    """Returns the processes that still run and are the same ones, judged by their creation time.
 
     Args:
         seen: process id -> when it was created, seconds since the epoch.
@@ -61,7 +61,7 @@ def end(find: Callable[[], list[psutil.Process]], *, terminate_s: float, kill_s:
     """Ends processes, and those that they start meanwhile; returns the ones that would not end.
 
     Args:
-        find: returns those that are alive now.
+        find: returns the processes that are alive now.
         terminate_s: how long to wait after SIGTERM.
         kill_s: how long to wait after SIGKILL.
     """
@@ -74,7 +74,7 @@ def end(find: Callable[[], list[psutil.Process]], *, terminate_s: float, kill_s:
 
 
 class Ending:
-    """The steps towards an empty process tree: SIGTERM, a grace, SIGKILL, a grace.
+    """Ends a process tree step by step: SIGTERM, a grace period, SIGKILL, a grace period.
 
     Attributes:
         is_signalled: whether a signal has been sent.
@@ -86,7 +86,7 @@ class Ending:
         self._since_s = 0.0
 
     def is_over(self, alive: list[psutil.Process]) -> bool:
-        """Takes the step that is due; whether there is none left to take.
+        """Takes the step that is due; returns whether no step is left.
 
         Args:
             alive: the processes to end, as they are now.
@@ -96,11 +96,11 @@ class Ending:
             self.is_signalled, self._since_s = True, now_s
             others = [process for process in alive if not is_janitor(process)]
             send(others or alive, signal.SIGTERM)
-            send(others or alive, signal.SIGCONT)  # who is stopped hears nothing but SIGKILL
+            send(others or alive, signal.SIGCONT)  # a stopped process reacts to nothing but SIGKILL
         waited_s = now_s - self._since_s
         if waited_s > self._terminate_s:
             others = [process for process in alive if not is_janitor(process)]
-            is_late = waited_s > self._terminate_s + self._kill_s / 2  # they had their time, too
+            is_late = waited_s > self._terminate_s + self._kill_s / 2  # janitors get half of the grace period more
             send(alive if is_late else others, signal.SIGKILL)
         return waited_s > self._terminate_s + self._kill_s
 
@@ -122,7 +122,7 @@ def describe(process: psutil.Process) -> str:
 
 
 def mark(process: psutil.Process) -> str:
-    """Returns what a process carries in MARK_VARIABLE; "" for nothing, or when it may not be asked."""
+    """Returns a process's value of MARK_VARIABLE; "" if it has none or its environment cannot be read."""
     try:
         return str(process.environ().get(MARK_VARIABLE, ""))
     except (psutil.Error, OSError):
@@ -130,7 +130,7 @@ def mark(process: psutil.Process) -> str:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process runs: this very one, not another with its id, and no zombie."""
+    """Whether this very process runs: not another one with its id, and not a zombie."""
     try:
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.Error:
@@ -146,7 +146,7 @@ def is_taken(pid: int) -> bool:
 
 
 def is_janitor(process: psutil.Process) -> bool:
-    """Whether a process is a library's own helper that cleans up after others."""
+    """Whether a process is a library's helper that cleans up after other processes."""
     try:
         command = " ".join(process.cmdline())
     except psutil.Error:
@@ -162,7 +162,7 @@ def _parent(process: psutil.Process) -> int | None:
 
 
 def _ancestors(parents: dict[int, int | None]) -> set[int]:
-    """Returns the tuner's own ancestors: a study started inside a trial of another one must not end its parents."""
+    """Returns the tuner's ancestors, which must not be ended: a study may have been started inside a trial of another."""
     found: set[int] = set()
     pid: int | None = os.getppid()
     while pid and pid not in found:

@@ -1,4 +1,4 @@
-"""Reading progress.jsonl while rank 0 writes it."""
+"""Reads progress.jsonl while rank 0 writes it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from autotune.harness.protocol import PHASES, Progress
 
-MAX_READ_BYTES = 1 << 20  # a program that writes into our file must not cost the tuner its memory
+MAX_READ_BYTES = 1 << 20  # a program that writes into this file must not exhaust the tuner's memory
 _FIELDS = {field.name for field in dataclasses.fields(Progress)}
 
 
 class ProgressFile:
-    """What is known from the progress lines so far.
+    """The progress known from the lines read so far.
 
     Attributes:
-        newest: last good line; None before the first.
+        newest: last valid line; None before the first.
         changed_s: when `newest` was written, on the monotonic clock.
         entered_s: phase -> when its first line was written.
     """
@@ -31,11 +31,11 @@ class ProgressFile:
 
     @property
     def phase(self) -> str:
-        """Last phase known; "spawn" before the harness has spoken."""
+        """Last known phase; "spawn" before the first progress line."""
         return self.newest.phase if self.newest else PHASES[0]
 
     def read(self) -> None:
-        """Takes in the lines written since the last call. Lines that are not progress are passed over."""
+        """Reads the lines written since the last call. Lines that are not progress are ignored."""
         try:
             if self._path.stat().st_size <= self._offset:
                 return
@@ -44,7 +44,7 @@ class ProgressFile:
                 new = file.read(MAX_READ_BYTES)
         except OSError:
             return
-        whole = new.rfind(b"\n") + 1  # a line without its end is still being written
+        whole = new.rfind(b"\n") + 1  # a line without a newline is still being written
         self._offset += whole or (len(new) if len(new) == MAX_READ_BYTES else 0)
         for line in new[:whole].splitlines():
             self._take(line)
@@ -53,7 +53,7 @@ class ProgressFile:
         try:
             raw = json.loads(line)
             progress = Progress(**{name: value for name, value in raw.items() if name in _FIELDS})
-            written_s = min(time.monotonic(), float(progress.time_s))  # in this order NaN means now, too
+            written_s = min(time.monotonic(), float(progress.time_s))  # in this order NaN becomes now as well
             progress.step = int(progress.step)
         except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
             return

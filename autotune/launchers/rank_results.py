@@ -1,4 +1,4 @@
-"""Gathering the rank results of one trial, and only of that one."""
+"""Collects the rank results of one trial, and rejects those of any other."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from autotune.harness import protocol
 from autotune.harness.protocol import RankResult, Spec
 
-MAX_RESULT_BYTES = 64 << 20  # ten times what a million steps take
+MAX_RESULT_BYTES = 64 << 20  # ten times the size of a result with a million steps
 _NAME = re.compile(r"result\.rank(\d{1,6})\.json")
 
 
 class RankResults:
-    """The results found so far in a trial's folder, joined by trial number and nonce.
+    """The results found so far in a trial's folder, matched by trial number and nonce.
 
     Attributes:
         by_rank: rank -> its result.
@@ -28,18 +28,18 @@ class RankResults:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be used, one sentence a file."""
+        """Why files could not be used, one sentence per file."""
         return list(self._problems.values())
 
     @property
     def missing(self) -> list[int]:
-        """Ranks that have not answered; empty before any has."""
+        """Ranks without a result; empty before the first result, which gives the number of ranks."""
         world_size = max((result.world_size for result in self.by_rank.values()), default=0)
         return [rank for rank in range(world_size) if rank not in self.by_rank]
 
     @property
     def is_complete(self) -> bool:
-        """Whether every rank has answered."""
+        """Whether every rank has a result."""
         return bool(self.by_rank) and not self.missing
 
     def collect(self) -> None:

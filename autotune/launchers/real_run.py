@@ -1,7 +1,7 @@
-"""A real run with a file's knobs: what its processes carry, and what it says before it begins.
+"""Prepares a real run with a file's knobs: the environment of its processes, and the announcement before it starts.
 
-Used by `autotune apply`, which then becomes the program, and by `autotune.apply`, inside it. The spec travels in the
-environment itself: there is no folder that would have to outlive us, and every rank on every node has it.
+Used by `autotune apply`, which then becomes the program, and by `autotune.apply` inside the program. The spec itself is in
+the environment: no folder has to outlive this process, and every rank on every node has it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from autotune.records import Knobs
 from autotune.wording import changes_phrase
 
 MAX_LINE = 300
-PROGRAM = {"program.torch": "torch", "program.device_name": "device_name"}  # of a file's identity: `Spec.made_on`
-MACHINE = {"machine.cpu_model": "{}", "machine.num_cores": "{} cores"}  # of a file's identity, in words
+PROGRAM = {"program.torch": "torch", "program.device_name": "device_name"}  # key in a file's identity -> key in `Spec.made_on`
+MACHINE = {"machine.cpu_model": "{}", "machine.num_cores": "{} cores"}  # key in a file's identity -> its wording
 
 
 def spec_text(best: Best, *, passed: Knobs, late: dict[str, str] | None = None) -> str:
@@ -30,8 +30,8 @@ def spec_text(best: Best, *, passed: Knobs, late: dict[str, str] | None = None) 
 
     Args:
         best: what to apply.
-        passed: knobs that the command line carries already.
-        late: knob key -> why it comes too late.
+        passed: knobs that the command line already sets.
+        late: knob key -> why it can no longer be applied.
     """
     knobs = best.open_knobs
     spec = protocol.Spec(
@@ -50,7 +50,7 @@ def spec_text(best: Best, *, passed: Knobs, late: dict[str, str] | None = None) 
 
 
 def variables(best: Best, spec: str, before: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the environment variables that a real run sets besides those that are there.
+    """Returns the environment variables that a real run adds or replaces.
 
     Args:
         best: what to apply.
@@ -63,7 +63,7 @@ def variables(best: Best, spec: str, before: Mapping[str, str] = os.environ) -> 
 
 
 def announce(best: Best, notes: Sequence[str] = ()) -> None:
-    """Says on standard error, in the first process of a job, what is about to be applied and where it was made.
+    """Prints to standard error, on rank 0 only, what is about to be applied and where it was tuned.
 
     Args:
         best: what to apply.
@@ -79,7 +79,7 @@ def announce(best: Best, notes: Sequence[str] = ()) -> None:
 
 
 def _differences(best: Best) -> list[str]:
-    """Returns what of the machine is not what the file was made on; the harness tells of torch and the GPU."""
+    """Returns how this machine differs from the file's machine; the harness reports differences in torch and the GPU."""
     here = _here()
     differing = [name for name in MACHINE if best.identity.get(name) and here and best.identity[name] != here[name]]
     there, now = ([MACHINE[name].format(side[name]) for name in differing] for side in (best.identity, here))
@@ -89,7 +89,7 @@ def _differences(best: Best) -> list[str]:
 def _here() -> dict[str, Any]:
     try:
         from autotune.machine import comparable, host_facts
-    except ImportError:  # psutil is not there: this is the user's program
+    except ImportError:  # no psutil: this is the user's environment
         return {}
     return {f"machine.{name}": value for name, value in comparable(host_facts()).items()}
 

@@ -1,4 +1,4 @@
-"""Segments of shared memory that a trial's processes left behind when they were killed."""
+"""Removes shared-memory segments that a trial's processes left behind when they were killed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from autotune.launchers import process_tree
 FOLDER = Path("/dev/shm")  # where Linux shows POSIX shared memory as files
 # "torch_<pid>_<random>_<counter>" by torch (c10::NewProcessWideShmHandle), "pym-<pid>-..." by multiprocessing (heap.Arena).
 NAME = re.compile(r"(?:torch_(\d+)_\d+(?:_\d+)?|pym-(\d+)-\w+)")
-SLACK_S = 1.0  # a process's start is known to a hundredth of a second, and the kernel's file clock ticks no finer
+SLACK_S = 1.0  # process start times have a resolution of 10 ms, and the kernel's file clock is no finer
 
 
 def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
-    """Removes the segments that these processes made, once they are gone, and returns their names.
+    """Removes the segments that these processes made and returns their names; skips processes that still run.
 
-    A segment is theirs when its name carries the id of one of them that has ended and it was made after that one's start.
-    Other names say nothing of their maker (`psm_...` of multiprocessing.shared_memory); the library's own resource tracker
-    removes those, and it is let live long enough to do so.
+    A segment is theirs if its name contains the id of one of them that has exited, and it was made after that process started.
+    Other names do not identify their maker (`psm_...` of multiprocessing.shared_memory). The library's own resource tracker
+    removes those, and is left running long enough to do so.
 
     Args:
         processes: process id -> when it was created, seconds since the epoch.
@@ -34,7 +34,7 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
             pid = int(match[1] or match[2]) if match else 0
             if pid not in processes or process_tree.is_taken(pid):
                 continue
-            with contextlib.suppress(OSError):  # another process was quicker, or owns it
+            with contextlib.suppress(OSError):  # another process removed it first, or owns it
                 status = entry.stat(follow_symlinks=False)
                 if status.st_uid == os.getuid() and status.st_ctime >= processes[pid] - SLACK_S:
                     os.unlink(entry.path)

@@ -1,4 +1,4 @@
-"""The tuner's end of the supervisor: starts the process, tells it what to do, hears what became of it."""
+"""Runs the supervisor process from the tuner's side: starts it, sends it requests and receives its messages."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from autotune.launchers.environment import SUPERVISOR, mark_of, own_environment
 from autotune.plain_text import plain, shortened
 
 READ_BYTES = 1 << 16
-ANSWER_S = 30.0  # a start takes milliseconds; on a machine that swaps, seconds
-CLOSE_S = 5.0  # beyond the graces
+ANSWER_S = 30.0  # a start takes milliseconds, or seconds on a machine that swaps
+CLOSE_S = 5.0  # on top of the grace periods
 Message = dict[str, Any]
 
 
 class SupervisorLost(Exception):
-    """The supervisor process has ended, or no longer answers while it is waited for."""
+    """The supervisor process has exited, or does not answer in time."""
 
 
 class NotForked(Exception):
-    """A warm server could not start a trial; says why. A fresh start may do."""
+    """A warm server could not start a trial; the message says why. A fresh start may still work."""
 
 
 class SupervisorProcess:
     """One supervisor process. It ends with this object, or with the tuner.
 
     Args:
-        study: the study's folder, for the mark.
-        terminate_s, kill_s: graces after SIGTERM and after SIGKILL.
+        study: the study's folder, from which the mark is derived.
+        terminate_s, kill_s: grace periods after SIGTERM and after SIGKILL.
     """
 
     def __init__(self, study: Path, *, terminate_s: float, kill_s: float) -> None:
         ours, theirs = socket.socketpair()
-        log = tempfile.TemporaryFile()  # noqa: SIM115 (its last line says what went wrong when the process ends by itself)
+        log = tempfile.TemporaryFile()  # noqa: SIM115 (its last line says why the process exited on its own)
         argv = [sys.executable, "-m", "autotune.launchers.supervisor", str(theirs.fileno()), str(terminate_s), str(kill_s)]
         try:
             self._process = subprocess.Popen(
                 argv,
-                cwd="/",  # it must not keep anybody's disk from being unmounted
+                cwd="/",  # so that it does not keep a disk from being unmounted
                 env={**own_environment(), protocol.MARK_VARIABLE: mark_of(study, SUPERVISOR)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # neither Ctrl-C nor the terminal's end may reach it
+                start_new_session=True,  # neither Ctrl-C nor a hangup may reach it
             )
         except BaseException:
             ours.close()
@@ -74,24 +74,24 @@ class SupervisorProcess:
 
     @property
     def end(self) -> str | None:
-        """How it ended, in words; None while it is there. To be asked after `messages`."""
+        """How it ended, in words; None while it runs. Up to date only after `messages`."""
         return self._end
 
     def start(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], folder: Path, server: str = "") -> None:
         """Starts a trial.
 
         Args:
-            mark: the trial's.
-            argv: what it runs.
+            mark: the trial's mark.
+            argv: the command.
             cwd: working directory.
-            env: the whole environment.
-            folder: of its output.
-            server: mark of the warm server that is to fork it; "" for a fresh start.
+            env: the complete environment.
+            folder: where its output goes.
+            server: mark of the warm server that forks it; "" for a fresh start.
 
         Raises:
-            OSError: no such process can be started.
+            OSError: the process cannot be started.
             NotForked: the warm server does not fork.
-            SupervisorLost: it ended, or does not answer.
+            SupervisorLost: the supervisor has exited, or does not answer.
         """
         logs = {"stdout": str(folder / protocol.STDOUT_FILE), "stderr": str(folder / protocol.STDERR_FILE)}
         try:
@@ -102,18 +102,18 @@ class SupervisorProcess:
             raise
 
     def serve(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], patience_s: float) -> str:
-        """Starts a warm server and waits until it is ready; returns why it is not, "" when it is.
+        """Starts a warm server and waits until it is ready; returns "" then, else the reason why it is not.
 
         Args:
-            mark: the server's.
-            argv: what it runs; two words are added (see harness/warm_server.py).
+            mark: the server's mark.
+            argv: the command; the supervisor appends two arguments (see harness/warm_server.py).
             cwd: working directory.
-            env: the whole environment.
+            env: the complete environment.
             patience_s: how long it may take.
 
         Raises:
-            OSError: no such process can be started.
-            SupervisorLost: the supervisor ended, or does not answer.
+            OSError: the process cannot be started.
+            SupervisorLost: the supervisor has exited, or does not answer.
         """
         null = os.devnull
         self._ask({"do": "serve", "trial": mark, "argv": argv, "cwd": cwd, "env": env, "stdout": null, "stderr": null})
@@ -133,7 +133,7 @@ class SupervisorProcess:
         return why
 
     def _ask(self, message: Message) -> None:
-        """Has a process started, and waits for the answer."""
+        """Requests the start of a process, and waits for the answer."""
         mark = message["trial"]
         self._inbox[mark] = []
         self._send(message)
@@ -148,33 +148,33 @@ class SupervisorProcess:
             raise OSError(answers[0]["why"])
 
     def end_trial(self, mark: str, *, after_s: float) -> None:
-        """Has a trial's processes ended; returns at once."""
+        """Requests the end of a trial's processes; returns at once."""
         self._send({"do": "end", "trial": mark, "after_s": after_s})
 
     def messages(self, mark: str) -> list[Message]:
-        """Returns what has been said of a trial since the last call. Costs one system call when that is nothing."""
+        """Returns the messages about a trial since the last call. Costs one system call if there are none."""
         self._receive()
         said = self._inbox.get(mark, [])
         self._inbox[mark] = []
         return said
 
     def wait(self, seconds: float) -> None:
-        """Waits until there is something to hear, at most so long."""
+        """Waits for a message, at most this long."""
         if self._end is None:
             self._poll.poll(max(0.0, seconds) * 1000)
 
     def kill(self) -> None:
-        """Ends a supervisor that no longer answers; the kernel then ends the trials' first processes."""
+        """Kills a supervisor that no longer answers; the kernel then terminates the trials' first processes."""
         self._process.kill()
         self._note_end()
 
     def _send(self, message: Message) -> None:
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
-        except BlockingIOError:  # it reads nothing any more
+        except BlockingIOError:  # it no longer reads
             self.kill()
         except OSError:
-            self._receive()  # what it said before it went still counts
+            self._receive()  # messages sent before it exited still count
 
     def _receive(self) -> None:
         while self._end is None:
@@ -194,7 +194,7 @@ class SupervisorProcess:
     def _note_end(self) -> None:
         try:
             status = self._process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:  # it has closed its end, yet lives
+        except subprocess.TimeoutExpired:  # it has closed its socket but still runs
             self._process.kill()
             status = self._process.wait()
         if self._end is None:
@@ -202,7 +202,7 @@ class SupervisorProcess:
 
 
 def _close(ours: socket.socket, process: subprocess.Popen[bytes], log: IO[bytes], patience_s: float) -> None:
-    """Lets go of a supervisor and waits for its end: it ends every trial first. Also called at the tuner's exit."""
+    """Closes a supervisor's socket and waits for its exit: it ends every trial first. Also called at the tuner's exit."""
     ours.close()
     try:
         process.wait(patience_s)

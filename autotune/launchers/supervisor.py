@@ -1,25 +1,25 @@
-"""The parent of a study's trials on one host: `python -m autotune.launchers.supervisor FD TERMINATE_S KILL_S`.
+"""Runs the parent process of a study's trials on one host: `python -m autotune.launchers.supervisor FD TERMINATE_S KILL_S`.
 
-It stands between the tuner and the trials because a process that dies leaves children behind. In a session of its own, it hears
-neither Ctrl-C nor the terminal's end; as a subreaper it stays the ancestor of every process that a trial starts; and when the
-tuner is gone, however it went, the socket between the two is closed, and it ends every trial, removes what they left in shared
-memory, and ends itself. While a trial is measured it sleeps, but for one look a second at the list of processes.
+It sits between the tuner and the trials because a process that dies leaves its children behind. It has its own session, so
+neither Ctrl-C nor a hangup reaches it, and it is a subreaper, so it stays the ancestor of every process that a trial starts.
+When the tuner exits, for whatever reason, the socket between them closes: the supervisor then ends every trial, removes their
+shared memory and exits. While a trial is measured it sleeps, except for reading the process list once a second.
 
-FD is its end of a socket pair, on which both sides write one JSON object a line. Nothing of it is ever stored: environments
-hold secrets.
+FD is the supervisor's end of a socket pair. Both sides write one JSON object per line. No message is ever stored, because
+environments hold secrets.
 
     tuner       {"do": "start", "trial", "argv", "cwd", "env", "stdout", "stderr"}    "trial" is the trial's mark
-                {"do": "serve", ...}                        the same for a warm server (harness/warm_server.py), which is kept
-                                                            and ended like a trial
-                {"do": "start", ..., "server"}              the same for a trial that the server of that mark is to fork
-                {"do": "end", "trial", "after_s"}           SIGTERM after that long, SIGKILL after a grace
+                {"do": "serve", ...}                        the same for a warm server (harness/warm_server.py), which is
+                                                            tracked and ended like a trial
+                {"do": "start", ..., "server"}              the same for a trial to be forked by the server with that mark
+                {"do": "end", "trial", "after_s"}           SIGTERM after that delay, SIGKILL after a grace period
     supervisor  {"is": "started", "trial"}
-                {"is": "refused", "trial", "why"}           no such process can be started
-                {"is": "ready", "trial", "why"}             a warm server can be asked; cannot where "why" is not ""
-                {"is": "seen", "trial", "processes"}        the trial's that are new: [id, created (s since the epoch)] each
-                {"is": "exited", "trial", "status", "is_own"}  the first process has: status as subprocess.Popen.returncode,
+                {"is": "refused", "trial", "why"}           the process cannot be started
+                {"is": "ready", "trial", "why"}             a warm server is ready; if "why" is not "", it cannot be used
+                {"is": "seen", "trial", "processes"}        new processes of the trial: [id, created (s since the epoch)] each
+                {"is": "exited", "trial", "status", "is_own"}  the first process has exited: status as Popen.returncode,
                                                             is_own = before any signal of ours
-                {"is": "gone", "trial", "left", "is_signalled"}  no process is there but those left, which would not end
+                {"is": "gone", "trial", "left", "is_signalled"}  all processes have exited except "left", which would not end
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from autotune.launchers.descendants import Descendants
 
 ENTRY_POINT = Path(__file__).resolve().parent / "entry_point.py"
 PR_SET_CHILD_SUBREAPER = 36
-LOOK_S = 1.0  # between two looks at the process list while a trial runs: a process that lives shorter may go unseen
-END_LOOK_S = 0.05  # while one is being ended
+LOOK_S = 1.0  # between reads of the process list while a trial runs; processes that live shorter may go unseen
+END_LOOK_S = 0.05  # while a trial is being ended
 READ_BYTES = 1 << 16
-FORK_S = 5.0  # a warm server forks within a hundredth of a second
+FORK_S = 5.0  # a warm server normally forks within 10 ms
 
 
 @dataclass(kw_only=True)
 class Trial:
-    """A trial under way.
+    """A running trial or warm server.
 
     Attributes:
         pid: of the first process.
-        ending: the steps of its end.
-        process: the first process, where it was started from here.
-        link: our end of the socket to a warm server; None for all others.
-        has_exited: whether the first process has ended.
-        end_at_s: when to begin to end it, monotonic clock; None while it is to run.
-        num_reported: how many of its processes the tuner knows of.
+        ending: state of the shutdown (SIGTERM, SIGKILL).
+        process: the first process, if it was started from here; None if a warm server forked it.
+        link: our end of the socket to a warm server; None for a trial.
+        has_exited: whether the first process has exited.
+        end_at_s: when to start ending it, monotonic clock; None while it may run.
+        num_reported: how many of its processes have been reported to the tuner.
     """
 
     pid: int
@@ -73,12 +73,12 @@ class Trial:
 
 
 class Supervisor:
-    """The program's state; `run` is the program.
+    """The supervisor program: its state, and its main loop in `run`.
 
     Args:
-        tuner: the socket; closed by the tuner's end, whichever way that comes.
-        terminate_s: grace after SIGTERM, before SIGKILL.
-        kill_s: grace after SIGKILL, before a process is reported as left.
+        tuner: the socket; it closes when the tuner exits, for whatever reason.
+        terminate_s: grace period after SIGTERM, before SIGKILL.
+        kill_s: grace period after SIGKILL, before a process is reported as left.
     """
 
     def __init__(self, tuner: socket.socket, *, terminate_s: float, kill_s: float) -> None:
@@ -128,7 +128,7 @@ class Supervisor:
     # Messages
 
     def _hear(self) -> bool:
-        """Takes in what the tuner says; whether it is still there."""
+        """Handles the tuner's messages; returns whether the tuner is still there."""
         try:
             chunk = self._tuner.recv(READ_BYTES)
         except BlockingIOError:
@@ -145,7 +145,7 @@ class Supervisor:
         self._flush()
 
     def _flush(self) -> None:
-        """Sends what waits, as far as the tuner reads: one that is stopped must not stop the supervisor."""
+        """Sends queued messages as far as the tuner reads them. A stopped tuner must not block the supervisor."""
         try:
             while self._outgoing:
                 self._outgoing = self._outgoing[self._tuner.send(self._outgoing) :]
@@ -187,7 +187,7 @@ class Supervisor:
         return process_tree.Ending(terminate_s=self._terminate_s, kill_s=self._kill_s)
 
     def _spawn(self, message: dict[str, Any], stdout: IO[bytes], stderr: IO[bytes]) -> None:
-        """Starts a process; one that is to serve gets a socket."""
+        """Starts a process; a warm server also gets a socket."""
         argv = [sys.executable, "-I", "-S", str(ENTRY_POINT), str(os.getpid()), *message["argv"]]
         link, theirs = socket.socketpair() if message["do"] == "serve" else (None, None)
         with theirs or contextlib.nullcontext():
@@ -206,7 +206,7 @@ class Supervisor:
             self._selector.register(link, selectors.EVENT_READ, message["trial"])
 
     def _fork(self, message: dict[str, Any], stdout: IO[bytes], stderr: IO[bytes]) -> None:
-        """Has a warm server fork a trial, which becomes a child of this process."""
+        """Asks a warm server to fork a trial, which becomes a child of this process."""
         server = self._trials.get(message["server"])
         if server is None or server.link is None or server.has_exited:
             raise ChildProcessError("the warm server has ended")
@@ -220,11 +220,11 @@ class Supervisor:
                 raise ChildProcessError("the warm server did not fork")
             self._keep(message["trial"], Trial(pid=int(said), ending=self._ending()))
             request = {name: message[name] for name in ("argv", "cwd", "env")}
-            with contextlib.suppress(OSError):  # it has gone already: its end is noticed as any other
+            with contextlib.suppress(OSError):  # it has exited already, which is noticed in the usual way
                 ours.sendall(json.dumps(request).encode() + b"\n")
 
     def _hear_server(self, mark: str) -> None:
-        """Takes in what a warm server says: once, whether it can be asked; later, by closing its socket, that it has ended."""
+        """Handles a warm server's messages: whether it is ready, once; then the closing of its socket, when it has exited."""
         link = self._trials[mark].link if mark in self._trials else None
         if link is None:
             return
@@ -248,7 +248,7 @@ class Supervisor:
     # Processes
 
     def _reap(self) -> bool:
-        """Takes the exit status of every child that has ended; whether any child is left."""
+        """Collects the exit status of every child that has exited; returns whether any child is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -265,7 +265,7 @@ class Supervisor:
                     self._say("exited", mark, status=code, is_own=not trial.ending.is_signalled)
 
     def _step(self) -> None:
-        """Looks at the trials' processes, and does what is due."""
+        """Updates the trials' processes and takes the steps that are due."""
         if not self._trials:
             return
         self._descendants.look()
@@ -278,7 +278,7 @@ class Supervisor:
 
     def _step_trial(self, mark: str, trial: Trial) -> None:
         alive = self._descendants.of(mark)
-        if not alive and self._reap():  # exact only when no child is left at all
+        if not alive and self._reap():  # certain only when no child is left at all
             self._descendants.look(is_thorough=True)
             alive = self._descendants.of(mark)
         is_due = trial.end_at_s is not None and time.monotonic() >= trial.end_at_s
@@ -296,7 +296,7 @@ class Supervisor:
 
 
 def main() -> None:
-    """Runs the supervisor; see the module."""
+    """Runs the supervisor; see the module docstring."""
     descriptor, terminate_s, kill_s = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

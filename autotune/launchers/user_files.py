@@ -1,8 +1,8 @@
-"""The user's files during the trials: checkpoints, which no trial may write over, and what a trial leaves behind.
+"""Protects the user's checkpoints from being overwritten by trials, and reports the files that a trial leaves behind.
 
-A process of its own does the guarding (keeper.py); this is the tuner's end of it. What is new in the working directory, and
-in folders that the command names, is a trial's when one of its processes was seen to write it. Anything else may be another
-program's, an editor's or a person's, and is told apart.
+A separate process does the guarding (keeper.py); this is the tuner's side of it. A new file in the working directory, or in a
+folder that the command names, counts as the trial's if one of the trial's processes was seen writing it. Any other new file
+may come from another program, an editor or a person, and is reported separately.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from autotune.launchers.environment import KEEPER, mark_of, own_environment, stu
 from autotune.launchers.keeper import CHECKPOINTS
 from autotune.run_dir import RESERVED_NAMES
 
-ANSWER_S = 30.0  # from a machine that swaps
+ANSWER_S = 30.0  # generous: the machine may be swapping
 CLOSE_S = 1.0
-MAX_ENTRIES = 10_000  # of one folder: a data set's is not searched to its end
+MAX_ENTRIES = 10_000  # of one folder: the folder of a data set is not read to its end
 MAX_LEFT = 50
-MAX_NAMED = 500  # of files to guard: what cannot be is told by name
-MAX_DEPTH = 3  # of folders in which checkpoints are looked for
-MAX_FOLDERS, MAX_INSIDE = 100, 1000  # folders that are looked into, and entries of one: logs, no data
+MAX_NAMED = 500  # files to ask the keeper to guard; it reports by name those that it cannot guard
+MAX_DEPTH = 3  # of folders searched for checkpoints
+MAX_FOLDERS, MAX_INSIDE = 100, 1000  # folders searched, and entries in each: enough for logs, not for data sets
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})
-STORE_LOCK = ".mlflow.lock"  # beside the embedded tracking store
+STORE_LOCK = ".mlflow.lock"  # next to the embedded tracking store
 
 
 @dataclass(kw_only=True)
 class Report:
-    """What became of the user's files during a trial. Names are relative to the working directory where they are below it.
+    """What happened to the user's files during a trial. Names below the working directory are relative to it.
 
     Attributes:
-        left: new names that the trial has made -> the bytes they hold.
-        new: new names of which it is not known who has made them -> bytes.
-        kept: the user's files that the trial would have changed and did not.
-        aside: the user's files that it did change or remove -> copy of what they were.
-        unguarded: the user's files that could not be guarded -> why.
+        left: new files and folders that the trial made -> their size in bytes.
+        new: new files and folders of unknown origin -> their size in bytes.
+        kept: user files that the guard kept the trial from changing.
+        aside: user files that the trial did change or remove -> copy of the original.
+        unguarded: user files that could not be guarded -> reason.
     """
 
     left: dict[str, int] = field(default_factory=dict)
@@ -59,16 +59,16 @@ class Report:
 
 
 class UserFiles:
-    """Guards the user's files during the trials of a study, one trial after the other."""
+    """Guards the user's files during the trials of a study, one trial at a time."""
 
     def __init__(self) -> None:
         self._keeper: Keeper | None = None
-        self._made: set[Path] = set()  # by earlier trials
+        self._made: set[Path] = set()  # made by earlier trials
         self._folders: Folders | None = None
         self._asked: list[str] = []
 
     def begin(self, argv: Iterable[str], cwd: str, place: Path) -> None:
-        """Guards and watches from now on; returns when the trial may start.
+        """Starts guarding and watching; returns when the trial may start.
 
         Args:
             argv: the trial's command.
@@ -91,12 +91,12 @@ class UserFiles:
         )
 
     def end(self) -> Report:
-        """Ends guard and watch; called once all processes of the trial are gone."""
+        """Stops guarding and watching, and returns the report; called once all processes of the trial are gone."""
         folders, self._folders = self._folders, None
         if folders is None or self._keeper is None:
             return Report()
         said = self._keeper.ask({"do": "end"}, "ended")
-        if said is None:  # it was killed: what it guarded was open from then on
+        if said is None:  # it was killed: its files were unguarded from then on
             self._keeper.close()
             self._keeper = None
             said = {"open": dict.fromkeys(self._asked, "the process that guards it has ended")}
@@ -118,7 +118,7 @@ class UserFiles:
             self._keeper.close()
 
     def _ask(self, place: Path, message: dict[str, Any]) -> None:
-        for _ in range(2):  # it may have been killed since the last trial
+        for _ in range(2):  # the keeper may have been killed since the last trial
             if self._keeper is None:
                 self._keeper = Keeper(study_of(place))
             if self._keeper.ask(message, "ready") is not None:
@@ -128,10 +128,10 @@ class UserFiles:
 
 
 class Keeper:
-    """The keeper's process. It ends with this object; with the tuner, as soon as no process of the study is left.
+    """The keeper's process. It ends with this object, or after the tuner as soon as no process of the study is left.
 
     Args:
-        study: the study's folder, for the mark.
+        study: the study's folder, from which the marks are derived.
     """
 
     def __init__(self, study: Path) -> None:
@@ -148,7 +148,7 @@ class Keeper:
         self.close = weakref.finalize(self, _close, self._process, self._log)
 
     def ask(self, message: dict[str, Any], expected: str) -> dict[str, Any] | None:
-        """Returns the answer to a message; None from a keeper that has ended, does not answer, or answers something else."""
+        """Returns the answer to a message; None if the keeper has exited, does not answer, or gives another answer."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -170,7 +170,7 @@ class Keeper:
 
 
 class Folders:
-    """The folders that a trial may leave something in: the working directory and those its command names.
+    """The folders in which a trial may leave files: the working directory and those that its command names.
 
     Args:
         argv: the command.
@@ -189,9 +189,9 @@ class Folders:
         self._before = self._entries()
 
     def checkpoints(self) -> list[Path]:
-        """Returns the files to guard: binary ones that the command names, then checkpoints in the folders, the newest first.
+        """Returns the files to guard: binary files that the command names, then checkpoints in the folders, newest first.
 
-        Text is left out: it is configuration, which people change while a study runs.
+        Text files are left out: they are configuration, which people edit while a study runs.
         """
         named = [path for path in self._files if _is_binary(path) and not os.access(path, os.X_OK)]
         there = [path for root in self._roots for path in _checkpoints_below(root)]
@@ -206,10 +206,10 @@ class Folders:
         yield from (path.parent for path in self._awaited if os.path.isdir(path.parent))
 
     def new(self, wrote: list[Path]) -> tuple[list[Path], list[Path]]:
-        """Returns what is new: (what the trial has made, that of which it is not known).
+        """Returns new files and folders: (those that the trial made, those of unknown origin).
 
         Args:
-            wrote: files that the trial was seen to write.
+            wrote: files that the trial was seen writing.
         """
         entries = self._entries() - self._before
         outermost = [path for path in sorted(entries) if path.parent not in entries and path.name not in IGNORED]
@@ -221,14 +221,14 @@ class Folders:
         return (made + elsewhere)[:MAX_LEFT], unknown[:MAX_LEFT]
 
     def sizes(self, paths: list[Path]) -> dict[str, int]:
-        """Returns the bytes of files, or of what lies in folders, by name."""
+        """Returns the sizes of files and folders in bytes, by name."""
         return {self._name(path): _size_bytes(path) for path in paths}
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
 
     def _is_elsewhere(self, file: Path) -> bool:
-        """Whether a file that the trial wrote lies where the user would not look for it, and is no temporary one."""
+        """Whether a file that the trial wrote is outside the study, the known folders and the temporary folders."""
         places = [self._study, *self._roots, *_temporary_places()]
         return file.is_file() and not any(file.is_relative_to(place) for place in places)
 
@@ -238,7 +238,7 @@ class Folders:
             found |= {root / name for name in _names(root)}
             for folder in _looked_into(root, self._study):
                 inside = _names(folder)
-                if folder == self._study.parent:  # `runs`, where TensorBoard's writer puts its own folders, too
+                if folder == self._study.parent:  # `runs`, which TensorBoard's writer uses as well
                     inside = {name for name in inside if not _is_ours(folder / name)}
                 if len(inside) <= MAX_INSIDE:
                     found |= {folder / name for name in inside}
@@ -246,16 +246,16 @@ class Folders:
 
 
 def _paths(word: str, cwd: Path) -> Iterator[Path]:
-    """Yields the paths that a word of a command may name: `out`, `--output=out`, `project=out`."""
+    """Yields the paths that one word of a command may name: `out`, `--output=out`, `project=out`."""
     for part in filter(None, {word, word.partition("=")[2]}):
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long for a path, a NUL in it, a loop of links
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long for a path, contains a NUL, or a symlink loop
             path = (cwd / part).resolve()
             if not part.startswith("-") and (os.path.exists(path) if os.sep not in part else part.isprintable()):
                 yield path
 
 
 def _looked_into(root: Path, study: Path) -> list[Path]:
-    """Returns the folders of a folder in which a program may keep one a run: "lightning_logs/version_3"."""
+    """Returns the subfolders in which a program may keep a folder per run, as "lightning_logs" does ("version_3")."""
     names = [name for name in sorted(_names(root)) if not name.startswith(".") and name not in IGNORED]
     folders = [root / name for name in names]
     found = [path for path in folders if path.is_dir() and not path.is_symlink() and not path.is_relative_to(study)]
@@ -263,7 +263,7 @@ def _looked_into(root: Path, study: Path) -> list[Path]:
 
 
 def _checkpoints_below(root: Path) -> Iterator[Path]:
-    """Yields the checkpoints in a folder and in those below it, as far as is looked."""
+    """Yields the checkpoints in a folder and below it, within MAX_FOLDERS and MAX_DEPTH."""
     for at, folders, names in itertools.islice(os.walk(root), MAX_FOLDERS):
         is_deep = len(Path(at).relative_to(root).parts) >= MAX_DEPTH
         kept = [name for name in sorted(folders) if not name.startswith(".") and not _is_ours(Path(at, name))]
@@ -279,7 +279,7 @@ def _modified_s(path: Path) -> float:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether an entry is a study's folder, or of the tracking store that lies beside the studies."""
+    """Whether an entry is a study's folder, or part of the tracking store next to the studies."""
     is_store = path.name.removeprefix(".").startswith(RESERVED_NAMES) or path.name == STORE_LOCK
     return is_store or (path / "study.json").exists() or (path / "trials").is_dir()
 
@@ -304,7 +304,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _size_bytes(path: Path) -> int:
-    """Returns the size of a file, or of what lies in a folder."""
+    """Returns the size of a file, or of all files in a folder, in bytes."""
     total = 0
     with contextlib.suppress(OSError):
         if not path.is_dir() or path.is_symlink():
@@ -317,7 +317,7 @@ def _size_bytes(path: Path) -> int:
 
 
 def _close(process: subprocess.Popen[bytes], log: Any) -> None:
-    """Lets go of a keeper, which ends by itself as soon as it guards nothing. Also called at the tuner's exit."""
+    """Closes a keeper's pipes, so that it exits, and kills it after CLOSE_S. Also called when the tuner exits."""
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):
             if pipe is not None:

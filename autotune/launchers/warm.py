@@ -1,4 +1,4 @@
-"""Warm starts: which commands can be started so, and the server that forks them, as the launcher sees it."""
+"""Warm starts: decides which commands allow them, and manages the server process that forks the trials."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from autotune.launchers.supervision import SupervisorProcess
 
 SERVER_SCRIPT = Path(protocol.__file__).resolve().parent / "warm_server.py"
 PYTHON = re.compile(r"python[\d.]*")
-READY_S = 120.0  # torch from a slow network disk takes a minute
-MAX_SERVERS = 3  # a study's: one that ends again and again will not do better the next time
+READY_S = 120.0  # importing torch from a slow network disk takes a minute
+MAX_SERVERS = 3  # per study: if it keeps exiting, another start will not help
 
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """What a server and the trials it forks must have in common.
+    """Properties that a server and the trials it forks must share.
 
     Attributes:
         interpreter: as the command names it.
-        modules: imported by the server.
+        modules: those that the server imports.
         cwd: working directory.
-        environment: variables, without what is each trial's own.
+        environment: variables, without those that differ between trials.
     """
 
     interpreter: str
@@ -41,12 +41,12 @@ class Key:
 
 
 class WarmServer:
-    """The warm server of a study; started when it is first needed, and again when it has ended.
+    """The warm server of a study; started when it is first needed, and again after it has exited.
 
     Attributes:
-        mark: of the server that is to fork the trial it was prepared for; "" where there is none.
+        mark: mark of the server that can fork the trial of the last `prepare`; "" if there is none.
         why_not: why there is none.
-        start_s: what a fresh interpreter takes to import the modules, as seen when the server was started.
+        start_s: how long a fresh interpreter takes to import the modules, measured when the server was started.
     """
 
     def __init__(self) -> None:
@@ -58,12 +58,12 @@ class WarmServer:
         self._unusable = ""
 
     def prepare(self, launch: Launch, supervisor: SupervisorProcess) -> None:
-        """Sees to it that there is a server to fork a trial; `mark` and `why_not` tell.
+        """Makes sure that a server can fork the trial, and sets `mark` and `why_not`.
 
-        Waits for one that has to be started first, as long as a fresh start of the trial would have taken.
+        If the server has to be started first, waits until it is ready, which takes about as long as a fresh start.
 
         Raises:
-            SupervisorLost: the supervisor ended meanwhile.
+            SupervisorLost: the supervisor exited meanwhile.
         """
         self.mark, self.why_not = "", self._unusable or why_not(launch.argv, launch.cwd)
         if self.why_not:
@@ -77,7 +77,7 @@ class WarmServer:
         self.mark = "" if self.why_not else mark
 
     def give_up(self, why: str) -> None:
-        """Ends a server that did not fork; the next trial starts another."""
+        """Ends a server that did not fork; the next trial starts another one."""
         if self._supervisor is not None:
             self._supervisor.end_trial(self.mark, after_s=0.0)
         self.mark, self.why_not, self._key = "", why, None

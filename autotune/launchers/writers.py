@@ -1,4 +1,4 @@
-"""Which files a study's processes write: the kernel tells of new names at once (inotify(7)), /proc of what is open."""
+"""Finds the files that a study's processes write: inotify(7) reports new names at once, /proc lists open files."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ IN_ONLYDIR = 0x01000000
 EVENT = struct.Struct("iIII")  # struct inotify_event: watch, mask, cookie, length of the name
 READ_BYTES = 1 << 16
 MAX_PARENTS = 64  # from a process up to the supervisor
-WRITABLE = 0o200  # of the mode of /proc/PID/fd/N: open for writing
+WRITABLE = 0o200  # in the mode of /proc/PID/fd/N: open for writing
 
 
 @dataclass(frozen=True)
 class Event:
-    """One change of a watched folder.
+    """One change in a watched folder.
 
     Attributes:
-        path: the entry that is new, gone, or has another name.
-        mask: IN_CREATE, IN_CLOSE_WRITE, IN_DELETE, IN_MOVED_FROM or IN_MOVED_TO; of a folder with IN_ISDIR.
+        path: the entry that was created, written, deleted or renamed.
+        mask: IN_CREATE, IN_CLOSE_WRITE, IN_DELETE, IN_MOVED_FROM or IN_MOVED_TO; with IN_ISDIR if the entry is a folder.
         cookie: the same in both events of one rename.
     """
 
@@ -34,10 +34,10 @@ class Event:
 
 
 class Folders:
-    """Watched folders.
+    """Watches folders with inotify.
 
     Attributes:
-        file: descriptor, readable when something has changed.
+        file: descriptor that is readable when something has changed.
     """
 
     def __init__(self) -> None:
@@ -48,14 +48,14 @@ class Folders:
         self._paths: dict[int, Path] = {}
 
     def watch(self, folder: Path) -> None:
-        """Watches the entries of a folder, not those below it; one that cannot be watched is left alone."""
+        """Watches a folder, but not its subfolders; does nothing if the folder cannot be watched."""
         mask = IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE | IN_ONLYDIR
         number = self._libc.inotify_add_watch(self.file, os.fsencode(folder), mask)
         if number >= 0:
             self._paths[number] = folder
 
     def events(self) -> list[Event]:
-        """Returns what has changed since the last call."""
+        """Returns the changes since the last call."""
         found = []
         while data := self._read():
             at = 0
@@ -80,7 +80,7 @@ class Folders:
 
 @dataclass
 class Processes:
-    """The processes of a study's trials: those that carry its mark in their environment, and what these have started.
+    """The processes of a study: those that carry its mark in their environment, and their descendants.
 
     Attributes:
         prefix: what the marks of the study begin with.
@@ -90,7 +90,7 @@ class Processes:
     _known: dict[int, bool] = field(default_factory=dict)
 
     def has(self, pid: int) -> bool:
-        """Returns whether a process belongs to the study, as /proc has it now."""
+        """Returns whether a process belongs to the study, according to /proc now."""
         for _ in range(MAX_PARENTS):
             if self._is_marked(pid):
                 return True
@@ -111,19 +111,19 @@ class Processes:
                         path = os.readlink(link)
                         if path.startswith("/") and not path.startswith(("/dev/", "/proc/", "/memfd:")):
                             found.add(Path(path))
-            except OSError:  # it has ended
+            except OSError:  # it has exited
                 continue
         return found
 
     def is_any_left(self) -> bool:
-        """Returns whether a process of the study runs, besides this one."""
+        """Returns whether any process of the study runs besides this one."""
         return bool(self._members())
 
     def _members(self) -> list[int]:
         present = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         known = self._known
         self._known = {pid: known[pid] if pid in known else self.has(pid) for pid in present if pid != os.getpid()}
-        return [pid for pid, is_member in self._known.items() if is_member and self.has(pid)]  # an id may be used again
+        return [pid for pid, is_member in self._known.items() if is_member and self.has(pid)]  # ids may be reused
 
     def _is_marked(self, pid: int) -> bool:
         try:
@@ -135,7 +135,7 @@ class Processes:
 
 
 def _parent(pid: int) -> int:
-    """Returns the id of a process's parent; 0 for one that has ended."""
+    """Returns the id of a process's parent; 0 if the process has exited."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[1])

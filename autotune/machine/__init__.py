@@ -1,4 +1,4 @@
-"""What this machine is: cores, instruction sets, memory, GPUs."""
+"""Describes this machine: cores, instruction sets, memory, GPUs."""
 
 from autotune.machine.facts import comparable, host_context, host_facts
 

@@ -1,4 +1,4 @@
-"""Effective CPU cores and memory: what the scheduler and the cgroup leave to this process."""
+"""Finds the CPU cores and memory that affinity and cgroups leave to this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["cpu_quota", "memory_limit_bytes", "num_cores"]
 
 
 def memory_limit_bytes(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> int | None:
-    """Returns the smallest memory limit of this process's cgroup and those above it; None without one."""
+    """Returns the smallest memory limit of this process's cgroup and its ancestors; None if there is none."""
     limits = []
     for folder in folders(cgroup, own, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):

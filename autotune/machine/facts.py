@@ -1,4 +1,4 @@
-"""Facts of the host, those that say which results may be compared, and what knobs look at in one study."""
+"""Collects facts about the host, picks those that make results comparable, and builds the context that knobs see."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ISA = (
     "asimd", "sve", "sve2", "bf16", "sve_bf16",
 )  # fmt: skip
 
-# Beginnings of the variables that are written down.
+# Prefixes of the environment variables that are recorded.
 RECORDED = (
     "CUBLAS_", "CUDA_", "CUDNN_", "GLOO_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE",
     "OMP_", "OPENBLAS_", "PYTHONHASHSEED", "PYTORCH_", "TOKENIZERS_PARALLELISM", "TORCH_", "TORCHINDUCTOR_", "TRITON_",
@@ -38,13 +38,13 @@ RECORDED = (
 
 
 def host_facts() -> dict[str, Any]:
-    """Returns plain facts of this host, the tuner's side of them.
+    """Returns facts about this host as the tuner sees them, as plain values.
 
     Keys: hostname, cpu_model, num_cores (effective), num_cpus, memory_bytes (cgroup limit included), isa, kernel, python,
-    has_compiler (C++), gpus ([] without NVML), topology, environment (of the variables in RECORDED).
+    has_compiler (C++), gpus ([] without NVML), topology, environment (variables with a prefix in RECORDED).
     """
     text = _cpuinfo()
-    with session():  # the driver is initialised once, for both
+    with session():  # initialises the driver once for both calls
         devices, connections = gpus(), topology()
     memory_bytes = int(psutil.virtual_memory().total)
     return {
@@ -64,19 +64,19 @@ def host_facts() -> dict[str, Any]:
 
 
 def recorded(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that change how fast a program trains, and no others: an environment is full of secrets."""
+    """Returns only the variables that may change how fast a program trains: the rest of an environment may hold secrets."""
     found = {name: value for name, value in sorted(environment.items()) if name.startswith(RECORDED)}
     return dict(Secrets().document(found))
 
 
 def cpu_model(cpuinfo: str) -> str:
-    """Returns the processor's name from the text of /proc/cpuinfo; the architecture where it has none (Arm)."""
+    """Returns the CPU's name from the text of /proc/cpuinfo, or the architecture if it has none (Arm)."""
     found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return found[1].strip() if found else platform.machine()
 
 
 def instruction_sets(cpuinfo: str) -> list[str]:
-    """Returns the members of ISA that the text of /proc/cpuinfo lists as flags."""
+    """Returns the members of ISA among the flags in the text of /proc/cpuinfo."""
     found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = set((found[1] if found else "").replace("svebf16", "sve_bf16").split())
     return [name for name in ISA if name in flags]
@@ -88,10 +88,10 @@ def has_cxx_compiler() -> bool:
 
 
 def comparable(facts: dict[str, Any]) -> dict[str, Any]:
-    """Returns what makes results comparable, by name: processor, cores, instruction sets, GPUs, device, torch.
+    """Returns the facts that must match for results to be comparable: CPU, cores, instruction sets, GPUs, device, torch.
 
     Args:
-        facts: `host_facts()`, with the harness's facts laid over them where there are any.
+        facts: `host_facts()`, updated with the harness's facts if there are any.
     """
     return {
         "cpu_model": facts.get("cpu_model"),
@@ -106,11 +106,11 @@ def comparable(facts: dict[str, Any]) -> dict[str, Any]:
 def host_context(
     facts: dict[str, Any], baseline: RankResult | None = None, *, is_recipe: bool, device: str = "auto"
 ) -> HostContext:
-    """Returns what knobs' rules look at.
+    """Returns the context that the knobs' rules use.
 
     Args:
         facts: `host_facts()`.
-        baseline: rank 0's result of the baseline trial; None before there is one, then the host alone speaks.
+        baseline: rank 0's result of the baseline trial; None before there is one, when only the host's facts are used.
         is_recipe: whether a built-in recipe is tuned.
         device: `device.kind`, used only without a baseline.
     """

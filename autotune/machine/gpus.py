@@ -1,4 +1,4 @@
-"""GPUs as NVML names them; no CUDA context is made."""
+"""Lists the GPUs through NVML, without creating a CUDA context."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from autotune.machine.nvml import Nvml, session
 
-# What the drivers of NVIDIA (also on Jetson boards), of AMD and of WSL make. NVML may be missing beside each of them.
+# Device files of the drivers of NVIDIA (also on Jetson boards), AMD and WSL. NVML may be missing with any of them.
 DRIVER_FILES = ("nvidiactl", "nvhost-gpu", "nvmap", "kfd", "dxg")
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Returns {"name", "uuid", "memory_bytes", "driver", "has_energy_counter", "has_power_reading"} of every GPU.
+    """Returns {"name", "uuid", "memory_bytes", "driver", "has_energy_counter", "has_power_reading"} for every GPU.
 
-    What a device does not report is None; [] without NVML, a driver or permission.
+    Values that a device does not report are None; the list is empty without NVML, a driver or permission.
     """
     with session() as nvml:
         driver = nvml.text("nvmlSystemGetDriverVersion")
@@ -22,7 +22,7 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def has_gpu_driver(devices: Path = Path("/dev")) -> bool:
-    """Whether the system has a driver that PyTorch could have a CUDA device from; without one it certainly has none."""
+    """Whether the system has a driver that may give PyTorch a CUDA device; if not, PyTorch certainly has none."""
     return any((devices / name).exists() for name in DRIVER_FILES)
 
 

@@ -1,4 +1,4 @@
-"""NVML (package nvidia-ml-py) as the facts of this machine ask it: what a device or an older library does not say is None."""
+"""Wraps NVML (package nvidia-ml-py) so that values missing from a device or an older library are None."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 MISSING = "the package nvidia-ml-py is missing or broken"
-# Bits of NVML's clock event reasons that mean lost speed, by the name people know them under.
+# Bits of NVML's clock event reasons that mean lost speed -> their common name.
 SLOWDOWNS = {
     0x04: "power_cap",
     0x08: "hardware",
@@ -15,47 +15,47 @@ SLOWDOWNS = {
     0x40: "thermal",  # hardware thermal slowdown
     0x80: "power_brake",
 }
-# NVML's question for them; the second name is that of drivers before 535.
+# NVML's functions that return these bits; drivers before 535 have only the second.
 SLOWDOWN_QUESTIONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 
 
 class Nvml:
-    """The library, initialised; or nothing, with the reason.
+    """The initialised library, or the reason why there is none.
 
     Args:
-        module: the pynvml module; a fake in tests. None for nothing.
-        problem: why there is none, in a few words; "" where there is.
-        code: NVML's number of that problem; None where the package itself is not there.
+        module: the pynvml module; a fake in tests; None if NVML is unavailable.
+        problem: why it is unavailable, in a few words; "" if it is available.
+        code: NVML's error number; None if the package itself is missing, or there is no problem.
     """
 
     def __init__(self, module: Any, problem: str = "", code: int | None = None) -> None:
         self._module, self.problem, self.code = module, problem, code
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Returns the answer of one of NVML's functions; None where it is not supported, not permitted or not known."""
+        """Returns the result of one NVML function; None if it is unsupported, not permitted or unknown."""
         if self._module is None:
             return None
         try:
             return getattr(self._module, name)(*arguments)
-        except (self._module.NVMLError, AttributeError, TypeError):  # the last: names that older releases took otherwise
+        except (self._module.NVMLError, AttributeError, TypeError):  # TypeError: older releases have other signatures
             return None
 
     def text(self, name: str, *arguments: Any) -> str | None:
-        """Returns an answer as text; older releases give bytes."""
+        """Returns the result of one NVML function as text; older releases return bytes."""
         return text_of(self.ask(name, *arguments))
 
     def handles(self) -> list[Any]:
-        """Returns a handle of every GPU that answers, in NVML's order."""
+        """Returns the handles of all GPUs that answer, in NVML's order."""
         found = [self.ask("nvmlDeviceGetHandleByIndex", index) for index in range(self.ask("nvmlDeviceGetCount") or 0)]
         return [handle for handle in found if handle is not None]
 
 
 @contextlib.contextmanager
 def session() -> Iterator[Nvml]:
-    """Yields NVML while it is needed. Sessions may lie within each other: the driver is initialised once."""
+    """Yields NVML, initialised for the time of the context. Sessions may be nested: the driver is initialised once."""
     try:
         import pynvml
-    except Exception as error:  # another package of that name may raise anything
+    except Exception as error:  # a different package of that name may raise anything
         yield Nvml(None, f"{MISSING} ({type(error).__name__}: {error})")
         return
     try:
@@ -66,10 +66,10 @@ def session() -> Iterator[Nvml]:
     try:
         yield Nvml(pynvml)
     finally:
-        with contextlib.suppress(pynvml.NVMLError):  # the driver may be gone by now: nothing is left to give back
+        with contextlib.suppress(pynvml.NVMLError):  # the driver may be gone by now: nothing is left to shut down
             pynvml.nvmlShutdown()
 
 
 def text_of(value: Any) -> str | None:
-    """Returns an answer as text; None as it is."""
+    """Returns a result as text; None stays None."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else None if value is None else str(value)

@@ -1,4 +1,4 @@
-"""How GPUs, processors and networks of this machine are connected: NVML's paths, the kernel's NUMA nodes and adapters."""
+"""Finds how this machine's GPUs, CPUs and networks are connected: NVML's paths, the kernel's NUMA nodes and adapters."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from autotune.machine.nvml import Nvml, session, text_of
 
 SYS = Path("/sys")
 SELF, NVLINK, UNKNOWN = "X", "NV", "?"
-# NVML's distance between two GPUs, by the names of `nvidia-smi topo -m`: nvml.h, nvmlGpuTopologyLevel_t.
+# NVML's distance between two GPUs (nvml.h, nvmlGpuTopologyLevel_t) -> its name in `nvidia-smi topo -m`.
 PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 LEGEND = {
     "NV": "so many NVLinks", "PIX": "one PCIe switch", "PXB": "several PCIe switches", "PHB": "a PCIe host bridge (the CPU)",
     "NODE": "host bridges of one NUMA node", "SYS": "the link between NUMA nodes", "?": "not known",
 }  # fmt: skip
-MAX_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of nvml.h; older drivers refuse the numbers that they do not know
+MAX_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of nvml.h; older drivers reject link numbers that they do not know
 SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
-ACTIVE = "ACTIVE"  # state of a port, "4: ACTIVE"
-# Beginnings of interfaces that lead to no other machine: loopback, containers, bridges, tunnels.
+ACTIVE = "ACTIVE"  # in the state of a port, "4: ACTIVE"
+# Prefixes of interfaces that do not lead to another machine: loopback, containers, bridges, tunnels.
 LOCAL_INTERFACES = ("lo", "docker", "veth", "br-", "virbr", "ifb", "dummy", "tun", "tap", "cni", "flannel", "cali", "kube")
 
 
@@ -28,10 +28,10 @@ def topology(sys: Path = SYS) -> dict[str, Any]:
     """Returns how this machine is connected, as plain values.
 
     Returns:
-        "gpus": of each {"pci", "numa_node" (None unknown), "nvlinks" (that it has), "nvlinks_active"}; "links": a path for
-        every pair, as `nvidia-smi topo -m` writes them; "has_nvswitch"; "adapters": InfiniBand and RoCE ports, each {"name",
+        "gpus": for each {"pci", "numa_node" (None if unknown), "nvlinks" (their number), "nvlinks_active"}; "links": a path for
+        every pair, as `nvidia-smi topo -m` shows them; "has_nvswitch"; "adapters": InfiniBand and RoCE ports, each {"name",
         "port", "is_active", "state", "rate", "layer"}; "interfaces": names of those that are up; "numa_nodes": number -> list
-        of CPUs as the kernel writes it.
+        of CPUs in the kernel's format.
     """
     with session() as nvml:
         found = _gpus(nvml, sys)
@@ -39,7 +39,7 @@ def topology(sys: Path = SYS) -> dict[str, Any]:
 
 
 def as_host_context(found: Mapping[str, Any]) -> Topology:
-    """Returns what knobs look at of `topology()`; of {} (an older record) that nothing is known."""
+    """Returns the part of `topology()` that knobs use; for {} (an older record) everything is unknown."""
     links = found.get("links") or []
     paths = {path for row, line in enumerate(links) for column, path in enumerate(line) if column != row}
     return Topology(
@@ -52,7 +52,7 @@ def as_host_context(found: Mapping[str, Any]) -> Topology:
 
 
 def adapters(sys: Path = SYS) -> list[dict[str, Any]]:
-    """Returns the ports of the InfiniBand and RoCE adapters that the kernel knows."""
+    """Returns the ports of the InfiniBand and RoCE adapters known to the kernel."""
     found = []
     for port in sorted(sys.glob("class/infiniband/*/ports/*")):
         state = _read(port / "state")
@@ -70,7 +70,7 @@ def adapters(sys: Path = SYS) -> list[dict[str, Any]]:
 
 
 def interfaces(sys: Path = SYS) -> list[str]:
-    """Returns the network interfaces that may lead to another machine and are up."""
+    """Returns the network interfaces that are up and may lead to another machine."""
     found = sorted(path.name for path in sys.glob("class/net/*") if not path.name.startswith(LOCAL_INTERFACES))
     return [name for name in found if _read(sys / "class/net" / name / "operstate") in ("up", "unknown")]
 
@@ -102,7 +102,7 @@ def _gpus(nvml: Nvml, sys: Path) -> dict[str, Any]:
 
 
 def _nvlinks(nvml: Nvml, handle: Any) -> list[tuple[bool, int | str]]:
-    """Returns of every NVLink whether it is active, and its other end: SWITCH, or an address."""
+    """Returns for every NVLink whether it is active, and its other end: SWITCH, or a PCI address ("" if unknown)."""
     found: list[tuple[bool, int | str]] = []
     for link in range(MAX_NVLINKS):
         if (state := nvml.ask("nvmlDeviceGetNvLinkState", handle, link)) is None:
@@ -123,7 +123,7 @@ def _path(nvml: Nvml, handles: list[Any], one: int, other: int, ends: list[list[
 
 
 def _pci(info: Any) -> str:
-    """Returns a PCI address as the kernel writes it, "0000:1b:00.0", from NVML's "00000000:1B:00.0"; "" unknown."""
+    """Returns a PCI address in the kernel's format, "0000:1b:00.0", from NVML's "00000000:1B:00.0"; "" if unknown."""
     domain, _, rest = (text_of(getattr(info, "busId", None)) or "").lower().partition(":")
     try:
         return f"{int(domain, 16):04x}:{rest}"
@@ -133,7 +133,7 @@ def _pci(info: Any) -> str:
 
 def _numa_node(device: Path) -> int | None:
     text = _read(device / "numa_node")
-    return int(text) if text.isdigit() else None  # -1: the firmware does not tell
+    return int(text) if text.isdigit() else None  # -1: the firmware does not report it
 
 
 def _read(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Which GPUs CUDA_VISIBLE_DEVICES shows."""
+"""Parses CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
-    """Returns the entries of CUDA_VISIBLE_DEVICES: numbers or UUIDs; None where it is not set, and every GPU can be seen.
+    """Returns the entries of CUDA_VISIBLE_DEVICES, numbers or UUIDs; None if it is not set, so that every GPU is visible.
 
-    The list ends where CUDA's does, at the first entry that cannot be one: "" shows none, "0,-1,1" the first alone
-    (CUDA programming guide, "CUDA Environment Variables").
+    Like CUDA, stops at the first invalid entry: "" shows no GPU, "0,-1,1" only the first (CUDA programming guide, "CUDA
+    Environment Variables").
     """
     text = environment.get("CUDA_VISIBLE_DEVICES")
     if text is None:

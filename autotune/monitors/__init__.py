@@ -1,1 +1,1 @@
-"""Reading the machine while trials run: devices, host, logs. Absent hardware is a null object, never an error."""
+"""Monitors the machine while trials run: devices, host, logs. Absent hardware is a null object, never an error."""

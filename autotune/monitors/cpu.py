@@ -1,18 +1,18 @@
-"""Who uses the processor: what of its time went to this study, to the kernel and to strangers, between two looks.
+"""Measures how CPU time splits between this study, the kernel and foreign processes, between two looks.
 
-A look reads every process's line once (two milliseconds for a hundred of them, measured) and is taken at the two ends of a
-trial's window only. The study is the tuner's process and all below it: supervisor, trial, tracker. What a process has used is
-its own time and that of the children it has waited for, so that a trial that is gone by the second look is counted in its
-parent. Kernel threads and interrupts are counted apart: they mostly work for the trial that is measured
-(writing back its files, decrypting what it reads), and are part of the machine.
+A look reads each process's line in /proc once (measured: 2 ms for 100 processes) and is taken only at the two ends of a
+trial's window. The study is the tuner's process and its descendants: supervisor, trial, tracker. A process's time includes
+that of the children it has waited for, so a trial that has exited by the second look is counted in its parent. Kernel threads
+and interrupts are counted separately: they mostly work for the measured trial (writing back its files, decrypting what it
+reads), and are part of the machine.
 
-Three machines look alike from inside and are not. Of a machine of our own, or of a part of its cores, the lines of
-/proc/stat count, of those cores alone. In a container with a quota they would show the whole host, whose other cores are
-not looked at: there the cgroup's own account counts, against the quota. In one without a quota it is the whole host
-again, with all who live on it, because any of them may take a core that the trial could use.
+Three kinds of machine look alike from inside. On a machine of our own, or a part of its cores, the lines of /proc/stat for
+those cores count. In a container with a cgroup quota, /proc/stat shows the whole host, most of which does not concern us:
+there the cgroup's own usage counts, against the quota. In a container without a quota the whole host counts again, with all
+its processes, because any of them may take a core that the trial could use.
 
-A trial may be bound to fewer cores than the tuner (`autotune run -- taskset -c 0 ...`): then those count, and what is used
-elsewhere, by anybody, takes nothing from it.
+A trial may be bound to fewer cores than the tuner (`autotune run -- taskset -c 0 ...`). Then only those cores count: what is
+used on other cores, by any process, takes nothing from the trial.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from autotune.plain_text import one_line
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h, in the flags of /proc/<pid>/stat
-SCRIPTS = (".py", ".sh", ".pl", ".rb", ".R", ".jar")  # arguments that say what a program runs
-NAMED_CORES = 0.05  # a stranger below it is not worth naming
+SCRIPTS = (".py", ".sh", ".pl", ".rb", ".R", ".jar")  # endings of arguments that name what a program runs
+NAMED_CORES = 0.05  # foreign processes that use less are not named
 
 
-Times = tuple[float, float, float]  # busy, idle and stolen seconds of a core
+Times = tuple[float, float, float]  # busy, idle and steal seconds of a core
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ class Process:
     """One line of the process table.
 
     Attributes:
-        parent: its id.
-        started_ticks: since boot; with the id it is unique.
-        own_s: processor time of all its threads.
-        waited_for_s: of the children that it has waited for, and theirs.
-        is_kernel: whether it is a thread of the kernel.
-        core: where its first thread ran last; None unknown.
+        parent: id of the parent.
+        started_ticks: start time since boot; together with the id it is unique.
+        own_s: CPU time of all its threads.
+        waited_for_s: CPU time of the children that it has waited for, and of theirs.
+        is_kernel: whether it is a kernel thread.
+        core: where its main thread ran last; None if unknown.
     """
 
     parent: int
@@ -61,17 +61,17 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuLook:
-    """Counters at one moment; a difference of two is what happened between them.
+    """Counters at one moment; the difference of two looks is what happened between them.
 
     Attributes:
         time_s: monotonic clock.
-        num_cores: what may be used at most: cores by affinity, or the quota.
-        busy_s: processor time used on them, or by the cgroup; None unknown.
-        idle_s: time that was not used; None unknown, as with a quota.
-        steal_s: time the hypervisor gave to others; None unknown.
+        num_cores: cores that may be used at most, by affinity or by the quota.
+        busy_s: CPU time used on these cores, or by the cgroup; None if unknown.
+        idle_s: unused CPU time; None if unknown, as with a quota.
+        steal_s: CPU time that the hypervisor gave to other guests; None if unknown.
         processes: by id.
-        read_bytes: by this study, from anywhere and from the disk alone; None unknown.
-        by_core: core -> (busy, idle, steal), of all that the machine shows; {} where a quota counts, or unknown.
+        read_bytes: bytes read by this study, (from anywhere, from disk only); None if unknown.
+        by_core: core -> (busy, idle, steal) for every core that the machine shows; {} with a quota, or if unknown.
     """
 
     time_s: float
@@ -86,22 +86,22 @@ class CpuLook:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuUse:
-    """What happened between two looks; None is unknown, never zero.
+    """CPU use between two looks; None is unknown, never zero.
 
     Attributes:
-        seconds: between them.
-        num_cores: what the trial may use at most.
-        is_part: whether the machine has more cores than these; then culprits may have been busy elsewhere as well.
+        seconds: between the two looks.
+        num_cores: cores that the trial may use at most.
+        is_part: whether the machine has more cores than these; then the culprits may also have been busy on the others.
         own_cores: used by this study, in cores: 1.0 is one core all the time.
-        tuner_cores: of it by autotune itself, on the trial's cores: the tuner, its supervisor and its tracker.
-        foreign_cores: used by others, the kernel's own work left out.
-        kernel_cores: used by kernel threads, as far as they can be seen.
-        idle_cores: that were not used.
-        steal_cores: that the hypervisor gave to others.
-        culprits: largest strangers, (process id, cores), largest first.
-        waiting_cores: how many of the study's threads, on the average, were ready to run and had no core; own threads may have
-            taken it as well as strangers.
-        read_bytes, disk_bytes: read by this study, and what of it came from the disk rather than from memory.
+        tuner_cores: used by autotune itself on the trial's cores: the tuner, its supervisor and its tracker.
+        foreign_cores: used by foreign processes, without the kernel's own work.
+        kernel_cores: used by kernel threads, as far as they are visible.
+        idle_cores: unused.
+        steal_cores: given to other guests by the hypervisor.
+        culprits: the foreign processes that used most, (process id, cores), largest first.
+        waiting_cores: mean number of the study's threads that were ready to run but had no core; the study's own threads may
+            have caused it as well as foreign ones.
+        read_bytes, disk_bytes: read by this study in all, and from disk rather than from memory.
     """
 
     seconds: float
@@ -119,7 +119,7 @@ class CpuUse:
     disk_bytes: int | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Returns the numbers by name for the tracker; unknown is absent."""
+        """Returns the metrics by name for the tracker; unknown ones are absent."""
         known = {
             "host.own_cores": self.own_cores,
             "host.tuner_cores": self.tuner_cores,
@@ -135,11 +135,11 @@ class CpuUse:
 
 
 class CpuMonitor:
-    """Looks at the processor for one study. Where there is no /proc, everything is unknown.
+    """Measures CPU use for one study. Without /proc everything is unknown.
 
     Args:
-        root: process whose tree is the study's own: the tuner's.
-        proc, cgroups: where the kernel's files are; others in tests.
+        root: id of the tuner's process, the root of the study's process tree.
+        proc, cgroups: folders of the kernel's files; replaced in tests.
     """
 
     def __init__(self, root: int | None = None, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
@@ -174,18 +174,18 @@ class CpuMonitor:
         return tree(look.processes, self._root)
 
     def trial(self, look: CpuLook) -> frozenset[int]:
-        """Returns the ids of the trial's processes: below the supervisor, which like all helpers is a child of the tuner."""
+        """Returns the ids of the trial's processes: those below the supervisor, a child of the tuner like all its helpers."""
         parents = {pid: look.processes[pid].parent for pid in self.own(look) if pid != self._root}
         return frozenset(pid for pid, parent in parents.items() if parent != self._root)
 
     def use(self, before: CpuLook, after: CpuLook, cores: frozenset[int] = frozenset()) -> CpuUse | None:
-        """Returns what happened between two looks; None when no time has passed.
+        """Returns the CPU use between two looks; None if no time has passed.
 
         Args:
-            before: the first.
-            after: the second.
-            cores: those that the trial may use, where they are known: what goes on elsewhere takes nothing from it. Empty for
-                those that the tuner may use.
+            before: the first look.
+            after: the second look.
+            cores: the cores that the trial may use, if known; what happens on others takes nothing from it. Empty for those
+                that the tuner may use.
         """
         seconds = after.time_s - before.time_s
         if seconds <= 0:
@@ -199,7 +199,7 @@ class CpuMonitor:
         (busy_s, idle_s, steal_s), num_cores = _between(before, after, cores and here), float(len(here))
         foreign_s = None
         if busy_s is not None:
-            of_kernel_s = 0.0 if self._quota else kernel_s  # the kernel's threads are in no cgroup but the root's
+            of_kernel_s = 0.0 if self._quota else kernel_s  # kernel threads are in the root cgroup only
             foreign_s = max(0.0, busy_s - (own_s - elsewhere_s) - of_kernel_s)
         reads = before.read_bytes, after.read_bytes
         return CpuUse(
@@ -218,7 +218,7 @@ class CpuMonitor:
         )
 
     def _times(self) -> dict[int, Times]:
-        """Returns busy, idle and stolen seconds of each core; {} without /proc."""
+        """Returns busy, idle and steal seconds of each core; {} without /proc."""
         found = {}
         for line in _read(self._proc / "stat").splitlines():
             name, *ticks = line.split()
@@ -228,7 +228,7 @@ class CpuMonitor:
         return found
 
     def _read_bytes(self, own: frozenset[int]) -> tuple[int, int] | None:
-        """Returns the bytes that the study's processes, and those they waited for, have read: in all, and from the disk."""
+        """Returns the bytes read by the study's processes and the children they waited for: (in all, from disk)."""
         everything = from_disk = 0
         for pid in own:
             fields = dict(line.split(": ") for line in _read(self._proc / str(pid) / "io").splitlines())
@@ -237,7 +237,7 @@ class CpuMonitor:
 
 
 def read_processes(proc: Path = PROC) -> dict[int, Process]:
-    """Returns every process that can be seen, by id."""
+    """Returns every visible process, by id."""
     found = {}
     with contextlib.suppress(OSError):  # no /proc
         for name in os.listdir(proc):
@@ -247,7 +247,7 @@ def read_processes(proc: Path = PROC) -> dict[int, Process]:
 
 
 def tree(processes: Mapping[int, Process], root: int) -> frozenset[int]:
-    """Returns a process and all below it."""
+    """Returns the ids of a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for pid, process in processes.items():
         children.setdefault(process.parent, []).append(pid)
@@ -259,18 +259,18 @@ def tree(processes: Mapping[int, Process], root: int) -> frozenset[int]:
 
 
 def cores_of(pids: Iterable[int]) -> frozenset[int]:
-    """Returns the cores that any thread of these processes may use; empty where none of them is there or told."""
+    """Returns the cores that any thread of these processes may use; empty if that cannot be read."""
     found: set[int] = set()
     for pid in pids:
-        with contextlib.suppress(OSError, AttributeError):  # gone, or a system that does not say
+        with contextlib.suppress(OSError, AttributeError):  # exited, or not supported by the system
             found.update(*(os.sched_getaffinity(int(thread)) for thread in os.listdir(f"{PROC}/{pid}/task")))
     return frozenset(found)
 
 
 def describe(pid: int) -> str:
-    """Returns who a process is, for a message: "python hog.py, pid 4242", or which study of autotune it belongs to.
+    """Returns a description for a message: "python hog.py, pid 4242", or the autotune study that the process belongs to.
 
-    Of its command line no more than the program and a script: the rest belongs to others and may hold secrets.
+    Shows only the program and a script of the command line: the rest is not ours to show, and may hold secrets.
     """
     try:
         process = psutil.Process(pid)
@@ -289,7 +289,7 @@ def describe(pid: int) -> str:
 def _process(file: str) -> Process | None:
     try:
         with open(file, "rb", buffering=0) as opened:
-            fields = opened.read(1024).rpartition(b")")[2].split()  # the name before it may hold anything
+            fields = opened.read(1024).rpartition(b")")[2].split()  # the name in parentheses may contain anything
         user, system, waited_user, waited_system = (int(field) / TICKS_PER_S for field in fields[11:15])
         return Process(
             parent=int(fields[1]),
@@ -299,7 +299,7 @@ def _process(file: str) -> Process | None:
             is_kernel=bool(int(fields[6]) & KERNEL_THREAD),
             core=int(fields[36]) if len(fields) > 36 else None,
         )
-    except (OSError, ValueError, IndexError):  # gone meanwhile
+    except (OSError, ValueError, IndexError):  # exited meanwhile
         return None
 
 
@@ -308,7 +308,7 @@ def _total_s(processes: Mapping[int, Process], members: frozenset[int]) -> float
 
 
 def _used_s(before: CpuLook, after: CpuLook, pids: Iterable[int], cores: frozenset[int]) -> tuple[float, float]:
-    """Returns what processes that were there all the time have used themselves, on these cores and on others."""
+    """Returns the CPU time that processes present at both looks used themselves: (on these cores, on others)."""
     here_s = elsewhere_s = 0.0
     for pid in pids:
         first, last = before.processes.get(pid), after.processes.get(pid)
@@ -327,12 +327,12 @@ def _was_on(process: Process, cores: frozenset[int]) -> bool:
 def _may_use(pid: int, cores: frozenset[int]) -> bool:
     try:
         return not cores or bool(os.sched_getaffinity(pid) & cores)
-    except (OSError, AttributeError):  # gone, or a system that does not say
+    except (OSError, AttributeError):  # exited, or not supported by the system
         return True
 
 
 def _sums(by_core: Mapping[int, Times], cores: Iterable[int]) -> tuple[float | None, float | None, float | None]:
-    """Returns the times of some cores together; None where the machine does not show all of them."""
+    """Returns the times summed over some cores; None if the machine does not show all of them."""
     found = [by_core.get(core) for core in cores]
     if not found or None in found:
         return None, None, None
@@ -341,7 +341,7 @@ def _sums(by_core: Mapping[int, Times], cores: Iterable[int]) -> tuple[float | N
 
 
 def _between(before: CpuLook, after: CpuLook, cores: frozenset[int]) -> tuple[float | None, float | None, float | None]:
-    """Returns busy, idle and stolen seconds between two looks, of the tuner's cores or of these."""
+    """Returns busy, idle and steal seconds between two looks, of these cores, or of the tuner's if empty."""
     looks = [
         _sums(look.by_core, sorted(cores)) if cores and look.by_core else (look.busy_s, look.idle_s, look.steal_s)
         for look in (before, after)

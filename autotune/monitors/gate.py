@@ -1,4 +1,4 @@
-"""The gate before a trial: the devices' memory is to be free again before the next one takes it."""
+"""Holds the next trial back until the devices' memory is free again."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from autotune.monitors.nvml import MIB, DeviceMonitor
 
 
 class MemoryGate:
-    """Lets a trial start only when each device's memory is back where it was when the study was idle.
+    """Lets a trial start only when each device's memory use is back at the idle level.
 
-    Judged by memory, not by processes: containers see the host's process ids, or none.
+    Judges by memory, not by processes, because containers see the host's process ids, or none.
 
     Args:
-        monitor: of the devices; asked for their memory now, which is the idle level of each.
-        slack_bytes: how far above the idle level still counts as back: contexts of other programs breathe.
+        monitor: monitors the devices; their memory use at construction is the idle level.
+        slack_bytes: how far above the idle level still counts as idle, since other programs' contexts vary in size.
         clock: seconds, monotonic.
     """
 
@@ -26,11 +26,11 @@ class MemoryGate:
         self._clock = clock
 
     def wait(self, deadline_s: float = 30.0, sleep: Callable[[float], None] = time.sleep) -> str:
-        """Waits until the memory is free again; returns "" then, or at the deadline who holds it, in a sentence.
+        """Waits until the memory is free again and returns ""; at the deadline returns a sentence that names the holders.
 
         Args:
             deadline_s: how long to wait at most.
-            sleep: waits between two looks.
+            sleep: waits between two checks.
         """
         give_up_s = self._clock() + deadline_s
         while held := [level for level in self._levels if level.excess_bytes() > 0]:
@@ -50,14 +50,14 @@ class MemoryGate:
 
 
 class _Level:
-    """The memory of one device, compared with what it was when the study was idle."""
+    """Compares the memory use of one device with its idle level."""
 
     def __init__(self, monitor: DeviceMonitor, slack_bytes: int) -> None:
         self.monitor, self._slack_bytes = monitor, slack_bytes
         self._idle_bytes = monitor.memory_used_bytes()
 
     def excess_bytes(self) -> int:
-        """Returns the bytes above the allowed level; 0 when unknown. The idle level follows the memory down."""
+        """Returns the bytes above the idle level, 0 if within the slack or unknown. The idle level follows the memory down."""
         used = self.monitor.memory_used_bytes()
         if used is None or self._idle_bytes is None:
             return 0

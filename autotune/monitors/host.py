@@ -1,4 +1,4 @@
-"""What the host was doing meanwhile: steal, load, pressure, and the kernel's own killings for want of memory."""
+"""Monitors the host during trials: steal time, load, pressure (PSI), throttling, and kills by the kernel's OOM killer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, kw_only=True)
 class HostTimes:
-    """Counters since boot; a difference of two is what happened between them.
+    """Counters since boot; the difference of two readings is what happened between them.
 
     Attributes:
-        cpu_s: all processor time, every kind.
-        steal_s: processor time the hypervisor gave to others.
-        pressure_s: resource ("cpu", "memory", "io") -> time some task waited for it; absent without PSI.
-        throttled_s: time the cgroup's quota held us back; None unknown.
+        cpu_s: all CPU time, of every kind.
+        steal_s: CPU time that the hypervisor gave to other guests.
+        pressure_s: resource ("cpu", "memory", "io") -> time that some task waited for it; absent without PSI.
+        throttled_s: time for which the cgroup quota throttled us; None if unknown.
     """
 
     cpu_s: float
@@ -31,21 +31,21 @@ class HostTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """A limit on the processor time of our cgroup.
+    """A cgroup quota on our CPU time.
 
     Attributes:
-        cores: how many it allows.
-        folder: of the cgroup that has it.
+        cores: number of cores that it allows.
+        folder: folder of the cgroup that sets it.
     """
 
     cores: float
     folder: Path
 
     def used_s(self) -> float | None:
-        """Returns the processor time that the cgroup has used; None where it does not say."""
+        """Returns the CPU time that the cgroup has used; None if unknown."""
         if (used := _field(self.folder / "cpu.stat", "usage_usec")) is not None:
             return used / 1e6
-        for name in (self.folder.name, "cpuacct"):  # version 1 counts in a tree of its own, often mounted with the other
+        for name in (self.folder.name, "cpuacct"):  # cgroup v1 counts in a separate hierarchy, often mounted together with cpu
             text = _text(self.folder.parent / name / "cpuacct.usage") or _text(self.folder / "cpuacct.usage")
             if text.strip().isdigit():
                 return int(text) / 1e9
@@ -53,10 +53,10 @@ class Quota:
 
 
 class HostMonitor:
-    """Watches the host from its making, or from the last `restart`, to `metrics`.
+    """Measures the host from construction, or from the last `restart`, until `metrics`.
 
     Args:
-        read: gives the counters now; replaced in tests.
+        read: returns the counters now; replaced in tests.
         clock: seconds, monotonic.
     """
 
@@ -65,11 +65,11 @@ class HostMonitor:
         self.restart()
 
     def restart(self) -> None:
-        """Begins a new span."""
+        """Starts a new interval."""
         self._before, self._since_s = self._read(), self._clock()
 
     def metrics(self) -> dict[str, float]:
-        """Returns the span's numbers; what the machine does not tell is absent, never zero.
+        """Returns the metrics of the interval; unknown ones are absent, never zero.
 
         Returns:
             host.steal_frac, host.load_per_core (1 minute), host.pressure_{cpu,memory,io}_frac, host.throttled_frac.
@@ -92,7 +92,7 @@ def read_times(proc: Path = PROC, cgroups: Path = CGROUPS) -> HostTimes:
     times = psutil.cpu_times()
     pressure = {name: _pressure_s(proc / "pressure" / name) for name in ("cpu", "memory", "io")}
     return HostTimes(
-        cpu_s=sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0),  # counted in user already
+        cpu_s=sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0),  # already counted in user
         steal_s=getattr(times, "steal", 0.0),
         pressure_s={name: waited_s for name, waited_s in pressure.items() if waited_s is not None},
         throttled_s=_throttled_s(proc, cgroups),
@@ -100,7 +100,7 @@ def read_times(proc: Path = PROC, cgroups: Path = CGROUPS) -> HostTimes:
 
 
 def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
-    """Returns how many processes of our cgroup the kernel has killed for memory so far; None where it does not say."""
+    """Returns how many processes of our cgroup the OOM killer has killed so far; None if unknown."""
     counts = [
         _field(folder / name, "oom_kill")
         for folder in _cgroup_folders("memory", proc, cgroups)
@@ -110,7 +110,7 @@ def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
 
 def cgroup_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> Quota | None:
-    """Returns the smallest quota on the processor time of our cgroup, as far as it can be seen; None without one."""
+    """Returns the smallest visible CPU quota of our cgroup; None without one."""
     found = []
     for folder in _cgroup_folders("cpu", proc, cgroups):
         limit, _, period = _text(folder / "cpu.max").strip().partition(" ")
@@ -122,7 +122,7 @@ def cgroup_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> Quota | None:
 
 
 def _cgroup_folders(controller: str, proc: Path, cgroups: Path) -> list[Path]:
-    """Returns where this process's cgroup may be mounted, likeliest first: version 2, then 1, seen from host or container."""
+    """Returns folders where this process's cgroup (v2 or v1) may be mounted, seen from the host, then from a container."""
     folders = []
     for line in _text(proc / "self" / "cgroup").splitlines():
         if line.count(":") < 2:
@@ -162,5 +162,5 @@ def _field(file: Path, name: str) -> int | None:
 def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
-    except (OSError, ValueError):  # PSI may be compiled in and switched off: reading then fails
+    except (OSError, ValueError):  # reading fails if PSI is compiled in but switched off
         return ""

@@ -1,4 +1,4 @@
-"""The end of a trial's log: what goes into evidence, reports and trackers once `masking` has been over it."""
+"""Reads the tail of a trial's log, which is masked before it goes into evidence, reports and trackers, and bounds its size."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from autotune.plain_text import plain
 
 TAIL_BYTES = 8 << 10
-MAX_BYTES = 8 << 20  # a log that has grown past this is cut back
-HEAD_BYTES, KEEP_BYTES = 256 << 10, 1 << 20  # to its beginning and its end
+MAX_BYTES = 8 << 20  # a larger log is cut back ...
+HEAD_BYTES, KEEP_BYTES = 256 << 10, 1 << 20  # ... to its beginning and its end
 
 
 def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
-    """Returns the end of a text file as plain text, cut at a line's start; "" when there is none. Not masked."""
+    """Returns the end of a text file as plain text, starting at a full line; "" if there is no file. Not masked."""
     try:
         return plain(_end(path, max_bytes).decode("utf-8", errors="replace"))
     except OSError:
@@ -21,11 +21,11 @@ def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
 
 
 def bound(path: Path) -> None:
-    """Cuts a log that has grown past MAX_BYTES back to its beginning and its end, also while the program writes to it.
+    """Cuts a log that has grown past MAX_BYTES back to its beginning and its end, even while the program writes to it.
 
-    The writers must have opened it for appending: they then go on at its new end. What they write while the file is read is
-    read, too; what they write in the microseconds between the last reading and the cutting is lost. A pipe that is drained
-    would lose nothing, but it lets a print wait for the reader, and ends the program with the reader.
+    Writers must have opened it for appending, so that they continue at its new end. What they write while the file is read is
+    read as well; what they write in the microseconds between the last read and the cut is lost. Draining a pipe would lose
+    nothing, but a print would then wait for the reader, and the program would end with the reader.
     """
     try:
         size_bytes = path.stat().st_size
@@ -34,12 +34,12 @@ def bound(path: Path) -> None:
         with path.open("rb") as file, path.open("ab", buffering=0) as cut:
             file.seek(size_bytes - KEEP_BYTES)
             end = file.read()
-            for _ in range(8):  # a flood may never pause
+            for _ in range(8):  # a flood of output may never pause
                 size_bytes, end = file.tell(), end[-KEEP_BYTES:]
                 if not (more := file.read()):
                     break
                 end += more
-            end = end[end.find(b"\n") + 1 :]  # half a line at the start is left out
+            end = end[end.find(b"\n") + 1 :]  # drop the partial line at the start
             os.ftruncate(cut.fileno(), HEAD_BYTES)
             cut.write(b"\n[autotune: %d bytes left out here]\n" % (size_bytes - HEAD_BYTES - len(end)) + end)
     except OSError:
@@ -51,5 +51,5 @@ def _end(path: Path, max_bytes: int) -> bytes:
         size_bytes = file.seek(0, os.SEEK_END)
         file.seek(max(0, size_bytes - max_bytes))
         end = file.read(max_bytes)
-    # Half a line at the start is left out; one endless line is kept.
+    # Drop the partial line at the start, but keep a single endless line.
     return end[end.find(b"\n") + 1 :] if size_bytes > max_bytes else end

@@ -1,7 +1,7 @@
-"""The GPU while trials run, through NVML (package nvidia-ml-py): samples of a device and its counters.
+"""Monitors GPUs while trials run, through NVML (package nvidia-ml-py): samples and counters of a device.
 
-Nothing here resets a device or changes clocks or power. What a device does not support, or this user may not read, is None
-for good: asked once, never again, never zero. Without a GPU every function works on a null object.
+Nothing here resets a device or changes clocks or power. A value that a device does not support, or that this user may not
+read, is queried once and is None from then on, never zero. Without a GPU every function works on a null object.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ Value = TypeVar("Value")
 
 MIB = 1 << 20
 FOR_GOOD = (3, 4, 13)  # NVML_ERROR_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND
-# Where NVML counts the time that a cause has held the clocks down, nanoseconds since the driver was loaded: field values of
-# drivers from 550 on, and for older ones the policy of nvmlDeviceGetViolationStatus.
+# Where NVML counts the time that a cause has held the clocks down, in nanoseconds since the driver was loaded: field values
+# in drivers from 550 on, the policies of nvmlDeviceGetViolationStatus in older ones.
 SLOWDOWN_FIELDS = {
     "power_cap": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP",),
     "thermal": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN", "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN"),
     "power_brake": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN",),
 }
 SLOWDOWN_POLICIES = {"power_cap": "NVML_PERF_POLICY_POWER", "thermal": "NVML_PERF_POLICY_THERMAL"}
-BUSY_FRAC = 0.5  # a device below this utilisation lowers its clocks by itself: nothing can be read from them
+BUSY_FRAC = 0.5  # below this utilisation a device lowers its clocks on its own, so they say nothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSample:
-    """One look at a device; None is unknown.
+    """One sample of a device; None is unknown.
 
     Attributes:
         time_s: monotonic clock.
         is_steady: whether the trial was in its measured window.
         utilisation_frac: share of the last sample period in which a kernel ran.
-        memory_used_bytes: by every process on the device.
-        power_w: drawn now.
-        energy_j: since the driver was loaded; a difference of two is what was used between them.
-        sm_clock_mhz: of the multiprocessors.
-        slowdowns: names out of SLOWDOWNS that hold the clocks down now; None unknown.
+        memory_used_bytes: by all processes on the device.
+        power_w: power draw now.
+        energy_j: used since the driver was loaded; the difference of two samples is the energy used between them.
+        sm_clock_mhz: clock of the multiprocessors.
+        slowdowns: causes that hold the clocks down now, names from SLOWDOWNS; None if unknown.
     """
 
     time_s: float
@@ -58,12 +58,12 @@ class DeviceSample:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceCounters:
-    """What NVML has counted since the driver was loaded; None is unknown, a difference of two is what happened between them.
+    """NVML's counters since the driver was loaded; the difference of two readings is what happened between them.
 
     Attributes:
         time_s: monotonic clock.
-        slowdown_s: name out of SLOWDOWN_FIELDS -> time the clocks were held down for it; absent = unknown.
-        energy_j: used.
+        slowdown_s: name from SLOWDOWN_FIELDS -> time for which it held the clocks down; absent if unknown.
+        energy_j: energy used; None if unknown.
     """
 
     time_s: float
@@ -72,9 +72,9 @@ class DeviceCounters:
 
 
 class DeviceMonitor:
-    """Watches one device, or those of all ranks, for the study, from the tuner's process. This one knows nothing.
+    """Monitors one device, or those of all ranks, from the tuner's process. This base class reports everything as unknown.
 
-    Order: `restart`, samples about once a second, `open_window` as the measuring window opens, samples, `close_window` as it
+    Order: `restart`, samples about once a second, `open_window` when the measured window opens, samples, `close_window` when it
     ends, `metrics`.
     """
 
@@ -82,7 +82,7 @@ class DeviceMonitor:
 
     @property
     def devices(self) -> Sequence[DeviceMonitor]:
-        """The devices that are watched, one by one."""
+        """The monitors of the individual devices."""
         return [self]
 
     def sample(self, *, is_steady: bool) -> DeviceSample | None:
@@ -90,39 +90,39 @@ class DeviceMonitor:
         return None
 
     def metrics(self) -> dict[str, float]:
-        """Returns what the samples since the last `restart` say, by name for the tracker; unknown is absent.
+        """Returns the metrics since the last `restart`, by name for the tracker; unknown ones are absent.
 
         Returns:
-            gpu.utilisation_frac, gpu.sm_clock_mhz (means over the steady samples), gpu.power_w (by the energy counter's
-            difference, else the samples' mean; times the window's seconds over its work units: energy of one),
+            gpu.utilisation_frac, gpu.sm_clock_mhz (means over the steady samples), gpu.power_w (from the energy counter, else
+            the samples' mean; times the window's seconds and divided by its work units, it gives the energy per unit),
             gpu.memory_used_bytes (largest of all samples), gpu.slowdown_{name}_frac (share of the window by NVML's counters,
-            else of the steady samples), gpu.energy_j and gpu.energy_s (by the counter, and how long that was),
-            gpu.sm_clock_frac (of the default, mean over the steady samples that were busy and under no power cap).
+            else of the steady samples), gpu.energy_j and gpu.energy_s (counted energy, and over how long),
+            gpu.sm_clock_frac (share of the default clock, mean over steady samples that were busy and under no power cap).
         """
         return {}
 
     def open_window(self) -> None:
-        """Begins the span of the counters."""
+        """Takes the first reading of the counters."""
 
     def close_window(self) -> None:
-        """Ends the span of the counters. The trial's processes may be gone by now: nothing else is looked at."""
+        """Takes the last reading of the counters, and nothing else: the trial's processes may have exited by now."""
 
     def compute_processes(self) -> dict[int, float | None]:
-        """Returns the processes that compute on the device -> share of its multiprocessors lately, None unknown.
+        """Returns the ids of processes that compute on the device -> recent share of its multiprocessors, None if unknown.
 
-        Ids are those of the host: in a container they may mean nothing, or be missing.
+        Ids are the host's: in a container they may mean nothing, or be missing.
         """
         return {}
 
     def restart(self) -> None:
-        """Forgets the samples: a new trial begins."""
+        """Discards the samples when a new trial begins."""
 
     def memory_used_bytes(self) -> int | None:
-        """Returns the device memory in use by every process; None unknown."""
+        """Returns the device memory in use by all processes together; None if unknown."""
         return None
 
     def memory_used_frac(self) -> float | None:
-        """Returns the largest share of the device's memory among the samples since `restart`; None unknown."""
+        """Returns the largest share of device memory in use among the samples since `restart`; None if unknown."""
         return None
 
     def holders(self) -> list[str]:
@@ -130,7 +130,7 @@ class DeviceMonitor:
         return []
 
     def close(self) -> None:
-        """Gives NVML back."""
+        """Shuts NVML down."""
 
 
 class NoDevice(DeviceMonitor):
@@ -138,7 +138,7 @@ class NoDevice(DeviceMonitor):
 
 
 class NvmlDevice(DeviceMonitor):
-    """One device through NVML.
+    """Monitors one device through NVML.
 
     Args:
         nvml: the pynvml module, initialised; a fake in tests.
@@ -151,7 +151,7 @@ class NvmlDevice(DeviceMonitor):
         self._unsupported: set[str] = set()
         self._samples: list[DeviceSample] = []
         self._window: list[DeviceCounters] = []
-        self._used_until_us = 0  # processes' shares are known up to here, on NVML's clock
+        self._used_until_us = 0  # time up to which the processes' shares have been read, on NVML's clock
         self.uuid = self._ask("nvmlDeviceGetUUID", _text)
         self._capacity_bytes = self._ask("nvmlDeviceGetMemoryInfo", lambda info: int(info.total))
         self._default_clock_mhz = self._ask("nvmlDeviceGetDefaultApplicationsClock", float, self._sm_clock)
@@ -211,7 +211,7 @@ class NvmlDevice(DeviceMonitor):
             shares = dict.fromkeys(present, 0.0)
         for sample in samples or []:
             self._used_until_us = max(self._used_until_us, int(sample.timeStamp))
-            if sample.pid in shares and sample.smUtil <= 100:  # more is no number
+            if sample.pid in shares and sample.smUtil <= 100:  # larger values are invalid
                 shares[sample.pid] = max(shares[sample.pid] or 0.0, sample.smUtil / 100)
         return shares
 
@@ -225,7 +225,7 @@ class NvmlDevice(DeviceMonitor):
         return max(used) / self._capacity_bytes if used and self._capacity_bytes else None
 
     def holders(self) -> list[str]:
-        """See `DeviceMonitor.holders`. In a container the ids may be the host's, which we cannot name."""
+        """See `DeviceMonitor.holders`. In a container the ids may be the host's; those processes cannot be named."""
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", list) or []
         return [_holder(process.pid, getattr(process, "usedGpuMemory", None)) for process in processes]
 
@@ -233,7 +233,7 @@ class NvmlDevice(DeviceMonitor):
         """See `DeviceMonitor.close`."""
         try:
             self._nvml.nvmlShutdown()
-        except self._nvml.NVMLError:  # the driver may be gone at the end; nothing is left to give back
+        except self._nvml.NVMLError:  # the driver may be gone by then; nothing is left to shut down
             return
 
     def _counters(self) -> DeviceCounters:
@@ -255,7 +255,7 @@ class NvmlDevice(DeviceMonitor):
         return self._ask("nvmlDeviceGetViolationStatus", lambda status: int(status.violationTime) / 1e9, policy)
 
     def _clock_frac(self, steady: list[DeviceSample]) -> float | None:
-        """Returns the clock as a share of the default one; None unknown. A power cap lowers clocks as it should."""
+        """Returns the clock as a share of the default; None if unknown. Skips samples under a power cap, which lowers it."""
         if not self._default_clock_mhz:
             return None
         busy = [s for s in steady if (s.utilisation_frac is None or s.utilisation_frac >= BUSY_FRAC)]
@@ -274,7 +274,7 @@ class NvmlDevice(DeviceMonitor):
             return None
         try:
             return read(getattr(self._nvml, name)(self._handle, *arguments))
-        except self._nvml.NVMLError as error:  # others pass: a busy driver answers the next time
+        except self._nvml.NVMLError as error:  # other errors are transient: a busy driver answers the next time
             if getattr(error, "value", None) in FOR_GOOD:
                 self._unsupported.add(name)
         except AttributeError:  # an older nvidia-ml-py
@@ -283,12 +283,12 @@ class NvmlDevice(DeviceMonitor):
 
 
 def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) -> DeviceMonitor:
-    """Returns a monitor of one device, or the null object where NVML or the device is absent.
+    """Returns a monitor for one device, or the null object if NVML or the device is absent.
 
     Args:
-        index: NVML's number of the device: PCI order, blind to CUDA_VISIBLE_DEVICES. Used when `uuid` is None.
-        uuid: the device's UUID, "GPU-...", or "MIG-..." for a slice; what a trial's own report names.
-        nvml: stands in for the pynvml module in tests.
+        index: NVML's number of the device: PCI order, regardless of CUDA_VISIBLE_DEVICES. Used if `uuid` is None.
+        uuid: the device's UUID as reported by the trial, "GPU-...", or "MIG-..." for a slice.
+        nvml: replaces the pynvml module in tests.
     """
     if nvml is None:
         try:
@@ -309,11 +309,11 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _power_w(steady: list[DeviceSample]) -> float | None:
-    """Returns the mean power: by the energy counter, which misses nothing between samples, where there is one."""
+    """Returns the mean power: from the energy counter if there is one, since it misses nothing between samples."""
     known = [(sample.time_s, sample.energy_j) for sample in steady if sample.energy_j is not None]
     if len(known) >= 2:
         (first_s, first_j), (last_s, last_j) = known[0], known[-1]
-        if last_s > first_s and last_j > first_j:  # the counter starts again when the driver is reloaded
+        if last_s > first_s and last_j > first_j:  # reloading the driver resets the counter
             return (last_j - first_j) / (last_s - first_s)
     return _mean([sample.power_w for sample in steady])
 
@@ -325,7 +325,7 @@ def _slowdown_shares(steady: list[DeviceSample]) -> dict[str, float]:
 
 
 def _counted(window: list[DeviceCounters]) -> dict[str, float]:
-    """Returns what NVML's counters say of the window; a counter that started again, or is absent, says nothing."""
+    """Returns metrics of the window from NVML's counters; ignores counters that are absent or were reset."""
     if len(window) < 2 or (seconds := window[1].time_s - window[0].time_s) <= 0:
         return {}
     before, after = window

@@ -1,4 +1,4 @@
-"""Takes the secrets out of what a trial's own processes wrote, once they have ended."""
+"""Removes secrets from the files that a trial's processes wrote, once the processes have exited."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from pathlib import Path
 from autotune.harness import protocol
 from autotune.masking import Secrets
 
-SCRATCH = "scratch"  # where a trial's own W&B and MLflow write, so that the user's records stay clean
+SCRATCH = "scratch"  # where a trial's W&B and MLflow write, to keep the user's records clean
 LOOK_S = 0.2
 
 
 def seal(folder: Path, secrets: Secrets) -> None:
-    """Takes the secrets out of what a trial's own processes wrote. They must have ended.
+    """Removes secrets from the files that a trial's processes wrote. The processes must have exited.
 
-    Logs and results are the program's: it may print its environment or raise an exception that quotes it. Each file is
-    replaced whole; what is not read again (half-written results, the scratch folder) is removed. Doing it twice changes
-    nothing.
+    The program controls its logs and results: it may print its environment or raise an exception that quotes it. Each file is
+    replaced atomically; what is not read again (half-written results, the scratch folder) is removed. Idempotent.
 
     Args:
-        folder: the trial's, `runs/<study>/trials/0007`.
-        secrets: what is known to be secret.
+        folder: the trial's folder, `runs/<study>/trials/0007`.
+        secrets: the known secrets.
     """
     shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
@@ -39,7 +38,7 @@ def seal(folder: Path, secrets: Secrets) -> None:
 
 
 def first_attempt(name: str) -> str:
-    """Returns what a log is called once a second attempt has begun: "stderr.first.log"."""
+    """Returns the name of the first attempt's log once a second attempt has begun: "stderr.first.log"."""
     stem, _, suffix = name.rpartition(".")
     return f"{stem}.first.{suffix}"
 
@@ -49,7 +48,7 @@ def seal_leftovers(study: Path, secrets: Secrets, *, wait_s: float = 0.0) -> Non
 
     Args:
         study: the study's folder.
-        secrets: what is known to be secret.
+        secrets: the known secrets.
         wait_s: how long to wait for a trial to end.
     """
     until_s = time.monotonic() + wait_s
@@ -68,7 +67,7 @@ def _is_training(study: Path) -> bool:
     for environment in Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = environment.read_bytes().split(b"\0")
-        except OSError:  # gone, or another user's
+        except OSError:  # exited, or another user's
             continue
         if any(variable.startswith(mark) and variable[len(mark) :].isdigit() for variable in variables):
             return True
@@ -78,14 +77,14 @@ def _is_training(study: Path) -> bool:
 def _masked_json(text: str, secrets: Secrets) -> str:
     try:
         document = json.loads(text)
-    except (ValueError, RecursionError):  # a program has overwritten its result
+    except (ValueError, RecursionError):  # the program has overwritten its result
         return secrets.text(text)
     masked = secrets.document(document)
     return text if masked == document else json.dumps(masked)
 
 
 def _rewrite(path: Path, mask: Callable[[str], str]) -> None:
-    """Replaces a file by its masked text; where the disk has no room for a copy, in place."""
+    """Replaces a file with its masked text; in place if the disk has no room for a copy."""
     try:
         if path.is_symlink() or not path.is_file():
             return

@@ -1,4 +1,4 @@
-"""The devices of a trial of several processes, watched as one."""
+"""Monitors the devices of a multi-process trial as one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from statistics import fmean
 
 from autotune.monitors.nvml import DeviceMonitor, DeviceSample, NoDevice
 
-# How the metrics of several devices make one. Those that are judged are the worst device's, which all ranks wait for; power and
-# energy are those of one device, in the mean: ranks times it is what all of them draw.
+# How the metrics of several devices are combined. Metrics that trials are judged by take the worst device, which all ranks
+# wait for. Power and energy are means per device: times the number of ranks they give the total.
 _WORST: dict[str, Callable[[list[float]], float]] = {"gpu.memory_used_bytes": max, "gpu.sm_clock_frac": min}
 _SLOWDOWN = "gpu.slowdown_"
 
 
 class SeveralDevices(DeviceMonitor):
-    """Several devices as one; each is judged by its own memory (`devices`), the worst of them speaks for the trial.
+    """Several devices as one. Each is judged by its own memory (`devices`); the worst of them represents the trial.
 
     Args:
         devices: their monitors, in the order of the ranks.
@@ -30,7 +30,7 @@ class SeveralDevices(DeviceMonitor):
         return self._devices
 
     def sample(self, *, is_steady: bool) -> DeviceSample | None:
-        """Samples each device; returns what of all of them matters while none is measured: the slowdowns of any."""
+        """Samples each device; returns means, the largest memory use, and the slowdowns of any device."""
         samples = [sample for device in self._devices if (sample := device.sample(is_steady=is_steady))]
         if not samples:
             return None
@@ -47,7 +47,7 @@ class SeveralDevices(DeviceMonitor):
         )
 
     def metrics(self) -> dict[str, float]:
-        """See `DeviceMonitor.metrics`: means over the devices, but the worst device's of what is judged."""
+        """See `DeviceMonitor.metrics`: means over the devices, or the worst device for metrics that trials are judged by."""
         told = [device.metrics() for device in self._devices]
         names = dict.fromkeys(name for one in told for name in one)
         return {name: _rule(name)([one[name] for one in told if name in one]) for name in names}
@@ -63,7 +63,7 @@ class SeveralDevices(DeviceMonitor):
             device.close_window()
 
     def compute_processes(self) -> dict[int, float | None]:
-        """See `DeviceMonitor.compute_processes`: of a process on several devices the largest share."""
+        """See `DeviceMonitor.compute_processes`; takes the largest share of a process on several devices."""
         shares: dict[int, float | None] = {}
         for device in self._devices:
             for pid, share in device.compute_processes().items():
@@ -77,12 +77,12 @@ class SeveralDevices(DeviceMonitor):
             device.restart()
 
     def memory_used_bytes(self) -> int | None:
-        """Returns the memory in use on the fullest device; None unknown."""
+        """Returns the memory in use on the fullest device; None if unknown."""
         used = [used for device in self._devices if (used := device.memory_used_bytes()) is not None]
         return max(used, default=None)
 
     def memory_used_frac(self) -> float | None:
-        """See `DeviceMonitor.memory_used_frac`: of the fullest device."""
+        """See `DeviceMonitor.memory_used_frac`; takes the fullest device."""
         return _known(max, (device.memory_used_frac() for device in self._devices))
 
     def holders(self) -> list[str]:
@@ -96,7 +96,7 @@ class SeveralDevices(DeviceMonitor):
 
 
 def as_one(devices: Sequence[DeviceMonitor]) -> DeviceMonitor:
-    """Returns one monitor for all devices that are there; the null object for none."""
+    """Returns one monitor for all devices that are present; the null object if none is."""
     there = [device for device in devices if not isinstance(device, NoDevice)]
     return there[0] if len(there) == 1 else SeveralDevices(there) if there else NoDevice()
 

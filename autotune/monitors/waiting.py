@@ -1,4 +1,4 @@
-"""How long the threads of a trial waited for a core."""
+"""Measures how long the threads of a trial wait for a core."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from autotune.monitors.host import PROC
 
-COVERED_FRAC = 0.5  # of a window: looks at less of it do not speak for it
+COVERED_FRAC = 0.5  # share of a window that the looks must cover to represent it
 
 
 class WaitingWatch:
-    """How long the threads of a trial were ready to run and had no core: the kernel's run-queue delay, thread by thread.
+    """Measures how long a trial's threads were ready to run but had no core: the kernel's run-queue delay of each thread.
 
-    It is what foreign work costs a trial, and nothing else sees it: beside a program that takes one core, a trial of one thread
-    on two cores loses nothing (measured: 1.07 of its speed), one of two threads almost all (0.06). A thread that has ended
-    takes its counter along, so looks are taken about once a second, while the trial runs.
+    No other measure shows what foreign load costs a trial. While a program takes one of two cores, a trial with one thread
+    loses nothing (measured: 1.07 of its speed), one with two threads almost everything (0.06). A thread's counter disappears
+    with the thread, so looks are taken about once a second while the trial runs.
 
     Args:
         proc: where the kernel's files are.
@@ -30,11 +30,11 @@ class WaitingWatch:
         self._waited_s = self._seconds = 0.0
 
     def waiting_cores(self, seconds: float) -> float | None:
-        """Returns the threads waiting, on the average over the looks.
+        """Returns the mean number of waiting threads over the looks.
 
         Args:
-            seconds: length of what is asked about; None is the answer when the looks cover too little of it, as with a trial
-                that ended before the second one, and where the kernel does not say.
+            seconds: length of the window. The result is None if the looks cover too little of it, as for a trial that ended
+                before the second look, or if the kernel does not report delays.
         """
         return self._waited_s / self._seconds if self._seconds > COVERED_FRAC * seconds else None
 
@@ -43,7 +43,7 @@ class WaitingWatch:
 
         Args:
             now_s: monotonic clock.
-            pids: the trial's processes, as far as they are there.
+            pids: the trial's processes; those that have exited are skipped.
         """
         delays = {file: delay for pid in pids for file, delay in self._delays(pid)}
         known = delays.keys() & self._last.keys()
@@ -53,7 +53,7 @@ class WaitingWatch:
         self._last, self._last_s = delays, now_s
 
     def _delays(self, pid: int) -> Iterator[tuple[str, int]]:
-        with contextlib.suppress(OSError):  # gone
+        with contextlib.suppress(OSError):  # exited
             for thread in os.listdir(f"{self._proc}/{pid}/task"):
                 file = f"{self._proc}/{pid}/task/{thread}/schedstat"  # nanoseconds run, nanoseconds waited, times it ran
                 words = _words(file)
@@ -64,5 +64,5 @@ class WaitingWatch:
 def _words(file: str) -> list[str]:
     try:
         return Path(file).read_text(encoding="utf-8").split()
-    except (OSError, ValueError):  # gone
+    except (OSError, ValueError):  # exited
         return []

@@ -1,1 +1,1 @@
-"""For tests, ours and those of other people's launchers, knobs and trackers: contract suites and fakes."""
+"""Contract suites and fakes for tests, both our own and those of third-party launchers, knobs and trackers."""

@@ -1,4 +1,4 @@
-"""A clock that is moved, not waited for."""
+"""A virtual clock for tests, which do not have to wait."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from autotune.clock import Clock
 
 
 class VirtualClock(Clock):
-    """Time that passes only during a sleep, so that an hour's study takes no time."""
+    """A clock on which time passes only in `sleep`, and at once, so that an hour's study takes no time."""
 
     def __init__(self, start_s: float = 1000.0) -> None:
         self.now_s = start_s
@@ -20,5 +20,5 @@ class VirtualClock(Clock):
         return 1_750_000_000.0 + self.now_s
 
     def sleep(self, seconds: float) -> None:
-        """Moves the time."""
+        """Advances the virtual time."""
         self.now_s += seconds

@@ -1,4 +1,4 @@
-"""A launcher without processes: a synthetic response surface answers, with noise, failures and costs of its own."""
+"""A launcher without processes, for tests: results come from a synthetic surface with noise, failures and costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running
 from autotune.monitors.nvml import NoDevice
 from autotune.records import Knobs
 
-NUM_BLOCKS = 40  # of the window: as many as two seconds hold
+NUM_BLOCKS = 40  # in a window: as many as two seconds hold
 
 DEFAULTS: Knobs = {
     "loader.batch_size": 32,
@@ -33,32 +33,32 @@ DEFAULTS: Knobs = {
 
 @dataclass(kw_only=True)
 class Surface:
-    """How fast a made-up program is, and what it costs to find out.
+    """How fast a made-up program is, and how long measuring it takes.
 
     Attributes:
         gains: (knob key, value) -> factor on the device rate.
-        observed: the program's own values; a harness would read them off.
-        base_per_s: device rate of the program as it is, samples per second.
-        loader_per_s: rate of the loader without workers; each worker adds as much.
-        half_batch: batch size at which half of the device's rate is reached.
-        noise_frac: spread of the rate from process to process; the same again, smaller, from block to block.
-        max_batch: a larger one runs out of memory.
-        capacity_bytes: memory of the device; what takes more runs out, too.
+        observed: the program's own knob values, as a harness would observe them.
+        base_per_s: device rate of the unchanged program, samples per second.
+        loader_per_s: loader rate with zero or one worker; each further worker adds as much.
+        half_batch: batch size at which half of the device's full rate is reached.
+        noise_frac: spread of the rate between processes; the spread between blocks is a third of it.
+        max_batch: larger batches run out of memory.
+        capacity_bytes: memory of the device; configurations that need more run out of memory, too.
         start_s: from launch to the window.
-        spared_s: what a warm start takes off that; `facts` must tell that the program allows it.
-        window_s: length of the window at most.
-        cycles: whole cycles that a window holds; 0 for a program whose steps come in none.
-        leave_s: from the end of the window to that of the last process.
-        stop_s: what stopping a trial takes.
-        compile_s: what compiling adds, the first time; half of it from the study's cache.
+        spared_s: how much a warm start saves of that; `facts` must say that the program allows warm starts.
+        window_s: maximum length of the window.
+        cycles: number of whole cycles in a window; 0 for a program whose steps have no cycle.
+        leave_s: from the end of the window to the exit of the last process.
+        stop_s: how long stopping a trial takes.
+        compile_s: how long compiling takes the first time; with the study's cache it takes half.
         extra_start_s: (knob key, value) -> what it adds to the start.
-        power_w: power of the device in a configuration; None for a machine without a GPU.
-        step_s: time of a step in a configuration; None for a tenth of a second always.
-        num_samples: length of the data set; None when it does not tell.
-        applicability: knobs this program does not allow, with reasons.
-        facts: what the program's process sees.
-        losses: knobs and seed (None where none was given) -> the losses of the first steps; [] where none is seen.
-        failures: called with (trial, knobs); returns what to do instead of answering, or None.
+        power_w: returns the device's power in a configuration; None for a machine without a GPU.
+        step_s: returns the step time in a configuration; None for 0.1 s always.
+        num_samples: length of the data set; None if unknown.
+        applicability: knobs that this program does not allow -> reasons.
+        facts: what the program's process reports about itself and its device.
+        losses: called with (knobs, seed), seed None if not given; returns the losses of the first steps, [] if unseen.
+        failures: called with (trial, knobs); returns how the trial fails, or None.
     """
 
     gains: dict[tuple[str, Any], float] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Surface:
         return float((device**-8 + loader**-8) ** (-1 / 8))
 
     def device_per_s(self, knobs: Knobs) -> float:
-        """Returns D."""
+        """Returns the device rate D, samples per second."""
         batch = float(knobs.get("loader.batch_size", 32))
         rate = self.base_per_s * (batch / (batch + self.half_batch)) / (32 / (32 + self.half_batch))
         for key, value in knobs.items():
@@ -103,7 +103,7 @@ class Surface:
         return rate
 
     def peak_bytes(self, knobs: Knobs) -> int:
-        """Returns M."""
+        """Returns the peak memory M, bytes."""
         return 10**6 * int(knobs["loader.batch_size"])
 
     def is_out_of_memory(self, knobs: Knobs) -> bool:
@@ -111,7 +111,7 @@ class Surface:
         return int(knobs["loader.batch_size"]) > self.max_batch or self.peak_bytes(knobs) > self.capacity_bytes
 
     def regime(self, knobs: Knobs) -> str:
-        """Returns how loader and step are related: D is not told where they share the cores ("shared")."""
+        """Returns whether loader workers have their own cores: "separate" with workers, "" without; never "shared" here."""
         return "separate" if knobs.get("loader.num_workers") else ""
 
     def start_of_s(self, knobs: Knobs) -> float:
@@ -119,7 +119,7 @@ class Surface:
         return self.start_s + sum(self.extra_start_s.get((key, value), 0.0) for key, value in knobs.items())
 
     def loader_rate_per_s(self, knobs: Knobs) -> float:
-        """Returns L."""
+        """Returns the loader rate L, samples per second."""
         return self.loader_per_s * max(1, int(knobs.get("loader.num_workers", 0)))
 
 
@@ -128,15 +128,15 @@ class Failure:
     """How a trial goes wrong.
 
     Attributes:
-        error: exception as a rank result carries it; None for none.
-        signal: signal that ended the program.
+        error: exception in the form of a rank result; None for none.
+        signal: name of the signal that ended the program; None for none.
         cause: as in `Ended`.
-        log_tail: what it left in its log.
-        knob_reports: reports to give instead of "applied".
-        num_steps: that it made before.
-        is_unsteady: it gives a number, without a steady state.
-        hang: kind of the hang that was found; "" for none.
-        raises: raised from `poll`, once, half way through: KeyboardInterrupt.
+        log_tail: end of its log.
+        knob_reports: reports instead of "applied".
+        num_steps: number of steps before the failure.
+        is_unsteady: the trial gives a number but reaches no steady state.
+        hang: kind of hang that is reported; "" for none.
+        raises: exception that `poll` raises once, half way through: KeyboardInterrupt.
     """
 
     error: dict[str, str] | None = None
@@ -154,11 +154,11 @@ OUT_OF_MEMORY = Failure(error={"type": "torch.OutOfMemoryError", "message": "CUD
 
 
 class FakeLauncher(Launcher):
-    """Answers from a surface; seconds pass on the clock it is given.
+    """Takes its results from a surface; time passes only on the given clock.
 
     Attributes:
         launches: every launch, in order.
-        num_running: trials under way; never more than one.
+        num_running: number of running trials; never more than one.
         is_closed: whether `close` was called.
     """
 
@@ -171,7 +171,7 @@ class FakeLauncher(Launcher):
         self._compiled: set[Any] = set()
 
     def start(self, launch: Launch) -> Running:
-        """Starts nothing; the answer is ready when its time has come."""
+        """Starts no process; the result is ready once enough time has passed on the clock."""
         assert self.num_running == 0, "two trials at once disturb each other"
         self.num_running += 1
         self.launches.append(launch)
@@ -180,33 +180,33 @@ class FakeLauncher(Launcher):
         return _FakeRunning(self, launch)
 
     def close(self) -> None:
-        """Remembers."""
+        """Sets `is_closed`."""
         self.is_closed = True
 
     def knobs_of(self, launch: Launch) -> Knobs:
-        """Returns the configuration a launch amounts to: the program's own values under what was asked."""
+        """Returns the full configuration of a launch: the program's own values, overridden by the requested ones."""
         return {**self.surface.observed, **launch.spec.passed, **launch.spec.knobs}
 
     def compiles_for_s(self, knobs: Knobs) -> float:
-        """Returns what compiling takes now: half as long once this mode was compiled, as from the study's cache."""
+        """Returns how long compiling takes now: half as long if this mode was compiled before, as with the study's cache."""
         mode = knobs.get("compile.mode")
         is_cached = mode in self._compiled
         self._compiled.add(mode)
         return self.surface.compile_s * (0.5 if is_cached else 1.0)
 
     def noise(self, frac: float) -> float:
-        """Returns a random factor round 1."""
+        """Returns a random factor around 1."""
         return self._random.lognormvariate(0.0, frac)
 
 
 class MadeUpDevice(NoDevice):
-    """A GPU that draws what the launcher's surface says of the configuration that runs."""
+    """A GPU whose power comes from the launcher's surface."""
 
     def __init__(self, launcher: FakeLauncher) -> None:
         self._launcher = launcher
 
     def metrics(self) -> dict[str, float]:
-        """Returns the power of the last launch, as the energy counter would tell it."""
+        """Returns the power in the configuration of the last launch."""
         surface, launches = self._launcher.surface, self._launcher.launches
         if not launches or surface.power_w is None:
             return {}
@@ -263,7 +263,7 @@ class _FakeRunning(Running):
         return self._start_s + self._compile_s + self._window_s + self._launcher.surface.leave_s
 
     def _until_told_s(self) -> float:
-        """Returns the seconds from launch to the moment at which the window is to be over."""
+        """Returns the seconds from launch until the window must be over."""
         end_s = self._launch.spec.end_s
         return math.inf if end_s is None else end_s - self._begun
 

@@ -1,4 +1,4 @@
-"""What every launcher must do, as tests: subclass `LauncherContract`, give it the fixture `launcher`, and pytest runs them."""
+"""Tests what every launcher must do: subclass `LauncherContract` and define its fixture `launcher` to run them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from autotune.records import Outcome
 from autotune.testing.stub_programs import IGNORES_SIGTERM, program
 
 ATTEMPTS = itertools.count()
-PATIENCE_S = 30.0  # for a loaded machine; no test waits this long when all is well
+PATIENCE_S = 30.0  # for a loaded machine; passing tests do not wait this long
 
 
 def a_launch(folder: Path, argv: list[str], **more: object) -> Launch:
-    """Returns a launch of `argv` with a nonce of its own, in its trial's folder."""
+    """Returns a launch of `argv` with a unique nonce, in its trial's folder."""
     spec = protocol.Spec(trial=7, nonce=f"nonce-{next(ATTEMPTS)}", folder=str(folder))
     return Launch(argv=argv, cwd=str(folder.parent), folder=folder, spec=spec, **more)  # type: ignore[arg-type]
 
 
 def wait(running: Running) -> Ended:
-    """Polls to the end."""
+    """Polls until the trial has ended, and returns how."""
     give_up_s = time.monotonic() + PATIENCE_S
     while (ended := running.poll()) is None:
         assert time.monotonic() < give_up_s, f"still running; last progress: {running.progress()}"
@@ -51,7 +51,7 @@ def wait_for(file: Path) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Whether a process runs; a zombie does not count."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -59,28 +59,28 @@ def is_alive(pid: int) -> bool:
 
 
 def marked_processes(study: Path) -> list[psutil.Process]:
-    """Returns the processes that a study started and that are still there: its trials' and its supervisor."""
+    """Returns the processes of a study that still run: those of its trials and its helpers."""
     return process_tree.members(lambda mark: is_mark_of(study, mark))
 
 
 class LauncherContract:
-    """The contract. Every test starts real processes and leaves none."""
+    """The contract of all launchers. Every test starts real processes and leaves none."""
 
     @pytest.fixture
     def launcher(self) -> Launcher:
-        """The launcher under test, with short graces."""
+        """Returns the launcher under test, with short grace periods."""
         raise NotImplementedError
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        """A trial's folder, not made yet."""
+        """Returns a trial's folder that does not exist yet."""
         study = tmp_path / "runs" / "study"
         (study / "trials").mkdir(parents=True)
         return study / "trials" / "0007"
 
     @pytest.fixture(autouse=True)
     def nothing_left(self, launcher: Launcher, folder: Path) -> Iterator[None]:
-        """Fails the test that leaves a process, and ends it."""
+        """Fails a test that leaves a process, and ends the process."""
         yield
         launcher.close()
         left = marked_processes(folder.parent.parent)
@@ -88,13 +88,13 @@ class LauncherContract:
         assert not left
 
     def run(self, launcher: Launcher, launch: Launch) -> Ended:
-        """Starts and waits."""
+        """Starts the launch and waits for its end."""
         return wait(launcher.start(launch))
 
-    # What the program gets
+    # What the program receives
 
     def test_program_sees_spec_mark_and_injection_folder_first(self, launcher: Launcher, folder: Path) -> None:
-        """The environment is the protocol's."""
+        """The program has the environment that the protocol defines."""
         body = "result(detected={'env': dict(os.environ), 'spec': spec, 'cwd': os.getcwd(), 'stdin': sys.stdin.read()})"
         launch = a_launch(folder, program(body), env={"ADDED": "yes", "PYTHONPATH": "/somewhere"})
         seen = self.run(launcher, launch).results[0].detected
@@ -109,14 +109,14 @@ class LauncherContract:
         assert second == "/somewhere"
 
     def test_program_cannot_reach_the_users_records(self, launcher: Launcher, folder: Path) -> None:
-        """W&B and MLflow are kept apart."""
+        """W&B and MLflow write to the trial's own records."""
         seen = self.run(launcher, a_launch(folder, program("result(detected=dict(os.environ))"))).results[0].detected
         assert seen["WANDB_MODE"] == "offline"
         assert seen["MLFLOW_TRACKING_URI"].startswith(folder.as_uri())
         assert seen["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
     def test_hostile_paths_and_arguments_arrive_unchanged(self, launcher: Launcher, tmp_path: Path) -> None:
-        """No shell is in between."""
+        """No shell interprets them."""
         folder = tmp_path / "a b'c\"d\n$(e) ü" / "s" / "trials" / "0007"
         folder.mkdir(parents=True)
         arguments = ["a b", "'", '"', "$(touch x)", "\n", "ü☃", "", "--", "*"]
@@ -124,7 +124,7 @@ class LauncherContract:
         assert ended.results[0].detected["argv"] == arguments
 
     def test_missing_working_directory_is_bad_input(self, launcher: Launcher, folder: Path) -> None:
-        """Said before anything starts."""
+        """It is reported before anything starts."""
         launch = a_launch(folder, ["true"])
         launch.cwd = str(folder / "nowhere")
         with pytest.raises(BadInput, match="nowhere"):
@@ -134,12 +134,12 @@ class LauncherContract:
     def test_what_no_process_can_be_given_is_bad_input(
         self, launcher: Launcher, folder: Path, argument: str, env: dict[str, str]
     ) -> None:
-        """A NUL cannot be passed on."""
+        """A NUL, for example, cannot be passed to a process."""
         with pytest.raises(BadInput, match="COMMAND"):
             launcher.start(a_launch(folder, ["true", argument], env=env))
 
     def test_command_that_cannot_be_started_is_a_trial_that_says_so(self, launcher: Launcher, folder: Path) -> None:
-        """A value, not an exception."""
+        """The start returns a trial instead of raising."""
         launch = a_launch(folder, ["no-such-program-anywhere"])
         ended = self.run(launcher, launch)
         assert (ended.cause, ended.exit_code) == ("exit", 127)
@@ -150,7 +150,7 @@ class LauncherContract:
     # Results
 
     def test_result_ends_the_whole_tree(self, launcher: Launcher, folder: Path) -> None:
-        """Whatever the program would still do."""
+        """Even if the program would go on."""
         body = "child = spawn('import time; time.sleep(600)'); result(detected={'child': child.pid}); time.sleep(600)"
         launch = a_launch(folder, program(body))
         ended = self.run(launcher, launch)
@@ -159,19 +159,19 @@ class LauncherContract:
         assert not is_alive(ended.results[0].detected["child"])
 
     def test_program_that_leaves_after_its_result_keeps_its_exit_status(self, launcher: Launcher, folder: Path) -> None:
-        """The launcher's signals come only when it does not."""
+        """The launcher sends signals only to a program that does not exit on its own."""
         ended = self.run(launcher, a_launch(folder, program("result(); sys.exit(5)")))
         assert (ended.cause, ended.exit_code) == ("result", 5)
 
     def test_all_ranks_are_waited_for(self, launcher: Launcher, folder: Path) -> None:
-        """World size comes from the first answer."""
+        """The first result gives the world size."""
         body = "result(0, 3); time.sleep(0.2); result(2, 3); time.sleep(0.2); result(1, 3); time.sleep(600)"
         ended = self.run(launcher, a_launch(folder, program(body)))
         assert ended.cause == "result"
         assert [result.rank for result in ended.results] == [0, 1, 2]
 
     def test_rank_that_never_answers_is_not_waited_for_forever(self, launcher: Launcher, folder: Path) -> None:
-        """One answered, the other hangs in a collective."""
+        """As when one rank has failed and the other hangs in a collective."""
         launch = a_launch(
             folder, program("result(1, 2, status='failed', error={'type': 'ValueError', 'message': 'x'}); time.sleep(600)")
         )
@@ -192,7 +192,7 @@ class LauncherContract:
         ],
     )
     def test_result_of_another_attempt_or_shape_is_a_problem(self, launcher: Launcher, folder: Path, body: str) -> None:
-        """Never taken for this trial's, never an exception."""
+        """It is neither taken for this trial's nor raised as an exception."""
         launch = a_launch(folder, program(body))
         ended = self.run(launcher, launch)
         assert (ended.cause, ended.results) == ("exit", [])
@@ -201,13 +201,13 @@ class LauncherContract:
 
     @pytest.mark.parametrize("content", ["", "{", "[1, 2]", "null", "[" * 100_000, "\\x00\\xff"])
     def test_corrupt_result_is_a_problem(self, launcher: Launcher, folder: Path, content: str) -> None:
-        """A program may overwrite anything."""
+        """A program may overwrite any file."""
         body = f"open(folder + '/result.rank0.json', 'w').write({content!r})"
         ended = self.run(launcher, a_launch(folder, [*program(body)]))
         assert (ended.cause, ended.results, len(ended.problems)) == ("exit", [], 1)
 
     def test_files_of_an_earlier_attempt_are_not_mistaken_for_this_one(self, launcher: Launcher, folder: Path) -> None:
-        """The folder is as new."""
+        """The launcher resets the folder."""
         self.run(launcher, a_launch(folder, program("progress('steady', 5); result()")))
         ended = self.run(launcher, a_launch(folder, program("pass")))
         assert (ended.cause, ended.results, ended.problems, ended.phase) == ("exit", [], [], "spawn")
@@ -215,14 +215,14 @@ class LauncherContract:
     # Ends without a result
 
     def test_exit_without_harness_says_so(self, launcher: Launcher, folder: Path) -> None:
-        """Never a silent baseline."""
+        """It must not pass for a baseline."""
         launch = a_launch(folder, [sys.executable, "-I", "-S", "-c", "pass"])
         outcome, reason = classify(self.run(launcher, launch).facts(launch.spec))
         assert outcome is Outcome.error
         assert reason.startswith("harness not loaded")
 
     def test_exit_after_steps_says_how_many(self, launcher: Launcher, folder: Path) -> None:
-        """And what to do."""
+        """And what to do about it."""
         launch = a_launch(folder, program("progress('warmup', 3)"))
         outcome, reason = classify(self.run(launcher, launch).facts(launch.spec))
         assert outcome is Outcome.error
@@ -230,7 +230,7 @@ class LauncherContract:
         assert "epochs" in reason
 
     def test_exception_is_named(self, launcher: Launcher, folder: Path) -> None:
-        """By the last line of the user's traceback."""
+        """The reason is the last line of the user's traceback."""
         launch = a_launch(folder, program("raise ValueError('bad shape')"))
         ended = self.run(launcher, launch)
         assert (ended.cause, ended.exit_code) == ("exit", 1)
@@ -238,7 +238,7 @@ class LauncherContract:
 
     @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL", "SIGABRT", "SIGTERM"])
     def test_signal_is_named(self, launcher: Launcher, folder: Path, name: str) -> None:
-        """With the phase it happened in."""
+        """The reason names the signal and the phase."""
         launch = a_launch(folder, program(f"progress('compile'); os.kill(os.getpid(), signal.{name})"))
         ended = self.run(launcher, launch)
         assert (ended.cause, ended.exit_code, ended.signal) == ("exit", None, name)
@@ -261,7 +261,7 @@ class LauncherContract:
         + [("compile", "compile"), ("warmup", "step"), ("steady", "step"), ("exit", "step")],
     )
     def test_hang_ends_at_the_limit_of_its_phase(self, launcher: Launcher, folder: Path, phase: str, limit: str) -> None:
-        """Only that limit is short."""
+        """All other limits are long."""
         deadlines = Deadlines(**{"start_s": 60.0, "compile_s": 60.0, "step_s": 60.0, f"{limit}_s": 0.8})
         launch = a_launch(folder, program(f"progress({phase!r}, 2); time.sleep(600)"), deadlines=deadlines)
         ended = self.run(launcher, launch)
@@ -272,7 +272,7 @@ class LauncherContract:
         assert phase in reason
 
     def test_trial_that_moves_for_ever_ends_at_the_total_limit(self, launcher: Launcher, folder: Path) -> None:
-        """Progress does not buy unlimited time."""
+        """Steady progress does not extend the total limit."""
         body = "for step in range(10_000): progress('steady', step); time.sleep(0.05)"
         ended = self.run(launcher, a_launch(folder, program(body), deadlines=Deadlines(total_s=1.0)))
         assert ended.cause == "deadline"
@@ -281,7 +281,7 @@ class LauncherContract:
     # Ending
 
     def test_children_in_sessions_of_their_own_that_ignore_sigterm_are_ended(self, launcher: Launcher, folder: Path) -> None:
-        """Orphans too: their parent has gone before."""
+        """So are orphans, whose parent has already exited."""
         body = f"""
 child = spawn({IGNORES_SIGTERM!r}, stdout=subprocess.PIPE, start_new_session=True)
 child.stdout.readline()
@@ -299,7 +299,7 @@ time.sleep(600)
         assert not any(is_alive(pid) for pid in pids)
 
     def test_stop_ends_and_keeps_the_reason(self, launcher: Launcher, folder: Path) -> None:
-        """And may be called again."""
+        """A second call changes nothing."""
         launch = a_launch(folder, program("progress('warmup', 1); time.sleep(600)"))
         running = launcher.start(launch)
         wait_for(folder / protocol.PROGRESS_FILE)
@@ -321,7 +321,7 @@ time.sleep(600)
         assert ended.cause == "result"
 
     def test_result_written_because_of_our_signal_is_not_believed(self, launcher: Launcher, folder: Path) -> None:
-        """An agent answers SIGTERM with an exception; the trial was stuck all the same."""
+        """An agent may answer SIGTERM with an exception, but the trial was stuck all the same."""
         body = """
 def leave(*_): result(status='failed', error={'type': 'SignalException', 'message': 'got 15'}); os._exit(1)
 signal.signal(signal.SIGTERM, leave); progress('steady', 3); time.sleep(600)
@@ -332,7 +332,7 @@ signal.signal(signal.SIGTERM, leave); progress('steady', 3); time.sleep(600)
         assert classify(ended.facts(launch.spec))[0] is Outcome.timeout
 
     def test_progress_is_the_newest_whole_line(self, launcher: Launcher, folder: Path) -> None:
-        """Whatever else the file holds."""
+        """Other lines in the file are ignored."""
         body = """
 progress('init'); progress('warmup', 4)
 open(folder + '/progress.jsonl', 'ab').write(b'nonsense\\n[1]\\n{"phase": 3}\\n\\xff\\n{"time_s": 1, "phase": "stea')
@@ -348,7 +348,7 @@ open(folder + '/done', 'w').write('x'); time.sleep(600)
     # Logs
 
     def test_endless_output_leaves_a_short_tail(self, launcher: Launcher, folder: Path) -> None:
-        """Neither memory nor disk is filled."""
+        """It fills neither memory nor disk."""
         body = "for _ in range(100): sys.stdout.write('y' * 299_999 + '\\n')\nprint('last words'); sys.stdout.flush(); result()"
         ended = self.run(launcher, a_launch(folder, program(body)))
         assert ended.evidence["stdout_tail"].rstrip().endswith("last words")
@@ -356,7 +356,7 @@ open(folder + '/done', 'w').write('x'); time.sleep(600)
         assert (folder / protocol.STDOUT_FILE).stat().st_size < 8 << 20
 
     def test_secrets_are_masked_in_the_tails(self, launcher: Launcher, folder: Path) -> None:
-        """By key, in URLs, and by the values of the environment."""
+        """By key, in URLs, and by their values in the environment."""
         body = "sys.stderr.write('see ' + os.environ['MY_TOKEN'] + ' api_key=abc123 http://me:pass1@host/x lr=0.1')"
         ended = self.run(launcher, a_launch(folder, program(body), env={"MY_TOKEN": "s3cr3t-value"}))
         assert ended.evidence["log_tail"] == "see *** api_key=*** http://***@host/x lr=0.1"
@@ -369,7 +369,7 @@ open(folder + '/done', 'w').write('x'); time.sleep(600)
     def test_a_new_file_that_no_process_of_the_trial_was_seen_to_write_is_told_apart(
         self, launcher: Launcher, folder: Path
     ) -> None:
-        """Other programs write there, too."""
+        """Other programs may write there as well."""
         running = launcher.start(a_launch(folder, program("time.sleep(0.5); result()")))
         (folder.parent / "theirs.pt").write_text("xyz")
         evidence = wait(running).evidence

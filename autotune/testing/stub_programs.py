@@ -1,10 +1,10 @@
-"""Small programs that speak the protocol by hand: what a launcher is tested with, no torch and no harness needed."""
+"""Small programs for testing launchers: they follow the protocol by hand and need neither torch nor the harness."""
 
 from __future__ import annotations
 
 import sys
 
-# Runs in any Python; writes what the harness would. `result()` leaves the document whole, as the harness does.
+# Runs in any Python and writes the harness's files. `result()` writes its document atomically, as the harness does.
 PRELUDE = """
 import json, os, signal, subprocess, sys, time
 spec = json.load(open(os.environ["AUTOTUNE_SPEC"], encoding="utf-8"))
@@ -38,5 +38,5 @@ IGNORES_SIGTERM = (
 
 
 def program(body: str) -> list[str]:
-    """Returns the argument list that runs `body` after PRELUDE."""
+    """Returns the command that runs `body` after PRELUDE."""
     return [sys.executable, "-S", "-c", f"{PRELUDE}\n{body}"]

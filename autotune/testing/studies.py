@@ -1,4 +1,4 @@
-"""A finished study's folder, made by hand: what `show`, trackers and reports are tried on without training anything."""
+"""Makes the folder of a finished study by hand, to test `show`, trackers and reports without training anything."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ _REASONS = {
 
 
 def make_study(runs: Path, name: str = "resnet18", *, status: str = "complete", num_trials: int | None = None) -> StudyFolder:
-    """Makes a study's folder as a run would have left it, and returns it.
+    """Makes a study's folder as a run would leave it, and returns it.
 
     Args:
         runs: the runs folder.
         name: the study's name.
-        status: of the summary; "running" leaves out the verdict.
+        status: of the summary; only "complete" has a verdict.
         num_trials: how many trials there are so far; None for all of them.
     """
     folder = create(runs, name)
@@ -140,12 +140,12 @@ def _tier(changed: Knobs) -> Tier:
 
 
 def _change(knob: str, before: Any, after: Any, **found: Any) -> dict[str, Any]:
-    """Returns an entry of the attribution."""
+    """Returns one entry of the attribution."""
     return {"knob": knob, "from": before, "to": after, "with": [], "reason": "", "num_rounds": 4, **found}
 
 
 def summary_of(name: str, trials: list[TrialRecord], *, status: str) -> Summary:
-    """Returns the summary a study with these trials would have written."""
+    """Returns the summary that a study with these trials would write."""
     counts: dict[str, int] = {}
     for trial in trials:
         counts[trial.outcome] = counts.get(trial.outcome, 0) + 1

@@ -1,4 +1,4 @@
-"""What `autotune doctor` makes of what its probes found: pure functions of their documents."""
+"""Turns the documents of `autotune doctor`'s probes into findings, with pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One finding about a machine, and how bad it is."""
+"""Defines a finding about a machine, and how severe it is."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass
 
 
 class Status(enum.StrEnum):
-    """How bad a finding is, best first."""
+    """Severity of a finding, best first."""
 
     ok = "ok"
-    skipped = "skipped"  # there is no such thing here
+    skipped = "skipped"  # not present on this machine, or unknown
     warning = "warning"
     error = "error"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         group: "GPU", "connections", "host", "program" or "data".
-        name: what was looked at, in a word or two.
-        status: how bad it is.
+        name: what was checked, in a word or two.
+        status: how severe it is.
         found: what was found, with numbers.
-        cost: what it costs, in words; "" where it costs nothing. No figure that was not measured here.
-        command: what mends it: recommended, never run; "" where no command does.
+        cost: what it costs, in words; "" if nothing. Contains no numbers that were not measured here.
+        command: command that fixes it, recommended but never run; "" if there is none.
     """
 
     group: str
@@ -38,12 +38,12 @@ class Finding:
 
 
 def gpus_text(indices: Sequence[int], everybody: Collection[object] = ()) -> str:
-    """Returns which GPUs: "GPU 3", "GPUs 0, 3", "all 8 GPUs"."""
+    """Returns a name for some GPUs: "GPU 3", "GPUs 0, 3", "all 8 GPUs"."""
     if len(indices) == len(everybody) > 1:
         return f"all {len(indices)} GPUs"
     return f"GPU{'' if len(indices) == 1 else 's'} {', '.join(map(str, indices))}"
 
 
 def gpus_option(indices: Sequence[int], everybody: Collection[object]) -> str:
-    """Returns nvidia-smi's option for some GPUs: " -i 0,3", nothing for all of them."""
+    """Returns nvidia-smi's option that selects some GPUs: " -i 0,3", or "" for all of them."""
     return "" if len(indices) == len(everybody) else f" -i {','.join(map(str, indices))}"

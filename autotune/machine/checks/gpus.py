@@ -1,4 +1,4 @@
-"""Findings about driver and GPUs."""
+"""Makes the findings about driver and GPUs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from autotune.machine.checks.finding import Finding, Status, gpus_option, gpus_t
 from autotune.quantities import bytes_text, number_text
 
 GROUP = "GPU"
-# Below the default by more than NVML's own rounding.
+# Lower means below the default by more than NVML's rounding.
 CAPPED_FRAC = 0.99
-# NVML's errors (nvml.h, nvmlReturn_t) that have a remedy of their own: number -> (what it means, what mends it).
+# NVML's errors (nvml.h, nvmlReturn_t) with a specific remedy: number -> (meaning, command that fixes it).
 REMEDIES = {
     4: ("this user may not use the devices", "ls -l /dev/nvidia*"),
     9: ("the driver is not loaded", "sudo modprobe nvidia"),
@@ -26,7 +26,7 @@ def check_gpus(found: dict[str, Any], problem: str = "") -> list[Finding]:
     """Returns the findings about driver and GPUs.
 
     Args:
-        found: the document of the probe; {} when there is none.
+        found: the probe's document; {} if there is none.
         problem: why there is none.
     """
     if problem:
@@ -135,7 +135,7 @@ def _process_text(process: dict[str, Any]) -> str:
 
 
 def _slowdowns(gpu: dict[str, Any]) -> list[str]:
-    """Returns what holds a GPU's clock down, in words; a power cap is not among it, which lowers clocks as it should."""
+    """Returns what holds a GPU's clock down, in words, without a power cap, which is meant to lower clocks."""
     return [SLOWED[name] for name in gpu.get("slowdowns") or [] if name in SLOWED]
 
 

@@ -1,4 +1,4 @@
-"""Findings about the host: cores, memory, limits, settings of the kernel."""
+"""Makes the findings about the host: cores, memory, limits, kernel settings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from autotune.quantities import bytes_text, number_text
 
 GROUP = "host"
 GIB = 1 << 30
-# Loader workers hand whole batches over through it; containers get 64 MiB unless told otherwise.
+# Loader workers pass whole batches through it; containers have 64 MiB by default.
 SHARED_MEMORY_BYTES = GIB
-# torch's loaders hand tensors over as open files; the usual 1,024 end with a few workers that prefetch many tensors.
+# torch's loaders pass tensors as open files; a few workers that prefetch many tensors exhaust the usual 1,024.
 OPEN_FILES = 4096
-# Swap that is in use while there is memory left was once needed: less than this is the kernel's housekeeping.
+# More swap in use means that memory was short at some time; less is the kernel's housekeeping.
 SWAP_BYTES = 256 << 20
 
 
@@ -21,7 +21,7 @@ def check_host(found: dict[str, Any], problem: str = "") -> list[Finding]:
     """Returns the findings about the host.
 
     Args:
-        found: the document of the probe; {} when there is none.
+        found: the probe's document; {} if there is none.
         problem: why there is none.
     """
     if problem:
@@ -42,7 +42,7 @@ def _cores(found: dict[str, Any]) -> Finding:
     text = f"{cores} effective"
     if quota is not None and quota < affine:
         text += f": the cgroup's quota is {number_text(quota)} of {affine} CPUs"
-        if "OMP_NUM_THREADS" in found["variables"]:  # it is known, then
+        if "OMP_NUM_THREADS" in found["variables"]:  # the user knows about it, then
             return _finding("cores", text)
         cost = "torch makes as many threads as there are CPUs, and the quota stops them all in turn"
         return _finding("cores", text, Status.warning, cost, f"export OMP_NUM_THREADS={cores}   # or tune threads.intra")

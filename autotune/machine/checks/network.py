@@ -1,4 +1,4 @@
-"""Findings about the connections: between GPUs, to other machines, between processors and GPUs."""
+"""Makes the findings about connections: between GPUs, to other machines, between CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def check_connections(gpus: dict[str, Any], host: dict[str, Any]) -> list[Findin
     """Returns the findings about connections.
 
     Args:
-        gpus: the document of the GPUs' probe, {} without one.
-        host: the document of the host's probe, {} without one.
+        gpus: the GPU probe's document; {} if there is none.
+        host: the host probe's document; {} if there is none.
     """
     topology = gpus.get("topology") or {}
     devices = topology.get("gpus") or []
@@ -28,13 +28,13 @@ def check_connections(gpus: dict[str, Any], host: dict[str, Any]) -> list[Findin
 
 
 def matrix(links: list[list[str]]) -> list[list[str]]:
-    """Returns the table of `nvidia-smi topo -m`, its head included."""
+    """Returns the table of `nvidia-smi topo -m`, with its header."""
     names = [f"GPU{index}" for index in range(len(links))]
     return [["", *names], *([name, *row] for name, row in zip(names, links, strict=True))]
 
 
 def legend(links: list[list[str]]) -> str:
-    """Returns what the paths in a table mean: "NV4: so many NVLinks, SYS: the link between NUMA nodes"."""
+    """Returns what the paths in a table mean: "NV#: so many NVLinks, SYS: the link between NUMA nodes"."""
     there = dict.fromkeys(path for row in links for path in row if path != SELF)
     kinds = dict.fromkeys(NVLINK if path.startswith(NVLINK) else path for path in there)
     return ", ".join(f"{kind if kind != NVLINK else 'NV#'}: {LEGEND[kind]}" for kind in kinds)
@@ -95,7 +95,7 @@ def _numa(host: dict[str, Any], devices: list[dict[str, Any]]) -> Finding:
 
 
 def cpus_of(text: str) -> set[int]:
-    """Returns the CPUs of a list as the kernel writes it, "0-3,8"."""
+    """Returns the CPUs in a list in the kernel's format, "0-3,8"."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""Findings about what a program runs with: torch beside the driver, compilers, variables of the shell."""
+"""Makes the findings about a program's environment: torch and the driver, compilers, environment variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autotune.machine.checks.finding import Finding, Status, gpus_text
 
 GROUP = "program"
 COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# Variables for finding faults, which a shell keeps longer than the fault: name -> (values that slow down, what they cost).
+# Debugging variables, easily left set in a shell: name -> (value that slows programs down, what it costs).
 DEBUGGING = {
     "CUDA_LAUNCH_BLOCKING": ("1", "the host waits for every kernel: nothing overlaps"),
     "TORCH_NCCL_BLOCKING_WAIT": ("1", "the host waits for every collective: nothing overlaps"),
@@ -24,14 +24,14 @@ DEBUGGING = {
 def check_program(
     found: dict[str, Any], problem: str, *, gpus: dict[str, Any], host: dict[str, Any], named: str = ""
 ) -> list[Finding]:
-    """Returns the findings about an interpreter and the variables that its programs are started with.
+    """Returns the findings about an interpreter and the environment variables of its programs.
 
     Args:
-        found: the document of the interpreter's probe; {} when there is none.
+        found: the interpreter probe's document; {} if there is none.
         problem: why there is none.
-        gpus: the document of the GPUs' probe, {} without one.
-        host: the document of the host's probe, {} without one.
-        named: the interpreter, where the user has named it; "" for autotune's own.
+        gpus: the GPU probe's document; {} if there is none.
+        host: the host probe's document; {} if there is none.
+        named: the interpreter that the user has named; "" for autotune's own.
     """
     torch = _torch(found, problem, gpus, named)
     findings = [torch]
@@ -88,7 +88,7 @@ def _unavailable(found: dict[str, Any], built: str, gpus: dict[str, Any]) -> Fin
 
 
 def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Finding:
-    """Looks for kernels that each GPU can run: of its own architecture, of an older one of its family, or to be compiled."""
+    """Checks that torch has kernels for each GPU: for its architecture, an older minor version of it, or as PTX to compile."""
     built = [str(name) for name in found.get("arch_list") or []]
     late: list[int] = []
     missing: list[int] = []
@@ -114,7 +114,7 @@ def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Fi
 
 
 def _pip(found: dict[str, Any]) -> str:
-    """Returns the pip of the interpreter that was looked at: a bare one may be another's."""
+    """Returns the pip command of the checked interpreter; plain `pip` may belong to another one."""
     return f"{shlex.quote(str(found.get('executable') or 'python'))} -m pip"
 
 
@@ -161,7 +161,7 @@ def _threads(host: dict[str, Any]) -> Finding:
 
 
 def _is_count(text: str) -> bool:
-    """Returns whether a variable is a number of threads; OpenMP takes one for each level of nesting, too: "4,2"."""
+    """Returns whether a value is a number of threads; OpenMP also accepts one per nesting level: "4,2"."""
     return all(part.strip().isdigit() and int(part) > 0 for part in text.split(","))
 
 
@@ -174,7 +174,7 @@ def _debugging(variables: dict[str, str]) -> list[Finding]:
 
 
 def _architecture(name: str) -> tuple[int, int]:
-    """Returns (9, 0) of "sm_90", "sm_90a" and "compute_90", (12, 0) of "sm_120"."""
+    """Returns (9, 0) for "sm_90", "sm_90a" and "compute_90", (12, 0) for "sm_120"."""
     digits = re.sub(r"\D", "", name.partition("_")[2])
     return (int(digits[:-1] or 0), int(digits[-1])) if digits else (0, 0)
 

@@ -1,11 +1,11 @@
-"""What `autotune doctor` looks at, each in a process of its own: a driver or a file system that hangs takes only that along.
+"""Runs the probes of `autotune doctor`, each in its own process, so that a driver or file system that hangs stops only one.
 
     python -m autotune.machine.probes gpus           the GPUs through NVML, and how they are connected
     python -m autotune.machine.probes host           cores, memory, limits, settings of the kernel, variables
     python -m autotune.machine.probes data FOLDER    how fast a folder's files are read
     PYTHON interpreter.py [--import]                 torch and what it needs, in the program's own interpreter
 
-Each prints one JSON document. They look and change nothing.
+Each prints one JSON document. Probes only read, except that `data` may write a temporary file.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from typing import IO, Any
 from autotune.plain_text import plain
 
 INTERPRETER = Path(__file__).with_name("interpreter.py")
-KILLED_S = 1.0  # waited for a process after SIGKILL; one that the kernel holds does not go, and is left behind
+KILLED_S = 1.0  # wait after SIGKILL; a process in an uninterruptible system call does not exit, and is left behind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a probe said.
+    """The answer of a probe.
 
     Attributes:
-        facts: its document; {} without one.
-        problem: why there is none, in a few words; "" where there is.
-        seconds: how long it took, its interpreter's start included.
+        facts: its document; {} if there is none.
+        problem: why there is none, in a few words; "" if there is one.
+        seconds: how long it took, including the interpreter's start.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -45,18 +45,18 @@ class Answer:
 
 
 class Probe:
-    """A probe that runs; ended with the context.
+    """A running probe; leaving the context ends it.
 
     Args:
         argv: its command.
-        limit_s: from now on; then it is killed.
+        limit_s: time limit from now on, after which it is killed.
         env: its environment.
     """
 
     def __init__(self, argv: Sequence[str], *, limit_s: float, env: Mapping[str, str]) -> None:
         self._limit_s, self._began_s = limit_s, time.monotonic()
         self._files = contextlib.ExitStack()
-        # Files, since a pipe would have to be read while the probe runs.
+        # Files, because a pipe would have to be read while the probe runs.
         self._stdout, self._stderr = (self._files.enter_context(_file()) for _ in range(2))
         self._failed = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,7 +75,7 @@ class Probe:
         self._files.close()
 
     def answer(self) -> Answer:
-        """Waits for the answer, no longer than the limit, and returns it."""
+        """Waits for the answer within the time limit, and returns it."""
         if self._process is None:
             return Answer(problem=self._failed)
         try:
@@ -106,12 +106,12 @@ class Probe:
 
 
 def ours(name: str, *arguments: str) -> list[str]:
-    """Returns the command of a probe of autotune's own."""
+    """Returns the command of a probe that runs in autotune's own interpreter."""
     return [sys.executable, "-m", "autotune.machine.probes", name, *arguments]
 
 
 def interpreters(python: str, *, with_import: bool) -> list[str]:
-    """Returns the command of the probe of an interpreter; importing torch takes seconds, and is left out unless asked for."""
+    """Returns the command of an interpreter's probe; it imports torch, which takes seconds, only on request."""
     return [python, str(INTERPRETER), *(["--import"] if with_import else [])]
 
 

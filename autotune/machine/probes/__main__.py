@@ -1,4 +1,4 @@
-"""Runs one probe: see the package."""
+"""Runs one probe; see the package docstring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probe of a data folder: how fast its files are read from where they lie, not from the memory they may be cached in."""
+"""Probes a data folder: how fast its files are read from their disk, rather than from the page cache."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 MIB = 1 << 20
 MAX_BYTES = 256 * MIB  # read at most
-MAX_FILE_BYTES = 16 * MIB  # of one file: many files say more than one
+MAX_FILE_BYTES = 16 * MIB  # per file: many files are more representative than one
 MAX_READ_S = 3.0
 MAX_WALK_S = 2.0
-MAX_FILES = 100_000  # looked at: reading does not take more than a few thousand of them
-OWN_BYTES = 64 * MIB  # of the file that is written where the others cannot be read past the cache
-SPARE_BYTES = 1 << 30  # left free on the disk when that is written
+MAX_FILES = 100_000  # listed at most: no more than a few thousand of them are read
+OWN_BYTES = 64 * MIB  # size of the file that is written if existing ones cannot be read past the cache
+SPARE_BYTES = 1 << 30  # left free on the disk when that file is written
 
 DIRECT = "existing files, past the page cache (O_DIRECT), one reader"
 OWN_FILE = "a file of 64 MiB written for it, dropped from the page cache before it was read (POSIX_FADV_DONTNEED), one reader"
@@ -26,27 +26,27 @@ CACHED = "existing files through the page cache: what was read before may have c
 
 
 class _NotDirect(Exception):
-    """This file system does not read past the page cache."""
+    """This file system does not allow reading past the page cache."""
 
 
 def look(folder: str) -> dict[str, Any]:
-    """Returns what was measured of a folder.
+    """Returns what was measured in a folder.
 
     Returns:
-        "problem": why nothing could be; else "path", "file_system", "num_files", "bytes" (of the regular files found),
-        "is_all" (whether all were looked at in the time), "num_read", "read_bytes", "seconds", "method".
+        "problem": why nothing could be measured, or ""; "path"; without a problem also "file_system", "num_files", "bytes" (of
+        the files found), "is_all" (whether all were listed in time), "num_read", "read_bytes", "seconds", "method".
     """
     path = os.path.abspath(os.path.expanduser(folder))
     if reason := problem(path):
         return {"path": path, "problem": reason}
     files, num_bytes, is_all = _files(path)
     found = {"path": path, "problem": "", "file_system": file_system(path), "num_files": len(files), "bytes": num_bytes}
-    random.Random(0).shuffle(files)  # not in the order they were written in
+    random.Random(0).shuffle(files)  # not in the order in which they were written
     return {**found, "is_all": is_all, **_measure(path, files)}
 
 
 def problem(folder: str) -> str:
-    """Returns why a folder cannot be read, in a few words; "" when it can. On a file system that hangs, so does this."""
+    """Returns why a folder cannot be read, in a few words; "" if it can. Hangs if the file system hangs."""
     path = os.path.expanduser(folder)
     if not os.path.isdir(path):
         return "a file, not a folder" if os.path.exists(path) else "no such folder"
@@ -54,7 +54,7 @@ def problem(folder: str) -> str:
 
 
 def file_system(path: str, mounts: str = "/proc/self/mounts") -> str:
-    """Returns the type of the file system that holds a path, "ext4"; "" unknown."""
+    """Returns the type of the file system that holds a path, "ext4"; "" if unknown."""
     best, kind = "", ""
     try:
         with open(mounts, encoding="utf-8", errors="replace") as file:
@@ -69,7 +69,7 @@ def file_system(path: str, mounts: str = "/proc/self/mounts") -> str:
 
 
 def _files(path: str) -> tuple[list[str], int, bool]:
-    """Returns regular files below a folder with anything in them, their bytes, and whether these are all."""
+    """Returns the non-empty regular files below a folder, their total bytes, and whether these are all."""
     give_up_s = time.monotonic() + MAX_WALK_S
     files: list[str] = []
     num_bytes = 0
@@ -87,7 +87,7 @@ def _files(path: str) -> tuple[list[str], int, bool]:
 
 
 def _walk(path: str) -> Iterator[os.DirEntry[str]]:
-    """Yields the files below a folder, behind links too; each folder once, since links may lead back."""
+    """Yields the files below a folder, following links; visits each folder once, since links may lead back."""
     folders = [path]
     seen: set[tuple[int, int]] = set()
     while folders:
@@ -121,10 +121,10 @@ def _measure(path: str, files: list[str]) -> dict[str, Any]:
 
 
 def _read(files: list[str], flag: int) -> dict[str, Any]:
-    """Reads files until there is enough; returns {"num_read", "read_bytes", "seconds"}."""
+    """Reads files up to MAX_BYTES or MAX_READ_S; returns {"num_read", "read_bytes", "seconds"}."""
     read_bytes = num_read = 0
     begun_s = time.monotonic()
-    with mmap.mmap(-1, MIB) as buffer:  # memory of its own pages, as O_DIRECT wants it
+    with mmap.mmap(-1, MIB) as buffer:  # page-aligned memory, as O_DIRECT requires
         for file in files:
             if read_bytes >= MAX_BYTES or time.monotonic() - begun_s >= MAX_READ_S:
                 break
@@ -144,7 +144,7 @@ def _read_file(file: str, flag: int, buffer: mmap.mmap) -> int:
         while total < MAX_FILE_BYTES:
             got = os.readv(descriptor, [buffer])
             total += got
-            if got < len(buffer):  # the end, behind which nothing is aligned any more
+            if got < len(buffer):  # end of file, past which offsets are no longer aligned
                 break
         return total
     finally:

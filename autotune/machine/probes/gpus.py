@@ -1,4 +1,4 @@
-"""The probe of the GPUs: what NVML says of driver, clocks, power and processes of each, and how they are connected."""
+"""Probes the GPUs through NVML: driver, clocks, power and processes of each, and how they are connected."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SM_CLOCK = 1  # NVML_CLOCK_SM
 
 
 def look(devices: Path = DEVICES) -> dict[str, Any]:
-    """Returns what is known of driver and GPUs; what a device does not tell is None.
+    """Returns what is known about driver and GPUs; values that a device does not report are None.
 
     Returns:
-        "problem" and "code": why NVML does not answer, "" and None where it does; "has_nvidia_files", "has_amd_files": whether
-        the system has such a driver's devices; "driver"; "cuda": newest CUDA it serves, [13, 0]; "gpus": see `_gpu`;
-        "num_lost": how many more the driver counts, which do not answer; "topology".
+        "problem" and "code": why NVML does not answer, "" and None if it does; "has_nvidia_files", "has_amd_files": whether
+        the system has such a driver's device files; "driver"; "cuda": newest CUDA version it supports, [13, 0]; "gpus": see
+        `_gpu`; "num_lost": how many further GPUs the driver counts that do not answer; "topology".
     """
     with session() as nvml:
         version = nvml.ask("nvmlSystemGetCudaDriverVersion_v2") or nvml.ask("nvmlSystemGetCudaDriverVersion")
@@ -39,11 +39,11 @@ def look(devices: Path = DEVICES) -> dict[str, Any]:
 
 
 def _gpu(nvml: Nvml, place: int, handle: Any) -> dict[str, Any]:
-    """Returns what one GPU tells.
+    """Returns what one GPU reports.
 
     Returns:
         "index", "name", "capability" ([9, 0]), "is_persistent", "clock_mhz", "max_clock_mhz", "application_clock_mhz",
-        "default_application_clock_mhz" (all of the multiprocessors), "slowdowns" (names out of SLOWDOWNS), "temperature_c",
+        "default_application_clock_mhz" (all of the multiprocessors), "slowdowns" (names from SLOWDOWNS), "temperature_c",
         "power_cap_w", "default_power_cap_w", "processes" (see `_process`).
     """
     reasons = next((bits for name in SLOWDOWN_QUESTIONS if (bits := nvml.ask(name, handle)) is not None), None)
@@ -71,7 +71,7 @@ def _watts(milliwatts: int | None) -> float | None:
 
 
 def _process(process: Any) -> dict[str, Any]:
-    """Returns {"pid", "name", "memory_bytes"}; the name is None for one of another container, whose pid means nothing here."""
+    """Returns {"pid", "name", "memory_bytes"}; "name" is None for a process of another container, whose pid is unknown here."""
     try:
         name: str | None = psutil.Process(process.pid).name()
     except psutil.Error:

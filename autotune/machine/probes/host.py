@@ -1,4 +1,4 @@
-"""The probe of the host: cores, memory, limits, what the kernel is set to, and variables that change how fast a program is."""
+"""Probes the host: cores, memory, limits, kernel settings, and environment variables that may change a program's speed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CXX, CC = ("g++", "clang++", "c++"), ("gcc", "clang", "cc")
 
 
 def look() -> dict[str, Any]:
-    """Returns what is known of this host, as this process sees it: its affinity, cgroup and limits are a program's, too.
+    """Returns what is known about this host. Affinity, cgroup and limits are this process's, which a program would share.
 
     Returns:
         "num_cpus", "num_affine" (CPUs it may run on), "cpus" (their numbers), "quota_cores" (None without one), "num_cores";
-        "memory_bytes" (cgroup's limit included), "available_bytes", "swap_bytes", "swap_used_bytes"; "shared_memory":
+        "memory_bytes" (cgroup limit included), "available_bytes", "swap_bytes", "swap_used_bytes"; "shared_memory":
         {"bytes", "free_bytes", "is_writable"} or None; "memlock_bytes", "open_files", "max_open_files" (None: unlimited);
-        "huge_pages": "always", "madvise", "never" or "" unknown; "cxx", "cc": path of a compiler or None; "variables";
+        "huge_pages": "always", "madvise", "never", or "" if unknown; "cxx", "cc": path of a compiler or None; "variables";
         "adapters", "numa_nodes": as in `topology()`.
     """
     memory, swap, limit = psutil.virtual_memory(), psutil.swap_memory(), memory_limit_bytes()
@@ -57,7 +57,7 @@ def look() -> dict[str, Any]:
 
 
 def shared_memory(folder: Path) -> dict[str, Any] | None:
-    """Returns size and free bytes of the shared memory, and whether it can be written; None where there is none."""
+    """Returns size, free bytes and writability of the shared memory; None if there is none."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -66,7 +66,7 @@ def shared_memory(folder: Path) -> dict[str, Any] | None:
 
 
 def chosen(file: Path) -> str:
-    """Returns the word in brackets of a kernel setting such as "always [madvise] never"; "" unknown."""
+    """Returns the word in brackets in a kernel setting such as "always [madvise] never"; "" if unknown."""
     try:
         found = re.search(r"\[(\w+)\]", file.read_text(encoding="utf-8"))
     except OSError:

@@ -1,7 +1,7 @@
-"""The probe of an interpreter: its torch, and what torch.compile needs beside it. Run by path, in the program's interpreter.
+"""Probes an interpreter for torch and what torch.compile needs. Run by path, in the program's interpreter.
 
-Standard library and Python 3.9 only: autotune is not installed there. Without `--import` torch is not imported, which would
-take seconds: its version stands in a small file of its own.
+Standard library and Python 3.9 only, because autotune is not installed there. Without `--import` it does not import torch,
+which would take seconds, but reads its version from torch's version.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def look(with_import: bool) -> dict[str, Any]:
     """Returns what this interpreter has.
 
     Returns:
-        "python", "executable", "torch" (version, None without one), "cuda" (that it was built for), "has_header" (Python.h),
+        "python", "executable", "torch" (version, None if missing), "cuda" (version it was built for), "has_header" (Python.h),
         "has_triton", "problem"; after an import of torch also "arch_list", "is_available", "why_not_available", "import_s" and
         "nccl" (version, [2, 27, 3]).
     """
@@ -56,7 +56,7 @@ def _imported() -> dict[str, Any]:
     import torch
 
     found: dict[str, Any] = {"import_s": time.monotonic() - begun_s, "nccl": None}
-    with warnings.catch_warnings(record=True) as caught:  # is_available() says in a warning why not
+    with warnings.catch_warnings(record=True) as caught:  # is_available() gives the reason in a warning
         warnings.simplefilter("always")
         found["is_available"] = bool(torch.cuda.is_available())
     reasons = [str(warning.message).strip().splitlines()[0] for warning in caught]
