@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli import ranks, trials, verdict
-from autotune.cli.terminal import MAX_WIDTH, PIPE_WIDTH, console, print_json, table_width
+from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput
 from autotune.records import StudyRecord, Summary
 from autotune.run_dir import CUT_OFF, StudyFolder, call, find, studies
@@ -46,9 +46,14 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
         out.print(f"No study in {runs}. Make one: [command]autotune run model=resnet18[/]")
         return 0
     table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
+    widths: dict[str, int | None] = {}
+    if table_width(out):
+        most = {"study": 24, "started": 16, "trials": 6, "verdict": 40}
+        widths = {name: min(most[name], max(len(name), *(len(str(row.get(name, ""))) for row in there))) for name in most}
+        widths |= {"started": 16}
+        widths["program"] = max(10, out.width - sum(filter(None, widths.values())) - 2 * len(widths) - 2)
     for name in ("study", "started", "program", "trials", "verdict"):
-        is_fixed = name in ("started", "trials") or out.width >= PIPE_WIDTH
-        table.add_column(name, no_wrap=is_fixed, overflow="fold", min_width=10 if name == "program" else None)
+        table.add_column(name, width=widths.get(name), no_wrap=not widths, overflow="fold")
     for row in there:
         table.add_row(
             Text(row["study"], style="name"), _when(row), Text(row["program"]), str(row["trials"]), Text(row["verdict"])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.run import carry_out, inputs_of
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
-from autotune.run_dir import StudyFolder, create, find
+from autotune.run_dir import StudyFolder, create, find, studies
 
 if TYPE_CHECKING:
     from autotune.config.claim import Claim, Verify
@@ -102,6 +102,8 @@ def meant(runs: Path, what: str) -> StudyFolder:
         return find(runs, what)
     if (path / "study.json").is_file():
         return StudyFolder(path)
+    if os.sep not in what and any(folder.name == what for folder in studies(runs)):
+        return find(runs, what)
     raise BadInput(f"BEST: a folder that is no study, got {what!r}. Give a best.yaml, or a study's name or folder.")
 
 

@@ -158,7 +158,8 @@ def parse(text: str) -> Override:
             raise BadInput(f"{key}: an empty domain, got {shown(text)}. Give at least one value: {key}=choice(...).") from error
         if missing := value.count("(") - value.count(")"):
             end = "its closing bracket is missing" if missing > 0 else "there is no opening bracket for its last one"
-            meant = f" Did you mean '{key}={value}{')' * missing}'?" if missing > 0 else ""
+            whole = f"{value.rstrip(', ')}{')' * missing}"
+            meant = f" Did you mean '{key}={whole}'?" if missing > 0 and "()" not in whole else ""
             raise BadInput(f"{key}: {end}, got {shown(value)}.{meant} Quote it for the shell: '{key}=choice(...)'.") from error
         is_plain = value.isprintable() and len(value) <= 60 and not set(value) & set("'\"$`\\!")
         quoted = f"Text with special letters is quoted twice: \"{key}='{value if is_plain else '...'}'\"."

@@ -142,7 +142,8 @@ def test_plan_and_time_left_stand_in_the_log(folder, capsys):
     lines.time_left(Outlook(num_trials=12, trial_s=8.0))
     lines.trial_started(3, Kind.search, {}, "")
     assert capsys.readouterr().out.splitlines() == [
-        "plan  about 24 trials in 3 min 12 s, some 8.0 s each; at most 2 min 48 s for the finals",
+        "plan  room for 24 trials in 3 min 12 s, some 8.0 s each, fewer if little more is expected; "
+        "then at most 2 min 48 s for the finals",
         "0001  search starts  bf16 (expert's choice)  6:40 left, 3:52 to search",
         "0002  final starts  as it is (finals, round 1)  1:30 left",
         "plan  12 trials at most in about 1 min 36 s, some 8.0 s each, then the finals",
@@ -152,7 +153,7 @@ def test_plan_and_time_left_stand_in_the_log(folder, capsys):
 
 def test_terminal_shows_the_plan_and_how_long_the_search_goes_on(screen):
     screen.view.planned(PLANNED)
-    assert "plan: about 24 trials" in screen.text.getvalue()
+    assert "plan: room for 24 trials" in screen.text.getvalue()
     screen.now_s += 32
     assert "3:20 to search" in "\n".join(screen.footer())
     assert max(map(len, screen.footer())) <= screen.console.width

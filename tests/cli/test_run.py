@@ -93,7 +93,10 @@ def test_dry_run_says_what_the_budget_holds_and_leaves_nothing(tmp_path, monkeyp
     assert "pinned  workers 2" in said
     assert "loader.batch_size" in said
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
-    assert main(["run", "--dry-run", "--json", "--", sys.executable, "train.py"]) == 2
+    assert main(["run", "--dry-run", "--json", "--", sys.executable, "train.py"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["baseline"] == [sys.executable, "train.py"]
+    assert "precision.amp" in document["searching"]
     assert main(["run", "--dry-run", "search.warm_start=nosuch", "--", sys.executable, "train.py"]) == 2
 
 

@@ -142,7 +142,7 @@ SPACES: list[tuple[str, list[str]]] = [
     ("loader.num_workers: 4\n", ["not a domain, got 4"]),
     ("loader.num_workers: true\n", ["not a domain, got True"]),
     ("loader.num_workers: all\n", ["not a domain, got 'all'"]),
-    ("loader.num_workers: 'choice('\n", ["not a value in Hydra's grammar"]),
+    ("loader.num_workers: 'choice('\n", ["its closing bracket is missing"]),
     ("loader.num_workers: 'interval(4,1)'\n", ["an empty domain"]),
     ("loader.num_workers: 'range(0,1000000000)'\n", ["more than 256 values"]),
     ("loader.num_workers: '${oc.env:HOME}'\n", ["not a domain, got '${oc.env:HOME}'"]),

@@ -143,7 +143,10 @@ OVERRIDES: list[tuple[str, str]] = [
     ("loader.num_workers=glob(*)", "not a domain, got 'glob(*)'"),
     ("loader.num_workers=choice(choice(1,2),3)", "not a whole number"),
     ("loader.num_workers=choice(1,x)", "not a whole number, got 'x'"),
-    ("loader.num_workers=choice(1,", "not a value in Hydra's grammar, got 'choice(1,'"),
+    (
+        "loader.num_workers=choice(1,",
+        "its closing bracket is missing, got 'choice(1,'. Did you mean 'loader.num_workers=choice(1)'",
+    ),
     ("loader.num_workers=choice(1,nan)", "not a whole number, got nan"),
     ("loader.num_workers=extend_list(3)", "not a value in Hydra's grammar, got 'extend_list(3)' (Unknown function"),
     ("loader.num_workers=eval(3)", "not a value in Hydra's grammar, got 'eval(3)'"),
