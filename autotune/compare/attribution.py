@@ -88,6 +88,7 @@ class Attributor:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._estimates: dict[tuple[int, int, int], dict[str, stats.Ratio]] = {}
         self.found: Attribution | None = None
 
     def run(self, winner: TrialRecord, kept_s: float) -> TrialRecord:
@@ -155,12 +156,13 @@ class Attributor:
     def _evidence(self, winner: TrialRecord) -> AblationResults:
         session, trials = self._session, self._trials(winner)
         # What is reported later takes no part: a study that is resumed then decides as it did.
-        others = [one for one in session.records if one in session.searched or one.why == CHOOSING]
+        others = [one for one in session.records if one.kind in (Kind.baseline, Kind.search) or one.why == CHOOSING]
         noise = stats.pooled([noise_of(rounds_of(others)), session.earlier_noise])
         lost = {knob: part_of(session.resolved, winner, [knob]).also for knob in winner.changed}
-        return AblationResults(
-            session.resolved, winner, trials, estimated(winner.changed, lost, [*others, *trials], noise), noise
-        )
+        key = (winner.number, len(others), len(trials))
+        if key not in self._estimates:
+            self._estimates[key] = estimated(winner.changed, lost, [*others, *trials], noise)
+        return AblationResults(session.resolved, winner, trials, self._estimates[key], noise)
 
     def _trials(self, winner: TrialRecord) -> list[TrialRecord]:
         """Returns the trials that took this winner apart."""

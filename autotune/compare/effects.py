@@ -20,6 +20,7 @@ from scipy.linalg import cho_factor, cho_solve
 from autotune import stats
 from autotune.records import Kind, Knobs, TrialRecord
 from autotune.stats import Noise
+from autotune.trials.session import ConfigurationKey, configuration_key
 
 EFFECT_SCALES = (0.03, 0.1, 0.3)  # standard deviation of the effect of one knob, on the log scale
 INTERACTION_SCALES = (0.01, 0.03, 0.1)  # of the interaction of two knobs
@@ -27,7 +28,7 @@ NOISE_SCALES = (0.01, 0.025, 0.06, 0.15)  # of one measurement; its prior comes 
 LEVEL_SCALE = 3.0  # of the rate itself: as good as unknown
 TOLD_FRAC = 0.5  # of an effect's prior variance: what the trials leave more of is not estimated
 QUANTILE = 2.3  # of a 95 % interval: a normal distribution's 1.96, and something for having picked the best of them
-MAX_TRIALS = 120  # the nearest ones; others tell next to nothing of this configuration
+MAX_CONFIGURATIONS = 60  # the nearest ones; others tell next to nothing of this one
 
 Feature = tuple[str, Any]
 
@@ -44,8 +45,11 @@ def estimated(
         noise: spread of one measurement, as rounds side by side show it.
     """
     able = [one for one in records if one.score and one.outcome.may_win and one.kind is not Kind.parity]
-    rows = sorted(((_features(one.changed, changed), math.log(one.score or 1.0)) for one in able), key=lambda row: len(row[0]))
-    rows = rows[:MAX_TRIALS]
+    logs: dict[ConfigurationKey, list[float]] = {}
+    for one in able:
+        logs.setdefault(configuration_key(one.changed), []).append(math.log(one.score or 1.0))
+    rows = [(_features(dict(key), changed), found) for key, found in logs.items()]
+    rows = sorted(rows, key=lambda row: len(row[0]))[:MAX_CONFIGURATIONS]
     names = list(dict.fromkeys(feature for features, _ in rows for feature in features))
     wanted = {knob: [(key, None) for key in (knob, *lost.get(knob, ()))] for knob in changed}
     known = {knob: features for knob, features in wanted.items() if all(feature in names for feature in features)}
@@ -53,7 +57,8 @@ def estimated(
         return {}
     design = np.array([[float(name in features) for name in names] for features, _ in rows])
     contrasts = np.array([[-float(name in features) for name in names] for features in known.values()])
-    means, variances, priors = _averaged(design, np.array([log for _, log in rows]), contrasts, noise)
+    counts, centres = (np.array([of(logs) for _, logs in rows]) for of in (len, np.mean))
+    means, variances, priors = _averaged(design, centres, counts, contrasts, noise)
     found = {}
     for knob, mean, variance, prior in zip(known, means, variances, priors, strict=True):
         if variance <= TOLD_FRAC * prior:
@@ -68,7 +73,11 @@ def _features(other: Knobs, origin: Knobs) -> list[Feature]:
 
 
 def _averaged(
-    design: np.ndarray[Any, Any], logs: np.ndarray[Any, Any], contrasts: np.ndarray[Any, Any], noise: Noise | None
+    design: np.ndarray[Any, Any],
+    logs: np.ndarray[Any, Any],
+    counts: np.ndarray[Any, Any],
+    contrasts: np.ndarray[Any, Any],
+    noise: Noise | None,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Returns mean, variance and prior variance of some contrasts of the coefficients, over the grid of scales."""
     shared_changes = design @ design.T  # of two trials; each pair of them is an interaction that both hold
@@ -77,7 +86,7 @@ def _averaged(
     centred = logs - logs.mean()
     for effect, interaction, spread in itertools.product(EFFECT_SCALES, INTERACTION_SCALES, NOISE_SCALES):
         covariance = effect**2 * shared_changes + interaction**2 * shared_pairs + LEVEL_SCALE**2
-        covariance += spread**2 * np.eye(len(logs))
+        covariance += np.diag(spread**2 / counts)
         factor = cho_factor(covariance, lower=True)
         weights.append(_log_likelihood(factor, centred) + _log_prior(spread, noise))
         shared = effect**2 * contrasts @ design.T

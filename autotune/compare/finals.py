@@ -186,7 +186,8 @@ class Finals:
                 self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
             if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
                 return False
-        return bool(pairs) or not self._lost.get(chosen.number)
+        # Without time for another pair there is nothing to choose anew.
+        return bool(pairs) or not self._lost.get(chosen.number) or not self._has_time_for_pair(chosen)
 
     def _looks(self, chosen: TrialRecord, num_pairs: int) -> int:
         """Returns how often the verdict will be looked at, by the time there is: settled before the rounds are seen."""
