@@ -61,7 +61,7 @@ class Cycles:
         return not self._gaps and not self._told_s
 
     def begin_after(self, steps: int, end_s: float) -> None:
-        """Starts the mean anew after a step that says nothing, since something was compiled in it, say."""
+        """Starts the mean anew after a step that must not count: something was compiled in it, say."""
         self._from_steps, self._from_s = steps, end_s
 
     def note(self, step_s: float, *, steps: int, end_s: float, samples: float, is_evaluation: bool = False) -> bool:

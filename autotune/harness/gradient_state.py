@@ -1,4 +1,4 @@
-"""Inspects gradients: their norms, whether they changed, whose parameters they belong to."""
+"""Inspects gradients: their norms, whether they changed, which parameters have them."""
 
 from __future__ import annotations
 
