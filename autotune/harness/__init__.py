@@ -1,31 +1,30 @@
 """The harness: the part of autotune that runs inside the training process, applies knobs and measures.
 
-It rides along in every Python process of a trial. `inject/sitecustomize.py`, first on PYTHONPATH, loads this package by
-file path under the name `_autotune_harness`, so the program's interpreter needs no autotune: only its own torch >= 2.4 and
-Python >= 3.9. Nothing here imports anything of autotune, and of this package the tuner imports
-`protocol` and `cores` alone.
+It is loaded into every Python process of a trial. `inject/sitecustomize.py`, first on PYTHONPATH, loads this package by
+file path under the name `_autotune_harness`, so the program's interpreter does not need autotune, only its own torch >= 2.4
+and Python >= 3.9. Nothing here imports anything from autotune, and the tuner imports only `protocol` and `cores` from here.
 
-    inject/sitecustomize.py   gets in, and chains to the sitecustomize it shadows
-    boot.py, imports.py       waits for `import torch`
-    state.py                  this process's session, how it came to torch, lines to the user
-    context.py                what all parts know of the trial, and where they find each other
+    inject/sitecustomize.py   loads the harness and chains to the sitecustomize it shadows
+    boot.py, imports.py       wait for `import torch`
+    state.py                  this process's session, how it came to torch, messages to the user
+    context.py                what all parts know of the trial; lets them find each other
     patches.py                the only place that replaces functions; subclassing.py: the class of one module
-    keeping.py                keeps the user's checkpoints from being saved or renamed over, or removed
-    warm_server.py            a program of its own: imports torch once and forks the trials that may start so
-    applied.py, sites.py      a real run with a file's knobs: what took effect, which loader trains; then at rest
-    session.py                one per process: makes the parts, and follows the steps
+    keeping.py                keeps a trial from overwriting, renaming or removing the user's checkpoints
+    warm_server.py            a separate program: imports torch once and forks trials that may start that way
+    applied.py, sites.py      a real run with a file's knobs: what took effect, which loader trains; then inactive
+    session.py                one per process: makes the parts and follows the steps
     phases.py                 what the process is doing, timed; the progress lines
     window.py                 warm-up and the measured window: feeds the meter
-    last_step.py, ending.py   after which step all ranks leave; how a process ends, and its result
-    report.py                 the result, put together from what was seen
+    last_step.py, ending.py   after which step all ranks leave; how a process ends and writes its result
+    report.py                 assembles the result from what was seen
     loaders.py, loader.py     which DataLoader trains; input wait
-    batches.py                how many samples a batch, or a module's input, holds
-    delayed.py                images that are bytes until they are on the device
+    batches.py                counts the samples of a batch or of a module's input
+    delayed.py                keeps images as bytes until they are on the device
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step
     modules.py                which modules train; counts their calls and sets their precision
     optimizers.py             what a step is
     writes.py                 what a step is where no optimizer of torch.optim steps
-    gradients.py              accumulation and loss scaling (gradient_entry.py: where they get in; gradient_state.py: looks)
+    gradients.py              accumulation and loss scaling (gradient_entry.py: hooks; gradient_state.py: inspects gradients)
     losses.py                 the losses of the first steps
     meter.py                  when warm-up ends and measuring stops (pure)
     interval.py               how far the window's rate may lie from the truth (pure)
@@ -33,7 +32,7 @@ Python >= 3.9. Nothing here imports anything of autotune, and of this package th
     process.py                facts and memory of the process
     peers.py                  several processes that train one model in shared memory, each at its own pace
     ranks.py                  what communication costs several ranks
-    adapters.py               what is known of particular libraries: the only module that names one
+    adapters.py               what is known of particular libraries; no other module names one
     knobs/                    how each family of knobs is set, read back and reported: one handler each, all in registry.py
 """
 
@@ -44,7 +43,7 @@ from typing import Optional
 
 
 def wake(spec_path: str) -> None:
-    """Arms this process: once torch is imported, the trial of `spec_path` applies and measures; a real run applies.
+    """Arms this process: once torch is imported, a trial applies its knobs and measures; a real run only applies them.
 
     Args:
         spec_path: what protocol.SPEC_VARIABLE holds.
@@ -61,7 +60,7 @@ def wake(spec_path: str) -> None:
 
 
 def join(spec: str) -> None:
-    """Arms the process of a program that has called `autotune.apply`, torch imported or not.
+    """Arms a process that has called `autotune.apply`, whether torch is imported or not.
 
     Args:
         spec: the spec as JSON.
@@ -73,7 +72,7 @@ def join(spec: str) -> None:
 
 
 def step(samples: Optional[float] = None) -> None:
-    """Counts one step of training by the program's own word (`autotune.trial_step`)."""
+    """Counts one step of training that the program reports itself (`autotune.trial_step`)."""
     from . import state
 
     if state.session is not None:

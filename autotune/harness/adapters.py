@@ -1,4 +1,4 @@
-"""What the harness knows of particular libraries, each of which no other module of it names.
+"""Holds all that the harness knows of particular libraries; no other module of the harness names one.
 
 Everything else goes by what programs do with torch, so that unknown libraries are treated like these.
 """
@@ -10,18 +10,18 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 from .patches import patches
 
-# Batch samplers of these modules make their batches as they go, by the `batch_size` they have then. Of any other one it is not
-# known whether setting its `batch_size` changes its batches: they are looked at before the knob counts as applied.
+# Batch samplers of these modules read `batch_size` each time they make a batch. For any other sampler it is unknown whether
+# setting `batch_size` changes its batches, so its batches are inspected before the knob counts as applied.
 READ_BATCH_SIZE_AS_THEY_GO: Tuple[str, ...] = ("torch.", "accelerate.")
 
 
 def reads_batch_size_as_it_goes(batch_sampler: Any) -> bool:
-    """Returns whether setting a batch sampler's `batch_size` is known to change its batches."""
+    """Whether setting a batch sampler's `batch_size` is known to change its batches."""
     return type(batch_sampler).__module__.startswith(READ_BATCH_SIZE_AS_THEY_GO)
 
 
 def _keep_wandb_offline(wandb: Any) -> None:
-    # `mode=` of the call beats WANDB_MODE and the settings' own (wandb 0.31).
+    # `mode=` of the call takes precedence over WANDB_MODE and the settings (wandb 0.31).
     def around(init: Any) -> Any:
         def offline(*arguments: Any, **named: Any) -> Any:
             if os.environ.get("WANDB_MODE") == "offline" and named.get("mode") != "disabled":
@@ -34,35 +34,35 @@ def _keep_wandb_offline(wandb: Any) -> None:
 
 
 def _keep_mlflow_in_scratch(utils: Any) -> None:
-    # Every store's address is resolved by this one function, set by a call, given to a client or neither (MLflow 3.17).
+    # This one function resolves every store's address, however it was set: by a call, by a client or not at all (MLflow 3.17).
     own = os.environ.get("MLFLOW_TRACKING_URI", "")
 
     def scratch(tracking_uri: Any = None) -> Any:
         return own
 
-    if own.startswith("file:"):  # else the user has asked for another in trials too
+    if own.startswith("file:"):  # else the user has asked for another store in trials, too
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 
-# Libraries that record runs in an account or on a server -> what keeps a trial's out of there, called as they are imported.
+# Libraries that record runs in an account or on a server -> what keeps a trial's runs out, called when they are imported.
 KEEP_RECORDS_AWAY: Dict[str, Callable[[Any], None]] = {
     "wandb": _keep_wandb_offline,
     "mlflow.tracking._tracking_service.utils": _keep_mlflow_in_scratch,
 }
 
-# Models of transformers have a switch for activation checkpointing, and its layers a flag that says where it stands.
+# Models of transformers have a switch for activation checkpointing, and their layers a flag that shows its state.
 CHECKPOINTING_SWITCHES: Tuple[Tuple[str, str], ...] = (
     ("activation_checkpointing_enable", "activation_checkpointing_disable"),
-    ("gradient_checkpointing_enable", "gradient_checkpointing_disable"),  # its name until 5
+    ("gradient_checkpointing_enable", "gradient_checkpointing_disable"),  # the name before transformers 5
 )
 
 
 def checkpointing_switches(module: Any) -> "list[tuple[Any, Any]]":
-    """Returns (turn on, turn off) of the outermost modules within one that have a switch for activation checkpointing.
+    """Returns (turn on, turn off) of the outermost submodules that have a switch for activation checkpointing.
 
     Turning it on takes the keyword arguments of `torch.utils.checkpoint`, as a dictionary.
     """
-    from . import members  # not before torch is there
+    from . import members  # only once torch is imported
 
     for on, off in CHECKPOINTING_SWITCHES:
         pair = members.attribute(module, on), members.attribute(module, off)
@@ -72,25 +72,25 @@ def checkpointing_switches(module: Any) -> "list[tuple[Any, Any]]":
 
 
 def is_checkpointing(module: Any) -> bool:
-    """Returns whether the flag of a module's own activation checkpointing is set."""
+    """Whether the flag of a module's own activation checkpointing is set."""
     from . import members
 
     return members.attribute(module, "gradient_checkpointing") is True
 
 
-# Tensors of these classes hold nothing but their values; torchvision's transforms look at the class and give it back by `wrap`.
+# Tensors of these classes hold nothing but values; torchvision's transforms check the class and restore it with `wrap`.
 IMAGE_CLASSES: Tuple[str, ...] = ("torchvision.tv_tensors._image.Image", "torchvision.tv_tensors._video.Video")
 
 
 def stand_in(kind: Any, delayed: Any) -> Optional[Any]:
-    """Returns a class of tensors that stand for others of class `kind` as `delayed` ones do; None where that is not known.
+    """Returns a tensor class that stands for class `kind` as `delayed` does for Tensor; None for an unknown `kind`.
 
     Args:
         kind: a subclass of Tensor.
-        delayed: the class of those that stand for plain tensors.
+        delayed: the class that stands for plain tensors.
     """
     if f"{kind.__module__}.{kind.__qualname__}" not in IMAGE_CLASSES or not hasattr(kind, "wrap"):
-        return None  # one that older versions would make by the class of what stands for it
+        return None  # without `wrap`, older versions would construct the stand-in's class
 
     @classmethod  # type: ignore[misc]
     def wrap(cls: Any, tensor: Any, like: Any, **_: Any) -> Any:
@@ -100,13 +100,13 @@ def stand_in(kind: Any, delayed: Any) -> Optional[Any]:
 
 
 class MetricReader(NamedTuple):
-    """A library's class that trains and reads losses and metrics back from the device while it does.
+    """A library's trainer class that reads losses and metrics back from the device during training.
 
     Attributes:
         kind: name of the class.
         method: its method that begins to train.
-        interval: returns the steps between two readings at least, by an instance's settings; None where it reads none.
-        seldom: sets an instance to read no more often than every so many steps; what is more seldom stays.
+        interval: returns the least steps between two readings by an instance's settings; None where it reads none.
+        seldom: makes an instance read at most once every so many steps; longer intervals stay.
         why_not: returns why an instance cannot be set; "" when it can.
     """
 
@@ -122,7 +122,7 @@ def _interval_of_transformers(trainer: Any) -> Optional[int]:
     if arguments.logging_nan_inf_filter:
         return 1
     if getattr(arguments.logging_strategy, "value", arguments.logging_strategy) != "steps" or arguments.logging_steps < 1:
-        return None  # at the end of an epoch, never, or a share of all steps
+        return None  # at the end of an epoch, never, or given as a share of all steps
     return int(arguments.logging_steps)
 
 
@@ -140,7 +140,7 @@ def _bar_of_lightning(trainer: Any) -> Any:
 
 def _interval_of_lightning(trainer: Any) -> Optional[int]:
     bar, found = _bar_of_lightning(trainer), []
-    if bar is not None:  # it shows what modules log with prog_bar=True; only one that counts batches may do so seldom
+    if bar is not None:  # shows what modules log with prog_bar=True; only a bar that counts batches can do so less often
         found.append(int(bar.refresh_rate) if _counts_batches(bar) else 1)
     if trainer.loggers and trainer.log_every_n_steps:
         found.append(int(trainer.log_every_n_steps))
@@ -165,10 +165,10 @@ def _why_not_of_lightning(trainer: Any) -> str:
     return f"the program's progress bar ({type(bar).__name__}) reads its metrics at every batch" if is_fixed else ""
 
 
-_LIGHTNING = MetricReader(  # a method below all that a CLI looks at
+_LIGHTNING = MetricReader(  # `_run` is below all methods that a CLI inspects
     "Trainer", "_run", _interval_of_lightning, _seldom_of_lightning, _why_not_of_lightning
 )
-METRIC_READERS: Dict[str, MetricReader] = {  # by the module that has the class
+METRIC_READERS: Dict[str, MetricReader] = {  # by the module that defines the class
     "transformers.trainer": MetricReader("Trainer", "train", _interval_of_transformers, _seldom_of_transformers),
     "lightning.pytorch.trainer.trainer": _LIGHTNING,
     "pytorch_lightning.trainer.trainer": _LIGHTNING,

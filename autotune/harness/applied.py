@@ -1,8 +1,8 @@
-"""Mode "apply": a real run with a file's knobs. It says once what took effect, then leaves the program alone.
+"""Applies a file's knobs to a real run (mode "apply"), reports once what took effect, then leaves the program alone.
 
-Nothing is measured, written or ended. Until the first few steps are over everything is watched as in a trial, since what
-trains must be found; then the hooks go, and what is left are the modules' own precision and the constructors, so that
-loaders and optimizers that are made later get their knobs, too.
+Nothing is measured, written or ended. During the first few steps everything is watched as in a trial, to find what trains.
+Then the hooks are removed. What stays is the modules' own precision and the patched constructors, so that loaders and
+optimizers made later get their knobs, too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Applied:
     """What a real run does instead of measuring.
 
     Args:
-        context: of this process; knobs that cannot work here are taken from its spec.
-        is_called: the program itself has called `autotune.apply`.
+        context: of this process; knobs that cannot work here are removed from its spec.
+        is_called: whether the program itself has called `autotune.apply`.
     """
 
     def __init__(self, context: TrialContext, *, is_called: bool) -> None:
@@ -36,7 +36,7 @@ class Applied:
         self._watch_first_backward()
 
     def _watch_first_backward(self) -> None:
-        # Who calls it trains: at its end it is told of steps that were not seen. Other processes have nothing to say.
+        # Only a process that calls it trains, and reports at its end if no step was seen.
         from torch import Tensor
 
         def around(backward: Any) -> Any:
@@ -63,8 +63,8 @@ class Applied:
             context.optimizers.uninstall()
 
     def at_exit(self) -> None:
-        """Called as the program ends: says what did not take effect when there was no step to say it after."""
-        has_failed = getattr(sys, "last_value", None) is not None  # then it has something else to say
+        """Called as the program ends: reports what took effect if no step was seen that would have triggered it."""
+        has_failed = getattr(sys, "last_value", None) is not None  # then the exception is the message
         if self._is_told or has_failed or not (self._has_trained or self._is_called):
             return
         hint = "no optimizer step was seen"
@@ -73,7 +73,7 @@ class Applied:
         self._tell([hint])
 
     def _tell(self, lines: List[str]) -> None:
-        """Says, once a job, what is in effect and what is not, and on what else the file was made."""
+        """Reports, once per job, what is in effect and what is not, and how torch or the device differs."""
         self._is_told = True
         if _rank() != 0 or not self._asked:
             return
@@ -107,7 +107,7 @@ def _rank() -> int:
 
 
 def _impossible(knobs: Dict[str, Any]) -> Dict[str, str]:
-    """Returns knob -> why not, of those that would make the program fail here though they worked elsewhere."""
+    """Returns knob -> reason, for knobs that would make the program fail here though they worked elsewhere."""
     if knobs.get(COMPILE, "off") == "off" or process.has_compiler("cpu") or process.has_compiler("cuda"):
         return {}
     return {COMPILE: "torch.compile needs a C++ compiler or triton, and there is none here"}

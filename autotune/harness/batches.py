@@ -1,9 +1,9 @@
-"""How many samples a batch holds, whatever it looks like.
+"""Counts how many samples a batch holds, whatever its layout.
 
 The leading dimension of a batch's first tensor need not count its samples: sequences may lie along it, documents may be
-packed one after the other, a batch sampler may make batches of any size. A loader's sampler says how many samples it asks
-for; where a dimension of the first tensor agrees with that batch after batch, it is read from the shape from then on, and
-where none does, the sampler is listened to for good.
+packed one after the other, a batch sampler may make batches of any size. A loader's sampler shows how many samples it asks
+for. If a dimension of the first tensor agrees with that in batch after batch, the count is read from the shape from then on;
+if none does, the sampler stays watched.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _DTYPE: Any = Tensor.dtype
 
 
 class BatchSizeProbe:
-    """What a batch sampler is heard to ask for, batch by batch, in one pass over a loader."""
+    """Records how many samples a batch sampler asks for, batch by batch, in one pass over a loader."""
 
     def __init__(self) -> None:
         self.asked: Deque[int] = deque()
         self.is_active = True
 
     def follow(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields what a sampler's iterator yields."""
+        """Yields what a batch sampler's iterator yields, and records the sizes."""
         for indices in batches:
             if self.is_active:
                 self.asked.append(_num_indices(indices))
             yield indices
 
     def last(self) -> int:
-        """Returns how many samples the oldest batch not yet told of was to have; 0 when that was not heard."""
+        """Returns how many samples the oldest batch not yet returned was to have; 0 if that was not recorded."""
         return self.asked.popleft() if self.asked else 0
 
 
 class ProbedSampler:
-    """A loader's batch sampler with an ear at it; torch begins it anew at each pass over persistent workers."""
+    """A loader's batch sampler with a probe; torch restarts it for each pass over persistent workers."""
 
     def __init__(self, sampler: Any, probe: BatchSizeProbe) -> None:
         self._sampler, self._probe = sampler, probe
@@ -60,7 +60,7 @@ class ProbedSampler:
 
 
 def probe_batch_size(iterator: Any) -> Optional[BatchSizeProbe]:
-    """Returns an ear at the batch sampler of a loader's iterator that was just made; None where nothing is asked for."""
+    """Attaches a probe to the batch sampler of a new loader iterator and returns it; None without batching."""
     if not getattr(iterator, "_auto_collation", False) or not hasattr(iterator, "_sampler_iter"):
         return None
     probe = BatchSizeProbe()
@@ -73,10 +73,10 @@ class Sizes:
     """Counts the samples in the batches of one loader."""
 
     def __init__(self) -> None:
-        self._dimensions: Optional[List[int]] = None  # those that agreed with the sampler so far
+        self._dimensions: Optional[List[int]] = None  # that agreed with the sampler so far
         self._num_compared = 0
         self.dimension: Optional[int] = None  # of the first tensor, known to count samples
-        self._is_packed: Optional[bool] = None  # batches that no sampler asked for may be whole rows of tokens
+        self._is_packed: Optional[bool] = None  # without a sampler, batches may be whole rows of tokens
 
     @property
     def unit(self) -> str:
@@ -85,7 +85,7 @@ class Sizes:
 
     @property
     def is_known(self) -> bool:
-        """Whether the shape tells it, so that the sampler need not be watched."""
+        """Whether the shape gives the count, so that the sampler need not be watched."""
         return self.dimension is not None
 
     def count(self, batch: Any, shape: Tuple[int, ...], asked: int, batch_size: Optional[int]) -> float:
@@ -94,7 +94,7 @@ class Sizes:
         Args:
             batch: as the loader yields it.
             shape: of the first tensor in it.
-            asked: indices that the sampler gave for it; 0 when it was not heard.
+            asked: number of indices that the sampler gave for it; 0 if unknown.
             batch_size: the loader's; None when it has none.
         """
         if self.dimension is not None and self.dimension < len(shape):
@@ -108,7 +108,7 @@ class Sizes:
         if self._dimensions is None:
             self._dimensions = fitting
         elif self._dimensions and not fitting and self._dimensions[0] < len(shape) and shape[self._dimensions[0]] < asked:
-            return shape[self._dimensions[0]]  # a stream's last batch, or one that samples were thrown out of
+            return shape[self._dimensions[0]]  # a stream's last batch, or one with samples dropped
         else:
             self._dimensions = [dimension for dimension in self._dimensions if dimension in fitting]
         self._num_compared += 1
@@ -128,8 +128,8 @@ class Sizes:
 def num_samples(batch: Any, leading: float, batch_size: int) -> float:
     """Returns how many samples a batch holds by its shape: its leading dimension, or the batch size where they disagree.
 
-    A last, smaller batch counts as what it is; a list of images of one sample each, whose first tensor's leading dimension
-    is a channel count, counts as its length.
+    A smaller last batch counts as its own size; a list of single images, whose first tensor leads with a channel count,
+    counts as its length.
     """
     if leading == batch_size:
         return leading
@@ -141,7 +141,7 @@ def num_samples(batch: Any, leading: float, batch_size: int) -> float:
 def is_packed(batch: Any, shape: Tuple[int, ...]) -> bool:
     """Whether a batch is a row of sequences, one after the other without padding.
 
-    What says so is an array of offsets beside it: integers of one dimension, from 0 to the row's length.
+    The sign is an array of offsets in the batch: integers in one dimension, from 0 to the row's length.
 
     Args:
         batch: as the loader yields it.
@@ -168,10 +168,10 @@ def first_shape(batch: Any) -> Tuple[int, ...]:
 
 
 class CallSizes:
-    """Counts the samples that a module is called with, where no loader says how many there are.
+    """Counts the samples that a module is called with, where no loader gives their number.
 
-    Where the command line carries a batch size, the dimension of the first input that equals it counts samples. Without one,
-    a table of integers is tokens, whichever of its sides is the batch, and of anything else the leading dimension counts.
+    If the command line carries a batch size, the dimension of the first input that equals it counts samples. Otherwise an
+    integer matrix counts as tokens, whichever side is the batch, and anything else counts by its leading dimension.
 
     Args:
         asked: the batch size that the command line carries; None for none.
@@ -180,12 +180,12 @@ class CallSizes:
     def __init__(self, asked: Optional[int]) -> None:
         self.asked = asked if isinstance(asked, int) and asked > 0 else None
         self.unit = "samples"
-        self.odd_shape: Optional[Tuple[int, ...]] = None  # of an input in which the batch size asked for cannot be found
+        self.odd_shape: Optional[Tuple[int, ...]] = None  # of an input that lacks the batch size asked for
         self._dimension: Optional[int] = None
 
     @property
     def is_as_asked(self) -> bool:
-        """Whether the batch size that the command line carries was seen."""
+        """Whether the command line's batch size was seen in an input."""
         return self._dimension is not None
 
     def count(self, args: Any, kwargs: Any) -> float:
@@ -232,7 +232,7 @@ def _parts(batch: Any) -> Any:
         return _items(batch)
     keys = members.attribute(batch, "keys")
     if keys is not None:
-        with contextlib.suppress(Exception):  # the program's own table: only itself knows what is in it
+        with contextlib.suppress(Exception):  # the program's own mapping may raise anything
             return [batch[key] for key in (keys() if callable(keys) else keys)]
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         return [members.attribute(batch, field.name) for field in dataclasses.fields(batch)]
@@ -240,14 +240,14 @@ def _parts(batch: Any) -> Any:
 
 
 def _items(batch: Any) -> List[Any]:
-    """Returns what a table, list or tuple holds, whatever its class makes of being asked."""
+    """Returns what a dict, list or tuple holds, bypassing what its class overrides."""
     kind = next(kind for kind in (dict, list, tuple) if isinstance(batch, kind))
     return list(dict.values(batch) if kind is dict else kind.__iter__(batch))
 
 
 def _num_indices(indices: Any) -> int:
     try:
-        return len(indices)  # the batch sampler's: torch itself goes through them
+        return len(indices)  # the batch sampler's own, which torch itself iterates over
     except Exception:
         return 0
 

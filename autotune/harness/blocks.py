@@ -1,4 +1,4 @@
-"""Steps gathered into blocks, whose rates tell how far a window's rate can be trusted. Pure."""
+"""Groups steps into blocks, whose rates show how far a window's rate can be trusted. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .protocol import MeasureRules
 
 
 class Blocks:
-    """Steps gathered into blocks of whole multiples of `width` steps, at least `min_s` long."""
+    """Groups steps into blocks of whole multiples of `width` steps, at least `min_s` long."""
 
     def __init__(self, width: int, min_s: float) -> None:
         self.width, self.min_s = max(1, width), min_s
         self.rates_per_s: List[float] = []  # of each closed block
-        self.block_s: List[float] = []  # its length
+        self.block_s: List[float] = []  # length of each
         self.step_s: List[List[float]] = []  # steps of the last two closed blocks
         self._open: List[float] = []
         self._open_s = self._open_samples = 0.0
@@ -40,7 +40,7 @@ class Blocks:
 
 
 def agree(blocks: Blocks, rules: MeasureRules) -> bool:
-    """Returns whether the last two blocks are alike: their means, and the quartiles of their steps."""
+    """Whether the last two blocks agree in their means and in the quartiles of their steps."""
     earlier, later = blocks.rates_per_s[-2:]
     if not _close(earlier, later, rules.warmup_mean_frac):
         return False

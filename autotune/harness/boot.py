@@ -1,4 +1,4 @@
-"""Waits for torch, and for the libraries that a trial must keep from the user's records."""
+"""Waits for the import of torch, and of the libraries that would write a trial to the user's records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _environment: Dict[str, str] = {}  # as it was when this process woke
 
 
 def note_start() -> None:
-    """Takes down what a start from a process that has imported torch would have to have in common with this one."""
+    """Notes the environment, which a start from a process that has already imported torch would have to share."""
     state.startup["is_first"] = False  # until it has signed in
     _environment.update(os.environ)
 
@@ -30,7 +30,7 @@ def _note_changes() -> None:
 
 
 def sign_in(spec_path: str) -> None:
-    """Leaves the trial's first progress line: a program that never imports torch is told apart from one without a harness."""
+    """Writes the trial's first progress line, which tells a program that never imports torch from one without a harness."""
     line = {"time_s": time.monotonic(), "phase": protocol.PHASES[0], "step": 0, "rate_per_s": None}
     try:
         if protocol.read_spec(spec_path).mode == "apply":
@@ -40,14 +40,14 @@ def sign_in(spec_path: str) -> None:
             file.write(json.dumps(line) + "\n")
         state.startup["is_first"] = True
     except (OSError, ValueError, TypeError):
-        return  # not the first process of the trial, or no spec to be read: the session will say so
+        return  # not the trial's first process, or no readable spec, which the session will report
 
 
 def answer_stack_requests() -> None:
-    """Lets the tuner ask a process that hangs where it is. Until it asks, this costs nothing and changes nothing.
+    """Lets the tuner ask a hanging process for its stacks. Until it asks, this costs and changes nothing.
 
-    faulthandler writes from the C signal handler: it answers from a dead loop, from a call that holds the interpreter's lock
-    and before anything is imported. Descriptor 2, because the tuner checks that it is the trial's log before it asks.
+    faulthandler writes from the C signal handler, so it answers in a dead loop, in a call that holds the interpreter's lock
+    and before anything is imported. Descriptor 2, because the tuner checks that this is the trial's log before it asks.
     """
     number = protocol.STACK_SIGNAL
     if number is not None and signal.getsignal(number) is signal.SIG_DFL:
@@ -76,9 +76,9 @@ def wait_for_torch(spec_path: str) -> None:
 
 
 def keep_records_away() -> None:
-    """Keeps what a trial would record out of the user's account and off their server, also where the program names them.
+    """Keeps a trial's records out of the user's account and off their server, even if the program's code names these.
 
-    The environment of a trial says so already (offline, a store of its own): this is for programs that say otherwise in code.
+    The environment of a trial already asks for that (offline, a store of its own); this covers programs that override it.
     """
     for name, keep_away in adapters.KEEP_RECORDS_AWAY.items():
 
@@ -99,7 +99,7 @@ def _begin(spec_path: str) -> Any:
 
 
 def _guarded(action: Any) -> Any:
-    # A fault of the harness must not become a fault of the program: it is reported, and the trial has no result.
+    # A failure of the harness must not fail the program: it is reported, and the trial has no result.
     try:
         return action()
     except Exception:

@@ -1,8 +1,8 @@
-"""Activation checkpointing of a module's repeated blocks: their forward is run again in the backward pass, nothing is kept.
+"""Checkpoints activations of a module's repeated blocks: their forward is run again in the backward pass, nothing is kept.
 
-Which blocks: those that stand directly in a plain Sequential or ModuleList, outermost ones, and have children themselves; of
-these the class that there is most of, two at least. Where a library has a switch of its own that one is turned: it knows what
-else must change (caches of keys and values).
+The blocks are the outermost modules with children that stand directly in a plain Sequential or ModuleList; of these, the most
+frequent class, if there are at least two. If a library has its own switch, that is used instead: it knows what else must change
+(key-value caches).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_BLOCKS = "no ModuleList or Sequential of the module holds two blocks of one c
 
 
 def blocks(module: Any) -> List[Any]:
-    """Returns the blocks of a module that would be run again; [] where it has none that repeat."""
+    """Returns the blocks of a module that would be run again; [] if none repeat."""
     found = list(_candidates(module))
     if not found:
         return []
@@ -43,15 +43,15 @@ def _has_children(module: Any) -> bool:
 
 
 def can_be_checkpointed(module: Any) -> bool:
-    """Returns whether a module has blocks that repeat, or a switch of its own."""
+    """Whether a module has repeated blocks, or a switch of its own."""
     return bool(checkpointing_switches(module) or blocks(module))
 
 
 class Checkpointing:
-    """Checkpoints modules of this process and sees whether a block is run again.
+    """Checkpoints modules of this process and observes whether a block is run again.
 
     Attributes:
-        is_run_again: whether a block was seen to run within a backward pass; None where it was not looked for.
+        is_run_again: whether a block was seen to run within a backward pass; None if not observed.
     """
 
     def __init__(self) -> None:
@@ -59,18 +59,18 @@ class Checkpointing:
         self._hooks: List[Any] = []
 
     def put_into(self, module: Any, *, is_watched: bool) -> str:
-        """Checkpoints a module; returns why it cannot be, "" when it is.
+        """Checkpoints a module; returns why that is impossible, "" on success.
 
         Args:
             module: the module, before its first call.
-            is_watched: whether to look at a block for a few steps; not where it will be compiled.
+            is_watched: whether to observe a block for a few steps; false if it will be compiled.
         """
         switches = checkpointing_switches(module)
         if switches:
             try:
                 for enable, _ in switches:
-                    enable({"use_reentrant": False})  # the program's: it knows what else must change
-            except ValueError as error:  # its class has the switch, and nothing that could be turned
+                    enable({"use_reentrant": False})  # the library's own switch, which knows what else must change
+            except ValueError as error:  # its class has the switch, but no checkpointing to turn on
                 return f"the model refuses it: {error}"
             found = [each for each in members.modules(module) if is_checkpointing(each) and _has_children(each)]
         else:
@@ -82,13 +82,13 @@ class Checkpointing:
         return ""
 
     def take_from(self, module: Any) -> str:
-        """Turns off the switch that the program has turned on; returns "", as that always works."""
+        """Turns off a switch that the program has turned on; returns "", as that always works."""
         for _, disable in checkpointing_switches(module):
             disable()
         return ""
 
     def stop_watching(self) -> None:
-        """Takes the hooks away."""
+        """Removes the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -118,8 +118,8 @@ def _checkpoint(block: Any) -> bool:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.training or not torch.is_grad_enabled():
             return own(self, *args, **kwargs)
-        # Random numbers are drawn again as they were, and autocast is what it was: torch sees to both. Compiled, a buffer is
-        # written once however often its block is computed.
+        # torch restores the random state and autocast for the second run. When compiled, a buffer is written once, however
+        # often its block is computed.
         contexts = {} if torch.compiler.is_compiling() else more
         return checkpoint(functools.partial(own, self, **kwargs), *args, use_reentrant=False, **contexts)
 
@@ -127,7 +127,7 @@ def _checkpoint(block: Any) -> bool:
 
 
 def _contexts(norms: List[Any]) -> Tuple[Any, Any]:
-    """Returns what the forward and its repetition run in: running statistics must see each batch once."""
+    """Returns the contexts of the forward and its repetition, so that running statistics see each batch once."""
     return contextlib.nullcontext(), _keeping(norms)
 
 

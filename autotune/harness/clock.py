@@ -1,4 +1,4 @@
-"""When steps ended: the monotonic clock on the CPU, one CUDA event a step on a GPU, read without waiting for it."""
+"""Times the ends of steps: by the monotonic clock on the CPU, by one CUDA event per step, read without waiting, on a GPU."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Tuple
 
 
 class Finished(NamedTuple):
-    """A step whose end is known; seconds from the first step's end, from the previous end, and with input at hand."""
+    """A step whose end is known: seconds since the first step's end, since the previous end, and with input available."""
 
     end_s: float
     step_s: float
     busy_s: float
     samples: float
     wait_s: float  # host seconds inside the loader's __next__
-    is_foreign: bool  # an evaluation or another loader's pass lay in it
-    is_quiet: bool  # nothing compiled, no memory segment taken
+    is_foreign: bool  # it contained an evaluation or another loader's pass
+    is_quiet: bool  # nothing was compiled, no memory segment was allocated
 
 
-RUN_AHEAD = 8  # steps the host may be ahead of a GPU: ranks must hear of the last step before they queue it
+RUN_AHEAD = 8  # steps the host may run ahead of a GPU: ranks must know the last step before they queue it
 
 
 class HostClock:
-    """Step ends as the host sees them; right where the device is the host."""
+    """Times step ends on the host; correct where the device is the host."""
 
     run_ahead = 0
 
@@ -50,7 +50,7 @@ class HostClock:
         return now_s
 
     def noise(self) -> None:
-        """Something was compiled, or memory taken, in the steps marked since the last call of `finished`."""
+        """Notes that something was compiled, or memory allocated, in the steps marked since the last call of `finished`."""
         self._is_noisy = True
 
     def finished(self) -> Iterator[Finished]:
@@ -63,7 +63,7 @@ class HostClock:
         for now_s, samples, wait_s, is_foreign in waiting:
             step_s, last_s = now_s - last_s, now_s
             busy_s = step_s - wait_s if step_s > wait_s else 0.0
-            # Without the constructor's own call: this runs for every step.
+            # `tuple.__new__` skips the constructor's own call: this runs for every step.
             yield new(Finished, (now_s - origin_s, step_s, busy_s, samples, wait_s, is_foreign, is_quiet))
         self._last_s = last_s
 
@@ -76,7 +76,7 @@ class HostClock:
 
 
 class CudaClock:
-    """One event a step on the current stream; read back once it has happened, so that the program never waits.
+    """Records one event per step on the current stream and reads it once it has completed, so that the program never waits.
 
     The window is synchronised at both ends; wall time and the sum of the event gaps must agree within 1 %.
     """
@@ -103,7 +103,7 @@ class CudaClock:
         return event
 
     def batch_is_there(self) -> None:
-        """Called before the first forward of a step: from here to the step's end the device has what it needs."""
+        """Called before the first forward of a step: from here to the step's end the device has its input."""
         if self._begin is None:
             self._begin = self._event()
 
@@ -113,15 +113,15 @@ class CudaClock:
         self._begin = None
         self._num_marked += 1
         if len(self._pending) > RUN_AHEAD:
-            self._pending[-RUN_AHEAD - 1][0].synchronize()  # eight steps stay queued: the device never runs dry for it
+            self._pending[-RUN_AHEAD - 1][0].synchronize()  # eight steps stay queued, so the device never runs dry
         return time.monotonic()
 
     def noise(self) -> None:
-        """Something was compiled, or memory taken, in the steps marked so far."""
+        """Notes that something was compiled, or memory allocated, in the steps marked so far."""
         self._noisy_until = self._num_marked
 
     def finished(self) -> Iterator[Finished]:
-        """Yields the steps whose events have happened since the last call; the very first only sets the origin."""
+        """Yields the steps whose events have completed since the last call; the very first only sets the origin."""
         while self._pending and self._pending[0][0].query():
             event, begin, samples, wait_s, is_foreign = self._pending.popleft()
             self._num_finished += 1
@@ -138,7 +138,7 @@ class CudaClock:
             yield Finished(self._end_s, step_s, busy_s, samples, wait_s, is_foreign, is_quiet)
 
     def open_window(self) -> None:
-        """Waits for the device and opens the window there; again when the window begins anew."""
+        """Waits for the device and opens the window; called again when the window begins anew."""
         self._cuda.synchronize()
         for _ in self.finished():  # queued before the window
             pass
@@ -146,7 +146,7 @@ class CudaClock:
         self.window_is_open = True
 
     def close_window(self) -> None:
-        """Waits for the device and compares wall time with the events."""
+        """Waits for the device and compares the wall time with the events' sum."""
         if self._opened_s is None:
             return
         self._cuda.synchronize()
@@ -159,5 +159,5 @@ class CudaClock:
 
 
 def make_clock(device_type: str) -> Any:
-    """Returns the clock for the device the model lives on."""
+    """Returns the clock for the device that holds the model."""
     return CudaClock() if device_type == "cuda" else HostClock()

@@ -1,4 +1,4 @@
-"""What all parts of the harness know of the trial, and where they find each other.
+"""Holds what all parts of the harness know of the trial, and lets them find each other.
 
 The parts are imported for their types alone: at run time this module needs none of them, so that each can import it.
 """
@@ -40,20 +40,20 @@ class TrialContext:
         spec: what was asked.
         pid: of this process.
         started_s: when the harness began, monotonic clock.
-        is_applying: it is a real run (mode "apply"): nothing is measured or written.
-        is_active: a step was made: this process trains.
-        is_over: nothing more is to be done here.
-        is_child: another process of the program has started this one.
+        is_applying: whether this is a real run (mode "apply"): nothing is measured or written.
+        is_active: whether a step was made, so that this process trains.
+        is_over: whether nothing more is to be done here.
+        is_child: whether another process of the program started this one.
         rank, world_size: among the processes that train together.
         num_steps: optimizer steps so far.
         device: "cuda" or "cpu", where the trained parameters are; known at the first step.
-        clock: of steps; the one of the device from the first step on.
+        clock: times steps; the device's clock from the first step on.
         applied: what a real run does instead of measuring; None in a trial.
         losses: None in a real run.
-        binder: the handler that binds processes to cores, made before torch is there.
+        binder: the handler that binds processes to cores, made before torch is imported.
         handlers: of all knobs.
 
-    The others are named for what they watch; they are there once torch is.
+    The other attributes are named for what they watch; they exist once torch is imported.
     """
 
     clock: HostClock  # or a CudaClock, which has the same methods
@@ -88,9 +88,9 @@ class TrialContext:
         self.clock = HostClock()
 
     def broke(self, doing: str) -> None:
-        """Called in an `except` block around the harness's own code: its faults end the trial in the open, as a failed result.
+        """Ends the trial openly, with a failed result; called in an `except` block around the harness's own code.
 
-        When the program is not measured but run (mode "apply"), the harness stands aside instead.
+        In a real run (mode "apply"), the harness stands aside instead.
         """
         self.ending.broke(doing)
 
@@ -107,7 +107,7 @@ class TrialContext:
         raise NotImplementedError
 
     def plain_step_hook(self, otherwise: Any) -> Any:
-        """Returns the hook after the steps of an optimizer at rest."""
+        """Returns the hook that runs after plain steps, once an optimizer is otherwise left alone."""
         raise NotImplementedError
 
 

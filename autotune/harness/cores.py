@@ -1,4 +1,4 @@
-"""Effective CPU cores as a process sees them: affinity and cgroup quota.
+"""Counts the effective CPU cores of a process, from affinity and cgroup quota.
 
 The tuner counts them as well (`machine/cores.py`), in its own process; the program may have bound itself to fewer.
 """
@@ -27,7 +27,7 @@ def cpu_quota(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> Optional[float]:
 
 
 def folders(cgroup: str, own: str, controller: str) -> Iterator[str]:
-    """Yields the folders whose limits hold for this process: v2's one tree, and v1's tree of the controller."""
+    """Yields the folders whose limits apply to this process: cgroup v2's one tree, and v1's tree of the controller."""
     tree = os.path.join(cgroup, controller)
     yield from (cgroup, tree)
     for line in read(own).splitlines():

@@ -1,23 +1,23 @@
-"""Steps that alternate with something else: rollouts between updates, a validation each n steps, logging. Pure.
+"""Finds cycles of steps that alternate with something else: rollouts between updates, a validation, logging. Pure.
 
-A window that holds a cycle and a half has a rate of its own making: of 200 steps of 10 ms and a pause of a second, read from
--5 to +15 % beside the truth, whatever the blocks' spread. What lies between shows as a gap, a step that took many times the
-others. Gaps that come again make cycles, and a window then holds whole ones, from one gap's end to another's.
+A window that holds one and a half cycles has a biased rate: for 200 steps of 10 ms and a pause of a second it came out between
+5 % too low and 15 % too high, whatever the blocks' spread. What lies between steps shows as a gap, a step that took many times
+as long as the others. Recurring gaps make cycles, and a window then holds whole ones, from one gap's end to another's.
 """
 
 from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-GAP_TIMES = 8.0  # a gap takes so many times the mean of the steps before it
-LEAST_STEPS = 3  # of a mean to go by
-# A gap that takes less than this share of the time since it can do so little to the rate that nothing waits for the next one.
+GAP_TIMES = 8.0  # a gap takes at least this many times the mean of the steps before it
+LEAST_STEPS = 3  # for that mean
+# A gap shorter than this share of the time since its end affects the rate so little that the next one is not awaited.
 NOTICEABLE_FRAC = 0.02
-SAME_KIND = 3.0  # gaps up to so many times shorter than the longest are of its kind; beside a validation, logging is none
-FREQUENT = 10.0  # so many in the shortest window are averaged as they are: a loader's bursts, short epochs
-PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0  # a gap is waited for so long, or so many times as long as it ever took
-LIKE, LIKE_FRAC = 1.5, 0.6  # so many of the distances are within this of the middle one: a loader's stalls come at random
-TOLD_TIMES, TOLD_STEPS_TIMES = 3.0, 1.5  # of a cycle that the baseline had: then this trial has none, or shorter ones
+SAME_KIND = 3.0  # gaps up to this many times shorter than the longest are of its kind; logging is not of a validation's kind
+FREQUENT = 10.0  # this many in the shortest window are simply averaged: a loader's bursts, short epochs
+PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0  # wait for a gap this long, or this many times the longest distance so far
+LIKE, LIKE_FRAC = 1.5, 0.6  # this share of distances is within this factor of the median: a loader's stalls come at random
+TOLD_TIMES, TOLD_STEPS_TIMES = 3.0, 1.5  # of the baseline's cycle: later, this trial has no cycles, or shorter ones
 MAX_GAPS = 64  # more are of no use
 
 
@@ -26,7 +26,7 @@ class Gap(NamedTuple):
 
     Attributes:
         size_s: how long it took.
-        since_s: from the end of the one before, or from where steps could be compared.
+        since_s: from the end of the previous gap, or from where steps could first be compared.
         is_evaluation: the model was called in evaluation mode: rollouts, or a validation.
     """
 
@@ -39,12 +39,12 @@ class Gap(NamedTuple):
 
 
 class Cycles:
-    """Finds the gaps between steps, and says which of them make cycles.
+    """Finds the gaps between steps and decides which of them make cycles.
 
     Args:
-        width: the loader's workers, or 1: gaps each so many steps are its bursts.
-        frequent_s: gaps closer than this are no cycles.
-        told: `Spec.cycle`. Where the baseline had no cycles, evaluations make none here: left out there, they are here.
+        width: the loader's workers, or 1: gaps every `width` steps are its bursts.
+        frequent_s: gaps closer together than this make no cycles.
+        told: `Spec.cycle`. If the baseline had no cycles, evaluations make none here: they are left out, as they were there.
     """
 
     def __init__(self, width: int, frequent_s: float, *, told: Optional[Dict[str, float]] = None) -> None:
@@ -52,20 +52,20 @@ class Cycles:
         self._has_told_none = told == {}
         self._told_s, self._told_steps = (told["seconds"], told["steps"]) if told else (0.0, 0.0)
         self._gaps: List[Gap] = []
-        self._from_steps, self._from_s = 0, 0.0  # where the steps begin whose mean is compared with
+        self._from_steps, self._from_s = 0, 0.0  # where the steps begin whose mean is the reference
         self._typical_s: Optional[float] = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to look at: no gap was seen or told of."""
+        """Whether there is nothing to look for: no gap was seen, or is expected from the baseline."""
         return not self._gaps and not self._told_s
 
     def begin_after(self, steps: int, end_s: float) -> None:
-        """Leaves out a step that says nothing: something was compiled in it."""
+        """Starts the mean anew after a step that must not count: something was compiled in it, say."""
         self._from_steps, self._from_s = steps, end_s
 
     def note(self, step_s: float, *, steps: int, end_s: float, samples: float, is_evaluation: bool = False) -> bool:
-        """Takes a long step in and returns whether it is a gap; need not be called for short ones.
+        """Adds a long step and returns whether it is a gap; need not be called for short ones.
 
         Args:
             step_s: how long it took.
@@ -83,7 +83,7 @@ class Cycles:
             self.begin_after(steps, end_s)
             return True
         gap = Gap(steps, end_s, samples, step_s, end_s - self._from_s, is_evaluation)
-        if self._gaps and not before:  # one after the other: the same
+        if self._gaps and not before:  # consecutive gaps count as one
             last = self._gaps.pop()
             gap = gap._replace(size_s=last.size_s + step_s, since_s=last.since_s + step_s)
         self._gaps = [*self._gaps[1 - MAX_GAPS :], gap]
@@ -91,7 +91,7 @@ class Cycles:
         return True
 
     def gaps(self, now_s: float) -> List[Gap]:
-        """Returns the gaps that make cycles, or may: of the longest kind that comes again; [] where steps just follow steps."""
+        """Returns the gaps that make cycles, or still may: those of the longest recurring kind; [] where there are none."""
         left = self._gaps
         while left:
             least_s = max(gap.size_s for gap in left) / SAME_KIND
@@ -108,12 +108,12 @@ class Cycles:
             is_frequent = sum(steps) <= 2 * self._width * len(steps) or sum(seconds) <= self._frequent_s * len(steps)
             if is_frequent or not _are_alike(steps):
                 return False
-        if len(kind) > 1 or not kind[0].is_evaluation:  # one that comes so rarely is left out of the window
+        if len(kind) > 1 or not kind[0].is_evaluation:  # a rare evaluation is left out of the window
             patience_s = max(patience_s, PATIENCE_TIMES * max([kind[0].since_s, *seconds]))
         return now_s - kind[-1].end_s <= min(patience_s, longest_s / NOTICEABLE_FRAC)
 
     def is_awaited(self, steps: int, seconds: float) -> bool:
-        """Returns whether a gap like the baseline's may still come first; of a window of so many steps and seconds."""
+        """Whether a gap like the baseline's may still come in a window of so many steps and seconds."""
         return seconds < TOLD_TIMES * self._told_s or steps < TOLD_STEPS_TIMES * self._told_steps
 
 
@@ -121,9 +121,9 @@ class Whole(NamedTuple):
     """Whole cycles, from one gap's end to another's.
 
     Attributes:
-        begin: the gap before the first.
-        steps, seconds, samples: of all together.
-        rates_per_s, block_s: of each.
+        begin: the gap before the first cycle.
+        steps, seconds, samples: of all cycles together.
+        rates_per_s, block_s: rate and length of each cycle.
     """
 
     begin: Gap
@@ -150,7 +150,7 @@ def whole(gaps: List[Gap]) -> Optional[Whole]:
 
 
 def in_words(steps: float, seconds: float) -> str:
-    """Returns what is said of cycles of so many steps and seconds."""
+    """Describes cycles of so many steps and seconds."""
     return f"steps come in cycles of {steps:.0f} in {seconds:.3g} s"
 
 

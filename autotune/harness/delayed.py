@@ -1,10 +1,10 @@
-"""Tensors of bytes that stand for floats: images whose conversion waits until they are on the device.
+"""Delays the conversion of image bytes to floats until the images are on the device.
 
-A data set ends by making floats of an image's bytes and by shifting and scaling them, channel by channel. In the fetches of the
-training loader that is noted and not done: `Tensor.to(torch.float32)` of bytes gives a `Delayed`, and arithmetic with a number,
-or with one for each channel, adds to the note. Stacked, sent by a worker or pinned it stays bytes; moved to a device the bytes
-travel, and what was noted is done there, in the program's order. Anything else is done with the floats, computed there and then
-as the program would have: whatever it does with its samples, it sees the values it always saw.
+A data set typically ends by converting an image's bytes to floats, and by shifting and scaling them channel by channel. During
+fetches of the training loader these operations are recorded instead of done: `Tensor.to(torch.float32)` of bytes returns a
+`Delayed`, and arithmetic with a number, or with one number per channel, adds to the record. Stacking, sending from a worker and
+pinning keep the bytes. Moving to a device transfers the bytes and applies the record there, in the program's order. Any other
+operation computes the floats first, so the program always sees the values it would have seen.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from . import adapters
 from .knobs.transfer import as_to, where_to
 from .patches import patches
 
-MIN_VALUES = 256  # of a tensor: the arithmetic of fewer costs less than its note
-Operand = Union[float, Tuple[float, ...]]  # of all values, or of each channel
-Steps = Tuple[Tuple[str, Operand], ...]  # name of the operation in place, operand
+MIN_VALUES = 256  # of a tensor: with fewer, the arithmetic costs less than recording it
+Operand = Union[float, Tuple[float, ...]]  # one number for all values, or one per channel
+Steps = Tuple[Tuple[str, Operand], ...]  # name of the in-place operation, operand
 
 ARITHMETIC = {
     **{name + end: name + "_" for name in ("add", "sub", "mul", "div") for end in ("", "_")},
     **{"__add__": "add_", "__sub__": "sub_", "__mul__": "mul_", "__truediv__": "div_", "true_divide": "div_"},
 }
-# What is known of the floats without computing them.
+# Properties and methods that are answered without computing the floats.
 PROPERTIES = {
     *("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "grad", "grad_fn", "is_nested", "is_sparse"),
     *("is_cuda", "is_quantized", "is_meta", "is_mkldnn", "_version"),
@@ -42,13 +42,13 @@ QUESTIONS = {
 
 
 class State:
-    """Of this process.
+    """The state of delaying in this process.
 
     Attributes:
         is_on: whether a fetch of the training loader is under way.
         is_worker: whether this is a worker of the training loader, which hands its batches to another process.
-        num_batches: batches of bytes that were made in this process or came from a worker.
-        num_on_device: those converted on a device.
+        num_batches: batches of bytes that were made in this process or received from a worker.
+        num_on_device: conversions done on a device.
     """
 
     def __init__(self) -> None:
@@ -60,11 +60,11 @@ state = State()
 
 
 class Content:
-    """Bytes and what is to be done with them, or the floats once they had to be computed; shared by aliases.
+    """Bytes and the operations to apply to them, or the floats once they had to be computed; shared by aliases.
 
     Args:
-        data: of uint8, never written to.
-        steps: what the floats have gone through.
+        data: uint8, never written to.
+        steps: the operations to apply to the floats, in order.
     """
 
     __slots__ = ("data", "floats", "steps")
@@ -81,28 +81,28 @@ class Content:
 
 
 class Delayed(Tensor):
-    """Stands for the floats of a `Content`."""
+    """A tensor that stands for the floats of a `Content`."""
 
     content: Content
-    kind: Any = None  # the subclass of Tensor that the floats are of
+    kind: Any = None  # the Tensor subclass of the floats; None for plain tensors
 
     @staticmethod
     def of(content: Content, kind: Any = None) -> Any:
-        """Returns what stands for the floats, of a class of its own where they are of one."""
+        """Returns a tensor that stands for the floats, of a class that also stands for `kind` if given."""
         data, cls = content.data, Delayed if kind is None else _stand_in(kind)
         made = Tensor._make_wrapper_subclass(cls, data.shape, strides=data.stride(), dtype=torch.float32, device=data.device)
         made.content = content
         return made
 
     def as_subclass(self, cls: Any) -> Any:
-        """Returns the same floats as another class of tensor: torch offers no other way."""
+        """Returns the same floats as another tensor class; overridden since torch does not dispatch this call."""
         if self.content.floats is None and (cls is Tensor or _stand_in(cls) is not None):
             return Delayed.of(self.content, None if cls is Tensor else cls)
         return plain(self).as_subclass(cls)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called for whatever is done with one."""
+        """Intercepts every operation on a delayed tensor."""
         kwargs, name, first = kwargs or {}, getattr(func, "__name__", ""), args[0] if args else None
         if isinstance(first, Delayed) and first.content.floats is None:
             if name in QUESTIONS or (name == "__get__" and func.__self__.__name__ in PROPERTIES):
@@ -117,12 +117,12 @@ class Delayed(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Called for what goes past the Python interface, with the floats."""
+        """Runs operations that bypass the Python interface on the floats."""
         return func(*tree_map(_floats, args), **tree_map(_floats, kwargs or {}))
 
 
 def plain(value: Any) -> Any:
-    """Returns the floats that something stands for, of their class; anything else as it is."""
+    """Returns the floats that a delayed tensor stands for, as their own class; any other value unchanged."""
     if not isinstance(value, Delayed):
         return value
     floats = value.content.value()
@@ -134,7 +134,7 @@ def _floats(value: Any) -> Any:
 
 
 def computed(data: Tensor, steps: Steps) -> Tensor:
-    """Returns the floats of bytes, where the bytes are."""
+    """Returns the floats computed from bytes, on the bytes' device."""
     floats = torch.empty_like(data, dtype=torch.float32).copy_(data)
     for name, operand in _on_device(steps, data.device):
         getattr(floats, name)(operand)
@@ -143,7 +143,7 @@ def computed(data: Tensor, steps: Steps) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _on_device(steps: Steps, device: torch.device) -> Sequence[Tuple[str, Tensor]]:
-    # As tensors: CUDA multiplies by the reciprocal of a plain number where a CPU divides, which differs in the last bit.
+    # Operands are tensors: CUDA multiplies by the reciprocal of a plain number instead of dividing, which changes the last bit.
     found = []
     for name, operand in steps:
         shape = (-1, 1, 1) if isinstance(operand, tuple) else ()
@@ -151,11 +151,11 @@ def _on_device(steps: Steps, device: torch.device) -> Sequence[Tuple[str, Tensor
     return found
 
 
-# --- what can be done without the floats ---
+# --- operations that do not need the floats ---
 
 
 def _handled(name: str, image: Delayed, args: Any, kwargs: Dict[str, Any]) -> Any:
-    """Returns the result; None where it takes the floats."""
+    """Returns the result of an operation; None if it needs the floats."""
     if name in ("to", "cuda"):
         return _moved(image, *((args, kwargs) if name == "to" else as_to(*args, **kwargs)))
     if name == "pin_memory":
@@ -182,7 +182,7 @@ def _noted(image: Delayed, name: str, operand: Optional[Operand]) -> Any:
 
 
 def _operand(value: Any, shape: Sequence[int]) -> Optional[Operand]:
-    """Returns a number, or one for each channel of an image of [..., channels, height, width]; None for anything else."""
+    """Returns a number, or one per channel of an image of shape [..., channels, height, width]; None for anything else."""
     if type(value) in (int, float):
         return float(value)
     if type(value) is not Tensor or value.dtype is not torch.float32 or value.device.type != "cpu" or value.requires_grad:
@@ -221,7 +221,7 @@ def _is_along_new_rows(args: Any, kwargs: Dict[str, Any]) -> bool:
 
 
 def _is_alike(images: Any) -> bool:
-    """Whether all of them are bytes that have the same before them."""
+    """Whether all images are still bytes and have the same recorded operations."""
     if not isinstance(images, (list, tuple)) or not all(isinstance(each, Delayed) for each in images):
         return False
     contents = [each.content for each in images]
@@ -234,7 +234,7 @@ def _stack(images: Any, stack: Callable[[Any], Any]) -> Any:
 
 
 def _arrived(content: Content, kind: Any = None) -> Any:
-    """Returns what the program gets: the floats, unless there is a device that they may be computed on."""
+    """Returns what the program gets: a delayed tensor if a device may compute the floats, else the floats."""
     state.num_batches += 1
     made = Delayed.of(content, kind)
     return made if torch.cuda.is_initialized() else plain(made)  # type: ignore[no-untyped-call]
@@ -242,7 +242,7 @@ def _arrived(content: Content, kind: Any = None) -> Any:
 
 def _collate(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
     if state.is_on and _is_alike(batch):
-        return _stack(batch, collate_tensor_fn)  # a worker's go to shared memory at once
+        return _stack(batch, collate_tensor_fn)  # in a worker, straight into shared memory
     return collate_tensor_fn([plain(each) for each in batch])
 
 
@@ -261,7 +261,7 @@ def _received(data: Tensor, steps: Steps, kind: Any) -> Any:
 
 def _register(cls: Any) -> None:
     default_collate_fn_map[cls] = _collate
-    ForkingPickler.register(cls, _reduce)  # what workers send with; any other pickle is of the floats
+    ForkingPickler.register(cls, _reduce)  # workers send with this pickler; any other pickle holds the floats
 
 
 # --- entry ---
@@ -269,13 +269,13 @@ def _register(cls: Any) -> None:
 
 @functools.lru_cache(maxsize=None)
 def watch_conversions() -> None:
-    """Puts itself at Tensor.to and Tensor.float; it means nothing while `state.is_on` is false."""
+    """Patches Tensor.to and Tensor.float; without effect while `state.is_on` is false."""
     _register(Delayed)
 
     def around_to(to: Any) -> Any:
         def delaying_to(self: Any, *args: Any, **kwargs: Any) -> Any:
             if state.is_on and _is_bytes(self) and _is_conversion(args, kwargs):
-                return Delayed.of(Content(self.clone(), ()))  # the program may write to its own
+                return Delayed.of(Content(self.clone(), ()))  # the program may write to its own copy
             return to(self, *args, **kwargs)
 
         return delaying_to
@@ -301,13 +301,13 @@ def _is_bytes(value: Any) -> bool:
 
 
 def begin_worker() -> None:
-    """Called in a worker of the training loader: whatever happens in this process is a fetch."""
+    """Turns delaying on for good in a worker of the training loader, where all work is part of a fetch."""
     watch_conversions()
     state.is_on = state.is_worker = True
 
 
 def during(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a fetch of the training loader, made in the process that trains, in which conversions are delayed."""
+    """Returns a wrapper of a training loader's fetch in the training process that delays conversions."""
     watch_conversions()
 
     def delaying_fetch(index: Any) -> Any:

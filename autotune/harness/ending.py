@@ -1,4 +1,4 @@
-"""How a process of a trial ends: measured, by itself, by an exception, given up, or by a fault of the harness's own."""
+"""Ends a process of a trial: measured, by itself, by an exception, given up, or by a failure of the harness."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .knobs.base import APPLYING
 
 EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
 LAST_RANK_S = 5.0
-MAX_MESSAGE = 2000  # characters of an exception's: half from its beginning, half from its end
+MAX_MESSAGE = 2000  # characters of an exception's message: half from its beginning, half from its end
 COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # torch.load, rich and others write for a terminal
 
 
 class Ending:
-    """The end of one process, and the result that it leaves.
+    """Ends one process and writes its result.
 
     Attributes:
         error: {"type", "message", "traceback"} of the exception that ends the program, and the "knob" that was being set; None
             without one.
-        failed_s: when it was noted, monotonic clock.
+        failed_s: when the exception was noted, monotonic clock.
     """
 
     def __init__(self, context: TrialContext) -> None:
@@ -35,7 +35,7 @@ class Ending:
         self.error: Optional[Dict[str, str]] = None
         self.failed_s: Optional[float] = None
         self._spare = -1
-        if not context.is_applying:  # given back for the result of a program that has used all descriptors up
+        if not context.is_applying:  # freed to write the result of a program that is out of descriptors
             self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def leave(self, status: str) -> None:
@@ -56,7 +56,7 @@ class Ending:
             os._exit(0)
 
     def give_up(self, why: str) -> None:
-        """Ends a program that cannot be measured, with what was seen of it, and the process at once."""
+        """Ends at once a program that cannot be measured, and writes what was seen of it."""
         context = self._context
         if context.is_over or context.is_applying:
             return
@@ -78,7 +78,7 @@ class Ending:
             if not context.is_over:
                 state.stand_aside(doing)
             context.is_over = True
-            with contextlib.suppress(Exception):  # it may have failed before they were there
+            with contextlib.suppress(Exception):  # it may have failed before these existed
                 context.modules.is_looking = False
                 context.modules.uninstall()
             return
@@ -109,9 +109,9 @@ class Ending:
             except Exception:
                 self.broke("ending")
             return
-        with contextlib.suppress(OSError):  # the program has closed what it does not know
+        with contextlib.suppress(OSError):  # the program may have closed it
             os.close(self._spare)
-        value = getattr(sys, "last_value", None)  # set by the interpreter whatever has become of sys.excepthook
+        value = getattr(sys, "last_value", None)  # set by the interpreter, even if sys.excepthook was replaced
         if value is not None and not isinstance(value, KeyboardInterrupt):
             self._note(type(value), value, value.__traceback__)
             self.error = {**(self.error or {}), **context.loaders.dead_worker()}
@@ -127,14 +127,14 @@ class Ending:
         context = self._context
         try:
             context.clock.close_window()
-        except Exception:  # a device in error: what was measured is told all the same
+        except Exception:  # a device in error: what was measured is still reported
             traceback.print_exc()
         context.phases.enter("exit")
         self._write_result("failed" if self.error else "ended")
         context.is_over = True
 
     def _tell_error(self) -> None:
-        # Nothing trained in this process, but an exception ended it: before training, or one that a rank of its own raised.
+        # Nothing trained in this process, but an exception ended it: before training, or re-raised from a rank that it started.
         from . import report
 
         path = self._path()
@@ -148,7 +148,7 @@ class Ending:
         protocol.write_json(path, found)
 
     def _note(self, kind: Any, value: Any, trace: Any) -> None:
-        """Keeps the exception that is about to end the program."""
+        """Records the exception that is about to end the program."""
         self.failed_s = time.monotonic()
         name = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else kind.__qualname__
         text = COLOURS.sub("", "".join(traceback.format_exception(kind, value, trace)))
@@ -184,7 +184,7 @@ def _bounded(message: str) -> str:
 def _message(value: Any) -> str:
     try:
         return str(value)
-    except Exception as error:  # the program's own idea of its exception
+    except Exception as error:  # the program's own `__str__` failed
         return f"(no message: {type(error).__name__})"
 
 
@@ -197,7 +197,7 @@ def _say(line: str) -> None:
 
 
 def _end_daemons() -> None:
-    # What multiprocessing does at a normal exit: loader workers would notice only after seconds that they are no longer needed.
+    # As multiprocessing does at a normal exit: otherwise loader workers take seconds to notice that they are not needed.
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None:
         return

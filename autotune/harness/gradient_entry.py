@@ -1,6 +1,6 @@
-"""Where a program's ways with gradients are led through the harness: backward, zero_grad, clipping, GradScaler, step.
+"""Routes a program's gradient calls through the harness: backward, zero_grad, clipping, GradScaler, step.
 
-What is done there is decided in `gradients.py`; a program that asks for nothing never gets here.
+`gradients.py` decides what is done there; nothing is installed unless a knob asks for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ READING = "get_total_norm"
 
 
 def put_in_place(watch: Any) -> None:
-    """Leads what torch does with gradients through the harness, except the steps of optimizers."""
+    """Routes torch's gradient functions through the harness, except the steps of optimizers."""
     import torch
     from torch.nn.utils import clip_grad
 
@@ -32,7 +32,7 @@ def put_in_place(watch: Any) -> None:
 
 
 def before_steps(watch: Any, kind: Any) -> None:
-    """Leads the steps of a class of optimizers through the harness, once."""
+    """Routes the steps of an optimizer class through the harness; idempotent."""
     if getattr(kind.step, "is_autotunes_own", False):
         return
 
@@ -54,7 +54,7 @@ def _around_backward(watch: Any, backward: Callable[..., Any]) -> Callable[..., 
     import torch
 
     def begun_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # A backward pass within one, of a checkpointed segment, has its share already.
+        # A nested backward pass, of a checkpointed segment, is scaled already.
         if watch.is_inside or torch.compiler.is_compiling() or not watch.is_active:
             return backward(tensors, grad_tensors, *args, **kwargs)
         try:
@@ -103,7 +103,7 @@ def _around_clip(watch: Any, clip: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _around_scaler(watch: Any, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    # The program's own scaler: it must not unscale, step or move its scale while gradients are still gathered.
+    # The program's own scaler must not unscale, step or update its scale while gradients are still being accumulated.
     import torch
 
     is_enabled = torch.amp.GradScaler.is_enabled
@@ -126,5 +126,5 @@ def _around_scaler(watch: Any, name: str, method: Callable[..., Any]) -> Callabl
 
 
 def _optimizer_of(optimizer: Any, *args: Any, **kwargs: Any) -> "tuple[Any, Any, Any]":
-    """Splits the arguments of `GradScaler.step`, whose first has a name."""
+    """Splits the arguments of `GradScaler.step`, whose first may be passed by name."""
     return optimizer, args, kwargs

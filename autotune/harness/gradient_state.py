@@ -1,4 +1,4 @@
-"""Gradients as they are at a moment: how large, by whom changed since, of which parameters."""
+"""Inspects gradients: their norms, whether they changed, which parameters have them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ def parameters_of(optimizer: Any) -> List[Any]:
 
 
 def is_sharded(module: Any) -> bool:
-    """Returns whether a module's parameters are shared out to ranks."""
+    """Whether a module's parameters are sharded over ranks."""
     is_wrapped = any(type(each).__name__ == "FullyShardedDataParallel" for each in members.modules(module))
     return is_wrapped or any(hasattr(type(parameter), "to_local") for parameter in members.parameters(module))
 
 
 def look(parameters: List[Any]) -> List[Any]:
-    """Returns what changes when a gradient is changed, in place or by another one. Waits for the device."""
+    """Returns a fingerprint that changes when a gradient is modified or replaced. Waits for the device."""
     versions = [None if parameter.grad is None else parameter.grad._version for parameter in parameters]
     return [*versions, *norms(parameters)]
 
 
 def norms(parameters: List[Any]) -> List[Any]:
-    """Returns the norm of each gradient, as text, that what is no number equals itself; None for none."""
+    """Returns the norm of each gradient, as text, so that NaN equals itself; None for a missing gradient."""
     import torch
 
     found = [parameter.grad for parameter in parameters]
@@ -38,11 +38,11 @@ def norms(parameters: List[Any]) -> List[Any]:
 
 
 def total_norm(parameters: Any, norm_type: float) -> Any:
-    """Returns the norm of all gradients, as `clip_grad_norm_` does.
+    """Returns the total norm of all gradients, as `clip_grad_norm_` does.
 
     Args:
         parameters: a tensor, or several.
-        norm_type: of the norm.
+        norm_type: order of the norm.
     """
     import torch
 
@@ -55,7 +55,7 @@ def total_norm(parameters: Any, norm_type: float) -> Any:
 
 
 def divide(parameters: List[Any], scale: Any) -> None:
-    """Takes a scale out of gradients that the program will use; what overflowed becomes 0."""
+    """Divides gradients that the program will use by a scale; values that overflowed become 0."""
     import torch
 
     with torch.no_grad():

@@ -1,15 +1,15 @@
-"""What becomes of gradients between `backward()` and the optimizer's step, in a program that is not changed.
+"""Accumulates and scales gradients between `backward()` and the optimizer's step, without changes to the program.
 
-Accumulation: of every k calls of `step()` the last one steps, `zero_grad()` clears before the first only, and each backward
-pass brings in its k-th part. Ranks under DistributedDataParallel average what is gathered once, in the k-th (`no_sync`), as
-soon as the program has been seen to leave its gradients alone. Loss scaling, for float16: backward passes begin with a gradient
-of the scale, and the step goes through a GradScaler. Clipping is what stands between the two: it waits for the last call and
-for gradients as they are.
+Accumulation: of every k calls of `step()` only the last one steps, `zero_grad()` clears only before the first, and each
+backward pass contributes 1/k of its gradients. Under DistributedDataParallel, ranks average the sum once, in the k-th pass
+(`no_sync`), as soon as the program has been seen to leave its gradients alone. Loss scaling for float16: backward passes start
+from the scale as gradient, and the step goes through a GradScaler. Clipping comes between the two: it is done in the last call
+only, on unscaled gradients.
 
-A program that does something else with its gradients (clears or clips them by hand, throws them away, has several optimizers)
-cannot be led like that: it is found out in the first steps, by looking at the gradients, and left alone from there on.
+A program that handles its gradients differently (clears or clips them by hand, discards them, has several optimizers) cannot
+be driven like that. It is detected in the first steps, by inspecting the gradients, and left alone from then on.
 
-Nothing here is put in place unless a knob asks for it.
+Nothing here is installed unless a knob asks for it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .context import TrialContext
 from .knobs import module as module_knobs
 from .knobs import step as step_knobs
 
-CHECKED_CYCLES = 2  # in which the gradients themselves are looked at: that waits for the device
-MAX_DISCARDED = 4  # cycles thrown away one after the other: then the program does it at each step
+CHECKED_CYCLES = 2  # in which the gradients themselves are inspected, which waits for the device
+MAX_DISCARDED = 4  # consecutive discarded cycles, after which the program is taken to discard at each step
 
 
 class Gradients:
     """Accumulates and scales the gradients of one optimizer.
 
     Attributes:
-        global_batch: samples that a step of all ranks is to hold; None when it is not given.
-        every: calls of `step()` to one that steps; None until the batch has told it (`Spec.global_batch`).
-        scaler: a GradScaler of the harness's own; None where nothing is scaled.
+        global_batch: samples that a step of all ranks together is to hold; None if not given.
+        every: calls of `step()` per real step; None until derived from the batch size (`Spec.global_batch`).
+        scaler: the harness's own GradScaler; None where nothing is scaled.
         problem: why gradients are left alone, in words; "" while they are not.
     """
 
@@ -48,12 +48,12 @@ class Gradients:
         self.set_to_none: Optional[bool] = knobs.get(step_knobs.SET_TO_NONE)
         self.scaler: Any = None
         self.problem = ""
-        self.num_calls = self.num_done = self.num_cleared = 0  # calls of step() in whole cycles, those that stepped
-        self.is_left_empty: Optional[bool] = None  # after zero_grad(): whether the gradients are gone
+        self.num_calls = self.num_done = self.num_cleared = 0  # calls of step() in whole cycles, real steps, zero_grad()
+        self.is_left_empty: Optional[bool] = None  # whether gradients are None after zero_grad()
         self._optimizer: Any = None  # a weak reference
         self.gathered = self._num_discarded = 0
         self._is_dirty = self.is_inside = self.is_through = self._is_unscaled = False
-        self._begin: Any = None  # the gradient that the last backward pass began with
+        self._begin: Any = None  # the gradient that the last backward pass started from
         self._first_samples = 0.0  # of the first forward call
         self._after_backward: Optional[List[Any]] = None
         self._when_held: Optional[List[Any]] = None
@@ -61,13 +61,13 @@ class Gradients:
         self._parallel = context.handlers.parallel
         if self.every != 1:
             self._parallel.is_due = self._is_due
-        may_scale = knobs.get(module_knobs.AMP) == "fp16"  # before a scheduler puts itself around an optimizer's step
+        may_scale = knobs.get(module_knobs.AMP) == "fp16"  # install before a scheduler wraps an optimizer's step
         if self._is_derived or self.every != 1 or self.set_to_none is not None or may_scale:
             self.is_in_place = True
             entry.put_in_place(self)
 
     def scale(self, module: Any, device: str) -> None:
-        """Scales the losses of this process from now on: a module computes in float16."""
+        """Scales the losses of this process from now on; called when a module computes in float16."""
         import torch
 
         if state.is_sharded(module):
@@ -83,18 +83,18 @@ class Gradients:
         return not self.problem and (self.every != 1 or self.scaler is not None)
 
     def enlist(self, optimizer: Any) -> None:
-        """Puts the harness before the steps of an optimizer's class; called for each optimizer that is made."""
+        """Wraps `step()` of an optimizer's class; called for each optimizer that is made."""
         if self.is_in_place:
             entry.before_steps(self, type(optimizer))
 
     def broke(self, doing: str) -> None:
-        """Called in an `except` block around the harness's own code."""
+        """Reports a failure of the harness's own code; called in an `except` block around it."""
         self._context.broke(doing)
 
     # --- backward ---
 
     def begin_backward(self, tensors: Any, grad_tensors: Any) -> Tuple[Any, Any]:
-        """Returns what to call backward on and what to begin with."""
+        """Returns the tensors to call backward on and the gradients to start from."""
         import torch
 
         if self._when_held is not None:
@@ -116,7 +116,7 @@ class Gradients:
 
         if gradient is None:
             if torch.Tensor.numel(output) != 1:
-                return None  # torch has a word to say about that
+                return None  # torch raises its own error
             gradient = torch.full_like(output, 1 / (self.every or 1), memory_format=torch.preserve_format)
         else:
             gradient = gradient / (self.every or 1)
@@ -134,13 +134,13 @@ class Gradients:
     # --- steps ---
 
     def is_in_charge(self, optimizer: Any) -> bool:
-        """Whether the steps of this optimizer are led; the first that steps is, and a second one ends it."""
+        """Whether this optimizer's steps are driven: the first optimizer that steps, until a second one steps."""
         if not self.is_active:
             return False
         own = self._optimizer() if self._optimizer is not None else None
         if own is None:
             if self._own() is not optimizer:
-                self._after_backward = self._when_held = None  # of another one's gradients
+                self._after_backward = self._when_held = None  # they are of another optimizer's gradients
             self._optimizer = weakref.ref(optimizer)
         elif own is not optimizer:
             if self.scaler is not None:
@@ -150,21 +150,21 @@ class Gradients:
         return True
 
     def _own(self) -> Any:
-        """Returns the optimizer that steps; before the first step the one made last; None when it is gone."""
+        """Returns the optimizer that steps, or before the first step the one made last; None when it is gone."""
         if self._optimizer is not None:
             return self._optimizer()
         return next(reversed(self._context.optimizers.optimizers()), None)
 
     def is_last(self) -> bool:
-        """Whether the next call of `step()` steps: no more gradients are to come."""
+        """Whether the next call of `step()` really steps, since no more gradients are to come."""
         return self.gathered + 1 >= (self.every or 1)
 
     def _is_due(self) -> bool:
-        # While a program is still being found out it may step on gradients that would have been held back.
+        # In checked cycles every pass communicates: the program may yet step on gradients that `no_sync` would have held back.
         return self.num_done < CHECKED_CYCLES or self.is_last()
 
     def step(self, step: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Steps, or holds the step back when more gradients are to come; returns what a step would."""
+        """Steps, or skips the step if more gradients are to come; returns what a step would."""
         import torch
 
         closure, returned = kwargs.get("closure", args[0] if args else None), None
@@ -194,7 +194,7 @@ class Gradients:
         return done if closure is None else returned
 
     def _program_steps(self) -> None:
-        """Called at each step of the program: the first one tells how many backward passes it makes to one."""
+        """Called at each step of the program; the first shows how many backward passes it makes per step."""
         if self._is_derived and self.every and not self.num_done and not self.gathered:
             self._correct()
         if not self.is_last() or self.scaler is not None:
@@ -212,7 +212,7 @@ class Gradients:
         return returned
 
     def unscale(self) -> None:
-        """Divides the gradients by the scale, once a cycle, before they are looked at."""
+        """Divides the gradients by the scale, once per cycle, before the program clips or reads them."""
         if self.scaler is None or self._is_unscaled:
             return
         self._check_untouched()
@@ -221,12 +221,12 @@ class Gradients:
             self.scaler.unscale_(self._own())
 
     def keeps(self, owner: Any) -> bool:
-        """Whether `zero_grad()` of an optimizer or a module must leave the gradients that are being gathered."""
+        """Whether `zero_grad()` of an optimizer or a module must leave the gradients that are being accumulated."""
         if not self.gathered or self.problem or not self._is_concerned(owner):
             return False
         if not self._is_dirty:
             return True
-        self.gathered, self._is_dirty, self._when_held = 0, False, None  # thrown away: all that was gathered goes with it
+        self.gathered, self._is_dirty, self._when_held = 0, False, None  # discarded: so is all that was accumulated
         self._num_discarded += 1
         if self._num_discarded >= MAX_DISCARDED:
             self.stand_down(step_knobs.DISCARDS)
@@ -241,8 +241,8 @@ class Gradients:
         return owner is self._own()
 
     def cleared(self) -> None:
-        """Called after `zero_grad()` where it was told what to leave."""
-        # Looked at while it is new: what the knob is for is seen at once.
+        """Called after a `zero_grad()` whose `set_to_none` came from the knob."""
+        # Inspected in the first cycles only: the knob's effect shows at once.
         self.num_cleared += 1
         if self.num_cleared <= 2 * CHECKED_CYCLES and self._context.num_steps:
             self.is_left_empty = all(parameter.grad is None for parameter in self._parameters())
@@ -250,21 +250,21 @@ class Gradients:
     # --- clipping ---
 
     def norm(self, name: str, parameters: Any, args: Any, kwargs: Any) -> Any:
-        """Returns what clipping would, without doing it: there are gradients to come."""
+        """Returns what clipping would return, without clipping, since more gradients are to come."""
         if name != "clip_grad_norm_":
             return None
         norm = state.total_norm(parameters, float(kwargs.get("norm_type", args[1] if len(args) > 1 else 2.0)))
         return norm if self.scaler is None or self._begin is None else norm / self._scale()
 
-    # --- how many ---
+    # --- how many calls per step ---
 
     def _derive(self) -> None:
-        """Tells from the batch how many calls of `step()` make the global batch; called at the first backward pass."""
+        """Derives from the batch how many calls of `step()` make the global batch; called at the first backward pass."""
         samples, self._first_samples = self._batch()
         self._set_every(samples, 1)
 
     def _correct(self) -> None:
-        """Takes into account that the program gathers gradients itself; called at its first step."""
+        """Corrects `every` for accumulation that the program does itself; called at its first step."""
         import torch
 
         samples, called = self._batch()
@@ -291,7 +291,7 @@ class Gradients:
             self._parallel.is_due = None if self.every == 1 else self._is_due
 
     def _batch(self) -> Tuple[Optional[float], float]:
-        """Returns the samples of a batch, None where it is not known, and what the forward calls since the last step held."""
+        """Returns the samples of a batch, None if unknown, and the samples of the forward calls since the last step."""
         context = self._context
         called = max((root.samples for root in context.modules.roots), default=0.0)
         size = context.loaders.touched[-1].batch_size if context.loaders.touched else None
@@ -302,16 +302,16 @@ class Gradients:
 
     @property
     def calls_per_step(self) -> Optional[float]:
-        """Calls of `step()` to one that stepped, as seen; None before there was one."""
+        """Calls of `step()` per real step, as observed; None before the first real step."""
         return self.num_calls / self.num_done if self.num_done else None
 
     @property
     def is_early(self) -> bool:
-        """Whether there has been no second step yet, before which cleared gradients tell nothing."""
+        """Whether there has been no second step yet; until then cleared gradients say nothing."""
         return bool(self._context.num_steps < 2)
 
     def samples_per_step(self) -> Optional[float]:
-        """Returns the samples that a step of all ranks held, as counted; None where samples are not what is counted."""
+        """Returns the median samples per step of all ranks, as counted; None where something else than samples is counted."""
         samples = self._context.window.steps["samples"]
         if not samples or self._context.loaders.unit != "samples":
             return None
@@ -320,7 +320,7 @@ class Gradients:
     # --- what the program does ---
 
     def stand_down(self, why: str) -> None:
-        """Leaves the gradients alone from here on."""
+        """Leaves the gradients alone from now on."""
         if self.problem:
             return
         self.problem = why
@@ -333,7 +333,7 @@ class Gradients:
         self._parallel.catch_up()
 
     def _scale(self) -> Any:
-        """Returns what the gradients are multiplied by until they are unscaled."""
+        """Returns the factor that is in the gradients until they are unscaled."""
         return self._begin * (self.every or 1)
 
     def _check_untouched(self) -> None:

@@ -10,8 +10,8 @@ from typing import Any, Callable, Optional, Sequence
 class Awaited(importlib.abc.MetaPathFinder):
     """Finds one module as the other finders would, with a loader that hands its execution to `around`, once.
 
-    `importlib.util.find_spec` (libraries ask so) gets a spec and uses nothing up: the hook steps aside only inside
-    `exec_module`.
+    `importlib.util.find_spec`, which libraries call, gets a spec without using up the hook: the hook removes itself only
+    inside `exec_module`.
 
     Args:
         name: of the module, dotted.

@@ -1,10 +1,10 @@
-"""How far the rate of a window may lie from the truth. Standard library only; `autotune.stats` holds the tuner's copy.
+"""Estimates how far a window's rate may lie from the truth. Standard library only; `autotune.stats` holds the tuner's copy.
 
-Steps depend on each other, so single steps say too little: the naive interval of steps with a lag-1 correlation of 0.7 covered
-55 to 60 % instead of 95 %. Blocks of steps depend less, and what is left is estimated and allowed for: with a lag-1
-correlation r, n blocks say as much as n (1 - r) / (1 + r) independent ones (Law & Kelton, Simulation Modeling and Analysis).
-Where too few blocks are left of that, no interval is claimed: of autocorrelated steps a handful looks like independent ones
-by chance, and its interval would be wrong most often exactly where it is given.
+Steps are correlated, so an interval from single steps is too narrow: with a lag-1 correlation of 0.7 it covered 55 to 60 %
+instead of 95 %. Blocks of steps are less correlated, and the remaining correlation is estimated and allowed for: with a lag-1
+correlation r, n blocks are worth n (1 - r) / (1 + r) independent ones (Law & Kelton, Simulation Modeling and Analysis).
+If too few effective blocks remain, no interval is claimed: a handful of autocorrelated steps can look independent by chance,
+and the interval would be wrong most often exactly where it is given.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 from typing import List, Optional, Tuple
 
-MIN_BLOCKS = 32  # fewer do not tell dependent blocks from independent ones; the shortest window, 2 s, has 33 to 40
-MIN_EFFECTIVE_BLOCKS = 6.0  # so many independent ones the dependent ones must be worth
+MIN_BLOCKS = 32  # fewer cannot tell dependent blocks from independent ones; the shortest window, 2 s, has 33 to 40
+MIN_EFFECTIVE_BLOCKS = 6.0  # independent blocks that the correlated ones must be worth
 MAX_CORRELATION = 0.95
 MERGED_BLOCKS = 20  # spread is taken from at most twice this many blocks: fewer, longer ones are less correlated
 
 
 def mean_half_width_frac(rates: List[float], seconds: List[float]) -> Tuple[Optional[float], str]:
-    """Returns the 95 % half-width of a window's rate, relative to it, and "", or None and why none can be claimed.
+    """Returns the relative 95 % half-width of a window's rate and "", or None and the reason why none can be claimed.
 
     The rate is that of the whole window, samples over seconds: a ratio of two sums, whose error is that of the residuals
     (Cochran, Sampling Techniques, 6.3). So a long pause weighs as many seconds as it takes.
@@ -51,9 +51,9 @@ def mean_half_width_frac(rates: List[float], seconds: List[float]) -> Tuple[Opti
 
 
 def _correlation(errors: List[float], squares: float) -> float:
-    """Returns the lag-1 correlation as in von Neumann's ratio, its bias in short rows taken off.
+    """Returns the lag-1 correlation as in von Neumann's ratio, corrected for its bias in short series.
 
-    Blocks that make up for each other (a loader's) narrow the interval only beyond half a standard error.
+    Blocks that compensate for each other (a loader's) narrow the interval only beyond half a standard error.
     """
     n = len(errors)
     ends = (errors[0] ** 2 + errors[-1] ** 2) / 2
@@ -67,11 +67,11 @@ def _correlation(errors: List[float], squares: float) -> float:
 def spread_frac(rates: List[float], *, min_blocks: int = 5) -> Optional[float]:
     """Returns the half-width that ends a window: Student's t over merged blocks, relative to the mean; None from too few.
 
-    It is no claim: it takes neighbouring blocks for independent and is available from five of them on.
+    This is no confidence interval: it treats neighbouring blocks as independent, and is available from five blocks on.
 
     Args:
         rates: rate of each block, in order.
-        min_blocks: fewer say nothing.
+        min_blocks: with fewer, returns None.
     """
     if len(rates) < min_blocks:
         return None

@@ -1,9 +1,9 @@
 """Keeps the user's checkpoints from being saved over, renamed over or removed by a trial.
 
-The tuner's keeper (launchers/keeper.py) guards them against being written into, where the file system knows leases; no lease
-keeps a name. So `torch.save`, and the functions of `os` by which Python programs, their libraries, `shutil` and `pathlib`
-change names, leave the files alone that stand in protocol.KEPT_FILE, and do everything else as before. The program is told
-that it was done: what it put there lies in the trial's folder.
+The tuner's keeper (launchers/keeper.py) guards them against writes into the file, where the file system supports leases; a
+lease does not protect a name. So `torch.save`, and the functions of `os` with which Python programs, their libraries, `shutil`
+and `pathlib` change names, leave the files listed in protocol.KEPT_FILE alone, and do everything else as before. To the
+program they seem to succeed: what it saved there lies in the trial's folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def keep(folder: str) -> None:
 
 
 def torch_is_there() -> None:
-    """Replaces `torch.save`, too."""
+    """Also replaces `torch.save`."""
     if kept is not None:
         torch: Any = sys.modules["torch"]
         for module in (torch, torch.serialization):
@@ -57,7 +57,7 @@ def _put(name: str, around: Callable[[Call], Call]) -> None:
 
 
 class Function:
-    """A function that is none of the methods of a class that holds it, as built-in ones: pathlib of Python 3.9 holds some."""
+    """A callable that, like built-in functions, does not bind to a class that holds it: pathlib of Python 3.9 holds some."""
 
     __module__ = "os"  # by which it is pickled
 
@@ -65,7 +65,7 @@ class Function:
         self._call = call
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Calls it."""
+        """Calls the function."""
         return self._call(*arguments, **named)
 
     def __reduce__(self) -> str:
@@ -85,10 +85,10 @@ class Kept:
         self._file, self._spared, self._made = (os.path.join(folder, name) for name in names)
         self._version: Any = None
         self._paths: Dict[str, str] = {}  # path -> its last part
-        self._removed: Set[str] = set()  # folders that the program takes for removed
+        self._removed: Set[str] = set()  # folders that the program believes to be removed
 
     def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `torch.save` that leaves guarded files alone, and notes those that it is about to make."""
+        """Returns a `torch.save` that leaves guarded files alone and records new files that it is about to make."""
 
         def saved(obj: Any, f: Any, *arguments: Any, **named: Any) -> Any:
             if isinstance(f, (str, os.PathLike)):
@@ -103,7 +103,7 @@ class Kept:
         return saved
 
     def renaming(self, rename: Call) -> Call:
-        """Returns `os.rename` or `os.replace` that leaves guarded names alone."""
+        """Returns an `os.rename` or `os.replace` that leaves guarded names alone."""
 
         def renamed(src: Any, dst: Any, *, src_dir_fd: Optional[int] = None, dst_dir_fd: Optional[int] = None) -> None:
             taken, source = self._kept(dst, dst_dir_fd), self._kept(src, src_dir_fd)
@@ -115,7 +115,7 @@ class Kept:
                 if is_new and os.path.isfile(target):
                     _append(self._made, os.path.realpath(target))
                 return
-            import shutil  # costs milliseconds, and hardly any program comes here
+            import shutil  # importing it costs milliseconds, and few programs get here
 
             if is_folder:
                 shutil.copytree(origin, target, symlinks=True)
@@ -127,7 +127,7 @@ class Kept:
         return renamed
 
     def removing(self, remove: Call) -> Call:
-        """Returns `os.remove` or `os.unlink` that leaves guarded names alone."""
+        """Returns an `os.remove` or `os.unlink` that leaves guarded names alone."""
 
         def removed(path: Any, *, dir_fd: Optional[int] = None) -> None:
             kept = self._kept(path, dir_fd)
@@ -139,7 +139,7 @@ class Kept:
         return removed
 
     def removing_folders(self, remove: Call) -> Call:
-        """Returns `os.rmdir` that leaves a folder alone in which nothing but guarded files is left."""
+        """Returns an `os.rmdir` that only pretends to remove a folder that holds nothing but guarded files."""
 
         def removed(path: Any, *, dir_fd: Optional[int] = None) -> None:
             try:
@@ -153,7 +153,7 @@ class Kept:
         return removed
 
     def making_folders(self, make: Call) -> Call:
-        """Returns `os.mkdir` for which a folder that was left alone when it was removed is not there."""
+        """Returns an `os.mkdir` that accepts an existing folder whose removal was only pretended."""
 
         def made(path: Any, mode: int = 0o777, *, dir_fd: Optional[int] = None) -> None:
             folder = os.path.realpath(_at(path, dir_fd)) if self._removed else ""
@@ -165,7 +165,7 @@ class Kept:
         return made
 
     def _kept(self, path: Any, dir_fd: Optional[int]) -> Optional[str]:
-        """Returns the guarded path that is meant; None for any other."""
+        """Returns the guarded path that `path` refers to; None for any other."""
         self._read()
         if not self._paths:
             return None
@@ -208,7 +208,7 @@ def _append(file: str, line: str) -> None:
     try:
         with open(file, "a", encoding="utf-8", errors="surrogateescape") as opened:
             opened.write(line + "\0")
-    except OSError:  # a full disk: it is not told, but done
+    except OSError:  # a full disk: goes unrecorded
         pass
 
 

@@ -1,4 +1,4 @@
-"""After which step a trial is over, in all ranks the same: leaving one by one would deadlock the others' collectives."""
+"""Decides the last step of a trial, the same in all ranks: leaving one by one would deadlock the others' collectives."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Optional
 from . import protocol
 from .context import TrialContext
 
-INSPECT_STEPS = 5  # every optimizer has had its turn, and there are steps to time roughly
-ANNOUNCE_AHEAD = 2  # rank 0 announces the last step this many steps ahead: every rank sees it in time (collectives keep step)
+INSPECT_STEPS = 5  # by then every optimizer has stepped, and there are enough steps for a rough timing
+ANNOUNCE_AHEAD = 2  # rank 0 announces the last step this many steps ahead: every rank sees it in time (they run in lockstep)
 
 
 class LastStep:
@@ -27,12 +27,12 @@ class LastStep:
         return self._number is not None
 
     def is_enough(self) -> bool:
-        """Returns whether this process has made all the steps that it needs."""
+        """Whether this process has made all the steps that it needs."""
         context = self._context
         return bool(context.num_steps >= INSPECT_STEPS if context.spec.mode == "inspect" else context.window.is_full)
 
     def is_reached(self) -> bool:
-        """Returns whether the step that was just made was the last one; called after every step that is looked at."""
+        """Whether the step just made was the last one; called after every step that is looked at."""
         context = self._context
         if context.peers.is_joint:
             return bool(context.peers.is_over())

@@ -1,4 +1,4 @@
-"""One DataLoader of the program: where it was made, from what, and what it has delivered."""
+"""Records one DataLoader of the program: where it was made, from what, and what it has delivered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class Loader:
-    """What is known of one DataLoader of the program. The program's own objects are not kept alive."""
+    """What is known of one DataLoader of the program. Does not keep the program's objects alive."""
 
     def __init__(self, number: int, arguments: Dict[str, Any]) -> None:
         from torch.utils.data import IterableDataset
@@ -21,9 +21,9 @@ class Loader:
         self.number, self.ordinal = number, 0
         self.stack, code = _construction()
         self.main_line = startable.main_line()
-        self.began_lines: Set[int] = set()  # of the main module: iterations began there
+        self.began_lines: Set[int] = set()  # of the main module, where iterations began
         self.site = self.stack[0]
-        self.code, self.nth = sites.marked(code, arguments), 0  # the same for a program that was edited or moved, see sites.py
+        self.code, self.nth = sites.marked(code, arguments), 0  # survive edits and moves of the program, see sites.py
         self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
         self.given_kinds = [type(arguments.get(name)) for name in ("dataset", "sampler", "batch_sampler", "collate_fn")]
         self.num_data = None if issubclass(self.given_kinds[0], IterableDataset) else _length(arguments.get("dataset"))
@@ -38,21 +38,21 @@ class Loader:
         self.is_stream = issubclass(self.given_kinds[0], IterableDataset)
         self.is_shuffled = sites.shuffles(arguments)
         self.sizes = batches.Sizes()
-        self.usual_batch: Optional[float] = None  # leading dimension of a whole batch, where that is its samples
+        self.usual_batch: Optional[float] = None  # leading dimension of a full batch, where that counts samples
         self.is_target = False
-        self.is_of_bytes: Optional[bool] = None  # whether its first batch held images of eight bits a value, once looked at
+        self.is_of_bytes: Optional[bool] = None  # whether its first batch held 8-bit images; None until inspected
         # since the last step
         self.samples = 0.0
         self.wait_s = 0.0
         self.num_yields = 0
         # over the trial
         self.num_steps_fed = 0
-        self.num_steps_running = 0  # without a step between that it did not feed
+        self.num_steps_running = 0  # consecutive steps that it fed
         self.fed_step = -1
         self.total_samples = self.total_wait_s = self.total_batches = 0.0
 
     def renew(self, arguments: Dict[str, Any]) -> None:
-        """Takes in what it is made from, when it is made and each time it is made anew."""
+        """Notes what it is made from; called when it is made, and each time it is made anew."""
         self._dataset = _weakly(arguments.get("dataset"))
         self._given_batch_sampler = _weakly(arguments.get("batch_sampler"))
 
@@ -72,7 +72,7 @@ class Loader:
 
     @property
     def given_batch_sampler(self) -> Any:
-        """The one it was constructed with; None when there was none or it is gone."""
+        """The batch sampler it was constructed with; None when there was none or it is gone."""
         return self._given_batch_sampler()
 
     def made(self, loader: Any) -> None:
@@ -80,31 +80,31 @@ class Loader:
         self._made = _weakly(loader)
 
     def parts(self) -> Dict[str, Any]:
-        """Returns what a worker would be sent, as the program has it; only what is left where the loader is gone."""
+        """Returns what a worker would be sent, in the program's version; only the data set if the loader is gone."""
         names = ("dataset", "collate_fn", "worker_init_fn")
         loader = self._made()
         return {"dataset": self.dataset} if loader is None else {name: members.attribute(loader, name) for name in names}
 
     def begins(self) -> None:
-        """Notes where the program iterates over it: that starts its workers."""
+        """Notes where the program starts to iterate over it, which starts its workers."""
         line = startable.main_line()
         if line is not None:
             self.began_lines.add(line)
 
     @property
     def is_shared_out(self) -> bool:
-        """Whether several workers do not each yield all of the data: a stream must ask which worker it is in.
+        """Whether workers divide the data instead of each yielding all of it; a stream must ask which worker it is in.
 
-        One that runs with several workers already has had its author see to it; one worker proves nothing.
+        If the program itself uses several workers, its author has seen to it; one worker proves nothing.
         """
         if not self.is_stream or self.has_asked_worker_info or (self.num_workers > 1 and not self.is_target):
             return True
         return any(each.has_asked for each in worker.read(self.counters_file)) if self.counters_file else False
 
     def is_rebuilt_as(self, other: "Loader") -> bool:
-        """Whether another one is this one made anew (each epoch, say), after it has trained: same site and arguments.
+        """Whether `other` is this loader made anew (each epoch, say), after it has trained: same site and arguments.
 
-        Its data are the same, or it was made by the same calls when the data before were gone, or from as much of them.
+        The data set must be the same, or the calls must be, with the old data set gone or of the same length.
         """
         if self.site != other.site or self.num_steps_fed == 0:
             return False
@@ -117,7 +117,7 @@ class Loader:
         return self
 
     def __reduce__(self) -> Any:
-        return type(None), ()  # a pickled DataLoader leaves us behind, and is read where there is no harness
+        return type(None), ()  # a pickled DataLoader drops this record, since it may be read where there is no harness
 
 
 def _nothing() -> Any:
@@ -133,15 +133,15 @@ def _weakly(value: Any) -> Callable[[], Any]:
 
 def _length(dataset: Any) -> Optional[int]:
     try:
-        return len(dataset)  # the program's: torch's samplers ask the same, and nothing else knows it
-    except Exception:  # a stream, or a program's own idea of a length
+        return len(dataset)  # runs the program's code, as torch's samplers do; nothing else knows the length
+    except Exception:  # a stream, or a length that fails
         return None
 
 
 def _construction() -> Tuple[List[str], str]:
-    """Returns who makes the loader.
+    """Returns where the loader is made.
 
-    "file:line" of the callers outside torch and the harness, nearest first; and the code there (see sites.py).
+    That is "file:line" of the callers outside torch and the harness, nearest first, and the code there (see sites.py).
     """
     import torch
 

@@ -1,8 +1,8 @@
-"""Which DataLoader trains, and how long the program waits for it.
+"""Finds which DataLoader trains, and measures how long the program waits for it.
 
-The training loader is not known at construction, where its knobs must be set. The baseline finds it: the loader whose
-batches come with the optimizer's steps, named by construction site and ordinal, together with the loader it was made from
-(libraries construct a second one around the first's batch sampler). Later trials turn knobs at those sites.
+The training loader is not known at construction, where its knobs must be set. The baseline finds it: it is the loader whose
+batches come with the optimizer's steps. It is named by construction site and ordinal, together with the loader it was made
+from (libraries construct a second one around the first's batch sampler). Later trials set knobs at those sites.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class LoaderWatch:
         self.touched: List[Loader] = []
         self.training: Optional[Loader] = None
         self.unit, self.unit_source = "steps", "optimizer steps: no batch dimension was found"
-        self._worth = float(self._spec.tokens_per_sample or 1)  # of a sample, in what is counted
+        self._worth = float(self._spec.tokens_per_sample or 1)  # units counted per sample
         self._is_measuring = self._spec.mode != "apply"
         self._bits = context.handlers.eight_bits
         self._sites = sites.TargetSites(self._spec.target)
         self.is_uninstalled = False
         self._current: Optional[Loader] = None
-        self._workers: List[Any] = []  # processes of the loader that started last
+        self._workers: List[Any] = []  # worker processes of the loader that started last
         self._patch_construction()
         self._patch_iteration()
         of_workers = (affinity.OWN_CORES, affinity.AFFINITY, eight_bits.KEY)
@@ -99,7 +99,7 @@ class LoaderWatch:
                 if info.num_yields or first.__class__ is not tensor or first.dim() == 0 or first.size(0) != info.usual_batch:
                     watch._yielded(info, batch, monotonic() - began_s, self._autotune_probe)
                     return batch
-                # One batch like those before, as nearly all are: in place, since a call costs a microsecond of cold code.
+                # The common case, one batch like those before, is inlined: a call costs a microsecond of cold code.
                 info.samples = info.usual_batch * worth
                 info.wait_s = monotonic() - began_s
                 info.num_yields = 1
@@ -114,7 +114,7 @@ class LoaderWatch:
         ]
 
     def uninstall(self) -> None:
-        """Looks at no batch any more and forgets the loaders; those still to be made get their knobs (mode "apply")."""
+        """Stops reading batches and forgets the loaders; loaders made later still get their knobs (mode "apply")."""
         if self.is_uninstalled:
             return
         self.is_uninstalled = True
@@ -125,7 +125,7 @@ class LoaderWatch:
             patch.uninstall()
 
     def _patch_workers(self) -> None:
-        # Only while the workers start: the loader shows the program its own worker_init_fn (some look at it).
+        # worker_init_fn is replaced only while the workers start: some programs read it from the loader.
         from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
         def around(start: Any) -> Any:
@@ -156,7 +156,7 @@ class LoaderWatch:
         if info is None:
             return
         self._workers = iterator._workers
-        method = getattr(iterator._workers[0], "_start_method", None)  # of its class; None: the process' own
+        method = getattr(iterator._workers[0], "_start_method", None)  # set by its class; None: the process's default
         info.settings[loader_knobs.CONTEXT] = method or loader_knobs.start_method(None)
 
     def _has_counters(self, info: Loader, num_workers: int) -> bool:
@@ -164,7 +164,7 @@ class LoaderWatch:
         try:
             worker.create(path, num_workers)
         except OSError:
-            return False  # the folder is gone or the disk is full: the loader must work all the same
+            return False  # the folder is gone or the disk is full: the loader must work anyway
         info.counters_file = path
         return True
 
@@ -188,17 +188,17 @@ class LoaderWatch:
             patches.install(module, "get_worker_info", around)
 
     def workers(self) -> List[Any]:
-        """Returns the processes that were started last for a loader and run."""
+        """Returns the live worker processes of the loader that started last."""
         return [process for process in self._workers if process.is_alive()]
 
     def dead_worker(self) -> Dict[str, str]:
-        """Returns {"worker": "12, SIGKILL"} when a worker was ended by a signal, its id and which; {} when none was.
+        """Returns {"worker": "12, SIGKILL"}, process id and signal, if a signal ended a worker; {} if none did.
 
-        The program's exception need not say so: who was taking a tensor from the worker sees "connection reset by peer".
+        The program's exception need not say so: receiving a tensor from such a worker fails with "connection reset by peer".
         """
         for process in self._workers:
             code = process.exitcode
-            if code is not None and code < 0 and code != -signal.SIGTERM:  # torch itself ends idle workers by SIGTERM
+            if code is not None and code < 0 and code != -signal.SIGTERM:  # torch itself ends idle workers with SIGTERM
                 return {"worker": f"{process.pid}, {signal.Signals(-code).name}"}
         return {}
 
@@ -256,7 +256,7 @@ class LoaderWatch:
         if not self._is_measuring:
             return self._sites.is_target(info, arguments, is_chained=self._is_chained(info, arguments))
         if self._spec.target is None:
-            return True  # it is not known yet which loader trains: the user's pins hold for all
+            return True  # the training loader is not known yet: the user's pins hold for all
         return self._chosen(info) is not None
 
     def _chosen(self, info: Loader) -> Optional[Dict[str, Any]]:
@@ -291,7 +291,7 @@ class LoaderWatch:
                 info.largest_batch = samples
             info.samples += samples * self._worth
             if info.is_of_bytes is None and self._spec.target is None and self._is_measuring and not self._bits.is_asked:
-                info.is_of_bytes = eight_bits.are_bytes(batch)  # asked once a study
+                info.is_of_bytes = eight_bits.are_bytes(batch)  # determined once per study
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
             if self._context.phases.now == "init":
@@ -302,9 +302,9 @@ class LoaderWatch:
     def take_step(self, forward_samples: float, forward_unit: str) -> Tuple[float, float, bool]:
         """Returns (samples, seconds waited for input, whether a foreign loader ran) of the step that just ended.
 
-        Samples are what the training loader delivered: that counts accumulation by itself, a GAN's several forwards once
-        and an LBFGS closure's repetitions once; a program that fetches one batch ahead has a step without any. Without a
-        loader they are read from the inputs of the forward calls; without either, the step itself.
+        Samples are those that the training loader delivered. This includes accumulated batches, and counts a GAN's several
+        forward calls and an LBFGS closure's repetitions once. A program that fetches one batch ahead has one step without.
+        Without a loader they are read from the inputs of the forward calls; without either, the step itself is counted.
         """
         num_steps = self._context.num_steps
         self._choose_training()
@@ -321,7 +321,7 @@ class LoaderWatch:
             elif info.num_steps_fed * 2 < num_steps:
                 is_foreign = True
             else:
-                wait_s += info.wait_s  # a second loader that feeds the steps as well
+                wait_s += info.wait_s  # a second loader that also feeds the steps
             info.samples = info.wait_s = 0.0
             info.num_yields = 0
         self.touched.clear()
@@ -344,8 +344,8 @@ class LoaderWatch:
         return num_steps <= 2 or training.num_steps_fed * 2 >= num_steps
 
     def _choose_training(self) -> None:
-        # The last loader touched before the first step (not a validation that ran before it); later the one that fed most
-        # steps; and one that feeds step after step while the old one rests (a loader built anew) takes over.
+        # At first the last loader touched before the first step (not a validation that ran earlier), later the one that fed
+        # most steps. A loader that feeds consecutive steps while the old one is idle (a loader built anew) takes over.
         training, num_steps = self.training, self._context.num_steps
         for info in reversed(self.touched):
             info.num_steps_fed += 1
@@ -359,7 +359,7 @@ class LoaderWatch:
         self.training = training
 
     def num_workers(self) -> int:
-        """Workers of the training loader; 0 without one."""
+        """Returns the number of workers of the training loader; 0 without one."""
         return self.training.num_workers if self.training else 0
 
     def target(self) -> Optional[List[Dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Which losses the program trained on: seen at `backward()`, read from the device when all measuring is over."""
+"""Records the losses the program trained on: seen at `backward()`, read from the device once measuring is over."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .context import TrialContext
 from .knobs import attention
 from .patches import patches
 
-FIRST_GAP_S = 0.25  # between two looks at a loss, later
-MAX_LOSSES = 64  # losses looked at one by one, and kept
+FIRST_GAP_S = 0.25  # between two recorded losses after the first ones; doubled each time
+MAX_LOSSES = 64  # losses that are recorded one by one
 SCALED_ELSEWHERE = "a gradient scaler scales the loss in a way that cannot be undone here"
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds what programs draw from, so that two runs begin alike; a program that seeds itself later has the last word."""
+    """Seeds the random generators, so that two runs begin alike; a program that seeds them later overrides this."""
     import torch
 
     random.seed(seed)
@@ -32,15 +32,15 @@ def seed_everything(seed: int) -> None:
 class LossWatch:
     """Keeps the first losses that `backward()` was called on, and the last one, without waiting for the device.
 
-    It looks at the first losses one by one, then at one now and then, twice as late each time: a loss that is no number stays
-    one, and a wrapper around every call costs a microsecond of cold code. Often must not be: each time a class of torch's is
-    changed the interpreter forgets what it knows of it, and after a thousand times for good (CPython 3.13).
+    It records the first losses one by one, then one now and then, doubling the interval each time. That is enough, since a NaN
+    loss stays NaN, and a wrapper around every call costs a microsecond of cold code. The wrapper must not come and go often:
+    each change of a torch class invalidates the interpreter's caches for it, and a thousand do so for good (CPython 3.13).
 
-    A loss that a GradScaler has multiplied is kept as it was before: the scale changes while it trains.
+    A loss that a GradScaler has multiplied is kept unscaled, since the scale changes during training.
 
     Args:
-        context: for the optimizer steps so far, and whether one is under way.
-        num_steps: losses of so many optimizer steps are all looked at, however many there are; None for the first 64 losses.
+        context: gives the number of optimizer steps, and whether one is under way.
+        num_steps: record all losses of this many optimizer steps, however many there are; None for the first 64 losses.
     """
 
     def __init__(self, context: TrialContext, num_steps: Optional[int] = None) -> None:
@@ -50,9 +50,9 @@ class LossWatch:
         self._kept: List[Tuple[int, Any]] = []  # (optimizer steps before it, the loss)
         self._last: Any = None
         self._num_seen = self._num_scaled = 0
-        self._scaled: Tuple[Any, Any] = (None, None)  # (weak reference to what a scaler returned, what it was given)
-        self.attention: Optional[Set[str]] = None  # fused kernels of attention that the first loss was computed with
-        self._closed_step = -1  # the step whose closure has told its loss
+        self._scaled: Tuple[Any, Any] = (None, None)  # (weak reference to a scaler's output, its input)
+        self.attention: Optional[Set[str]] = None  # fused attention kernels that the first loss was computed with
+        self._closed_step = -1  # the step whose closure's loss is recorded
         self._gap_s, self._next_s = FIRST_GAP_S, 0.0
         self._grad_fn: Any = torch.Tensor.grad_fn
         is_compiling, numel = torch.compiler.is_compiling, torch.Tensor.numel
@@ -98,11 +98,11 @@ class LossWatch:
 
     def _keep(self, step: int) -> None:
         if self._context.optimizers.is_stepping:
-            # In a closure: LBFGS calls it as often as its line search likes, only the first is at the step's own weights.
+            # In a closure, which LBFGS calls as often as its line search needs: only the first is at the step's own weights.
             if self._closed_step == step:
                 return
             self._closed_step = step
-        self._kept.append((step, self._last.clone()))  # a CUDA graph would write the next one over it
+        self._kept.append((step, self._last.clone()))  # a CUDA graph would overwrite it with the next one
 
     @property
     def num_seen(self) -> int:
@@ -110,7 +110,7 @@ class LossWatch:
         return self._num_seen
 
     def look_again(self, now_s: float) -> None:
-        """Looks at the next loss when it is time, unless the program has put something else in place meanwhile."""
+        """Records the next loss when it is due, unless the program has meanwhile replaced the patched functions."""
         if now_s < self._next_s:
             return
         self._gap_s *= 2
@@ -121,7 +121,7 @@ class LossWatch:
     def summary(self) -> Optional[Dict[str, Any]]:
         """Returns {"first", "last", "is_finite", "curve", "why_no_curve"}; None when no scalar was seen. Waits for the device.
 
-        The curve is the mean loss of each of the first complete optimizer steps, None for one that is no number.
+        The curve is the mean loss of each of the first complete optimizer steps, None for one that is not finite.
         """
         if self._last is None:
             return None
@@ -130,10 +130,10 @@ class LossWatch:
             if step < self._context.num_steps:  # else the program ended in the middle of it
                 steps.setdefault(step, []).append(float(loss))
         if self._wanted_steps is None and self._num_seen > MAX_LOSSES and steps:
-            del steps[max(steps)]  # not all of its losses may have been looked at
+            del steps[max(steps)]  # not all of its losses may have been recorded
         first, last = (_finite(float(loss)) for loss in (self._kept[0][1], self._last))
         scaler, harness = self._context.optimizers.scaler, self._context.gradients.scaler
-        # The harness's own scales gradients: the losses are as they are.
+        # The harness's own scaler scales gradients, not losses.
         why = "" if scaler is harness or self._num_scaled >= self._num_seen else SCALED_ELSEWHERE
         return {
             "first": first,
