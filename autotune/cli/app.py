@@ -28,15 +28,18 @@ from autotune.errors import BadInput
 
 HELP = """Finds the fastest correct way to run a PyTorch training job on this machine, proves it, and hands it over as a file.
 
-    autotune run model=resnet18         a built-in recipe
-    autotune run -- python train.py     your own script, unmodified
-    autotune resume STUDY               go on with a study that was ended
-    autotune show                       the latest study again
-    autotune export STUDY -o best.yaml  the winner as a file
-    autotune apply best.yaml -- python train.py   train with it
-    autotune verify best.yaml           whether it still keeps what it claims
-    autotune ui                         the trials in the MLflow UI
-    autotune doctor                     whether this machine is set up well
+- `autotune run model=resnet18`: a built-in recipe
+- `autotune run -- python train.py`: your own script, unmodified
+- `autotune resume STUDY`: go on with a study that was ended
+- `autotune show`: the latest study again
+- `autotune export STUDY -o best.yaml`: the winner as a file
+- `autotune apply best.yaml -- python train.py`: train with it
+- `autotune verify best.yaml`: whether it still keeps what it claims
+- `autotune ui`: the trials in the MLflow UI
+- `autotune doctor`: whether this machine is set up well
+
+Exit codes: 0 success; 1 a fault of autotune; 2 bad input; 3 nothing worked, or doctor found an error; 4 a verified speed-up no
+longer holds; 5 verify could not measure it; 130 interrupted.
 """
 
 _PANEL_TUNE, _PANEL_SEE, _PANEL_KNOW = "Tune", "See and use results", "Look before you tune"

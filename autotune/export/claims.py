@@ -94,7 +94,8 @@ def worth_text(change: dict[str, Any] | None) -> str:
         return " ".join(filter(None, [change.get("verdict"), f"({change['reason']})" if change.get("reason") else ""]))
     interval = f" [{change['ci'][0]:.3f}, {change['ci'][1]:.3f}]" if change.get("ci") else ""
     verdict = "" if change.get("verdict") in (None, "faster") else f", {change['verdict']}"
-    return f"{change['ratio']:.3f} x{interval}{verdict}"
+    estimated = ", estimated" if change.get("basis") == "estimated" else ""
+    return f"{change['ratio']:.3f} x{interval}{verdict}{estimated}"
 
 
 def speedup_of(summary: Summary, entry: dict[str, Any]) -> dict[str, Any] | None:

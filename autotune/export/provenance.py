@@ -61,7 +61,8 @@ def _worth(claimed: Claimed) -> dict[str, Any]:
 
 
 def _factor(change: dict[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = _rounded({name: change.get(name) for name in ("ratio", "ci", "verdict")})
+    said = {name: change.get(name) for name in ("ratio", "ci", "verdict")}
+    made: dict[str, Any] = _rounded(said | ({"basis": "estimated"} if change.get("basis") == "estimated" else {}))
     return made
 
 

@@ -120,6 +120,36 @@ def test_two_looks_are_paid_for_with_a_wider_interval():
     assert twice[0] < once[0] < once[1] < twice[1]
 
 
+def test_a_batch_size_must_be_worth_more_than_the_spread():
+    """It changes the training: what the data do not tell apart goes to the configuration that does not."""
+    batch, same = trial(1, 210.0, B="16"), trial(2, 203.0, A="1", C="1")
+    batch.tier, same.tier = Tier.training, Tier.numerics
+    rates = {1: [210.0], 2: [203.0]}
+    assert choose(rates, [batch, same]) is batch
+    assert choose(rates, [batch, same], spread=0.05) is same
+    assert choose({1: [260.0], 2: [203.0]}, [batch, same], spread=0.05) is batch
+
+
+def test_the_best_that_leaves_the_training_as_it_is_comes_into_the_finals():
+    searched = [trial(n, 200.0 - n, B=str(n)) for n in range(1, 5)]
+    for record in searched:
+        record.tier = Tier.training
+    same = trial(7, 190.0, A="1")
+    same.tier = Tier.numerics
+    assert [record.number for record in finalists([BASELINE, *searched, same])] == [1, 2, 7]
+    same.value = 120.0  # far behind: what changes the training is worth it
+    assert [record.number for record in finalists([BASELINE, *searched, same])] == [1, 2, 3]
+
+
+def test_a_finalist_that_fails_once_as_the_time_ends_does_not_keep_the_finals_going(bench):
+    """Without time for another pair there is nothing to choose anew: it went round for ever."""
+    failures = lambda number, knobs: Failure(signal="SIGSEGV") if number >= 6 and knobs.get("precision.amp") == "bf16" else None  # noqa: E731
+    surface = Surface(gains={("precision.amp", "bf16"): 2.0}, start_s=12.0, failures=failures)
+    for minutes in (2.0, 2.5, 3.0, 3.5):
+        summary = bench(surface, "precision.amp=choice('off','bf16')", "search_space=none", minutes=minutes, seed=1).run()
+        assert summary["status"] == "complete"
+
+
 CLOSE = {("layout.channels_last", True): 1.9, ("optimizer.implementation", "fused"): 1.02, ("threads.intra", 4): 1.03}
 
 

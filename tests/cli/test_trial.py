@@ -1,0 +1,51 @@
+"""`autotune show STUDY --trial N`, and how the table says what a trial changes."""
+
+import json
+
+import pytest
+
+from autotune.cli import trials
+from autotune.cli.terminal import console
+from autotune.testing.studies import make_study
+from autotune.wording import against_phrase
+
+
+@pytest.fixture
+def study(cli):
+    return make_study(cli.cwd / "runs", "resnet18")
+
+
+def test_one_trial_is_told_completely(cli, study):
+    said = cli("show", "resnet18", "--trial", "1").stdout
+    for word in ("trial 0001", "why", "settings", "precision.amp", "took", "runs/resnet18/trials/0001"):
+        assert word in said, word
+    assert json.loads(cli("show", "resnet18", "--trial", "1", "--json").stdout)["number"] == 1
+
+
+def test_a_trial_that_is_not_there_is_refused(cli, study):
+    ended = cli("show", "resnet18", "--trial", "99")
+    assert ended.returncode == 2
+    assert "--trial: no such trial of 'resnet18', got 99. There are 0 to" in ended.stderr
+
+
+def test_a_configuration_is_told_against_one_that_it_resembles():
+    best = {"precision.amp": "bf16", "layout.channels_last": True, "loader.num_workers": 4}
+    assert against_phrase({**best, "loader.num_workers": 8}, best, 3) == "as 0003 with workers 8"
+    assert against_phrase({"precision.amp": "bf16", "layout.channels_last": True}, best, 3) == "as 0003 without workers 4"
+    assert against_phrase({"loader.batch_size": 64}, best, 3) == "batch 64"
+    assert against_phrase(best, {}, 0) == "bf16 · channels_last · workers 4"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200, None])
+def test_what_changed_is_wrapped_and_never_cut(width):
+    changed = {"precision.amp": "bf16", "layout.channels_last": True, "optimizer.implementation": "fused"}
+    changed |= {"loader.num_workers": 8, "loader.persistent_workers": True, "compile.mode": "max-autotune", "threads.intra": 16}
+    trial = {"number": 1, "kind": "search", "outcome": "ok", "value": 50.0, "changed": changed}
+    out = console(width=width or 10_000)
+    with out.capture() as capture:
+        out.print(trials.rows([trial], width=width, summary={"unit": "samples", "trials": [trial]}))
+    text = " ".join(capture.get().split())
+    for word in ("bf16", "channels_last", "fused", "workers", "max-autotune", "16"):
+        assert word in text
+    assert "…" not in text
+    assert max(map(len, capture.get().splitlines())) <= (width or 400)
