@@ -1,7 +1,7 @@
-"""How a trial ended: one outcome and one line of reason, decided from plain facts.
+"""Classifies how a trial ended: one outcome and a one-line reason, decided from plain facts.
 
-The order of belief: what a rank wrote about itself, the way the first process ended, the limit that passed, and only then
-known messages in the log. Nothing here looks for the word "error".
+Evidence is trusted in this order: what a rank wrote about itself, how the first process ended, the deadline that passed, and
+only then known messages in the log. Nothing here looks for the word "error".
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from autotune.records import Knobs, Outcome
 
 Verdict = tuple[Outcome, str]
 
-MAX_QUOTED_CHARS = 340  # of what the program said; what autotune says of it is never cut
-NEAR_CAP_FRAC = 0.9  # of the device's memory: evidence enough to read an unclear failure as want of memory
-MIN_LOSS_SCALE = 1.0  # below it fp16 does not hold the gradients at all: they were never scaled down on purpose
-MAX_SKIPPED_FRAC = 0.02  # of the window's steps; a scaler that tries a larger scale every 2000 steps skips one of them
-CALIBRATING_SKIPS = 16  # from the first scale, 2**16, down to 1: more cannot come of looking for a scale
+MAX_QUOTED_CHARS = 340  # of the program's own text; autotune's words are never cut
+NEAR_CAP_FRAC = 0.9  # of the memory: above it, an ambiguous failure counts as out of memory
+MIN_LOSS_SCALE = 1.0  # below it the gradients do not fit fp16 even unscaled; nobody scales down on purpose
+MAX_SKIPPED_FRAC = 0.02  # of the window's steps; a scaler that tries a larger scale every 2000 steps skips one in 2000
+CALIBRATING_SKIPS = 16  # halvings from the initial scale, 2**16, down to 1: calibration cannot skip more steps
 BUILDING = ("spawn", "import", "init")  # before the model is called
 STARTING = (*BUILDING, "first_batch")
-LOSS, SCALING = "loss", "scaling"  # what a program may lose by itself, so that its trials are not to blame for it
+LOSS, SCALING = "loss", "scaling"  # what the unchanged program may fail to keep finite, which then excuses its trials
 
 LONGER = "Let it train longer: more epochs, or more data"
 UNTRAINED = (
@@ -67,28 +67,28 @@ START_REFUSED = "autotune: the command cannot be started: "
 
 @dataclass(kw_only=True)
 class Facts:
-    """Everything the decision looks at, plain values only.
+    """Everything the classification uses, as plain values.
 
     Attributes:
-        exit_code: of the first process, when it ended by itself.
-        signal: name of the signal that ended it, "SIGSEGV"; None when none did or when autotune sent it.
-        cause: "result", "exit", "deadline", "stopped" or "lost": why the trial was over.
-        phase: last phase known.
+        exit_code: exit status of the first process, if it ended by itself.
+        signal: name of the signal that ended it, "SIGSEGV"; None if none did or autotune sent it.
+        cause: why the trial was over: "result", "exit", "deadline", "stopped" or "lost".
+        phase: last known phase.
         results: rank results of this trial.
         problems: results that could not be used, one sentence each.
         log_tail: end of standard error.
         stop_reason: why it was stopped, or what was lost; "" otherwise.
         deadline: the limit that passed, in words; "" otherwise.
-        shut_out: why the harness is in no Python process of a running trial; "" when it is, or that is not known.
-        hang: what its processes were doing then, in words; "" when it was not looked at.
-        oom_kills: how many processes of our cgroup the kernel killed for memory meanwhile.
+        shut_out: why no Python process of the running trial loaded the harness; "" if one did, or if unknown.
+        hang: what the processes were doing when the deadline passed, in words; "" if not examined.
+        oom_kills: processes of our cgroup that the kernel killed for memory during the trial.
         is_harness_seen: whether the harness left any sign: a progress line or a result.
         num_steps: optimizer steps seen.
-        asked: knobs the harness was asked for, or asked to check.
-        mode: the spec's mode; only "measure" has to bring a number.
-        device_used_frac: largest share of device memory seen in use; None unknown.
-        memory_limit_bytes: cap of one process that the user has set; None for none.
-        excused: of LOSS and SCALING what the program does not keep by itself either: no reason against a trial.
+        asked: knobs the harness was asked to apply or to check.
+        mode: the spec's mode; only "measure" must yield a rate.
+        device_used_frac: largest share of device memory seen in use; None when unknown.
+        memory_limit_bytes: the user's memory cap for one process; None for none.
+        excused: which of LOSS and SCALING the unchanged program does not keep finite either; no trial fails for these.
     """
 
     exit_code: int | None = None
@@ -113,7 +113,7 @@ class Facts:
 
 
 def classify(facts: Facts) -> Verdict:
-    """Returns how a trial ended and why, in one line; the line is empty for a plain ok."""
+    """Returns a trial's outcome and a one-line reason; the reason is "" for a plain ok."""
     outcome, reason = _decide(facts)
     note = ""
     if outcome in (Outcome.device_oom, Outcome.host_oom) and facts.memory_limit_bytes:
@@ -140,9 +140,9 @@ def _decide(facts: Facts) -> Verdict:
 
 
 def root(facts: Facts) -> RankResult | None:
-    """Returns the rank whose exception the others', if any, follow from: the first to fail that does not tell of another's end.
+    """Returns the rank with the root-cause exception: the first to fail that does not merely report another's failure.
 
-    None when no rank has raised.
+    None if no rank has raised.
     """
     failed = [result for result in facts.results if result.status == "failed"]
     return min(failed, key=lambda one: (_is_second_hand(one, facts), one.failed_s or 0.0, one.rank), default=None)
@@ -162,7 +162,7 @@ def _of_answers(facts: Facts) -> Verdict:
         return Outcome.ok, ""
     for result in facts.results:
         if pace(result, facts.results[0]) is None:
-            if facts.exit_code:  # it gave up by itself, without an exception: sys.exit(3)
+            if facts.exit_code:  # the program exited without an exception: sys.exit(3)
                 return _of_status(facts)
             return Outcome.error, f"{_unmeasured(result)}{_on(result, facts)}"
         if result.window is not None and not (result.throughput_per_s or 0.0) > 0:  # also NaN
@@ -174,14 +174,14 @@ def _of_answers(facts: Facts) -> Verdict:
 
 
 def not_finite(facts: Facts) -> dict[str, str]:
-    """Returns what of the training was no number, LOSS or SCALING -> when, or how much, in words; {} when nothing was."""
+    """Returns what was not finite in training: LOSS or SCALING -> since when, or how much, in words; {} if all was."""
     skips = [(SCALING, _skipped(result, facts)) for result in facts.results if _skips(result) and _is_lasting(result)]
     found = dict(reversed([*_overflows(facts), *skips]))
     return found | ({LOSS: _since(facts.results)} if LOSS in found else {})
 
 
 def _overflows(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Yields what became no number by the end, rank by rank, and why it is out where that is not excused."""
+    """Yields what was not finite at the end, LOSS or SCALING, rank by rank, with the reason if that is not excused."""
     for result in facts.results:
         if _is_lost(result):
             yield LOSS, f"the loss is not finite after {_steps_of(result)} steps{_on(result, facts)}"
@@ -195,7 +195,7 @@ def _is_lost(result: RankResult) -> bool:
 
 
 def _since(results: Sequence[RankResult]) -> str:
-    """Returns since when the loss is no number; only the first losses were kept one by one."""
+    """Returns since when the loss is not finite; only the first losses are kept one by one."""
     curves = [result.loss.get("curve") or [] for result in results if result.loss is not None and _is_lost(result)]
     steps = [max((n for n, loss in enumerate(curve, 1) if loss is not None), default=0) + 1 for curve in curves]
     known = [step for step, curve in zip(steps, curves, strict=True) if step <= len(curve)]
@@ -203,7 +203,7 @@ def _since(results: Sequence[RankResult]) -> str:
 
 
 def _skips(result: RankResult) -> bool:
-    """Whether a gradient scaler skipped so many steps of the window that it is no measurement: a skipped step is a fast one."""
+    """Whether a gradient scaler skipped too many steps of the window: skipped steps are fast and would inflate the rate."""
     if result.window is None or result.scaling is None:
         return False
     return bool(result.scaling["skipped_in_window"] > max(1, MAX_SKIPPED_FRAC * result.window.steps))
@@ -214,7 +214,7 @@ def _is_lasting(result: RankResult) -> bool:
 
 
 def _of_window(result: RankResult, facts: Facts) -> Verdict | None:
-    """Returns why a rank's number may not win; None when it may."""
+    """Returns the verdict that keeps a rank's rate from winning; None if it may win."""
     if result.window is None:
         return None
     if _skips(result) and not (_is_lasting(result) and SCALING in facts.excused):
@@ -237,7 +237,7 @@ def _skipped(result: RankResult, facts: Facts) -> str:
 
 
 def _unapplied(result: RankResult, asked: Knobs) -> str:
-    """Returns the knob that did not take effect and why; "" when all did. A knob without a report did not."""
+    """Returns the first knob that did not take effect and why; "" if all did. A knob without a report did not."""
     for key, report in result.knobs.items():
         if report.status != APPLIED:
             value = f"={asked[key]}" if key in asked else ""
@@ -270,7 +270,7 @@ def _steps_of(result: RankResult) -> int:
 
 
 def _of_loss(lost: RankResult, facts: Facts) -> Verdict:
-    """Returns the verdict where ranks have lost another one that has raised nothing."""
+    """Returns the verdict when ranks have lost a peer that raised no exception."""
     told = {one.rank for one in facts.results if one.status == "failed" and _class_of(one) not in PARENT_CLASSES}
     then = f"; {_quoted(_raised(lost))}{_on(lost, facts)}" if lost.rank in told else ""
     for rank, code in failed_ranks(facts.log_tail):
@@ -283,7 +283,7 @@ def _of_loss(lost: RankResult, facts: Facts) -> Verdict:
 
 
 def _is_second_hand(result: RankResult, facts: Facts) -> bool:
-    """Whether a rank only reports the failure of another; when a rank has one of its own, that one is the root."""
+    """Whether a rank's exception only reports the failure of another process."""
     line = _raised(result)
     if _class_of(result) in OOM_CLASSES | HOST_OOM_CLASSES or _of_message(line, line, facts):
         return False
@@ -303,7 +303,7 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
         return Outcome.device_oom, line
     if _class_of(result) in HOST_OOM_CLASSES:
         return Outcome.host_oom, line
-    if worker := error.get("worker"):  # said as torch says it where it notices by itself
+    if worker := error.get("worker"):  # worded as torch does when it notices by itself
         pid, _, name = worker.partition(", ")
         line = f"DataLoader worker (pid {pid}) is killed by signal: {WORKER_SIGNALS.get(name, name)}, then {line}"
         return _of_message(line, line, facts) or (Outcome.error, line)
@@ -312,7 +312,7 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
 
 
 def _raised(result: RankResult) -> str:
-    """Returns the last line of the user's traceback: "ValueError: bad shape"; of a worker's, when a worker raised it."""
+    """Returns the last line of the user's traceback, "ValueError: bad shape", or of the worker's if a worker raised it."""
     message = plain((result.error or {}).get("message", ""))
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     name = _class_of(result) or "an exception of unknown class"
@@ -320,20 +320,20 @@ def _raised(result: RankResult) -> str:
 
 
 def _said(result: RankResult) -> str:
-    """Returns the same with what an exception says in further lines: libraries put their advice there."""
+    """Returns `_raised` with the further lines of the exception's message, where libraries put their advice."""
     first, message = _raised(result), plain((result.error or {}).get("message", ""))
     lines = list(itertools.takewhile(lambda line: not CPP_FRAMES.match(line), message.strip().splitlines()))
-    is_quoted = raised_in(message) or not lines  # of a worker: the traceback in the message ends with it
+    is_quoted = raised_in(message) or not lines  # a worker's: the message holds its traceback, which ends with this line
     return first if is_quoted else "\n".join([first, *lines[1:]])
 
 
 def _quoted(text: str) -> str:
-    """Returns what a program said as part of a sentence: one line, cut where a thought ends."""
+    """Returns the program's text for quoting in a sentence: one line, cut at the end of a sentence or word."""
     return shortened(" ".join(plain(text).split()), MAX_QUOTED_CHARS)
 
 
 def _of_message(text: str, line: str, facts: Facts) -> Verdict | None:
-    """Returns what a known message means; None when it is not known."""
+    """Returns the verdict for a known message; None for any other."""
     if DEVICE_OOM.search(text):
         return Outcome.device_oom, line
     if SHARED_MEMORY.search(text):
@@ -352,7 +352,7 @@ def _of_message(text: str, line: str, facts: Facts) -> Verdict | None:
 
 
 def _of_suspicion(line: str, facts: Facts) -> Verdict:
-    """Returns want of memory where memory was short, else a crash: the message alone can mean either."""
+    """Returns out of memory if memory was nearly full, else a crash: the message alone can mean either."""
     shares = _memory_in_use(facts)
     if not shares:
         return Outcome.crash, f"{line} (whether memory was short is not known)"
@@ -363,7 +363,7 @@ def _of_suspicion(line: str, facts: Facts) -> Verdict:
 
 
 def _memory_in_use(facts: Facts) -> list[tuple[float, Outcome]]:
-    """Returns shares of the device's memory, or of a process's limit, known to have been in use, and what filling them is."""
+    """Returns the known peak shares of memory or of a process's limit, each with the outcome of exhausting it."""
     shares = [] if facts.device_used_frac is None else [(facts.device_used_frac, Outcome.device_oom)]
     for memory in (result.memory for result in facts.results):
         peak, capacity = memory.get("peak_reserved_bytes") or memory.get("peak_bytes"), memory.get("capacity_bytes")
@@ -378,7 +378,7 @@ def _memory_in_use(facts: Facts) -> list[tuple[float, Outcome]]:
 def _of_ending(facts: Facts) -> Verdict:
     signal = _killed(facts)
     log = plain(facts.log_tail)
-    # A program that succeeded has survived what it logged, unless all that trained were processes of its own that failed.
+    # A program that exits with 0 has survived what it logged, unless its child failed and no process wrote a result.
     is_failed = facts.exit_code != 0 or (CHILD_FAILED.search(log) is not None and not facts.results)
     raised = raised_in(log) if is_failed else ""
     if signal.name in ("SIGKILL", "SIGBUS") and facts.oom_kills:
@@ -405,7 +405,7 @@ def _of_ending(facts: Facts) -> Verdict:
 
 
 def _of_silence(facts: Facts) -> Verdict:
-    """A deadline has passed. Who waits for a process that died for want of memory is not slow."""
+    """Returns the verdict for a passed deadline: out of memory if a process died of that and the others waited for it."""
     if facts.shut_out:
         return Outcome.error, f"harness not loaded: {facts.shut_out}"
     limit = facts.deadline or f"a deadline passed in phase {facts.phase}"
@@ -457,7 +457,7 @@ def _crash(signal: Killed, facts: Facts) -> str:
 
 
 def _relevant(log: str, raised: str) -> str:
-    """Returns what follows the raised line: messages go on for several lines."""
+    """Returns the log from the raised line on: messages go on for several lines."""
     return log[max(0, log.rfind(raised)) :]
 
 
@@ -467,5 +467,5 @@ def _missing(results: Sequence[RankResult]) -> list[int]:
 
 
 def _on(result: RankResult, facts: Facts) -> str:
-    """Returns " (rank 3)" when there are several."""
+    """Returns " (rank 3)" if there are several ranks, else ""."""
     return f" (rank {result.rank})" if max(r.world_size for r in facts.results) > 1 else ""

@@ -1,10 +1,10 @@
-"""What is known of a trial and a study once measured: plain values, written to and read from JSON.
+"""Defines the records of trials and studies: plain values, written to and read from JSON.
 
-The study folder is the truth; MLflow, reports and `show` are made from these records.
+The study folder is the source of truth; MLflow, reports and `show` are made from these records.
 
     runs/<study>/study.json             StudyRecord: command, space, machine, fingerprint (written before the first trial)
     runs/<study>/trials/0007/asked.json TrialRequest (written before the trial starts)
-    runs/<study>/trials/0007/trial.json TrialRecord (written when the trial is over; absent = it is not)
+    runs/<study>/trials/0007/trial.json TrialRecord (written when the trial is over; absent until then)
     runs/<study>/summary.json           Summary (rewritten after every trial)
 """
 
@@ -50,27 +50,27 @@ class Outcome(enum.StrEnum):
 
     @property
     def may_win(self) -> bool:
-        """Whether a trial that ended like this may be chosen without another measurement."""
+        """Whether a trial with this outcome may be chosen without another measurement."""
         return self is Outcome.ok
 
     @property
     def has_value(self) -> bool:
-        """Whether a trial that ended like this carries a usable number."""
+        """Whether a trial with this outcome has a usable rate."""
         return self in (Outcome.ok, Outcome.raced, Outcome.unsteady, Outcome.infeasible)
 
     @property
     def is_memory(self) -> bool:
-        """Whether a trial that ended like this ran out of memory: trying it again changes nothing."""
+        """Whether a trial with this outcome ran out of memory, so that a retry is pointless."""
         return self in (Outcome.device_oom, Outcome.host_oom)
 
     @property
     def is_no_answer(self) -> bool:
-        """Whether a trial that ended like this says nothing of its configuration, which may be proposed again."""
+        """Whether this outcome says nothing about the configuration, which may then be proposed again."""
         return self in (Outcome.disturbed, Outcome.interrupted)
 
 
 class Tier(enum.StrEnum):
-    """How much a knob changes besides speed; ordered: each includes the ones before it."""
+    """How much a knob changes besides speed; each tier includes those before it."""
 
     exact = "exact"
     numerics = "numerics"
@@ -94,7 +94,7 @@ class Kind(enum.StrEnum):
 
 @dataclass(kw_only=True)
 class TrialRequest:
-    """What a trial was to measure, on disk before it starts: of one that was cut off with autotune itself this is all there is.
+    """What a trial is to measure, written before it starts. It is all that remains if autotune is killed during the trial.
 
     Attributes:
         number, kind, knobs, changed, tier, why, origin, repeats, round, started_at: as in TrialRecord.
@@ -134,41 +134,42 @@ class TrialRecord:
     Attributes:
         number: its place in the study, from 0, the baseline; also its folder's name.
         kind: why it was run.
-        repeats: number of the trial whose configuration this one measures again, or compares (kind parity); None for a first
-            measurement.
+        repeats: number of the trial whose configuration is measured again, or whose losses are checked (kind parity); None for
+            a first measurement.
         round: round of the finals or of the attribution it belongs to; None outside both.
         knobs: full configuration, the baseline's observed values included.
-        changed: the part of `knobs` that differs from the baseline: what the harness was asked to do.
+        changed: the part of `knobs` that differs from the baseline; what the harness was asked to apply.
         why: one line on why this configuration was tried.
-        origin: where the search had it from: "earlier" (an earlier study), "expert", "single KEY" (one change on the best),
-            "sampler NAME", "late" (a costly value or a lower tier); "attribution N" for the ablation of trial N; "" for the
-            baseline and the finals.
+        origin: what proposed it: "earlier" (an earlier study), "expert", "single KEY" (one change to the best), "sampler NAME",
+            "late" (a costly value or a lower tier); "attribution N" for the ablation of trial N; "" for the baseline and the
+            finals.
         outcome: how it ended.
         reason: one line on why it ended like that; "" for a plain ok.
         evidence: log tail, exit status, exception: {"exit_code", "signal", "error", "log_tail", ...}.
-        value: throughput, samples (or `unit`) per second over all ranks; None without a measurement.
-        ci: 95 % interval of `value` from block means, within one process; None when it could not be had.
-        why_no_ci: why not; "" when there is one, and without a value.
+        value: throughput in samples (or `unit`) per second over all ranks; None without a measurement.
+        ci: 95 % interval of `value` from block means, within one process; None if there is none.
+        why_no_ci: why there is no `ci`; "" if there is one, or no value.
         unit: "samples", "tokens" or "steps".
         tier: highest tier among the changed knobs.
         started_at: seconds since the epoch.
-        seconds: wall time from launch to the last process gone.
-        start: "fresh", in an interpreter of its own; "warm", as a fork of a process that had imported torch.
-        spared_s: what the warm start has spared: a fresh trial of this configuration takes so much longer.
+        seconds: wall time from launch until the last process was gone.
+        start: "fresh" for an interpreter of its own; "warm" for a fork of a process that had imported torch.
+        spared_s: seconds that the warm start saved over a fresh one.
         phases_s: seconds by phase, rank 0.
         peak_memory_bytes: largest over ranks.
         device_rate, loader_rate: D and L, per second over all ranks; None when unknown.
-        data_wait_frac: share of the window rank 0 waited for input.
-        regime: "shared" when loader workers and steps share the CPU's cores, "separate" when not, "" without workers.
+        data_wait_frac: share of the window that rank 0 waited for input.
+        regime: "shared" if loader workers and steps share CPU cores, "separate" if not, "" without workers.
         metrics: further numbers for the tracker, name -> value (NVML power, energy, utilisation, step times).
-        knob_reports: knob key -> {"status", "reason", "observed"} (rank 0, the worst rank for statuses).
-        objectives: objective -> value in its own unit (see trials/objective.py), as the study asks for them; unknown is absent.
-        scores: objective -> the same turned so that more is better, the deciding objective first; None unknown. Empty in
-            records that know throughput alone.
-        violations: key of a constraint -> share by which the trial is beyond it, above 0.
-        losses: mean loss, over the ranks, of each of the first optimizer steps, at most 64; None for one that is no number, []
-            where none was seen.
-        ranks: what several ranks were together and each by itself, see `ranks.joined`; {} for one.
+        knob_reports: knob key -> {"status", "reason", "observed"}, from the rank with the worst status.
+        objectives: objective -> value in its own unit (see trials/objective.py), for the study's objectives; unknown ones are
+            absent.
+        scores: objective -> its value as a score, where more is better, the deciding objective first; None when unknown. Empty
+            in records that hold throughput only.
+        violations: key of a constraint -> share by which the trial exceeds it, above 0.
+        losses: loss of each of the first optimizer steps, averaged over ranks, at most 64; None for one that is not finite, []
+            if none was seen.
+        ranks: several ranks together and one by one, see `ranks.joined`; {} for a single rank.
     """
 
     number: int
@@ -208,19 +209,19 @@ class TrialRecord:
 
     @property
     def score(self) -> float | None:
-        """What the study maximises, in whatever unit; a ratio of two above 1 means better. None without a measurement."""
+        """What the study maximises, in any unit: a ratio of two scores above 1 means better. None without a measurement."""
         if self.value is None:
             return None
         return next(iter(self.scores.values())) if self.scores else self.value
 
     @property
     def attempt_s(self) -> float:
-        """Wall time of the attempt that counts: what such a trial costs when nothing goes wrong."""
+        """Wall time of the last attempt: what such a trial costs if nothing goes wrong."""
         return self.seconds - float(self.evidence.get("earlier_attempt", {}).get("seconds", 0.0))
 
     @property
     def fresh_s(self) -> float:
-        """Wall time of that attempt had it been started fresh, as all trials are that measure a configuration again."""
+        """Wall time the last attempt would have taken if started fresh, as all repeated measurements are."""
         return self.attempt_s + self.spared_s
 
     def as_json(self) -> dict[str, Any]:
@@ -243,37 +244,37 @@ class TrialRecord:
 
 @dataclass(kw_only=True)
 class StudyRecord:
-    """What a study is about; written once, before its first trial.
+    """What a study measures and where; written before its first trial.
 
     Attributes:
         name: the study's name and folder.
-        base: the name that was asked for; several studies of one name have it in common.
-        sequence: place among the studies of the runs folder, from 1: the clock may be set back, this only grows.
+        base: the name that was asked for, which several studies may share.
+        sequence: place among the studies of the runs folder, from 1. Unlike the clock, it only grows.
         title: what is tuned, for people: the recipe's name or the command line.
         command: argument list of the program, placeholders unfilled.
         placeholders: knobs that travel through the command line -> value in the baseline.
         is_recipe: whether a built-in recipe is tuned.
         cwd: working directory of the program.
-        objective: what is maximised: a name out of OBJECTIVES, or several, the deciding one first.
-        terms: what the objective and the constraints are reckoned with: {"samples", "epoch_samples", "price_per_hour",
-            "constraints": {key: limit}}; what was not given is absent.
-        fingerprint: hash over `identity`: results are compared within one only.
+        objective: what is maximised: one of OBJECTIVES, or several, the deciding one first.
+        terms: inputs of the objective and the constraints: {"samples", "epoch_samples", "price_per_hour", "constraints":
+            {key: limit}}; those not given are absent.
+        fingerprint: hash of `identity`; only results with the same fingerprint are compared.
         identity: what makes results comparable, by name: machine, program, objective, space (see trials/identity.py).
-        asked: knob key -> domain as written by `Domain.as_json` or {"auto": true}, as the user asked for it.
-        space: the same for the knobs that are searched on this machine with this program; as asked before the baseline has run.
-        pinned: knobs the user fixed; they hold for the baseline too.
+        asked: knob key -> domain that the user asked for, as written by `Domain.as_json`, or {"auto": true}.
+        space: the same for the knobs that are searched here, once the baseline has run; until then as `asked`.
+        pinned: knobs the user fixed, for the baseline too.
         machine: host and device facts.
         versions: autotune, python, torch (of the program), optuna, ...
-        detected: what the baseline found of the program: {"optimizers", "modules", "world_size"}, as in RankResult.detected; {}
-            before it has run and in records of earlier versions.
+        detected: what the baseline found in the program: {"optimizers", "modules", "world_size"}, as in RankResult.detected;
+            {} before it has run and in records of earlier versions.
         started_at: seconds since the epoch.
         budget_s: wall-time budget; None for unlimited.
         budget_trials: trial budget; None for unlimited.
         spent_s: wall time that earlier runs of this study took, before it was resumed.
-        settings: configuration keys that decide what is measured (recipe, device, windows) -> value, where not the default.
-        recording: how much is recorded instead of searching, {"configurations", "repeats"}; {} for a study that searches.
+        settings: configuration keys that affect what is measured (recipe, device, windows) -> value, if not the default.
+        recording: how much is recorded instead of searched, {"configurations", "repeats"}; {} for a study that searches.
         target: the training loaders as the baseline found them, `RankResult.target`; None before it, and without a DataLoader.
-        verifies: what the study verifies instead of searching: `Verify.as_json`; {} for a study that searches.
+        verifies: what the study verifies instead of searching, `Verify.as_json`; {} for a study that searches.
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
         noise: spread from process to process as earlier studies know it, {"spread", "freedom"}; {} for nothing.
     """
@@ -322,7 +323,7 @@ class StudyRecord:
         return cls(**_fields(cls, raw, "study record", _STUDY_SHAPE))
 
 
-# What a document must hold to be used, by name: what is read from disk may have been cut off, edited or written by others.
+# Types that a document's fields must have, by name: a file on disk may be truncated, edited or written by another program.
 _NUMBER = (int, float)
 _TRIAL_SHAPE: Mapping[str, tuple[type, ...]] = {
     "number": (int,), "knobs": (dict,), "changed": (dict,), "evidence": (dict,), "phases_s": (dict,), "metrics": (dict,),
@@ -349,10 +350,10 @@ _SUMMARY_SHAPE: Mapping[str, tuple[type, ...]] = {
 
 
 def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
-    """Returns the values of a dataclass's fields; what is missing keeps its default.
+    """Returns the values of a dataclass's fields; missing ones keep their defaults.
 
     Raises:
-        ValueError: another schema, a required field is missing, or a value is of another kind.
+        ValueError: another schema, a required field is missing, or a value has the wrong type.
     """
     _check_schema(raw, what)
     fields = {f.name: f for f in dataclasses.fields(cls)}
@@ -366,7 +367,7 @@ def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, tuple[type,
 
 
 def checked_summary(raw: Any) -> Summary:
-    """Returns the document of summary.json when it is one.
+    """Returns the document of summary.json after checking it.
 
     Raises:
         ValueError: another schema, or not a summary.
@@ -398,19 +399,19 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 
 # Summary is the document of `autotune show --json`, kept as a plain dict because it is an interface:
 # {"schema", "study", "title", "status": "complete|running|interrupted|failed", "reason", "objective", "unit", "machine": {...},
-#  "terms": {"samples", "epoch_samples", "price_per_hour", "constraints"},   as in StudyRecord; "objective" a name or a list
+#  "terms": {"samples", "epoch_samples", "price_per_hour", "constraints"},   as in StudyRecord; "objective" is a name or a list
 #  "baseline": {"trial", "value", "ci": [lo, hi] | null, "objectives": {name: value}, "objectives_ci", "knobs",
-#               "is_barred": true (breaks a constraint, "reason" says which; else absent)},
+#               "is_barred": true (it breaks a constraint, "reason" says which; otherwise absent)},
 #  "best": {"trial", "value", "ci", "objectives", "objectives_ci", "overrides": {knob: value}, "knobs"} | null,
 #  "best_by_tier": {tier: {"trial", "value", "ci", "overrides", "measured_in": "finals|search", "speedup" (measured)}}; a null
-#  "ci" of these three comes with "why_no_ci"; "search" means one measurement, picked as the best of many, which overstates,
+#  "ci" of these three comes with "why_no_ci"; "search" means a single measurement, biased upwards as the best of many,
 #  "speedup": {"ratio", "ci": [lo, hi] | null, "verdict": "faster|same|ambiguous", "reason"} | null; ratio null: not compared,
-#    of scores, in whatever objective; "faster" means better
+#    a ratio of scores, whatever the objective; "faster" means better
 #  "break_even": {"samples", "steps", "seconds", "dearer_s", "compile_s"} | null, as compare/break_even.py has it,
 #  "search_cost": {"seconds", "trials", "repaid_after_s", "ci", "why_not"} | null, as compare/break_even.py has it,
 #  "front": [as "best", without knobs], the Pareto front of several objectives,
 #  "attribution": [{"knob", "from", "to", "with": [knob], "ratio", "ci", "num_rounds", "cumulative", "reason",
-#                   "verdict": "faster|same|slower|ambiguous|needed|not measured"}],   one a change of the best, by effect
+#                   "verdict": "faster|same|slower|ambiguous|needed|not measured"}],   one per change of the best, by effect
 #  "minimality": {"winner", "dropped": [as in attribution], "ratio", "ci", "num_rounds", "margin"} | null,   had no effect
 #  "diagnosis": [{"finding", "evidence", "advice"}],
 #  "parity": {"verdict": "passed|not checked|not needed", "text", "reason", "trial", "knobs", "training", "num_steps", "loss",
@@ -422,15 +423,15 @@ def _check_kinds(values: Mapping[str, Any], what: str, shape: Mapping[str, tuple
 #  "warm_start": as in StudyRecord,
 #  "noise": spread of one measurement from process to process as this study's rounds show it, {"spread", "freedom"} | null,
 #  "recording": study/recording.py's document | null for a study that searches,
-#  "disturbed_by": {"since_trial", "level": {kind: amount}, "words"} | null: what went on beside all trials from one on,
-#  "own_share": what autotune itself took from trials that had no core to spare | null,
-#  "drift": how far the baseline's measurements lie apart, where that is more than noise | null,
-#  "not_finite": that the program's own loss or gradients are no numbers, and what follows | null,
-#  "page_cache": why a long run may read slower than the best trial did | null,
+#  "disturbed_by": {"since_trial", "level": {kind: amount}, "words"} | null: disturbance accepted from that trial on,
+#  "own_share": CPU time that autotune itself took from trials that had no core to spare | null,
+#  "drift": how far the baseline's measurements lie apart, if by more than noise | null,
+#  "not_finite": that the program's own loss or gradients are not finite, and what follows | null,
+#  "page_cache": why a long run may read data more slowly than the best trial did | null,
 #  "files": {"left", "new": [{"name", "bytes", "trial"}], "kept": [{"path", "trials"}], "aside": [{"path", "copy", "trial"}],
 #            "unguarded": [{"path", "why"}]},
 #  "placeholders", "detected": as in StudyRecord,
-#  "cycles": what is said of the steps where they come in cycles | null,
+#  "cycles": a sentence about the cycles that steps come in | null,
 #  "trials": [{"number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci",
 #              "seconds", "start": "fresh|warm", "spared_s", "phases_s", "peak_memory_bytes", "device_rate", "loader_rate",
 #              "data_wait_frac", "regime", "round", "repeats", "score",

@@ -1,4 +1,4 @@
-"""The folder of a study: where each file lies, and how documents are written and read. Nothing else knows the paths."""
+"""Lays out a study's folder and reads and writes its documents. Nothing else knows the paths."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from autotune.owner import Claim, Owned, owner_of
 from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest, checked_summary
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # the embedded tracking store lies beside the studies
+RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # the embedded tracking store lies next to the studies
 FULL = (errno.ENOSPC, errno.EDQUOT)
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # on a full disk: another program's temporary file may go by itself
+PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # between retries on a full disk: another program may free space
 PROBE_BYTES = 4096
 CUT_OFF = "autotune was ended before the study was over"
 
@@ -32,9 +32,9 @@ class StudyFolder:
     Attributes:
         path: the folder.
         name: its name.
-        base, sequence: as in StudyRecord, when this process made the folder.
-        is_kept: whether anybody reads what is written; not in a replay, which then need not write after every trial.
-        mask: takes the secrets of a study out of every document that is written.
+        base, sequence: as in StudyRecord, if this process made the folder.
+        is_kept: whether the folder outlives the study. False in a replay, which need not write after every trial.
+        mask: removes the study's secrets from every document that is written.
     """
 
     is_kept = True
@@ -53,7 +53,7 @@ class StudyFolder:
 
     @property
     def config_file(self) -> Path:
-        """The composed configuration, interpolations unresolved."""
+        """The composed configuration, with interpolations unresolved."""
         return self.path / "config.yaml"
 
     @property
@@ -79,10 +79,10 @@ class StudyFolder:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[str]:
-        """Keeps every other tuner out of the study; yields why that could not be done, "" when it was.
+        """Locks the study against other tuners; yields why that was not possible, "" if it was.
 
         Raises:
-            BadInput: another tuner works on it.
+            BadInput: another tuner is working on it.
             FolderLost: the folder cannot be written.
         """
         with contextlib.ExitStack() as held:
@@ -102,7 +102,7 @@ class StudyFolder:
 
     @property
     def is_owned(self) -> bool:
-        """Whether some process works on the study now."""
+        """Whether a process is working on the study now."""
         return owner_of(self.path) is not None
 
     # Documents -------------------------------------------------------------------------------------------------------------
@@ -134,31 +134,31 @@ class StudyFolder:
         self._write(self.trial_path(request.number) / "asked.json", as_json(request.as_json()))
 
     def write_trial(self, record: TrialRecord) -> None:
-        """Writes a finished trial's record; from then on the trial counts."""
+        """Writes a finished trial's record, which makes the trial count."""
         self._write(self.trial_path(record.number) / "trial.json", as_json(record.as_json()))
 
     def read_trials(self) -> list[TrialRecord]:
-        """Returns every finished trial, by number. Folders without a record (cut off) are left out.
+        """Returns every finished trial, by number. Folders without a record (of killed trials) are left out.
 
         Raises:
             OSError: a record cannot be read.
-            ValueError: a record is not one; names its file.
+            ValueError: a record is invalid; the message names its file.
         """
         files = sorted(self.path.glob("trials/[0-9]*/trial.json"))
         return sorted((_read_as(TrialRecord.from_json, file) for file in files), key=lambda record: record.number)
 
     def read_cut_off(self) -> list[TrialRequest]:
-        """Returns what the trials without a record were to measure, by number: they were cut off with autotune itself."""
+        """Returns the requests of trials without a record, by number: autotune was killed while they ran."""
         files = sorted(self.path.glob("trials/[0-9]*/asked.json"))
         found = []
         for file in files:
             if not file.with_name("trial.json").exists():
-                with contextlib.suppress(OSError, ValueError):  # cut off before anything was asked
+                with contextlib.suppress(OSError, ValueError):  # killed before the request was written
                     found.append(TrialRequest.from_json(read_json(file)))
         return sorted(found, key=lambda request: request.number)
 
     def tidy(self) -> None:
-        """Removes what writers that were killed left half-written; only for the study's owner."""
+        """Removes temporary files that killed writers left behind; only for the study's owner."""
         for file in (*self.path.glob("*.tmp"), *self.path.glob("trials/*/*.tmp"), self.path / ".probe"):
             with contextlib.suppress(OSError):
                 file.unlink()
@@ -182,12 +182,12 @@ class StudyFolder:
         return checked_summary(read_json(self.summary_file))
 
     def current_summary(self) -> Summary:
-        """Returns summary.json, corrected: a study that says it runs, without a process that works on it, was cut off.
+        """Returns summary.json, corrected: a "running" study that no process is working on was killed.
 
         Raises:
             OSError, ValueError: as `read_summary`.
         """
-        is_owned = self.is_owned  # asked first: who ends meanwhile has written how
+        is_owned = self.is_owned  # checked first: an owner that ends in between has written its final status
         summary = self.read_summary()
         if summary["status"] == "running" and not is_owned:
             return {**summary, "status": "interrupted", "reason": CUT_OFF}
@@ -200,10 +200,10 @@ class StudyFolder:
     # When it cannot be written ---------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Checks that the folder is still there and can be written.
+        """Checks that the folder still exists and can be written.
 
         Raises:
-            FolderLost: it is not; says why and what to do.
+            FolderLost: it cannot; says why and what to do.
         """
         self._check_place()
         self._write(self.path / ".probe", "." * PROBE_BYTES)
@@ -211,13 +211,13 @@ class StudyFolder:
             (self.path / ".probe").unlink()
 
     def lost(self, error: OSError) -> FolderLost:
-        """Returns what a failed write means, for the user."""
+        """Returns the exception that explains a failed write to the user."""
         why, again = error.strerror or str(error), f"autotune resume {self.name}{_where(self.path.parent)}"
         kept = "What was measured before is kept"
         if error.errno in FULL:
             return FolderLost(f"{self.path}: the disk is full ({why}). {kept}. Free some space, then: {again}")
         if error.errno in GONE and error.filename and self._claim is not None and not self._claim.is_lost:
-            place = Path(error.filename).parent  # of the file that was to be written
+            place = Path(error.filename).parent  # folder of the file being written
             return FolderLost(f"{place}: gone ({why}), deleted or moved while the study ran. {kept}. To go on: {again}")
         if error.errno in GONE:
             return FolderLost(
@@ -245,7 +245,7 @@ class StudyFolder:
 
 
 def create(runs: Path, name: str) -> StudyFolder:
-    """Makes and returns the folder of a new study: `name`, or `name-2`, `name-3` when that is taken.
+    """Makes and returns the folder of a new study: `name`, or `name-2`, `name-3` if that is taken.
 
     Raises:
         BadInput: the name is not a plain name, or the runs folder cannot be written.
@@ -283,18 +283,18 @@ def check_name(name: str) -> None:
 
 
 def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
-    """Returns the study that `name` means: the latest that was asked for by this name, else the folder of this name.
+    """Returns the study that `name` means: the latest one requested under this name, else the folder of this name.
 
-    With the runs folder before it ("runs/resnet18") it means that very folder: of two studies of one name, the first is
-    reached so.
+    With the runs folder in front ("runs/resnet18") it means exactly that folder, which is how to reach the first of two
+    studies of the same name.
 
     Args:
         runs: the runs folder.
         name: as typed.
-        without: folder of a study that is not meant.
+        without: folder of a study to leave out.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is no such study.
     """
     is_folder = os.sep in name and Path(name).parent.resolve() == runs.resolve()
     name = Path(name).name if is_folder else name
@@ -311,7 +311,7 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
 
 
 def call(folder: StudyFolder) -> str:
-    """Returns what to type for this study on a command line: its name, or its path where the name means a later one."""
+    """Returns what to type for this study on a command line: its name, or its path if the name means a later study."""
     try:
         is_meant = find(folder.path.parent, folder.name).path == folder.path
     except BadInput:
@@ -320,7 +320,7 @@ def call(folder: StudyFolder) -> str:
 
 
 def studies(runs: Path) -> Iterator[StudyFolder]:
-    """Yields the studies of a runs folder, by name; none where there is no such folder."""
+    """Yields the studies of a runs folder, by name; none if there is no such folder."""
     if not os.path.isdir(runs):
         return
     for file in sorted(runs.glob("*/study.json")):
@@ -328,14 +328,14 @@ def studies(runs: Path) -> Iterator[StudyFolder]:
 
 
 def next_sequence(runs: Path) -> int:
-    """Returns the place of a new study among those of a runs folder, from 1."""
+    """Returns the sequence number of a new study in a runs folder, from 1."""
     return 1 + max((record.sequence for folder in studies(runs) if (record := _record(folder))), default=0)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a document: whole under a temporary name, then renamed, so that a reader never sees half of it.
+    """Writes a document atomically: under a temporary name, then renamed, so that a reader never sees half of it.
 
-    Only its owner may read it, and it survives a power loss once this has returned.
+    Only its owner may read it. Once this returns, the document survives a power loss.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -348,7 +348,7 @@ def write_text(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    with contextlib.suppress(OSError):  # some file systems cannot do that for a folder
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -362,9 +362,9 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def as_json(document: Any) -> str:
-    """Returns a document as it is stored: of a mapping a line for each key.
+    """Returns a document as it is stored, with a line for each key of a mapping.
 
-    Not indented further: json does that in Python, far more slowly, and the summary of a study is written after every trial.
+    It is not indented further: json does that in Python, far more slowly, and the summary is written after every trial.
     """
     if not isinstance(document, dict) or not document:
         return json.dumps(document)

@@ -1,4 +1,4 @@
-"""Where the time goes: what is left, what is kept for the finals, what a trial will cost."""
+"""Budgets a study's time: what is left, what is reserved for the finals, what a trial will cost."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from autotune.records import Kind, Knobs, Outcome, TrialRecord
 from autotune.trials.events import Outlook
 
 FINALS_MAX_FRAC = 0.38  # of the budget: three pairs and a choosing round of a slow program take about that much
-LATE_MAX_FRAC = 0.5  # of the search's share: a good configuration to compile matters more than every way to compile it
+LATE_MAX_FRAC = 0.5  # of the search's share: finding a good configuration matters more than trying every compile mode on it
 FINALS_TRIALS = 20  # eight pairs and a choosing round of four
-PARITY_TRIALS = 2  # the baseline's first steps and those of what the finalists compute differently
-PARITY_S = 5.0  # of first steps; slow programs take up to 20 s, of time that the finals can spare
+PARITY_TRIALS = 2  # first steps of the baseline and of the finalists' changes to the numerics
+PARITY_S = 5.0  # each, for first steps; slow programs take up to 20 s, which the finals can spare
 LEAST_STEPS = MeasureRules.slow_min_steps  # of any window
-SEARCH_WINDOW_FRAC = 1 / 30  # of the budget at most: on a noisy machine a window that waits for its interval eats the others
-FINALS_WINDOW_S = 5.0  # window a cheap final is worth; between processes there is more spread than within
-ATTRIBUTION_MAX_FRAC = 0.18  # of the budget, besides what the finals leave over
+SEARCH_WINDOW_FRAC = 1 / 30  # of the budget at most: on a noisy machine, a window waiting for its interval starves other trials
+FINALS_WINDOW_S = 5.0  # window of a cheap final; rates vary more between processes than within one
+ATTRIBUTION_MAX_FRAC = 0.18  # of the budget, plus what the finals leave over
 ATTRIBUTION_TRIALS = 18  # three rounds of a winner with five changes
-ATTRIBUTION_MIN_TRIALS = 6  # two rounds of one with two changes: the less of that there is time for, the less is kept
+ATTRIBUTION_MIN_TRIALS = 6  # two rounds of one with two changes; the less of that there is time for, the less is reserved
 LATE_FRAC = 0.65  # of the search's share: late enough to have a good configuration, early enough for costly values to fit
-CONFIRMING_FRAC = 0.10  # a verdict without an interval is worth little: the search gives up so much more for the pairs it needs
-LARGE_FRAC = 0.25  # and so much where the effect is large: then it is worth more than the search's last trials
-CONFIRMING_ROUNDS = 3  # a winner that cannot be shown to win is no use
-OVERRUN_FRAC = 0.5  # of what is kept may be eaten by a search trial that takes longer than it was expected to
-MARGIN = 1.25  # and so many times what was expected it may take in any case
-CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0  # of the budget: to end the last trial's processes, write the verdict, finish tracking
-COMPILE_S = 60.0  # what a compilation costs until one was seen: resnet18's training step on two cores
-CACHED_FRAC = 0.25  # of a compilation that the study's own compile cache does not spare, until it was seen: a tenth, resnet18
+CONFIRMING_FRAC = 0.10  # of the budget that the search gives up in addition, so that the verdict gets an interval
+LARGE_FRAC = 0.25  # the same where the effect is large: confirming it is worth more than the search's last trials
+CONFIRMING_ROUNDS = 3  # pairs needed to show that a winner wins
+OVERRUN_FRAC = 0.5  # of the reserve may be used by a search trial that overruns
+MARGIN = 1.25  # times its expected duration that a search trial may take in any case
+CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0  # of the budget: end the last processes, write the verdict, finish tracking
+COMPILE_S = 60.0  # assumed cost of a compilation until one was seen: resnet18's training step on two cores
+CACHED_FRAC = 0.25  # assumed share of a compilation that remains with the study's compile cache; resnet18: a tenth
 START_PHASES = ("spawn", "import", "init", "first_batch")
 _BATCH = "loader.batch_size"
 
@@ -42,13 +42,13 @@ class Budget:
     """The study's clock.
 
     Attributes:
-        clock: time.
+        clock: source of time.
         total_s: wall time for everything; None for unlimited.
         max_trials: search trials; None for unlimited.
-        reserved_s: part of `total_s` kept for what follows the search.
-        attribution_s: the attribution's part of `reserved_s`; the rest is the finals'.
-        before_s: what earlier runs of the study have used of it.
-        started: `clock.monotonic()` at the start of this one: of its command, where that is known.
+        reserved_s: part of `total_s` reserved for what follows the search.
+        attribution_s: the attribution's part of `reserved_s`; the rest is for the finals.
+        before_s: time that earlier runs of the study have used.
+        started: `clock.monotonic()` when the command began, if that is known; otherwise when this run began.
     """
 
     clock: Clock
@@ -64,7 +64,7 @@ class Budget:
 
     @property
     def spent_s(self) -> float:
-        """Wall time the study has taken, earlier runs of it included."""
+        """Wall time the study has taken, including its earlier runs."""
         return self.before_s + self.clock.monotonic() - self._started
 
     @property
@@ -78,17 +78,17 @@ class Budget:
         return self.left_s - self.reserved_s
 
     def ends_s(self, *, kept_s: float = 0.0) -> float | None:
-        """Returns the moment on the clock at which so much is left for other trials; None for an unlimited budget."""
+        """Returns the moment on the clock at which `kept_s` of the budget is left; None for an unlimited budget."""
         return None if self.total_s is None else self.clock.monotonic() + self.left_s - kept_s
 
     def search_ends_s(self, expected_s: float) -> float | None:
-        """Returns the moment at which a search trial has to be over, whatever it was expected to take."""
+        """Returns the moment by which a search trial must be over."""
         return self.ends_s(kept_s=max(0.0, min(OVERRUN_FRAC * self.reserved_s, self.left_s - MARGIN * expected_s)))
 
     def reserve(self, baseline: TrialRecord) -> None:
-        """Keeps time for finals and attribution, judged by what the baseline took: less of the budget where trials are cheap.
+        """Reserves time for finals and attribution, estimated from the baseline: cheap trials need less of the budget.
 
-        Less is kept for the attribution of a program so slow that it could not separate two knobs: the search uses it better.
+        Reserves less for attribution if the program is too slow to separate two knobs: the search makes better use of it.
         """
         if self.total_s is None:
             return
@@ -102,30 +102,25 @@ class Budget:
         self.keep_for(2 * CONFIRMING_ROUNDS * each_s + parity_s)
 
     def keep_for(self, finals_s: float, *, is_large: bool = False) -> None:
-        """Keeps so much for the finals, within bounds, where less is kept for them.
-
-        Args:
-            finals_s: seconds that they need.
-            is_large: whether what they are to confirm is a large effect.
-        """
+        """Raises the finals' reserve to `finals_s`, within bounds that are wider for a large effect; never lowers it."""
         if self.total_s is not None:
             finals_s = min((FINALS_MAX_FRAC + (LARGE_FRAC if is_large else CONFIRMING_FRAC)) * self.total_s, finals_s)
             most_s = max((FINALS_MAX_FRAC + ATTRIBUTION_MAX_FRAC) * self.total_s, finals_s)
             self.reserved_s = max(self.reserved_s, min(most_s, finals_s + self.attribution_s))
 
     def screening_rules(self, rules: MeasureRules) -> MeasureRules:
-        """Returns the search's rules with windows that leave room for others."""
+        """Returns the search's rules, with windows short enough to leave time for other trials."""
         if self.total_s is None:
             return rules
         window_s = max(2 * rules.min_s, SEARCH_WINDOW_FRAC * self.total_s)
         return dataclasses.replace(rules, max_s=min(rules.max_s, window_s), slow_max_s=min(rules.slow_max_s, window_s))
 
     def is_time_for_late(self, num_searched: int, late_s: Sequence[float], *, late_frac: float = LATE_FRAC) -> bool:
-        """Returns whether the late proposals (costly values, lower tiers) should be tried now, in time for them to fit.
+        """Whether it is time to try the late proposals (costly values, lower tiers), so that they still fit.
 
         Args:
             num_searched: search trials so far.
-            late_s: what each late proposal will cost.
+            late_s: expected cost of each late proposal.
             late_frac: share of the search after which it is time in any case.
         """
         share_s = math.inf if self.total_s is None else self.total_s - self.reserved_s
@@ -135,12 +130,12 @@ class Budget:
         return self.spent_s >= min(late_frac * share_s, share_s - kept_s)
 
     def fits(self, expected_s: float, *, again_s: float, is_first: bool = False) -> bool:
-        """Returns whether a trial fits what is left of the search, and whether the finals could then afford to confirm it.
+        """Whether a trial fits into the rest of the search, and the finals could afford to confirm it.
 
         Args:
-            expected_s: what it will cost now.
-            again_s: what it will cost in each round of the finals.
-            is_first: whether nothing was tried yet: then the whole of what is left counts, and the least there is of finals.
+            expected_s: its expected cost now.
+            again_s: its expected cost in each round of the finals.
+            is_first: whether nothing was tried yet. Then all the time left counts, and one pair of finals is enough.
         """
         if self.total_s is None:
             return True
@@ -151,45 +146,45 @@ class Budget:
         return expected_s + max(0.0, more_s) <= self.search_left_s and can_be_confirmed
 
     def needed_s(self, expected_s: float, *, again_s: float) -> float:
-        """Returns the budget, in whole minutes, in which a first trial of such a cost would still have fitted, from now on."""
+        """Returns the budget, in whole minutes, in which a first trial of this cost would still have fitted."""
         needed_s = self.spent_s + _least_s(expected_s, again_s)
         return 60 * math.ceil(min(needed_s / (1 - CLOSING_FRAC), needed_s + CLOSING_MAX_S) / 60)
 
 
 def closing_s(total_s: float) -> float:
-    """Returns what is kept of a budget for what follows the last trial."""
+    """Returns the part of a budget reserved for what follows the last trial."""
     return min(CLOSING_FRAC * total_s, CLOSING_MAX_S)
 
 
 def most_reserved_s(total_s: float) -> float:
-    """Returns what is kept for finals, attribution and closing at most, whatever the baseline takes."""
+    """Returns the most that is reserved for finals, attribution and closing, whatever the baseline takes."""
     return (FINALS_MAX_FRAC + ATTRIBUTION_MAX_FRAC) * total_s + closing_s(total_s)
 
 
 def _least_s(expected_s: float, again_s: float) -> float:
-    """Returns what a trial and one pair of the finals cost."""
+    """Returns the cost of a trial and one pair of finals."""
     return expected_s + 2 * again_s
 
 
 def without_window_s(record: TrialRecord) -> float:
-    """Returns what a trial cost besides its window."""
+    """Returns the seconds a trial took outside its window."""
     return max(0.0, record.attempt_s - record.phases_s.get("steady", 0.0))
 
 
 def finals_rules(rules: MeasureRules, *, seconds_each: float, baseline: TrialRecord) -> MeasureRules:
-    """Returns the finals' rules with windows that leave room for enough rounds: rounds beat long windows.
+    """Returns the finals' rules, with windows short enough for many rounds: more rounds beat longer windows.
 
     Args:
         rules: as configured.
         seconds_each: what one final may take.
-        baseline: for the part of a trial that is not its window.
+        baseline: gives the time a trial takes outside its window.
     """
     window_s = max(2 * rules.min_s, seconds_each - without_window_s(baseline))
     return dataclasses.replace(rules, max_s=min(rules.max_s, window_s), slow_max_s=min(rules.slow_max_s, window_s))
 
 
 class Costs:
-    """What trials cost, learned from those that ran."""
+    """Predicts what trials cost, from those that ran."""
 
     def __init__(self, costly_keys: frozenset[str]) -> None:
         self._costly_keys = costly_keys
@@ -208,24 +203,24 @@ class Costs:
             self._compile_s[entry] = max(extra_s, 0.0)
 
     def expected_s(self, knobs: Knobs, changed: Knobs) -> float:
-        """Returns the seconds a search trial of this configuration will take, rather too many than too few."""
+        """Returns the expected seconds of a search trial of this configuration, erring on the high side."""
         return self._plain_s(knobs) + sum(self.compile_s(key, changed[key]) for key in self._costly_keys if key in changed)
 
     def again_s(self, knobs: Knobs, changed: Knobs) -> float:
-        """Returns the seconds a configuration will take at least when it is measured again, fresh and compiled from the cache.
+        """Returns the least seconds for measuring a configuration again, in a fresh process with a warm compile cache.
 
-        Of the window as much as a final needs: one that began anew, or went on for want of an interval, need not be repeated.
+        Counts only as much window as a final needs: the first one may have restarted, or run on for lack of an interval.
         """
         compile_s = self.expected_s(knobs, changed) - self._plain_s(knobs)
         return self._plain_s(knobs, _confirming_s) + CACHED_FRAC * compile_s + self.spared_s
 
     @property
     def spared_s(self) -> float:
-        """What a search trial may spare by a warm start, and a fresh one takes; 0 while none was seen."""
+        """The most that a recent warm start has saved over a fresh one; 0 if there was none."""
         return max((record.spared_s for record in self._plain[-5:]), default=0.0)
 
     def compile_s(self, key: str, value: object) -> float:
-        """Returns the start cost of a costly value: as seen, else the dearest seen of any, else a guess."""
+        """Returns the start cost of a costly value: as observed, else the highest observed of any value, else a guess."""
         known = self._compile_s
         return known.get((key, value), max(known.values(), default=COMPILE_S))
 
@@ -244,7 +239,7 @@ def _has_cycles(record: TrialRecord) -> bool:
 
 
 def _confirming_s(record: TrialRecord) -> float:
-    """Returns what a trial costs with no more of a window than a final needs: some seconds, of slow steps the least number."""
+    """Returns a trial's cost with only as much window as a final needs: a few seconds, or LEAST_STEPS slow steps."""
     if _has_cycles(record):
         return record.attempt_s
     steady_s, num_steps = record.phases_s.get("steady", 0.0), record.metrics.get("window_steps")
@@ -253,10 +248,10 @@ def _confirming_s(record: TrialRecord) -> float:
 
 
 def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:
-    """Returns the seconds of a trial at another batch: a step takes as much longer as it holds more samples."""
+    """Returns the seconds of a trial at another batch size: step time grows in proportion to the samples."""
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     growth = max(1.0, batch / (_number(record.knobs.get(_BATCH)) or batch))
-    # Steady windows are bounded by time, not by steps; but slow steps have a least number, so the first factors count.
+    # Windows are bounded by time, not by steps; but slow steps have a least number, so growth counts up to a factor of 4.
     return start_s + (seconds - start_s) * min(growth, 4.0) if growth > 1 else seconds
 
 
@@ -268,10 +263,10 @@ def outlook(budget: Budget, records: Sequence[TrialRecord], *, warm_spares_s: fl
     """Returns what is left of a study.
 
     Args:
-        budget: of the study; what is kept for the finals is known once the baseline was measured.
-        records: trials so far, the baseline first; at least that.
-        warm_spares_s: what the baseline took that a search trial is spared by a warm start.
-        is_searching: whether the next trial is one of the search.
+        budget: of the study; the reserve for the finals is known once the baseline was measured.
+        records: trials so far, at least the baseline, which comes first.
+        warm_spares_s: part of the baseline's time that a warm start saves a search trial.
+        is_searching: whether the next trial is a search trial.
     """
     left_s = None if budget.total_s is None else max(0.0, budget.left_s)
     if not is_searching:

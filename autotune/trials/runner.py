@@ -1,4 +1,4 @@
-"""Runs one configuration to its end and says what became of it."""
+"""Runs one configuration to its end and records the outcome."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from autotune.trials.trial_metrics import metrics, numbers
 from autotune.trials.warm import WarmStarts
 from autotune.trials.watch import MachineWatch, configured_device
 
-# Where chance may be the cause a trial gets a second attempt: the same again, once. Never after want of memory.
+# Outcomes that may be down to chance: the same trial is attempted once more. Never after it ran out of memory.
 CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
-# Hangs whose place is known and that chance does not make: a rank that is missing from a collective, a loop in the program.
+# Kinds of hang that chance does not explain: a rank missing from a collective, an endless loop in the program.
 NO_CHANCE = ("collective", "user code")
-QUIET_MAX_S = 30.0  # how long a trial that was disturbed waits for the disturbance to end, before it is tried again
-QUIET_BUDGET_FRAC = 0.05  # and no longer than this share of the study's time
-GATE_S = 30.0  # nor a device whose memory is still held
-QUIET_LEFT_FRAC = 0.25  # nor longer than this share of what is left of it
-BASELINE_BUDGET_FRAC = 0.1  # of the study's time: a baseline that took longer and was disturbed is taken as it is
+QUIET_MAX_S = 30.0  # longest wait for a disturbance to end before the next attempt
+QUIET_BUDGET_FRAC = 0.05  # the same limit as a share of the study's time
+GATE_S = 30.0  # longest wait for a device whose memory is still held
+QUIET_LEFT_FRAC = 0.25  # neither wait may take more than this share of the trial's remaining time
+BASELINE_BUDGET_FRAC = 0.1  # of the study's time: a disturbed baseline that took longer is not repeated
 TIME_UP = "the study's time was up"
-LEAVE_S, LEAVE_MAX_S = 1.0, 10.0  # before its time is up a trial finishes its window, besides what leaving took the baseline
-COOL_DOWN_S = 10.0  # how long a device that was too hot rests at least
-MADE_OF = ("torch", "device_name")  # of the facts a program tells of itself: another one is another program
+LEAVE_S, LEAVE_MAX_S = 1.0, 10.0  # a trial ends its window this long before its deadline, plus the baseline's exit time
+COOL_DOWN_S = 10.0  # least rest for a device that was too hot
+MADE_OF = ("torch", "device_name")  # facts that a program reports; if one changes, it is another program
 
 
 @dataclass(kw_only=True)
@@ -53,13 +53,13 @@ class Request:
         number, kind, knobs, changed, tier, why, origin, repeats, round: as in TrialRecord.
         rules: when to stop measuring.
         target: loaders to change, from the baseline; None in the baseline itself.
-        race_below_per_s: the window ends early once the rate is certainly below this; None never.
-        promote_above_per_s: the window becomes narrower where the rate may reach this; None never.
-        max_s: wall time it may take; None for no bound but the phases' own.
-        ends_s: moment on the study's clock at which it has to be over, whatever it has by then; None for none.
-        retry_max_s: a second attempt is made only when the first took no longer than this; None for no bound.
-        cold_compile_s: what compiling such a configuration took in the study when nothing was cached.
-        first_steps: of the spec, for a run that ends after its first steps: mode, seed, max_steps and max_s; {} to measure.
+        race_below_per_s: the window ends early once the rate is certainly below this; None for never.
+        promote_above_per_s: a rate that may reach this is measured to a narrower interval; None for never.
+        max_s: wall time it may take; None for no limit besides those of the phases.
+        ends_s: moment on the study's clock at which it must be over, finished or not; None for no deadline.
+        retry_max_s: a second attempt is made only if the first took no longer than this; None for no limit.
+        cold_compile_s: seconds that compiling such a configuration took in this study with an empty cache.
+        first_steps: spec fields of a run that ends after its first steps: mode, seed, max_steps and max_s; {} to measure.
     """
 
     number: int
@@ -84,14 +84,14 @@ class Request:
 
 @dataclass(kw_only=True)
 class Finished:
-    """A trial's record, and what its ranks wrote."""
+    """A trial's record and its ranks' results."""
 
     record: TrialRecord
     results: list[RankResult] = field(default_factory=list)
 
 
 class StoppedNow(Exception):
-    """The user insisted: the running trial was ended. Carries its record."""
+    """The user interrupted the running trial, which was ended. Carries its record."""
 
     def __init__(self, finished: Finished) -> None:
         super().__init__()
@@ -99,24 +99,24 @@ class StoppedNow(Exception):
 
 
 class TrialRunner:
-    """Starts trials one after the other; no two are ever measured at once.
+    """Runs trials one after the other; no two are ever measured at once.
 
-    A trial whose window was disturbed from outside has no value. The next one, its second attempt or another, waits for the
-    disturbance to end, for a bounded time; when the machine stays like that, it is taken as it is (see `health.Level`).
+    A trial whose window was disturbed from outside has no value. The next attempt, of this trial or another, waits a bounded
+    time for the disturbance to end. A machine that never gets quiet is accepted as it is (see `health.Level`).
 
     Attributes:
-        program: what the baseline told of its interpreter, torch and device; {} until it has run.
-        goal: what the study is after; the baseline completes it.
-        baseline_losses: the losses of the baseline's first steps; [] until it has run.
-        warm: which trials may start warm; the baseline completes it.
-        excused: what the program as it is does not keep finite, see `Facts.excused`: no trial is out for it.
-        cycle: `Spec.cycle` of all trials but the baseline, which completes it; None until it has run.
-        leave_s: so long before its time is up a trial ends its window; the baseline tells what its processes need to leave.
+        program: facts about interpreter, torch and device from the baseline; {} until it has run.
+        goal: the study's goal; completed by the baseline.
+        baseline_losses: losses of the baseline's first steps; [] until it has run.
+        warm: which trials may start warm; completed by the baseline.
+        excused: what the unchanged program does not keep finite, see `Facts.excused`; no trial fails for that.
+        cycle: `Spec.cycle` of all trials after the baseline, from which it is learned; None until then.
+        leave_s: how long before its deadline a trial ends its window; learned from how long the baseline took to exit.
 
     Args:
-        inputs: what the study was given.
-        folder: the study's.
-        listener: whom to tell.
+        inputs: the study's inputs.
+        folder: the study's folder.
+        listener: receives the events.
         earlier: trials of earlier runs of the study, by number.
     """
 
@@ -133,16 +133,16 @@ class TrialRunner:
         self._inputs, self._folder, self._listener = inputs, folder, listener
         self._watch = MachineWatch(inputs.device or configured_device(inputs.config), inputs.clock, inputs.cpu)
         self._level = health.Level(earlier)
-        self._disturbed_by: list[health.Disturbance] = []  # the last trial, until it is over
+        self._disturbed_by: list[health.Disturbance] = []  # what disturbed the last attempt; cleared once waited for
         self._told_why_fresh: set[str] = set()
 
     def run(self, request: Request) -> Finished:
-        """Returns the finished trial, its record written to disk. A second attempt is made where chance may be the cause.
+        """Runs a trial and writes its record. Makes a second attempt where the first may have failed by chance.
 
         Raises:
-            StoppedNow: KeyboardInterrupt while it ran; the trial is ended and recorded as interrupted.
-            FolderLost: it cannot be recorded; then it does not count.
-            BadInput: it was not the program that the study measures.
+            StoppedNow: on KeyboardInterrupt while it ran; the trial was ended and recorded as interrupted.
+            FolderLost: the trial cannot be recorded, and so does not count.
+            BadInput: it ran another program than the one the study measures.
         """
         self._folder.write_request(_asked(request, self._inputs.clock.time()))
         self._listener.trial_started(request.number, request.kind, request.changed, request.why)
@@ -161,12 +161,12 @@ class TrialRunner:
             self._listener.notice(self._level.accept(finished.record))
         if request.kind is Kind.baseline and finished.results:
             self.goal.learn(finished.results, capacity_bytes=memory_seen_bytes(self._inputs, finished.results[0]))
-        # Last, once nothing of the numbers changes any more.
+        # Last, when the numbers are final.
         self.goal.judge(finished.record, finished.results, cold_compile_s=request.cold_compile_s)
         return self._keep(finished)
 
     def close(self) -> None:
-        """Gives back what watching the machine holds."""
+        """Releases the monitors of the machine."""
         self._watch.close()
 
     def _attempt(self, request: Request, earlier: TrialRecord | None = None) -> Finished:
@@ -179,7 +179,7 @@ class TrialRunner:
         left_s = math.inf if request.ends_s is None else request.ends_s - self._inputs.clock.monotonic()
         if held := self._watch.before(max_s=min(GATE_S, max(0.0, QUIET_LEFT_FRAC * left_s))):
             self._listener.notice(held)
-        prepared = self._launch(request, earlier)  # now: it is told when its time is up
+        prepared = self._launch(request, earlier)  # only now: the spec holds the time that is left
         started_at = self._inputs.clock.time()
         try:
             running, is_stopped = self._inputs.launcher.start(prepared), False
@@ -246,35 +246,35 @@ class TrialRunner:
         return record
 
     def _tell_second_attempt(self, first: TrialRecord) -> None:
-        """Says that a trial failed where that would not be seen for long: the second attempt takes as much time again."""
+        """Announces the second attempt after a timeout: it takes as long again, with nothing else to show for it."""
         if first.outcome is Outcome.timeout:
             took = f"{first.outcome} after {seconds_text(first.seconds)}"
             text = f"Trial {first.number} ended as {took}: {first.reason}. Once more."
             self._listener.notice(text)
 
     def _keep_logs(self, first: TrialRecord) -> None:
-        """Keeps what the first attempt wrote, which the second would write over."""
+        """Renames the first attempt's logs, which the second would overwrite."""
         folder = self._folder.trial_path(first.number)
         for name in (STDOUT_FILE, STDERR_FILE):
             with contextlib.suppress(OSError):
                 (folder / name).replace(folder / first_attempt(name))
 
     def _tell_why_fresh(self, record: TrialRecord) -> None:
-        """Says once why a trial that may start warm did not."""
+        """Notifies, once per reason, why a trial that was allowed to start warm did not."""
         why = str(record.evidence.get("why_fresh") or "")
         if why and why not in self._told_why_fresh:
             self._told_why_fresh.add(why)
             self._listener.notice(f"Trial {record.number} starts in a fresh interpreter: {why}.")
 
     def learn_leaving(self, baseline: TrialRecord) -> None:
-        """Takes into account what a trial's processes need to leave."""
+        """Learns from the baseline how long a trial's processes take to exit."""
         self.leave_s = min(LEAVE_S + leave_s(baseline), LEAVE_MAX_S)
 
     def _most_s(self, request: Request, earlier: TrialRecord | None) -> float | None:
-        """Returns the wall time that the launcher gives a trial; what is to be over sooner, this process stops."""
+        """Returns the launcher's wall-time limit for a trial; an earlier deadline is enforced by this process."""
         if request.max_s is None:
             return None
-        if request.ends_s is None:  # the baseline: its two attempts have the budget between them
+        if request.ends_s is None:  # the baseline: both attempts share its time
             return request.max_s - (earlier.seconds if earlier else 0.0)
         return min(request.max_s, max(0.0, request.ends_s - self._inputs.clock.monotonic()) + LEAVE_MAX_S)
 
@@ -292,7 +292,7 @@ class TrialRunner:
         return ended
 
     def _judge(self, record: TrialRecord, results: Sequence[RankResult]) -> None:
-        """Notes what the machine did meanwhile; takes the number from a trial that it disturbed by more than is borne."""
+        """Records disturbances from the machine; voids the measurement if they exceed the accepted level."""
         found = self._watch.disturbances()
         health.note(record, found)
         if why := health.own_share(self._watch.cpu_use):
@@ -310,16 +310,16 @@ class TrialRunner:
         if first.evidence.get("hang", {}).get("kind") in NO_CHANCE:
             return False
         if request.max_s is not None and first.seconds >= request.max_s:
-            return False  # it took all the time there was for it: that is no accident
+            return False  # it used up all its time, which is no accident
         if request.ends_s is not None and self._inputs.clock.monotonic() + first.seconds > request.ends_s:
-            return False  # nor would the second attempt be over in time
+            return False  # a second attempt would not end in time
         if request.kind is Kind.baseline and first.outcome is Outcome.disturbed:
-            minutes = self._inputs.config.study.budget.minutes  # what is left is worth more than a quieter start
+            minutes = self._inputs.config.study.budget.minutes  # the time left is worth more than a quieter baseline
             return minutes is None or first.seconds <= BASELINE_BUDGET_FRAC * 60 * minutes
         return request.retry_max_s is None or first.seconds <= request.retry_max_s
 
     def _await_quiet(self, ends_s: float | None) -> None:
-        """Waits until what disturbed the last trial is over, for a bounded time, and says so; not where little is left."""
+        """Waits a bounded time for the last trial's disturbance to end, and announces it; not if little time is left."""
         disturbed_by, self._disturbed_by = self._disturbed_by, []
         if not disturbed_by:
             return
@@ -338,21 +338,21 @@ class TrialRunner:
 
     def _keep(self, finished: Finished) -> Finished:
         record = finished.record
-        # Before the record: a trial that has one is ready to be shown.
+        # Before the record is written: a trial that has one may be shown.
         seal(self._folder.trial_path(record.number), self._inputs.secrets)
         record.reason = self._inputs.secrets.text(record.reason)
         record.evidence = self._inputs.secrets.document(record.evidence)
         record.knob_reports = self._inputs.secrets.document(record.knob_reports)
         try:
             self._folder.write_trial(record)
-        except KeyboardInterrupt:  # the user insisted while it was written: nothing that was measured is lost
+        except KeyboardInterrupt:  # interrupted while writing: write it again, so that nothing measured is lost
             self._folder.write_trial(record)
             raise StoppedNow(finished) from None
         self._listener.trial_ended(record)
         return finished
 
     def _check_program(self, finished: Finished) -> None:
-        """Checks that the program runs on the torch and the device that the study's other trials ran on."""
+        """Checks that the program runs with the same torch and on the same device as the study's other trials."""
         found = finished.results[0].facts if finished.results else {}
         changes = [
             f"{name} was {self.program[name]!r}, is {found[name]!r}"
@@ -378,7 +378,7 @@ class TrialRunner:
             hidden=inputs.hidden,
             folder=self._folder.trial_path(request.number),
             study=self._folder.path,
-            env={"PYTHONHASHSEED": "0"} if is_seeded else {},  # the order of sets of texts is drawn, too
+            env={"PYTHONHASHSEED": "0"} if is_seeded else {},  # the order of a set of strings is random, too
             total_s=self._most_s(request, earlier),
             warm=() if earlier else self.warm.modules(request.kind, changed=request.changed, pinned=pinned),
             number=request.number,
@@ -393,7 +393,7 @@ class TrialRunner:
 
 
 def leave_s(record: TrialRecord) -> float:
-    """Returns what a trial took from the end of its window until its last process was gone."""
+    """Returns the seconds from the end of a trial's window until its last process was gone."""
     return max(0.0, record.attempt_s - sum(seconds for phase, seconds in record.phases_s.items() if phase != "exit"))
 
 
@@ -413,7 +413,7 @@ def _asked(request: Request, started_at: float) -> TrialRequest:
 
 
 def _unstarted(seconds: float) -> Ended:
-    """Returns what became of a trial that was called off before its first process."""
+    """Returns the ending of a trial that was cancelled before its first process started."""
     return Ended(
         exit_code=None,
         signal=None,
@@ -445,7 +445,7 @@ def _why_no_losses(ended: Ended) -> str:
 
 
 def _join(record: TrialRecord, earlier: TrialRecord) -> None:
-    """Notes the first attempt in the record of the second; its time is part of what the trial cost."""
+    """Adds the first attempt to the record of the second; its time is part of the trial's cost."""
     record.evidence["earlier_attempt"] = {"outcome": earlier.outcome, "reason": earlier.reason, "seconds": earlier.seconds}
     record.evidence["files_left"] = {**earlier.evidence.get("files_left", {}), **record.evidence.get("files_left", {})}
     record.seconds += earlier.seconds

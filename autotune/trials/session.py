@@ -1,4 +1,4 @@
-"""What the parts of a running study share: its trials so far, its space, its clock, and how to measure one more."""
+"""Holds what the parts of a running study share: trials so far, space, clock, and how to measure one more."""
 
 from __future__ import annotations
 
@@ -23,53 +23,53 @@ from autotune.trials.quarantine import Quarantine
 from autotune.trials.runner import Finished, Request, StoppedNow, TrialRunner
 
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
-MIN_BASELINE_S = 60.0  # the baseline has so long at least, however small the budget: without it there is nothing
-LEAST_CYCLES = 2  # of a window: it opens within one
-MIN_TRIAL_S = 30.0  # a search trial is never given less, whatever was expected of it
-RACED_FRAC = 0.8  # of the best so far: what is certainly below it is not measured to the end
-BASELINE_WINDOW_TIMES = 3.0  # as long as others its window is at least: whether steps come in cycles is found out once
-OVERRUN_FACTOR = 4.0  # nor more than this times what was expected
+MIN_BASELINE_S = 60.0  # least time for the baseline, however small the budget: without it there is no study
+LEAST_CYCLES = 2  # of a window, which opens in the middle of one
+MIN_TRIAL_S = 30.0  # least time limit of a trial, whatever was expected
+RACED_FRAC = 0.8  # of the best so far: a trial certainly below it is stopped early
+BASELINE_WINDOW_TIMES = 3.0  # the baseline's least window over that of others: only it looks for cycles of steps
+OVERRUN_FACTOR = 4.0  # a trial may take this many times what was expected
 
 
 class OutOfTime(Exception):
-    """A trial was not started: not even the least of it would have ended before the budget does."""
+    """A trial was not started: even the shortest useful one would not have ended within the budget."""
 
 
 class Ending(Exception):
-    """The study ends before its time; what was measured is kept. Says why, "" when the user wants it."""
+    """The study ends early and keeps what was measured. Holds the reason, "" when the user asked for it."""
 
 
 def configuration_key(changed: Knobs) -> ConfigurationKey:
-    """Returns what makes two configurations the same: what they change of the baseline."""
+    """Returns a configuration's identity: its changes to the baseline."""
     return frozenset(changed.items())
 
 
 def attribution_of(winner: TrialRecord) -> str:
-    """Returns the origin of the ablation trials of a winner."""
+    """Returns the `origin` of the ablation trials of a winner."""
     return f"{Kind.attribution} {winner.number}"
 
 
 @dataclass(kw_only=True)
 class Session:
-    """A study under way.
+    """A running study.
 
     Attributes:
         inputs: what was asked for.
         folder: where everything is written.
-        listener: whom to tell.
-        interrupts: whether the user wants an end.
-        runner: starts trials.
+        listener: receives the events.
+        interrupts: whether the user asked to stop.
+        runner: runs trials.
         quarantine: whether the device may still be used.
-        budget: what time is left.
+        budget: the time left.
         about: study.json.
-        after_trial: called when a trial's record is on disk: rewrites the summary.
+        after_trial: callback for when a trial's record is on disk; rewrites the summary.
         records: finished trials, by number.
-        space: what is searched here; None until the baseline has run.
+        space: the resolved search space; None until the baseline has run.
         host_context: machine and program; None until the baseline has run.
-        target: loaders to change, from the baseline.
+        target: loaders to change, as the baseline found them.
         costs: what trials cost.
-        memory_capacity_bytes: memory of the device as the baseline saw it; None unknown.
-        earlier_noise: what earlier studies know of this machine's spread from process to process; None for nothing.
+        memory_capacity_bytes: memory of the device as the baseline saw it; None when unknown.
+        earlier_noise: spread of this machine between processes, from earlier studies; None if unknown.
     """
 
     inputs: StudyInputs
@@ -91,7 +91,7 @@ class Session:
 
     @property
     def resolved(self) -> ResolvedSpace:
-        """The search space; only asked for after the baseline."""
+        """The search space; valid only after the baseline."""
         assert self.space is not None
         return self.space
 
@@ -102,17 +102,17 @@ class Session:
 
     @property
     def searched(self) -> list[TrialRecord]:
-        """The search's measurements of configurations, the baseline included."""
+        """The search trials and the baseline."""
         return [record for record in self.records if record.kind in (Kind.baseline, Kind.search)]
 
     def outlook(self, *, is_searching: bool = True) -> Outlook:
-        """Returns what is left of the study; only asked for after the baseline."""
+        """Returns what is left of the study; valid only after the baseline."""
         is_warm = not self.runner.warm.why_never
         spared_s = self.baseline.phases_s.get("import", 0.0) if is_warm else 0.0
         return outlook(self.budget, self.records, warm_spares_s=spared_s, is_searching=is_searching)
 
     def measure_baseline(self) -> list[RankResult]:
-        """Runs trial 0 and returns what its ranks found out about the program."""
+        """Runs trial 0 and returns its ranks' results."""
         inputs = self.inputs
         knobs: Knobs = {**inputs.command.placeholders, **inputs.space.pinned}
         rules = self.budget.screening_rules(inputs.config.measure.screening)
@@ -137,9 +137,9 @@ class Session:
 
         Args:
             knobs: the configuration.
-            why: one line.
-            origin: who proposes it.
-            repeats: number of the trial that measured it before, in a recording.
+            why: one line on why it is tried.
+            origin: what proposed it.
+            repeats: in a recording, number of the trial that measured it before.
             round_number: round of the recording.
         """
         changed = self.resolved.changed(knobs)
@@ -164,21 +164,21 @@ class Session:
         return record
 
     def _request(self, kind: Kind, knobs: Knobs, changed: Knobs, **more: Any) -> Request:
-        """Returns a request for the next trial, with what is the same for all but the baseline."""
+        """Returns a request for the next trial, filling in what all but the baseline have in common."""
         number, tier = self.folder.next_number(), self.resolved.tier(changed)
         return Request(number=number, kind=kind, knobs=knobs, changed=changed, tier=tier, target=self.target, **more)
 
     def _most_s(self, expected_s: float) -> float | None:
-        """Returns how long a trial may take that was expected to take so long: beyond that it is stuck."""
+        """Returns the time limit of a trial expected to take `expected_s`; one that takes longer is stuck."""
         return None if self.budget.total_s is None else max(MIN_TRIAL_S, OVERRUN_FACTOR * expected_s)
 
     def _check_time(self, least_s: float, ends_s: float | None) -> None:
-        """Raises OutOfTime where a trial would not end in time though it measured as little as there is sense in."""
+        """Raises OutOfTime if a trial that takes `least_s`, its shortest useful duration, would not end in time."""
         if ends_s is not None and self.inputs.clock.monotonic() + least_s > ends_s:
             raise OutOfTime
 
     def _least_again_s(self, first: TrialRecord) -> float:
-        """Returns what the least of a final takes: its start, as the last time, and a window of a second or two cycles."""
+        """Returns the least time for a final: its start, as long as last time, and a window of `race_min_s` or two cycles."""
         finals = [record for record in self.records if record.kind is Kind.final and record.outcome.has_value]
         again = [record for record in finals if record.repeats == first.number]
         start_s = without_window_s(again[-1] if again else first)
@@ -188,10 +188,10 @@ class Session:
         return start_s + max(self.inputs.config.measure.finals.race_min_s, cycles_s)
 
     def _race_below_per_s(self, tier: Tier) -> float | None:
-        """Returns the rate below which a search trial is stopped early; None for none.
+        """Returns the rate below which a search trial is stopped early; None to never stop it.
 
-        It races against what is proven of its own tier and those below: the best that changes less is worth knowing though
-        another is faster. Only where throughput alone decides can a low rate settle it.
+        A trial races only against proven rates of its own tier and lower ones: the best configuration of a lower tier is
+        worth knowing even if a higher tier is faster. Only if throughput alone decides can a low rate rule a trial out.
         """
         rivals = [r for r in self.searched if r.outcome.may_win and r.ci and r.tier.rank <= tier.rank]
         proven_per_s = max((rival.ci[0] for rival in rivals if rival.ci), default=None)
@@ -199,13 +199,13 @@ class Session:
         return RACED_FRAC * proven_per_s if is_fit and proven_per_s is not None else None
 
     def _promote_above_per_s(self) -> float | None:
-        """Returns the rate from which on a search trial is measured more narrowly: what is proven of the best so far."""
+        """Returns the rate above which a trial is measured to a narrower interval: the best lower bound so far."""
         if not self.runner.goal.follows_rate:
             return None
         return max((r.ci[0] for r in self.searched if r.outcome.may_win and r.ci), default=None)
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
-        """Runs a final: the configuration of an earlier trial once more, in a fresh process.
+        """Runs a final: measures the configuration of an earlier trial again in a fresh process.
 
         Raises:
             OutOfTime: it would not end in time.
@@ -222,16 +222,16 @@ class Session:
             rules=rules,
             max_s=self._most_s(max(least_s, first.fresh_s)),
             ends_s=ends_s,
-            retry_max_s=0.0,  # a round that went wrong is left out instead
+            retry_max_s=0.0,  # a failed round is left out instead
         )
         return self._run(request).record
 
     def measure_part(
         self, knobs: Knobs, *, winner: TrialRecord, round_number: int, rules: MeasureRules, why: str, kept_s: float
     ) -> TrialRecord:
-        """Runs a trial of the attribution: a part of what a winner changes, or all of it, in a fresh process.
+        """Runs an ablation trial: some or all of a winner's changes, in a fresh process.
 
-        What is kept, `kept_s`, is left to the trials that follow.
+        `kept_s` seconds of the budget are left for the trials that follow.
         """
         changed = self.resolved.changed(knobs)
         first = self.first_of(changed)
@@ -252,18 +252,18 @@ class Session:
         return self._run(request).record
 
     def first_of(self, changed: Knobs) -> TrialRecord | None:
-        """Returns the first trial that measured a configuration and has a number; None when there is none."""
+        """Returns the first trial with a score for these changes; None when there is none."""
         key = configuration_key(changed)
         return next((r for r in self.records if r.score is not None and configuration_key(r.changed) == key), None)
 
     def first_steps(self, changed: Knobs, candidate: TrialRecord, *, why: str, seed: int, **limits: float) -> TrialRecord:
-        """Runs the first steps of the baseline with some changes, seeded, nothing measured; returns the record with its losses.
+        """Runs the seeded first steps of the baseline with some changes; returns a record with losses but no measurement.
 
         Args:
-            changed: what to change of the baseline.
-            candidate: the trial it is run for.
-            why: one line.
-            seed: of random, numpy and torch.
+            changed: changes to the baseline.
+            candidate: the trial whose losses are in question.
+            why: one line on why it is run.
+            seed: for random, numpy and torch.
             limits: `max_steps` and `max_s` of the spec.
 
         Raises:
@@ -310,11 +310,11 @@ class Session:
 
     def _add(self, record: TrialRecord) -> None:
         self.records.append(record)
-        self.records.sort(key=lambda one: one.number)  # a baseline that is measured late comes first all the same
+        self.records.sort(key=lambda one: one.number)  # a baseline that is measured late still comes first
         self.learn_excuses()
 
     def learn_excuses(self) -> None:
-        """Excuses trials for what the program as it is does not keep finite, and says so when that is news."""
+        """Excuses trials for what the unchanged program does not keep finite, and notifies when that is new."""
         known, self.runner.excused = self.runner.excused, excused(self.records)
         if self.runner.excused - known:
             text = caveat(self.records)
