@@ -15,8 +15,8 @@ from autotune.quantities import bytes_text, clock_text, compact_text, number_tex
 from autotune.records import THROUGHPUT, TIME, Kind, Outcome, Summary, objective_names
 from autotune.wording import HEADS, against_phrase, changes_phrase, objective_text, score_of
 
-WIDE = 96  # from this many columns on there is room for the ratio
-NARROW = 72  # below, D, L and the memory would leave none for what changed
+WIDE = 96  # from this many columns on there is room for the ratio and the memory
+NARROW = 72  # below, D and L would leave none for what changed
 QUIET_OUTCOMES = ("ok", "raced")  # a number says enough
 INDENT = 7  # where the outcome's column begins
 
@@ -42,6 +42,7 @@ def table(width: int | None, *, about: Summary, header: bool = True) -> Table:
     if not is_narrow:
         made.add_column("D", width=6, justify="right", no_wrap=True, style="quiet")
         made.add_column("L", width=6, justify="right", no_wrap=True, style="quiet")
+    if is_wide:
         made.add_column("memory", width=8, justify="right", no_wrap=True, style="quiet")
     made.add_column("what changed", ratio=None if width is None else 1, no_wrap=width is None, overflow="fold")
     return made
@@ -79,7 +80,7 @@ def add(
         *(_cell_text(name, values.get(name)) for name in _others(about)),
         *([Text(ratio_text(ratio), style="name" if is_best else "number")] if is_wide else []),
         *([] if is_narrow else [compact_text(trial.get("device_rate")), compact_text(trial.get("loader_rate"))]),
-        *([] if is_narrow else [bytes_text(trial.get("peak_memory_bytes"))]),
+        *([bytes_text(trial.get("peak_memory_bytes"))] if is_wide else []),
         _what(trial, before, is_best=is_best),
     ]
     into.add_row(*cells)
@@ -162,5 +163,5 @@ def _what(trial: dict[str, Any], before: dict[str, Any] | None, *, is_best: bool
     elif kind == Kind.attribution:
         words = f"attribution: {trial.get('why') or words}"
     elif kind == Kind.parity:
-        words = f"losses of {words}" if trial.get("changed") else "losses of the baseline"
+        words = f"losses of {changes_phrase(changed)}" if changed else "losses of the baseline"
     return Text(words, style="name" if is_best else "default")
