@@ -112,8 +112,12 @@ class Attributor:
         number = max((r.round or 0 for r in session.records if r.kind is Kind.attribution), default=0)
         order = random.Random(session.inputs.config.study.seed + number)
         knobs = self._affordable(winner, evidence, kept_s)
-        if skipped := [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]:
-            session.listener.notice(f"No time to find out what each is worth: {', '.join(skipped)}.")
+        skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
+        if unknown := [knob for knob in skipped if math.isinf(evidence.estimate(knob))]:
+            number += 1
+            evidence = self._once(winner, unknown, number, kept_s)
+        if unknown := [knob for knob in unknown if math.isinf(evidence.estimate(knob))]:
+            session.listener.notice(f"No time to find out what each is worth: {', '.join(unknown)}.")
         rules, is_announced = self._rules(evidence, knobs, kept_s), False
         while wanted := evidence.wanted(knobs):
             num_more = max(1, SCREENING_ROUNDS - min(map(evidence.num_rounds_of, wanted)))  # one alone tells nothing
@@ -133,6 +137,18 @@ class Attributor:
                 session.measure_part(configuration, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
                 self.found = self._attribution(winner)
             evidence = self._evidence(winner)
+
+    def _once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
+        """Puts each knob back once: with what is known of the spread, one trial is enough for an estimate."""
+        session, evidence = self._session, self._evidence(winner)
+        session.listener.attribution_started(winner.number, knobs, session.budget.left_s - kept_s)
+        for knob in knobs:
+            part = evidence.parts[knob]
+            if self._expected_s(part.knobs) <= session.budget.left_s - kept_s:
+                rules, why = self._rules(evidence, knobs, kept_s), _why(winner, {knob})
+                session.measure_part(part.knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
+                self.found = self._attribution(winner)
+        return self._evidence(winner)
 
     def _that_fit(self, configurations: list[Knobs], kept_s: float, num_rounds: int) -> list[Knobs]:
         """Returns the first so many configurations that there is time for, in so many rounds."""

@@ -9,6 +9,7 @@ paid for with a wider interval. tests/stats/test_finals_hold.py measures what is
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections.abc import Callable
 
@@ -28,7 +29,8 @@ LOOKS = (8, 16)  # rounds after which the verdict is looked at; what is ambiguou
 MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is out
 WANTED_TRIALS = 14  # the reserved time is shared by so many: five pairs, a choosing round of four
 CHOOSING_ROUNDS = 2  # of those that are within reach of the leader after the first
-KEPT_PAIRS = 4  # so many reporting pairs are left time for during the ablation
+KEPT_PAIRS = 4  # so many reporting pairs are left time for during the ablation; of a large effect MIN_PAIRS are enough
+LARGE_EFFECT = 1.15  # times the baseline: worth confirming before the search has its last trials
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # why a final is run: what it counts for
 
 
@@ -111,7 +113,8 @@ class Finals:
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
         """Returns what is reported of the chosen configuration: all of it, or without the changes that have no effect."""
         self.decision = Decision(finalist=chosen, reason="it has not been measured again against the baseline")
-        part = self._apart(chosen, KEPT_PAIRS * self._pair_s(chosen))
+        is_large = (chosen.score or 0.0) > LARGE_EFFECT * (self._session.baseline.score or math.inf)
+        part = self._apart(chosen, (MIN_PAIRS if is_large else KEPT_PAIRS) * self._pair_s(chosen))
         is_out = self._lost.get(part.number, 0) >= MAX_LOST_ROUNDS or part.outcome is Outcome.infeasible
         return chosen if is_out else part
 

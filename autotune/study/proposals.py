@@ -13,7 +13,7 @@ import optuna
 from autotune import stats
 from autotune.compare.ablation import part_of
 from autotune.compare.effects import estimated
-from autotune.compare.finals import LOOKS
+from autotune.compare.finals import LARGE_EFFECT, LOOKS
 from autotune.compare.parity import Parity
 from autotune.errors import NothingWorked
 from autotune.quantities import seconds_text
@@ -35,7 +35,6 @@ SAMPLER_GIVES_UP_AFTER = 10  # from then on random ones: a sampler may insist on
 MAX_REPEATED_GRID_POINTS = 5000  # grid points that differ only in knobs without meaning there
 MAX_TOO_DEAR = 8  # proposals in a row that do not fit what is left of the budget
 NUM_SAME_FAILURES = 4  # first trials that all fail alike, memory apart: more of the same teaches nothing
-LARGE_EFFECT = 1.15  # times the baseline: worth confirming before the search has its last trials
 ANSWER_GAIN_FRAC = 0.03  # expected improvement below which time for the answer is worth more than a trial ...
 ANSWER_AFTER = 2  # ... in so many proposals in a row
 ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]  # of the ablation and of the finals: what a plain answer takes
