@@ -21,7 +21,7 @@ from autotune.monitors.cpu import CpuUse, describe
 from autotune.quantities import bytes_text, number_text
 from autotune.records import Kind, Outcome, TrialRecord
 
-MOSTLY_FRAC = 0.5  # of what was read
+MOSTLY_FRAC = 0.5  # of the bytes read, from disk
 DRIFT_FACTOR = 1.5  # between measurements of one configuration; 18 of 272 recorded ones had three repeats as far apart
 MIN_WINDOW_S = 1.0  # CPU time is counted in hundredths of a second; shorter windows are too imprecise
 FOREIGN_CORES = 0.1  # used by others on a busy machine; above it a step waits for them

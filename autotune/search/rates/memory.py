@@ -95,7 +95,7 @@ class MemoryModel:
     def chance(self, params: Mapping[str, Any]) -> float:
         """Returns the probability that a configuration fits.
 
-        It is 0 if one that needs no more is known to run out, else 1 if one that needs as much is known to fit, or if no data.
+        It is 0 if one that needs no more is known to run out, else 1 if one that needs as much fitted, or nothing is known.
         """
         key = (*self._values_of(params), params.get(BATCH), params.get(THREADS))  # thousands of configurations share a key
         if key not in self._chances:

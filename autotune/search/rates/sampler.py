@@ -98,7 +98,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
             return None
         return self._memory(seen(study.get_trials(deepcopy=False)), self._machine(study)).fills(params, larger)
 
-    # What Optuna calls ----------------------------------------------------------------------------------------------------
+    # Interface to Optuna --------------------------------------------------------------------------------------------------
 
     def reseed_rng(self) -> None:
         """Draws from a new random stream."""
