@@ -13,11 +13,11 @@ def apply(file: str | os.PathLike[str]) -> None:
     """Trains the rest of this program with a best.yaml's settings, as `autotune apply FILE -- COMMAND` would.
 
     Call it at the top of the script: before or after `import torch`, but before the model, the loaders and the optimizer are
-    made. What comes too late by then (environment variables, mostly) is named on standard error, together with whatever
-    else cannot be applied, after the first step. Inside a trial, and under `autotune apply`, it does nothing.
+    made. Settings that come too late by then (mostly environment variables) or cannot be applied for other reasons are named
+    on standard error after the first step. Inside a trial, and under `autotune apply`, it does nothing.
 
     Args:
-        file: what `autotune export` wrote.
+        file: a file written by `autotune export`.
 
     Raises:
         autotune.errors.BadInput: the file cannot be used; says why.
@@ -31,12 +31,12 @@ def apply(file: str | os.PathLike[str]) -> None:
 def trial_step(samples: float | None = None) -> None:
     """Counts a training step, for programs whose steps autotune cannot see: no optimizer of torch.optim, new tensors each time.
 
-    Call it once after every step. In a trial the steps told here are the trial's, and those of optimizers count no more;
-    elsewhere it does nothing and costs a tenth of a microsecond.
+    Call it once after every step. In a trial, only these calls then count as steps, no longer those of optimizers; outside a
+    trial it does nothing and costs a tenth of a microsecond.
 
     Args:
-        samples: trained on in this step by this process; without it, the training loader's batches are counted, or steps.
+        samples: number trained on in this step by this process; if not given, the training loader's batches or steps count.
     """
-    harness = sys.modules.get("_autotune_harness")  # its name in trials, too, where it is not loaded as autotune's
+    harness = sys.modules.get("_autotune_harness")  # its name in trials, too, where it is not loaded as part of autotune
     if harness is not None:
         harness.step(samples)

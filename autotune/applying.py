@@ -1,6 +1,6 @@
-"""`autotune.apply`: for programs that call autotune themselves.
+"""Implements `autotune.apply`, for programs that call autotune themselves.
 
-Imported in the user's own process: nothing here needs more than the standard library and, to read the file, PyYAML.
+It is imported in the user's own process, so it needs only the standard library and, to read the file, PyYAML.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.harness import protocol
 
-# Read by the loader and the C library as a process starts, before any Python.
+# Variables that the dynamic loader, the C library or Python read as a process starts.
 READ_AT_START = re.compile(r"LD_\w+|MALLOC_\w+|GLIBC_\w+|PYTHON\w+")
 
 
@@ -30,14 +30,14 @@ def apply(file: str | os.PathLike[str]) -> None:
     best = read_best(Path(file))
     passed, problems = best.handed_over(sys.argv[1:])
     spec = spec_text(best, passed=passed, late=_late(best.open_knobs))
-    os.environ.update(variables(best, spec))  # for the processes that this one starts, too
+    os.environ.update(variables(best, spec))  # child processes inherit them, too
     if multiprocessing.parent_process() is None:
         announce(best, problems)
     _harness().join(spec)
 
 
 def _leave_out(file: str) -> None:
-    """Says, unless it is the same file once more, that settings come from elsewhere: a trial, or `autotune apply`."""
+    """Prints that the file is ignored because a trial or `autotune apply` sets the knobs; not if it is the same file."""
     if multiprocessing.parent_process() is not None or protocol.launched_rank(os.environ) != 0:
         return
     if not protocol.is_real_run(os.environ):
@@ -49,7 +49,7 @@ def _leave_out(file: str) -> None:
 
 
 def _late(knobs: dict[str, Any]) -> dict[str, str]:
-    """Returns knob -> why not, of those that come too late to have an effect on this process."""
+    """Returns knob -> reason, for knobs that come too late to affect this process."""
     from autotune.knobs.catalogue import knob
 
     instead = "use `autotune apply FILE -- COMMAND`"
@@ -66,7 +66,7 @@ def _late(knobs: dict[str, Any]) -> dict[str, str]:
 
 
 def _harness() -> Any:
-    """Returns the harness, loaded as in a trial: under a name of its own, by its path."""
+    """Returns the harness, loaded as in a trial: by its path, under a name of its own."""
     if protocol.HARNESS not in sys.modules:
         package = Path(protocol.__file__).resolve().parent
         found = importlib.util.spec_from_file_location(

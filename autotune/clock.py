@@ -1,4 +1,4 @@
-"""Time, which tests and replays put another in the place of."""
+"""Provides the clock, which tests and replays replace."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 
 
 class Clock:
-    """The machine's own."""
+    """The machine's clock."""
 
     def monotonic(self) -> float:
-        """Returns seconds that only grow."""
+        """Returns the seconds of the monotonic clock."""
         return time.monotonic()
 
     def time(self) -> float:

@@ -1,4 +1,4 @@
-"""What the harness found out about a program, worded for people: `inspect` prints it, and `run` where it cannot measure."""
+"""Words what the harness found out about a program: `inspect` prints it, and so does `run` when it cannot measure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NO_LOADER = "none of torch's: no DataLoader feeds the optimizer's steps"
 
 
 def findings(result: RankResult) -> list[tuple[str, str]]:
-    """Returns (label, text) of everything that was detected; what is not known is left out.
+    """Returns (label, text) for everything that was detected; leaves out what is unknown.
 
     Args:
-        result: of rank 0, of a trial that was measured, inspected or has failed on the way.
+        result: rank 0's, from a trial that was measured, inspected, or failed midway.
     """
     found = result.detected
     lines = [("torch", _torch(result)), ("device", _device(result))]
@@ -41,17 +41,17 @@ def findings(result: RankResult) -> list[tuple[str, str]]:
 
 
 def doubts(result: RankResult) -> list[str]:
-    """Returns the knobs that were asked for, pinned or in the command's own arguments, and are not there: one sentence each."""
+    """Returns one sentence for each knob that was pinned or passed in the command line but did not take effect."""
     reports = {key: report for key, report in result.knobs.items() if report.status != APPLIED}
     lines = [f"{key}: {report.status}{f', {report.reason}' if report.reason else ''}" for key, report in reports.items()]
     return [*lines, *map(str, result.detected.get("harness_problems") or [])]
 
 
 def missing_processes(result: RankResult, command: list[str]) -> str:
-    """Returns that fewer processes train together than the command asks for, and why; "" where as many do, or it is not known.
+    """Returns why another number of processes trains than the command asks for; "" if the number matches or is unknown.
 
     Args:
-        result: of rank 0.
+        result: rank 0's.
         command: the program's argument list.
     """
     program, found = program_of(command), result.world_size
@@ -137,14 +137,14 @@ def _setting(name: str, value: KnobValue | None) -> str:
 
 
 def _step(result: RankResult) -> str:
-    """Returns what a step is and how long it takes, roughly: "16 samples, as the loader's batches say; about 0.17 s"."""
+    """Returns what a step is and roughly how long it takes: "16 samples, as the loader's batches say; about 0.17 s"."""
     samples, ends_s = result.steps.get("samples") or [], result.steps.get("end_s") or []
     usual = statistics.median(samples) if samples else None
     source = SOURCES.get(result.unit_source, result.unit_source)
     what = f"{usual:g} {result.unit}" if usual and result.unit != "steps" else "counted as one: its samples are not known"
     if result.world_size > 1:
         what += " in each process"
-    batches = round(result.detected.get("batches_per_step") or 1)  # a loader that is one batch ahead has 1.2 after five steps
+    batches = round(result.detected.get("batches_per_step") or 1)  # a loader that is one batch ahead shows 1.2 after five steps
     parts = [f"{what}, {source}" if result.unit != "steps" else what]
     if batches > 1:
         parts.append(f"{batches} batches each")
@@ -155,14 +155,14 @@ def _step(result: RankResult) -> str:
 
 
 def _own_steps(found: dict[str, Any]) -> str:
-    """Returns by what steps are seen where no optimizer of torch.optim steps; "" where one does."""
+    """Returns how steps are detected if no optimizer of torch.optim steps; "" if one does."""
     source = found.get("steps_seen_by")
     return f"none of torch.optim; a step is told by {source}" if source else ""
 
 
 def _seen_without_steps(found: dict[str, Any]) -> str:
-    """Returns what is known of a program that never came to an optimizer step."""
-    sites = dict.fromkeys(near(str(site)) for site in found.get("loaders") or [])  # one made anew each epoch is told once
+    """Returns what is known of a program that never reached an optimizer step."""
+    sites = dict.fromkeys(near(str(site)) for site in found.get("loaders") or [])  # one made anew each epoch is listed once
     loaders = [f"a DataLoader made at {site}" for site in sites]
     passes = found.get("num_backwards")
     words = [*loaders, f"{passes} backward passes" if passes else "", *_counted(found.get("optimizers") or [])]
@@ -170,13 +170,13 @@ def _seen_without_steps(found: dict[str, Any]) -> str:
 
 
 def _counted(names: list[Any]) -> list[str]:
-    """Returns names with how often they come: ["Adam", "Adam"] is ["2 x Adam"]."""
+    """Returns names with their counts: ["Adam", "Adam"] becomes ["2 x Adam"]."""
     kinds = list(dict.fromkeys(map(str, names)))
     return [f"{names.count(kind)} x {kind}" if names.count(kind) > 1 else kind for kind in kinds]
 
 
 def near(site: str) -> str:
-    """Returns "train.py:7" for a file of the working directory, "lib/loading.py:7" for one elsewhere (its last two names)."""
+    """Returns "train.py:7" for a file in the working directory; for one elsewhere the last two parts: "lib/loading.py:7"."""
     inside = site.removeprefix(f"{os.getcwd()}{os.sep}")
     return inside if inside != site or not os.path.isabs(site) else str(Path(*Path(site).parts[-2:]))
 

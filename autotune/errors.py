@@ -1,4 +1,4 @@
-"""The exceptions autotune raises, all of them.
+"""Defines all exceptions that autotune raises.
 
     AutotuneError            exit code 1: a fault of autotune itself
     ├── BadInput             exit code 2: what the user typed or wrote cannot be done
@@ -9,7 +9,7 @@
     └── Interrupted          exit code 130: stopped by the user, everything measured is kept
 
 A trial that fails raises nothing: it is a value with an outcome, a reason and evidence (records.py).
-Errors of other libraries are translated into these where they enter.
+Errors of other libraries are translated into these where they are caught.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class AutotuneError(Exception):
 
 
 class BadInput(AutotuneError):
-    """Input that cannot be used; carries every problem found, so that one run shows them all.
+    """Input that cannot be used; carries every problem found, so that the user sees them all at once.
 
     Each problem reads `<full key or path>: <what is wrong>, got <value>. <What is allowed, nearest first>. <What to do.>`
     """
@@ -38,19 +38,19 @@ class BadInput(AutotuneError):
 
 
 class FolderLost(AutotuneError):
-    """The folder that everything is written to cannot be written any more; what was written before is there."""
+    """The study's folder cannot be written any more; what was written before is kept unless it was deleted."""
 
     exit_code = 2
 
 
 class NothingWorked(AutotuneError):
-    """The program does not train as it is, or no configuration but that one does."""
+    """The unchanged program does not train, or no other configuration does."""
 
     exit_code = 3
 
 
 class ClaimBroken(AutotuneError):
-    """A verified file's claim does not hold on this machine now."""
+    """The speed-up that a verified file claims does not hold on this machine now."""
 
     exit_code = 4
 
@@ -68,7 +68,7 @@ class Interrupted(AutotuneError):
 
 
 def nearest(word: str, allowed: Iterable[str]) -> list[str]:
-    """Returns the allowed words ordered by likeness to `word`, likest first; of a dotted key its last part counts, too."""
+    """Returns the allowed words, most similar to `word` first; the last part of a dotted key may match, too."""
     ranked = [(_likeness(word.lower(), a.lower()), a) for a in allowed]
     return [a for _, a in sorted(ranked, key=lambda pair: (-pair[0], pair[1]))]
 
@@ -87,6 +87,6 @@ def one_of(word: str, allowed: Iterable[str], *, show: int = 12) -> str:
     named = [*ranked, *(a.rpartition(".")[2] for a in ranked[:1])]
     close = difflib.get_close_matches(word.lower(), [a.lower() for a in named], n=1, cutoff=0.6)
     hint = f"Did you mean {ranked[0]!r}? " if close else ""
-    show += len(ranked) == show + 1  # "and 1 more" would take the room of the one
+    show += len(ranked) == show + 1  # "and 1 more" would be as long as the word itself
     more = f" and {len(ranked) - show} more" if len(ranked) > show else ""
     return f"{hint}Allowed: {', '.join(ranked[:show])}{more}."

@@ -1,11 +1,10 @@
-"""What Python and the libraries say when something fails: exception classes, messages, and where a log holds the user's."""
+"""Knows how Python and libraries report failures: exception classes, messages, and where a log holds the user's own."""
 
 from __future__ import annotations
 
 import re
 
-# Exception classes and messages that mean want of memory whatever else is known. torch.AcceleratorError and NCCL say it in
-# words only.
+# Exception classes and messages that always mean out of memory. torch.AcceleratorError and NCCL say so in the message only.
 OOM_CLASSES = frozenset({"OutOfMemoryError"})
 DEVICE_OOM = re.compile(
     r"(?:CUDA|HIP|XPU) out of memory|(?:CUDA|HIP)(?: driver)? error: out of memory|cudaErrorMemoryAllocation"
@@ -21,7 +20,7 @@ SHARED_MEMORY = re.compile(
     r"|unable to (?:write to|open|mmap|resize) [^\n]*(?:shm|torch_)"
     r"|failed to extend /dev/shm/|posix_fallocate failed ?: No space left on device"  # NCCL's
 )
-# These libraries say the same when memory is short and when a kernel does not exist: memory only with evidence.
+# Libraries use these messages for a lack of memory and for a missing kernel; they mean memory only with further evidence.
 SUSPECTED_OOM = re.compile(
     r"CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_(?:ALLOC_FAILED|NOT_SUPPORTED|INTERNAL_ERROR)"
     r"|CU(?:FFT|SOLVER|SPARSE)_(?:STATUS_)?ALLOC_FAILED|[Uu]nable to find an engine"
@@ -32,28 +31,28 @@ WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)?[^)]*\) (?:is killed
 WORKER_DIED = re.compile(r"DataLoader worker \(pid\(?s?\)?[^)]*\) (?:is killed by signal|exited unexpectedly)")
 WORKER_SIGNALS = {"SIGKILL": "Killed", "SIGBUS": "Bus error"}  # as torch words them
 TOO_MANY_FILES = re.compile(r"\[Errno 24\]|Too many open files")
-# Second-hand accounts: a rank that only lost its peer, and parents that tell of a child's end.
+# Second-hand failures: a rank that only lost its peer, and a parent that reports the end of its child.
 PEER_LOST = re.compile(
     r"Connection (?:reset|closed|refused)|connectFullMesh|[Gg]loo|DistBackendError|ProcessGroup|NCCL|Broken pipe|heartbeat",
 )
 PARENT_CLASSES = frozenset({"ChildFailedError", "SignalException", "CalledProcessError", "ProcessExitedException"})
-# How a parent says which signal ended its child: subprocess, torch.multiprocessing.spawn. For torchrun see process_ends.py.
+# How a parent names the signal that ended its child: subprocess, torch.multiprocessing.spawn. For torchrun see process_ends.py.
 RELAYED_NAME = re.compile(r"(?:died with <Signals\.|terminated with signal )(SIG[A-Z0-9]+)")
-CPP_SAID = re.compile(r"what\(\):\s*(\S.*)")  # of an exception that ends a C++ program by SIGABRT
-CPP_FRAMES = re.compile(r"Exception raised from |frame #\d+: ")  # what torch adds to a message, of no use in a sentence
+CPP_SAID = re.compile(r"what\(\):\s*(\S.*)")  # from an exception that ends a C++ program by SIGABRT
+CPP_FRAMES = re.compile(r"Exception raised from |frame #\d+: ")  # torch appends these to a message; of no use in a sentence
 RANK_PREFIX = re.compile(r"^\[rank\d+\]:[ ]?", re.MULTILINE)  # torch puts it before every line of a traceback
 TRACEBACK = re.compile(r"^[ |+-]*(?:Original )?Traceback \(most recent call last\):", re.MULTILINE)
 RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*)?$")  # "torch.OutOfMemoryError: CUDA out of memory ..."
 
 
-# What multiprocessing writes of a process whose target raised; the one that started it goes on.
+# multiprocessing writes this when a process's target raises; the parent goes on.
 CHILD_FAILED = re.compile(r"^Process \S+:\s*\nTraceback", re.MULTILINE)
 
 
 def raised_in(log: str) -> str:
-    """Returns the line a log's last user traceback ends with, "ValueError: bad shape"; "" without a traceback.
+    """Returns the final line of a log's last user traceback, "ValueError: bad shape"; "" without a traceback.
 
-    torchrun's own traceback, which follows its worker's, is passed over.
+    Skips torchrun's own traceback, which follows its worker's.
     """
     log = RANK_PREFIX.sub("", log)
     for start in reversed([match.end() for match in TRACEBACK.finditer(log)]):
@@ -64,10 +63,10 @@ def raised_in(log: str) -> str:
     return ""
 
 
-# Our own frames in a traceback of the user's program.
+# The harness's frames in a traceback of the user's program.
 OUR_FRAMES = re.compile(r'^ +File "[^"\n]*/autotune/harness/[^"\n]*", line [^\n]*\n(?: {4,}[^\n]*\n)*', re.MULTILINE)
 
 
 def without_our_frames(log: str) -> str:
-    """Returns a log in which the tracebacks hold nothing of the harness."""
+    """Returns a log without the harness's frames in its tracebacks."""
     return OUR_FRAMES.sub("", log)

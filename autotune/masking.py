@@ -1,8 +1,8 @@
-"""Secrets: how they are recognised, and how texts, documents and command lines are written without them.
+"""Recognises secrets and masks them in texts, documents and command lines.
 
-A secret is known by the key it stands under (`HF_TOKEN=...`, `--password ...`), by its place in an address
-(`https://user:password@host`), by its format (`hf_...`), or by its value: what the environment or the command line gave under
-such a key is masked wherever else it turns up, in logs, tracebacks and results. Everything that writes uses this module.
+A secret is recognised by its key (`HF_TOKEN=...`, `--password ...`), by its place in a URL (`https://user:password@host`), by
+its format (`hf_...`), or by its value: a value that the environment or the command line gave under such a key is masked
+wherever else it appears, in logs, tracebacks and results. All code that writes uses this module.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
-MIN_CHARS = 8  # of a value that is looked for inside words too: "0" or "true" of a secret-sounding variable is in every log
-MIN_WORD_CHARS = 4  # of one that is looked for as a whole word, when it mixes letters with anything else: "hunter2"
-MIN_TYPED_CHARS = 3  # of one that was typed as a secret, looked for as a whole word
+MIN_CHARS = 8  # least length to match inside words, too: a secret-sounding variable may hold "0" or "true", which every log has
+MIN_WORD_CHARS = 4  # least length to match as a whole word, if it mixes letters with anything else: "hunter2"
+MIN_TYPED_CHARS = 3  # least length of a value typed as a secret to match as a whole word
 
 _SECRET_WORDS = {
     "token", "secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey",
@@ -27,22 +27,22 @@ _SECRET_WORDS = {
 _SECRET_ENDS = ("password", "passwd", "passphrase", "apikey", "secret")  # PGPASSWORD, mysecret
 _FOLDERS = ("PWD", "OLDPWD")  # the shell's own
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-# The look-behinds keep the searches linear: a name is tried from its first character only.
+# The look-behinds keep the searches linear: a name is matched from its first character only.
 _KEY = re.compile(r"(?<![\w.-])([A-Za-z_-][\w.-]*)(\\?[\"']?\s*[=:]\s*\\?[\"']?)")
 _VALUE = re.compile(r"(?:Bearer |Basic )?[^\s\"',;&)}\]\\]+")
 _FLAG = re.compile(r"(?<![\w.-])(--?[A-Za-z][\w-]*)(?:\s+|[\"'],\s*[\"'])([^\s\"'-][^\s\"']*)")
 _URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://([^/\s@]{1,1000})@")
 _FORMAT = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abpr]-|AKIA|Bearer )[A-Za-z0-9._~+/=-]{12,}")
 _ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
-_REFERENCE = "${"  # of a configuration: a name, resolved only when it is used
+_REFERENCE = "${"  # starts a reference in a configuration, which is resolved only when used
 
 _Span = tuple[int, int]
 
 
 def sounds_secret(name: str, separator: str = "=") -> bool:
-    """Returns whether a key's value is likely a secret.
+    """Whether a key's value is likely a secret.
 
-    "key" alone counts before "=" only: `key: conv1.weight` is what torch prints of a state dict.
+    "key" alone counts only before "=": torch prints `key: conv1.weight` for a state dict.
     """
     if name in _FOLDERS:
         return False
@@ -51,23 +51,23 @@ def sounds_secret(name: str, separator: str = "=") -> bool:
         return False
     if _SECRET_WORDS & set(words) or any(word.endswith(_SECRET_ENDS) for word in words):
         return True
-    if name.isupper() and words[-1].endswith(("token", "pass")):  # HFTOKEN, DB_PASS; a "forward_pass" is none
+    if name.isupper() and words[-1].endswith(("token", "pass")):  # HFTOKEN, DB_PASS; but not "forward_pass"
         return True
     return words[-1] == "key" and (len(words) > 1 or "=" in separator)
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Returns whether a variable's value must not be written down: by its name, or since it holds credentials."""
+    """Whether a variable's value must not be written, because of its name or because it holds credentials."""
     return bool(value) and (sounds_secret(name) or bool(_places(value)))
 
 
 def without_credentials(text: str) -> str:
-    """Returns the text with user names and passwords in addresses replaced by MASK."""
+    """Returns the text with user names and passwords in URLs replaced by MASK."""
     return _cut(text, _addresses(text))
 
 
 def is_masked(document: Any) -> bool:
-    """Returns whether a document lacks what was masked when it was written."""
+    """Whether something in a document was masked when it was written."""
     if isinstance(document, Mapping):
         return any(is_masked(value) for value in document.values())
     if isinstance(document, list | tuple):
@@ -76,14 +76,14 @@ def is_masked(document: Any) -> bool:
 
 
 class Secrets:
-    """Values that must be written nowhere, and the masking of what is written.
+    """Masks known secret values, and whatever else looks like a secret, in what is written.
 
     Args:
-        values: found in the environment; looked for inside words from MIN_CHARS characters on, as words from MIN_WORD_CHARS.
-        typed: given by the user as secrets; looked for as words however plain, from MIN_TYPED_CHARS characters on.
+        values: from the environment; matched inside words from MIN_CHARS characters, as whole words from MIN_WORD_CHARS.
+        typed: given by the user as secrets; matched as whole words from MIN_TYPED_CHARS characters, even plain ones.
 
     Attributes:
-        typed: the same, for another process that is to know them.
+        typed: the same, to pass on to another process.
     """
 
     def __init__(self, values: Iterable[str] = (), typed: Iterable[str] = ()) -> None:
@@ -98,7 +98,7 @@ class Secrets:
     def known(
         cls, environment: Mapping[str, str] = os.environ, words: Sequence[str] = (), typed: Iterable[str] = ()
     ) -> Secrets:
-        """Returns what an environment and a command line hold.
+        """Returns the secrets of an environment and a command line.
 
         Args:
             environment: name -> value.
@@ -109,29 +109,29 @@ class Secrets:
         return cls(found, [*_typed(words), *typed])
 
     def text(self, text: str) -> str:
-        """Returns a text without secrets: by key, address, format and value."""
+        """Returns a text without secrets, found by key, URL, format and value."""
         return _cut(text, [*_places(text), *self._values(text)])
 
     def message(self, text: str) -> str:
-        """Returns a sentence of autotune's own without secrets: "env.HF_TOKEN: is not set" names a key and gives no value."""
+        """Masks only URLs and known values, for autotune's own messages: "env.HF_TOKEN: is not set" gives no value."""
         return _cut(text, [*_addresses(text), *self._values(text)])
 
     def words(self, words: Sequence[str]) -> list[str]:
-        """Returns an argument list without secrets; each word is masked by itself and by the flag before it."""
+        """Returns an argument list without secrets; each word is masked by itself or because of the flag before it."""
         found = []
         for before, word in zip(["", *words], words, strict=False):
             found.append(MASK if _is_value_of(before, word) else self._word(word))
         return found
 
     def document(self, document: Any, key: str = "") -> Any:
-        """Returns a JSON or YAML document without secrets: plain values under a key that sounds secret, texts anywhere.
+        """Returns a JSON or YAML document without secrets: masks values under secret-sounding keys, and all strings.
 
-        References (`${oc.env:NAME}`) stay: they name a secret and hold none.
+        References (`${oc.env:NAME}`) are kept: they name a secret but do not contain it.
         """
         if isinstance(document, Mapping):
             return {name: self.document(value, str(name)) for name, value in document.items()}
         if isinstance(document, list | tuple):
-            is_series = all(isinstance(item, float) for item in document)  # a result has one number a step
+            is_series = all(isinstance(item, float) for item in document)  # a result has one number per step
             return list(document) if is_series else [self.document(item, key) for item in document]
         if isinstance(document, enum.Enum | bool) or document is None:
             return document
@@ -153,7 +153,7 @@ class Secrets:
 
 
 def is_reference(value: Any) -> bool:
-    """Returns whether a configuration's value is the name of something, `${oc.env:NAME}`, and not a value."""
+    """Whether a configuration's value is a reference, `${oc.env:NAME}`."""
     return isinstance(value, str) and value.startswith(_REFERENCE) and value.endswith("}")
 
 
@@ -205,7 +205,7 @@ def _cut(text: str, spans: Iterable[_Span]) -> str:
 
 
 def _held(name: str, value: str) -> list[str]:
-    """Returns the secrets that a variable holds: itself, or the credentials in it. A path to a key is none."""
+    """Returns the secrets in a variable: its whole value, or the credentials in it. A path to a key file is no secret."""
     if sounds_secret(name):
         return [] if value.startswith("/") and os.path.exists(value) else [value]
     return _credentials(value)
@@ -241,7 +241,7 @@ def _is_mixed(value: str) -> bool:
 
 
 def _forms(value: str) -> set[str]:
-    """Returns a secret as it may be written: as it is, in a URL, in JSON, in a Python literal, line by line."""
+    """Returns the forms a secret may be written in: verbatim, in a URL, in JSON, in a Python literal, line by line."""
     lines = [line.strip() for line in value.splitlines() if len(line.strip()) >= 2 * MIN_CHARS and "-----" not in line]
     plain = value.encode("utf-8", "surrogateescape")
     quoted = {urllib.parse.quote(plain, safe=""), urllib.parse.quote_plus(plain), urllib.parse.unquote(value)}

@@ -1,4 +1,4 @@
-"""Who works on a study: one process at a time, told by a lock that the kernel takes back however that process ends."""
+"""Ensures that one process at a time works on a study, by a lock that the kernel releases however that process ends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 import psutil
 
 OWNER_FILE = "owner.json"
-TRIES, PAUSE_S = 10, 0.1  # who only looks whether a study is owned holds the lock for a moment
+TRIES, PAUSE_S = 10, 0.1  # `owner_of` holds the lock for a moment, too
 
 
 class Owned(Exception):
-    """Another process works on the study. Carries what it wrote of itself: {"host", "pid", "started_at"}, or less."""
+    """Another process is working on the study. Carries what is known of it: {"host", "pid", "started_at"}, or less."""
 
     def __init__(self, owner: dict[str, Any]) -> None:
         super().__init__()
@@ -29,12 +29,12 @@ class Owned(Exception):
 
 
 class Claim:
-    """The right to write a study's folder, held until it is left or the process ends.
+    """The right to write a study's folder, held until the context is left or the process ends.
 
     The lock is on the owner's file, which holds the owner's host, pid and start. It is not inherited by child processes.
 
     Attributes:
-        problem: why the folder could not be locked, "" when it was; then nothing keeps a second tuner out.
+        problem: why the folder could not be locked, so that nothing keeps a second tuner out; "" if it was locked.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -43,7 +43,7 @@ class Claim:
         self._descriptor: int | None = None
 
     def __enter__(self) -> Claim:
-        """Takes the right.
+        """Takes the lock.
 
         Raises:
             Owned: another process has it.
@@ -69,7 +69,7 @@ class Claim:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the folder that was claimed is no longer where it was: deleted, moved, or another in its place."""
+        """Whether the claimed folder is gone: deleted, moved or replaced."""
         assert self._descriptor is not None
         try:
             return not os.path.samestat(os.fstat(self._descriptor), os.stat(self._file))
@@ -94,7 +94,7 @@ class Claim:
 
 
 def owner_of(folder: Path) -> dict[str, Any] | None:
-    """Returns who works on a study now, {"host", "pid", "started_at"} or what is known of it; None where no process does."""
+    """Returns a study's current owner, {"host", "pid", "started_at"} or as much as is known; None if it has none."""
     try:
         descriptor = os.open(folder / OWNER_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -103,7 +103,7 @@ def owner_of(folder: Path) -> dict[str, Any] | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _read(folder / OWNER_FILE)
-    except OSError:  # no locks here: believe what is written, as far as it can be checked
+    except OSError:  # no locks on this file system: trust the file, as far as it can be checked
         owner = _read(folder / OWNER_FILE)
         return owner if _is_alive(owner) else None
     else:
@@ -122,13 +122,13 @@ def describe(owner: dict[str, Any]) -> str:
 def _read(file: Path) -> dict[str, Any]:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # just being written
+    except (OSError, ValueError):  # being written
         return {}
     return raw if isinstance(raw, dict) else {}
 
 
 def _is_alive(owner: dict[str, Any]) -> bool:
-    """Whether the process that wrote itself down still lives; one of another host is believed to."""
+    """Whether the recorded owner is still alive; an owner on another host is assumed to be."""
     if owner.get("host") != platform.node():
         return bool(owner)
     try:

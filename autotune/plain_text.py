@@ -1,13 +1,13 @@
-"""What programs write for a terminal, made fit to be quoted: without colours and control codes, cut where a thought ends."""
+"""Makes terminal output fit for quoting: removes colours and control codes, cuts at the end of a sentence or word."""
 
 from __future__ import annotations
 
 import re
 
 ELLIPSIS = "…"
-KEPT_FRAC = 0.5  # of the room that a cut at a sentence's or a word's end must leave used
+KEPT_FRAC = 0.5  # least share of the room that a cut after a sentence or word must still fill
 
-# ECMA-48: control sequences (colours), strings (titles, links) up to their end, two-letter escapes. Half a one at a cut, too.
+# ECMA-48: control sequences (colours), strings (titles, links) up to their end, two-letter escapes; also when cut in half.
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*(?:[@-~]|$)"
     r"|(?:\x1b[\]P^_X]|[\x9d\x90])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c|$)"
@@ -19,16 +19,16 @@ _SENTENCE = re.compile(r"[.;!?](?=\s)")
 
 
 def plain(text: str) -> str:
-    """Returns a text without escape sequences and control characters; what a progress bar wrote over stands in lines."""
+    """Returns a text without escape sequences and control characters; each state of a progress bar gets a line of its own."""
     return _CONTROLS.sub("", _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def shortened(text: str, most: int, end: str = ELLIPSIS) -> str:
-    """Returns a text of at most so many characters, cut after a sentence or else after a word, with an ellipsis.
+    """Returns a text of at most `most` characters, cut after a sentence or else after a word, with an ellipsis.
 
     Args:
-        text: for quoting: what autotune itself says is never cut.
-        most: characters, the ellipsis included.
+        text: text to be quoted; autotune's own words are never cut.
+        most: characters, including the ellipsis.
         end: the ellipsis.
     """
     if len(text) <= most:
@@ -43,6 +43,6 @@ def shortened(text: str, most: int, end: str = ELLIPSIS) -> str:
 
 
 def one_line(text: str, most: int) -> str:
-    """Returns text as one line of printable characters, cut to `most` of them: fit for a terminal, a comment, a table."""
+    """Returns text as one line of at most `most` printable characters, for a terminal, a comment or a table."""
     printable = "".join(letter if letter.isprintable() else " " for letter in plain(text))
     return shortened(" ".join(printable.split()), most, "...")

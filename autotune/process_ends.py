@@ -1,4 +1,4 @@
-"""How processes of a program ended, as the system or the parent that started them tells."""
+"""Finds out how a program's processes ended, from the system or from the parent that started them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from autotune.log_messages import RELAYED_NAME, raised_in
 
-# What torchrun says of a process that failed, in its last words: first of those that it lists, then of the one it saw first.
+# torchrun's report on failed processes at the end of its log: first a list, then the root cause.
 FAILURES = re.compile(r"Failures:\s.*?Root Cause \(first observed failure\):", re.DOTALL)
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 
@@ -17,9 +17,9 @@ class Killed(NamedTuple):
     """A signal that ended a process of the program.
 
     Attributes:
-        name: "SIGSEGV"; "" when none did.
-        is_relayed: whether a shell or another parent passed the news on.
-        rank: of the process; None when it is not known.
+        name: "SIGSEGV"; "" if there was none.
+        is_relayed: whether a shell or another parent reported it.
+        rank: of the process; None when unknown.
     """
 
     name: str
@@ -32,7 +32,7 @@ class FailedRank(NamedTuple):
 
     Attributes:
         rank: its number.
-        code: its exit status, minus the signal's number when one ended it.
+        code: its exit status, or minus the number of the signal that ended it.
     """
 
     rank: int
@@ -40,10 +40,10 @@ class FailedRank(NamedTuple):
 
 
 def failed_ranks(log: str) -> list[FailedRank]:
-    """Returns the ranks that torchrun names as failed at a log's end, the root cause first; [] when it names none.
+    """Returns the ranks that torchrun names as failed at a log's end, the root cause first; [] if it names none.
 
-    It looks ten times a second and keeps whole seconds: of several that it found at once, one that a signal ended is the root.
-    SIGTERM is what it sends to the others itself.
+    torchrun polls ten times a second and records whole seconds, so several ranks may seem to fail at once. Then one that a
+    signal ended is the root, except SIGTERM, which torchrun itself sends to the others.
     """
     listed = list(FAILURES.finditer(log))
     if not listed:
@@ -54,11 +54,11 @@ def failed_ranks(log: str) -> list[FailedRank]:
 
 
 def killed(own: str | None, exit_code: int | None, log: str) -> Killed:
-    """Returns the signal that ended the program, or a process of it whose parent then gave up.
+    """Returns the signal that ended the program, or one of its processes whose parent then gave up.
 
     Args:
-        own: name of the signal that ended the first process; None when none did.
-        exit_code: its exit status; None when it has none.
+        own: name of the signal that ended the first process; None if none did.
+        exit_code: its exit status; None if it has none.
         log: end of standard error.
     """
     if own:

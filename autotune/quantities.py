@@ -1,10 +1,10 @@
-"""How numbers are written for people: rates, durations, sizes, ratios. Stored data stays in SI units."""
+"""Formats numbers for people: rates, durations, sizes, ratios. Stored data stays in SI units."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-DASH = "-"  # in the place of what is not known
+DASH = "-"  # stands for an unknown value
 
 
 def number_text(value: float | None, *, digits: int = 3) -> str:
@@ -35,7 +35,7 @@ def rate_text(value: float | None, unit: str) -> str:
 
 
 def interval_text(interval: Sequence[float] | None) -> str:
-    """Returns a rate's interval, "[55.9, 57.7]"; "" where none could be had. Few blocks can put an end below 0: no rate is."""
+    """Returns a rate's interval, "[55.9, 57.7]"; "" without one. Cuts it at 0, which few blocks can put an end below."""
     return "" if interval is None else f"[{number_text(max(0.0, interval[0]))}, {number_text(interval[1])}]"
 
 
@@ -50,7 +50,7 @@ def bytes_text(value: float | None) -> str:
 
 
 def step_time_text(seconds: float) -> str:
-    """Returns the seconds of a step, or of a part of one: "12.3 ms", "1.2 s"."""
+    """Returns the duration of a step or of a part of one: "12.3 ms", "1.2 s"."""
     return f"{number_text(1e3 * seconds)} ms" if seconds < 1 else f"{number_text(seconds)} s"
 
 

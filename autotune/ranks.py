@@ -1,8 +1,8 @@
-"""Several ranks as one trial: their rate together, who holds the others up, what their communication costs.
+"""Combines several ranks into one trial: their joint rate, stragglers, and the cost of communication.
 
-Ranks keep step: at each step they wait for each other in the collectives that average the gradients. So a trial is as fast as
-its slowest rank, every rank's step takes about as long, and which rank is slow shows in what each does *beside* waiting. Only
-processes that train one model in shared memory do not wait (harness/peers.py): their rates add up.
+Ranks run in lockstep: at each step they wait for each other in the collectives that average the gradients. So a trial is as
+fast as its slowest rank, every rank's step takes about as long, and a slow rank shows only in the time it does *not* wait.
+Processes that train one model in shared memory do not wait for each other (harness/peers.py): their rates add up.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from autotune.harness.protocol import RankResult
 
-# Of a step, by which one rank's own work may be longer than another's before it is called a straggler: the moderate threshold
-# of the trusted profilers for a share of the step that is lost.
+# Share of a step by which one rank's own work may exceed another's before it is a straggler: the threshold at which
+# established profilers call a lost share of the step moderate.
 STRAGGLER_FRAC = 0.05
-MAX_STRAGGLER_WAIT_FRAC = 0.25  # of a step: a rank that waits longer in collectives is not whom the others wait for
-SAME_FRAC = 0.01  # an evaluation is longer, rounding shorter
+MAX_STRAGGLER_WAIT_FRAC = 0.25  # of a step: a rank that waits longer in collectives is no straggler
+SAME_FRAC = 0.01  # tolerance: longer than rounding, shorter than an evaluation
 
 
 class Pace(NamedTuple):
@@ -32,14 +32,14 @@ class Pace(NamedTuple):
 
 
 def pace(result: RankResult, first: RankResult) -> Pace | None:
-    """Returns a rank's mean step; None when there is none to tell it from.
+    """Returns a rank's mean step; None if it has no steps to compute it from.
 
-    Rank 0 says when it is over. Over the same steps for all, those of rank 0's window, since the windows of ranks open some
-    steps apart; also of a rank that had none of its own by then, because its steps varied more at the wrong moment. Over its
-    own window where evaluations lie between the steps, which windows leave out.
+    Rank 0 ends the measurement. All ranks use the steps of rank 0's window, since the ranks' windows open some steps apart;
+    this includes a rank without a window of its own, whose steps varied too much. A rank uses its own window if evaluations
+    lie between the steps, because windows leave those out.
 
     Args:
-        result: of the rank.
+        result: the rank's.
         first: rank 0's.
     """
     window, lasting_frac = result.window, 1.0
@@ -48,7 +48,7 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
             return None
         if not result.throughput_per_s > 0:  # also NaN
             return Pace(window.seconds / window.steps, 0.0)
-        lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0  # less what a queue had left
+        lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0  # without a queue's head start
     is_common = result.world_size > 1 and not result.is_at_own_pace and (window is None or _is_whole(first))
     step = _over_window_of(first, result) if is_common else None
     if step is None and window is not None:
@@ -57,7 +57,7 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
 
 
 def _over_window_of(first: RankResult, result: RankResult) -> Pace | None:
-    """Returns a rank's mean step over the steps of rank 0's window; None where it has not made them all."""
+    """Returns a rank's mean step over the steps of rank 0's window; None if it has not made them all."""
     if first.window is None:
         return None
     begin, steps = int(first.steps.get("warmup", 0)), result.steps
@@ -70,16 +70,13 @@ def _over_window_of(first: RankResult, result: RankResult) -> Pace | None:
 
 
 def _is_whole(first: RankResult) -> bool:
-    """Whether nothing lies between the steps of rank 0's window, so that they are found among all steps by their number."""
+    """Whether nothing lies between the steps of rank 0's window, so that step numbers identify them on every rank."""
     whole, window = _over_window_of(first, first), first.window
     return whole is not None and window is not None and abs(whole.step_s * window.steps / window.seconds - 1) < SAME_FRAC
 
 
 def rate_per_s(results: Sequence[RankResult]) -> float | None:
-    """Returns the samples per second of all ranks together, over the slowest one's time; None when a rank has none.
-
-    A part is not the whole.
-    """
+    """Returns the samples per second of all ranks together, over the slowest one's time; None if any rank's are unknown."""
     if len(results) == 1:
         return results[0].throughput_per_s
     if any(result.is_at_own_pace for result in results):
@@ -93,12 +90,12 @@ def rate_per_s(results: Sequence[RankResult]) -> float | None:
 
 
 def joined(results: Sequence[RankResult]) -> dict[str, Any]:
-    """Returns what several ranks were together; {} for one.
+    """Returns a summary of several ranks; {} for one.
 
     {"world_size", "skew_frac", "stragglers": [rank, ...], "communication": {...}, "by_rank": [{"rank", "step_s", "rate_per_s",
-    "own_s", "exposed_s", "data_wait_frac", "peak_memory_bytes"}, ...]}, unknown is None. `exposed_s` are the seconds of a step
-    that a rank waits in collectives, `own_s` the rest. The rank that comes last into a collective waits for no other: the
-    shortest of these waits is the communication's own, what others wait beyond it they wait for stragglers.
+    "own_s", "exposed_s", "data_wait_frac", "peak_memory_bytes"}, ...]}, where unknown is None. `exposed_s` is how many seconds
+    of a step a rank waits in collectives, `own_s` is the rest. The rank that enters a collective last waits for no other, so
+    the shortest wait is the cost of communication itself; what other ranks wait beyond it, they wait for stragglers.
     """
     if len(results) < 2:
         return {}
@@ -117,7 +114,7 @@ def joined(results: Sequence[RankResult]) -> dict[str, Any]:
 
 
 def _is_late(entry: dict[str, Any], own_s: Sequence[float], step_s: float) -> bool:
-    """Returns whether others wait for a rank: its own work is longer, and it does not wait as much for them."""
+    """Whether others wait for a rank: its own work takes longer, and it does not wait long for them."""
     waits_long = entry["exposed_s"] >= MAX_STRAGGLER_WAIT_FRAC * step_s
     return not waits_long and bool(entry["own_s"] > (max(own_s) + min(own_s)) / 2)
 
@@ -139,11 +136,11 @@ def _of_rank(result: RankResult, first: RankResult) -> dict[str, Any]:
 def _communication(
     results: Sequence[RankResult], by_rank: Sequence[dict[str, Any]], step_s: float | None
 ) -> dict[str, Any] | None:
-    """Returns what communication costs a step, and what it would cost at least; None where it was not measured.
+    """Returns the cost of communication per step and its bound; None if not measured.
 
-    {"exposed_s", "exposed_frac", "gradient_bytes", "bandwidth_bytes_per_s", "bound_s"}: the bound is the time that averaging
-    all gradients takes with nothing else to do, gradient bytes over the bandwidth that was measured with the ranks at rest.
-    Below it, communication hides behind the backward pass; far above, something else holds it up.
+    {"exposed_s", "exposed_frac", "gradient_bytes", "bandwidth_bytes_per_s", "bound_s"}: the bound is the time to average all
+    gradients with nothing else running, gradient bytes over the bandwidth that was measured with the ranks idle. If the cost
+    is below the bound, communication overlaps with the backward pass; if it is far above, something else delays it.
     """
     waits_s = [entry["exposed_s"] for entry in by_rank]
     if None in waits_s:

@@ -75,7 +75,7 @@ class StudyFolder:
         """Returns the folder of a trial."""
         return self.path / "trials" / f"{number:04d}"
 
-    # Whose it is -----------------------------------------------------------------------------------------------------------
+    # Ownership -------------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[str]:

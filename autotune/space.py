@@ -1,4 +1,4 @@
-"""The search space: domains as the user asked for them, resolved for one machine and one program, and walked by Optuna."""
+"""Defines the search space: domains as the user asked for them, resolved for one machine and program, sampled by Optuna."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ DEPENDENT = [
 
 @dataclass(frozen=True)
 class Choice:
-    """A list of values; each is as far from every other."""
+    """A list of values with no order or distance between them."""
 
     values: tuple[KnobValue, ...]
 
     def contains(self, value: KnobValue) -> bool:
-        """Returns whether `value` may be proposed. True is not 1 here."""
+        """Whether `value` may be proposed. Unlike in Python, True is not 1."""
         return any(value == own and type(value) is type(own) for own in self.values)
 
     def including(self, value: KnobValue) -> Choice:
-        """Returns the domain with `value` in it, ascending when all are numbers."""
+        """Returns the domain with `value` added, ascending if all are numbers."""
         return self if self.contains(value) else Choice(_ordered((*self.values, value)))
 
     def nearest(self, value: KnobValue) -> KnobValue | None:
-        """Returns the value closest to `value`, None when no distance is defined."""
+        """Returns the value closest to `value`; None if no distance is defined."""
         if self.contains(value):
             return value
         numbers = [own for own in self.values if _is_number(own)]
@@ -71,15 +71,15 @@ class IntInterval:
 
     @property
     def values(self) -> tuple[KnobValue, ...]:
-        """The ends of the interval, which stand for it where a list is needed."""
+        """The ends of the interval, for when a list is needed."""
         return tuple(dict.fromkeys((self.low, self.high)))
 
     def contains(self, value: KnobValue) -> bool:
-        """Returns whether `value` may be proposed."""
+        """Whether `value` may be proposed."""
         return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
 
     def including(self, value: KnobValue) -> IntInterval | Choice:
-        """Returns the interval stretched to `value`; without `log` when it then reaches below 1."""
+        """Returns the interval extended to `value`; drops `log` if it then reaches below 1."""
         if self.contains(value):
             return self
         if not isinstance(value, int) or isinstance(value, bool):
@@ -88,7 +88,7 @@ class IntInterval:
         return IntInterval(low, high, log=self.log and low >= 1)
 
     def nearest(self, value: KnobValue) -> KnobValue | None:
-        """Returns the whole number of the interval closest to `value`, None when no distance is defined."""
+        """Returns the whole number of the interval closest to `value`; None if no distance is defined."""
         return min(max(round(float(value)), self.low), self.high) if _is_number(value) else None
 
     def as_json(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def domain_from_json(raw: Any) -> Domain | None:
     """Returns the domain that `as_json` wrote; None for {"auto": true}, the knob's own rule.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a domain.
     """
     match raw:
         case {"auto": True}:
@@ -127,15 +127,15 @@ def domain_from_json(raw: Any) -> Domain | None:
 
 @dataclass(kw_only=True)
 class SearchSpace:
-    """What the user asked for, before machine and program are known.
+    """The search space the user asked for, before machine and program are known.
 
     Attributes:
         domains: knob key -> domain; None asks for the knob's own rule ("auto").
-        pinned: knobs fixed for every trial, the baseline included.
+        pinned: knobs fixed for every trial, including the baseline.
         tiers: highest tier that may be searched.
-        is_held: whether every step holds the samples of `train.global_batch`: the batch size then brings its accumulation.
-        left_out: knob key -> why it is not searched, though a named space has it: it yields to another that was typed.
-        typed: knobs that the user named, beside those of a named space; known when a study begins, not when it is resumed.
+        is_held: whether every step holds `train.global_batch` samples; accumulation then follows from the batch size.
+        left_out: knob key -> why it is not searched though a named space has it: another knob that was typed excludes it.
+        typed: knobs that the user named, besides those of a named space; known when a study starts, not when it is resumed.
     """
 
     domains: dict[str, Domain | None] = field(default_factory=dict)
@@ -148,15 +148,15 @@ class SearchSpace:
 
 @dataclass(kw_only=True)
 class ResolvedSpace:
-    """What is searched on this machine for this program.
+    """The search space for this machine and this program.
 
     Attributes:
         domains: knob key -> domain, each with the baseline's value and at least one other; knobs that others depend on first.
         pinned: knobs fixed for every trial.
-        baseline: full configuration of trial 0; knobs that mean nothing there are left out.
+        baseline: full configuration of trial 0, without knobs that have no effect there.
         dropped: knob key -> why it is not searched.
-        reference: the baseline's values with the inactive knobs too: what `changed` compares with.
-        held: samples that the loader's batch size times the accumulation make in every configuration; None for any.
+        reference: the baseline's values including inactive knobs; `changed` compares with these.
+        held: what batch size times accumulation must be in every configuration, in samples; None if it is free.
     """
 
     domains: dict[str, Domain]
@@ -167,7 +167,7 @@ class ResolvedSpace:
     held: int | None = None
 
     def suggest(self, trial: Trial, *, hold: Knobs | None = None) -> Knobs:
-        """Returns a full configuration, asking the sampler for every knob that is active.
+        """Returns a full configuration, asking the sampler for every active knob.
 
         Args:
             trial: Optuna's trial.
@@ -181,7 +181,7 @@ class ResolvedSpace:
         return self.active(knobs)
 
     def active(self, knobs: Knobs) -> Knobs:
-        """Returns `knobs` without those that have no effect with the others, and with the accumulation that is derived."""
+        """Returns `knobs` without those that have no effect next to the others, and with the derived accumulation."""
         return _active(derived(knobs, held=self.held) if self.held else knobs)
 
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -189,17 +189,17 @@ class ResolvedSpace:
         return {key: domain.distribution() for key, domain in self.domains.items()}
 
     def changed(self, knobs: Knobs) -> Knobs:
-        """Returns the part of `knobs` that differs from the baseline, without what is derived from another."""
+        """Returns the part of `knobs` that differs from the baseline, without derived knobs."""
         differing = {key: value for key, value in knobs.items() if not _same(value, self.reference.get(key))}
         return {key: value for key, value in differing.items() if not (self.held and key == ACCUMULATION.key)}
 
     def tier(self, changed: Knobs) -> Tier:
-        """Returns the highest tier among changed knobs; exact when nothing changed."""
+        """Returns the highest tier among changed knobs; exact if nothing changed."""
         tiers = (tier_of(knob(key), is_held=self.held is not None) for key in changed)
         return max(tiers, key=lambda tier: tier.rank, default=Tier.exact)
 
     def costly(self) -> list[tuple[str, str, KnobValue]]:
-        """Returns (why, key, value) of every value that costs a compilation, cheapest first."""
+        """Returns (why, key, value) for every value that costs a compilation, cheapest first."""
         return [
             (f"{key}={value} on the best of the others", key, value)
             for key, domain in self.domains.items()
@@ -209,7 +209,7 @@ class ResolvedSpace:
         ]
 
     def seeds(self, host_context: HostContext) -> list[tuple[str, Knobs]]:
-        """Returns (why, full configuration) of what an expert would try first; at most five, the baseline not among them."""
+        """Returns (why, full configuration) for what an expert would try first: at most five, without the baseline."""
         expert = self.experts(host_context)
         workers, batch = "loader.num_workers", "loader.batch_size"
         alone = {key: value for key, value in expert.items() if key != workers}
@@ -221,7 +221,7 @@ class ResolvedSpace:
             ("expert's choice at a larger batch without loader workers", {**alone, **self._value(workers, 0), **larger}),
             ("expert's choice at a far larger batch", {**expert, **largest}),
         ]
-        if not host_context.has_cuda:  # the step itself needs the cores there, so the variants without workers come first
+        if not host_context.has_cuda:  # the step itself needs the cores, so variants without workers come first
             plans = [plans[2], plans[3], plans[0], plans[1], plans[4]]
         return self._distinct([(why, self.active({**self.reference, **plan})) for why, plan in plans])
 
@@ -232,18 +232,18 @@ class ResolvedSpace:
         return {key: value for key, value in snapped.items() if value is not None}
 
     def with_smaller_batch(self, knobs: Knobs) -> Knobs | None:
-        """Returns a configuration with the next batch size below the baseline's; None when there is none."""
+        """Returns `knobs` with the next batch size below the baseline's; None if there is none."""
         own = self.reference.get(BATCH_SIZE.key)
         values = self.domains[BATCH_SIZE.key].values if BATCH_SIZE.key in self.domains else ()
         smaller = [value for value in values if isinstance(value, int) and isinstance(own, int) and value < own]
         return self.active({**knobs, BATCH_SIZE.key: max(smaller)}) if smaller else None
 
     def _value(self, key: str, value: KnobValue) -> Knobs:
-        """Returns {key: value} when the space allows that, {} otherwise."""
+        """Returns {key: value} if the space allows it, {} otherwise."""
         return {key: value} if key in self.domains and self.domains[key].contains(value) else {}
 
     def _larger(self, key: str, *, factor: int) -> Knobs:
-        """Returns {key: the value above the baseline's that is nearest to `factor` x the baseline's}, {} when there is none."""
+        """Returns {key: the value nearest to `factor` x the baseline's that is above the baseline's}, {} if there is none."""
         own = self.reference.get(key)
         if key not in self.domains or not isinstance(own, int):
             return {}
@@ -267,15 +267,15 @@ class ResolvedSpace:
 
 
 def resolve(space: SearchSpace, host_context: HostContext, *, passed: Knobs) -> ResolvedSpace:
-    """Returns the space for one machine and one program.
+    """Resolves the space for one machine and one program.
 
     Args:
         space: what the user asked for.
         host_context: the machine, and the program as the baseline trial found it.
-        passed: knobs that travel through the command line -> value there in the baseline.
+        passed: knobs that travel through the command line -> their value in the baseline's.
     """
     reference, dropped, domains = _reference(space, host_context, passed), dict(space.left_out), {}
-    # Values worth trying lie around the program's own, which only the command line knows where nothing of it was observed.
+    # Values worth trying lie around the program's own. If a value was not observed, it is known from the command line only.
     host_context = replace(host_context, observed={**passed, **host_context.observed})
     held = _held(space, reference)
     for key, asked in space.domains.items():
@@ -304,7 +304,7 @@ def resolve(space: SearchSpace, host_context: HostContext, *, passed: Knobs) -> 
 
 
 def _held(space: SearchSpace, reference: Knobs) -> int | None:
-    """Returns the samples that batch size times accumulation make in the baseline and are to make everywhere."""
+    """Returns what batch size times accumulation is in the baseline, and must be everywhere; None if it is free."""
     batch = reference.get(BATCH_SIZE.key)
     if not space.is_held or not isinstance(batch, int):
         return None
@@ -312,7 +312,7 @@ def _held(space: SearchSpace, reference: Knobs) -> int | None:
 
 
 def _whole(asked: Domain | None, held: int) -> Iterable[KnobValue] | None:
-    """Returns the values that a domain of batch sizes holds, of an interval all up to `held`; None for the knob's own rule."""
+    """Returns the values in a domain of batch sizes, at most `held` for an interval; None for the knob's own rule."""
     if asked is None:
         return None
     return range(asked.low, min(asked.high, held) + 1) if isinstance(asked, IntInterval) else asked.values
@@ -346,16 +346,16 @@ def _reason_when_held(found: Knob, space: SearchSpace, host_context: HostContext
 
 
 def _reference(space: SearchSpace, host_context: HostContext, passed: Knobs) -> Knobs:
-    """Returns the baseline's value of every knob known of: pins first, then the command line's, the observed, the default."""
+    """Returns the baseline's value of every known knob, by precedence: pinned, command line, observed, default."""
     observed = {key: _readable(key, value) for key, value in host_context.observed.items() if is_knob(key)}
     values = {key: knob(key).default for key in [*observed, *space.domains]}
     return {**values, **{key: value for key, value in observed.items() if value is not None}, **passed, **space.pinned}
 
 
 def _readable(key: str, observed: Any) -> KnobValue | None:
-    """Returns an observed value as the knob's own type, as it is where it is a value but not one we would set, else None.
+    """Returns an observed value as the knob's own type, or unchanged if the knob does not accept it.
 
-    A loader without workers reports a prefetch_factor of None: what cannot be a value says nothing.
+    Returns None for what cannot be a value: a loader without workers reports a prefetch_factor of None.
     """
     if not isinstance(observed, bool | int | float | str):
         return None
@@ -366,7 +366,7 @@ def _readable(key: str, observed: Any) -> KnobValue | None:
 
 
 def _by_dependence(domains: dict[str, Domain]) -> dict[str, Domain]:
-    """Returns the domains with knobs that may be inactive last, so that what they depend on is asked for first."""
+    """Returns the domains with knobs that may be inactive last, so that the knobs they depend on are sampled first."""
     settings = [{}, *({key: value} for key, domain in domains.items() for value in domain.values)]
     return dict(sorted(domains.items(), key=lambda item: not all(map(knob(item[0]).is_active, settings))))
 
@@ -391,5 +391,5 @@ def _is_number(value: KnobValue) -> bool:
 
 
 def _ordered(values: tuple[KnobValue, ...]) -> tuple[KnobValue, ...]:
-    """Returns the values ascending when all are numbers, in the order given otherwise."""
+    """Returns the values in ascending order if all are numbers, otherwise in the given order."""
     return tuple(sorted(values, key=float)) if all(map(_is_number, values)) else values

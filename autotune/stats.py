@@ -1,9 +1,9 @@
-"""Intervals and verdicts: what may be said of numbers that were measured. Pure functions over numpy and scipy.
+"""Computes confidence intervals and verdicts from measured rates. Pure functions over numpy and scipy.
 
 Sources: batch means and their correlation, Law & Kelton, Simulation Modeling and Analysis, 4.4 and 9.5.3; paired comparison
-on the log scale, because what is compared are ratios and the noise of machines is multiplicative; equivalence margins as in
-bioequivalence testing; several looks at a growing sample, Pocock, Biometrika 64 (1977); a variance moderated by others,
-Smyth, Statistical Applications in Genetics and Molecular Biology 3 (2004). tests/stats simulates how well they hold.
+on the log scale, because ratios are compared and machine noise is multiplicative; equivalence margins as in bioequivalence
+testing; several looks at a growing sample, Pocock, Biometrika 64 (1977); moderated variances, Smyth, Statistical Applications
+in Genetics and Molecular Biology 3 (2004). tests/stats checks the coverage by simulation.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-MIN_BLOCKS = 32  # fewer do not tell dependent blocks from independent ones; the shortest window, 2 s, has 33 to 40
-MIN_EFFECTIVE_BLOCKS = 6.0  # so many independent ones the dependent ones must be worth
+MIN_BLOCKS = 32  # fewer cannot show whether blocks are correlated; the shortest window, 2 s, has 33 to 40
+MIN_EFFECTIVE_BLOCKS = 6.0  # least number of independent blocks that correlated ones must be worth
 MAX_CORRELATION = 0.95
 MIN_PAIRS = 2  # a paired interval needs a spread
-FASTER_FRAC = 0.005  # "faster" when the whole interval lies above this
-LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # of each of so many looks, so that all of them together hold 95 %: Pocock's table
-MARGIN_FRAC = 0.01  # "same" when the whole interval lies within this, or within the machine's own spread if that is wider
+FASTER_FRAC = 0.005  # "faster" if the whole interval lies above this
+LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # number of looks -> confidence of each, for 95 % over all: Pocock's table
+MARGIN_FRAC = 0.01  # "same" if the whole interval lies within this, or within the machine's own spread if that is wider
 
 Interval = tuple[float, float]
 Judgement = Literal["faster", "same", "ambiguous"]
-Arm = TypeVar("Arm", bound=Hashable)  # what names a configuration in a comparison of several
+Arm = TypeVar("Arm", bound=Hashable)  # names a configuration in a comparison of several
 
 
 @lru_cache(maxsize=4096)
 def _t_quantile(degrees: float, probability: float) -> float:
-    from scipy import special  # takes a third of a second to import, scipy.stats a second: most commands need neither
+    from scipy import special  # takes 1/3 s to import, scipy.stats 1 s; most commands need neither
 
     return float(special.ndtri(probability) if math.isinf(degrees) else special.stdtrit(degrees, probability))
 
@@ -47,13 +47,13 @@ def half_width(values: Sequence[float], confidence: float = 0.95) -> float | Non
 def block_half_width_frac(
     rates_per_s: Sequence[float], seconds: Sequence[float] | None = None, confidence: float = 0.95
 ) -> tuple[float | None, str]:
-    """Returns the half-width of a window's rate, relative to it, and "", or None and why none can be claimed.
+    """Returns the relative half-width of a window's rate and "", or None and the reason why there is none.
 
-    The same as the harness's `interval.mean_half_width_frac`, which says why it is done so; a test holds the two together.
+    Computes the same as the harness's `interval.mean_half_width_frac`, which explains the method; a test compares the two.
 
     Args:
         rates_per_s: rate of each block of the steady window, in order.
-        seconds: length of each; None takes them for equally long.
+        seconds: length of each block; None if all are equally long.
         confidence: probability that the interval holds the true rate.
     """
     n = len(rates_per_s)
@@ -90,12 +90,12 @@ def _lag1_correlation(errors: np.ndarray[Any, np.dtype[np.float64]], squares: fl
 def block_interval(
     rates_per_s: Sequence[float], confidence: float = 0.95, *, seconds: Sequence[float] | None = None
 ) -> Interval | None:
-    """Returns the interval of the mean rate from block means, per second; None where none can be claimed.
+    """Returns the interval of the mean rate from block means, per second; None if the blocks do not allow one.
 
     Args:
         rates_per_s: rate of each block of the steady window, in order.
         confidence: probability that the interval holds the true rate.
-        seconds: length of each block; None takes them for equally long.
+        seconds: length of each block; None if all are equally long.
     """
     half, _ = block_half_width_frac(rates_per_s, seconds, confidence)
     if half is None:
@@ -105,7 +105,7 @@ def block_interval(
 
 
 def log_mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, Interval | None]:
-    """Returns the geometric mean of positive values and its t interval on the log scale (None from fewer than two)."""
+    """Returns the geometric mean of positive values and its t interval on the log scale (None for fewer than two values)."""
     logs = np.log(np.asarray(values, dtype=float))
     centre = float(logs.mean())
     half = half_width(logs.tolist(), confidence)
@@ -146,7 +146,7 @@ class Ratio:
 
     Attributes:
         ratio: exp(mean(log a - log b)).
-        ci: 95 % interval; None from fewer than MIN_PAIRS rounds.
+        ci: 95 % interval; None for fewer than MIN_PAIRS rounds.
         num_rounds: rounds in which both were measured.
         freedom: degrees of freedom of the interval, where other rounds have added some; None for those of the rounds alone.
     """
@@ -162,8 +162,8 @@ def paired_ratio(
 ) -> Ratio:
     """Returns the ratio of two configurations measured side by side, round by round.
 
-    A paired t interval on log ratios: at 8 rounds it covers 95 % where a BCa bootstrap covers 87 %. Two pairs have one degree
-    of freedom and an interval twelve standard errors wide; a spread known from other rounds adds its degrees of freedom.
+    Uses a paired t interval on log ratios: with 8 rounds it covers 95 %, while a BCa bootstrap covers 87 %. Two pairs have one
+    degree of freedom and an interval of twelve standard errors; noise known from other rounds adds its degrees of freedom.
 
     Args:
         rates: one rate a round, per second.
@@ -190,15 +190,15 @@ def paired_ratio(
 
 
 def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
-    """Returns a ratio over one that was measured independently of it, at another time: how much of a speed-up is left.
+    """Returns how much of an earlier speed-up is left: one ratio over another that was measured independently.
 
-    Both are means of log ratios over rounds, so their difference has Welch's t interval (Welch 1947), the standard errors
-    taken back from the intervals. A ratio without an interval of its own counts as one round with today's spread.
+    Both are means of log ratios over rounds, so their difference has Welch's t interval (Welch 1947), with standard errors
+    recovered from the intervals. If `then` has no interval, it counts as one round with today's spread.
 
     Args:
         now: measured now; without an interval the quotient has none.
-        then: measured then. Of unknown rounds its interval is taken as the normal distribution's, which is the wider error.
-        confidence: of the intervals that come in and go out.
+        then: measured earlier. If its rounds are unknown, its interval is read as a normal one, for the larger standard error.
+        confidence: of the intervals given and returned.
     """
     ratio = now.ratio / then.ratio
     if now.ci is None:
@@ -222,17 +222,17 @@ def _standard_error(of: Ratio, ci: Interval, confidence: float) -> tuple[float, 
 
 
 def spread_frac(repeats: Sequence[float]) -> float:
-    """Returns this machine's own A/A spread: how far two measurements of one thing typically lie apart.
+    """Returns this machine's A/A spread: how far two measurements of the same thing typically lie apart.
 
-    The standard deviation, not the half-width of an interval: with two repeats a half-width would be twelve times as wide
-    and call anything the same. From the differences of neighbours (von Neumann), so that a machine that slowly warms up or
-    slows down, which the pairs of a comparison make up for, does not pass for one that cannot measure.
+    This is the standard deviation, not the half-width of an interval, which would be twelve times as wide with two repeats
+    and call anything the same. It is computed from the differences of neighbours (von Neumann), so that slow drift, for which
+    the pairs of a comparison compensate, does not count as noise.
 
     Args:
         repeats: rates of fresh processes of the same configuration, per second, in the order they were measured.
 
     Returns:
-        Relative standard deviation on the log scale; 0 from fewer than three repeats.
+        Relative standard deviation on the log scale; 0 for fewer than three repeats.
     """
     if len(repeats) < 3:
         return 0.0
@@ -250,13 +250,13 @@ def margin_frac(baseline_repeats: Sequence[float]) -> float:
 
 
 def round_means(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Returns entrant -> mean rate over its rounds, each round seen against what the same entrants did in the others.
+    """Returns entrant -> mean rate over its rounds, corrected for how fast each round was.
 
-    Additive model on the log scale, entrant + round, fitted by least squares: who missed a round in which the machine was
-    slow is not the better for it.
+    Fits an additive model on the log scale, entrant + round, by least squares: an entrant gains nothing from missing a round
+    in which the machine was slow.
 
     Args:
-        rounds: entrant -> rate, per second; positive. A round of one entrant tells nothing of it with others.
+        rounds: entrant -> rate, per second; positive. A round with a single entrant cannot compare it with others.
     """
     entrants = sorted({entrant for measured in rounds for entrant in measured})
     cells = [(entrants.index(e), r, math.log(rate)) for r, measured in enumerate(rounds) for e, rate in measured.items()]
@@ -271,12 +271,12 @@ def round_means(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def is_slower(ratio: Ratio) -> bool:
-    """Returns whether the candidate was shown to be slower: by as much as "faster" has to be faster."""
+    """Whether the candidate is certainly slower, by as much as "faster" must be faster."""
     return ratio.ci is not None and ratio.ci[1] < 1 / (1 + FASTER_FRAC)
 
 
 def verdict(ratio: Ratio, margin: float = MARGIN_FRAC) -> Judgement:
-    """Returns what may be said of a ratio.
+    """Returns the verdict on a ratio.
 
     Args:
         ratio: candidate over baseline.
@@ -302,7 +302,7 @@ class Comparison(Generic[Arm]):
 
     Attributes:
         ratios: configuration -> the reference's rate over its own; the intervals hold all at once.
-        noise: spread of one measurement within a round, from these rounds alone; None when nothing is left to tell.
+        noise: spread of one measurement within a round, from these rounds alone; None without degrees of freedom.
     """
 
     ratios: dict[Arm, Ratio]
@@ -314,14 +314,14 @@ def compare_rounds(
 ) -> Comparison[Arm]:
     """Returns how much faster a reference is than each of several configurations, from rounds that need not be complete.
 
-    A randomised block design (Montgomery, Design and Analysis of Experiments, 4.1): log rate = configuration + round + noise,
-    fitted by least squares; all configurations tell of one noise, so that three rounds of six have 10 degrees of freedom where
-    six pairs of three have 2 each. The intervals are widened after Bonferroni: with `confidence` they hold all together, so
-    they also hold for those that are picked from them afterwards.
+    Uses a randomised block design (Montgomery, Design and Analysis of Experiments, 4.1): log rate = configuration + round +
+    noise, fitted by least squares. All configurations share one noise estimate, so three rounds of six have 10 degrees of
+    freedom, while three rounds of a single pair have 2. The intervals are widened after Bonferroni to hold simultaneously
+    with `confidence`, so they also hold for configurations picked afterwards.
 
     Args:
         rounds: rates by configuration, positive, per second.
-        reference: the configuration that the others are compared with.
+        reference: the configuration to compare with the others.
         confidence: probability that all intervals hold.
         noise: what other rounds say of the spread.
     """

@@ -1,4 +1,4 @@
-"""How numbers and knobs are worded for people: in the terminal, in MLflow's run names and notes. Stored data stays SI."""
+"""Words numbers and knobs for people: in the terminal and in MLflow's run names and notes. Stored data stays SI."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from autotune.quantities import (
 )
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Knobs, KnobValue, Outcome, Summary, objective_names
 
-# Objective -> what a verdict of "faster" is called, what the ratio is of, and the head of its column.
+# Objective -> the word for a verdict of "faster"; what the ratio refers to; the head of its column.
 BETTER = {THROUGHPUT: "faster", TIME: "faster", ENERGY: "better", COST: "cheaper"}
 GAINS = {
     THROUGHPUT: "",
@@ -38,14 +38,14 @@ HEADS = {TIME: "T(N)", ENERGY: "J/sample", COST: "per epoch"}
 
 
 def knob_phrase(key: str, value: KnobValue) -> str:
-    """Returns one setting in two words or fewer: "bf16", "batch 64"; a knob of an older version by its key."""
+    """Returns one setting in at most two words: "bf16", "batch 64". Knobs of other versions are shown by their key."""
     if key.startswith(PREFIX):
         return f"{key.removeprefix(PREFIX)}={value}"
     return CATALOGUE[key].phrase_of(value) if key in CATALOGUE else f"{key} {value_text(value)}"
 
 
 def parity_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns what was found when losses were compared, as (label, text): of the best, and of what is out for its loss."""
+    """Returns the results of comparing losses as (label, text): of the best, and of what was rejected for its loss."""
     found = summary.get("parity") or {}
     lines = [("parity", f"loss {found['text']}")] if found.get("text") and found.get("verdict") != "not needed" else []
     if found.get("verdict") == "not needed" and found.get("training"):
@@ -54,7 +54,7 @@ def parity_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def changes_phrase(changed: Knobs, *, none: str = "as it is") -> str:
-    """Returns what a configuration changes, most telling first: "bf16 channels_last batch 64"; `none` for nothing."""
+    """Returns what a configuration changes, most important first: "bf16 · channels_last · batch 64"; `none` for nothing."""
     order = ("precision", "layout", "compile", "loader.batch_size", "loader", "threads", "optimizer")
 
     def place(key: str) -> tuple[int, str]:
@@ -81,7 +81,7 @@ def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
 
 
 def communication_text(ranks: dict[str, Any]) -> str:
-    """Returns what communication costs a step of several ranks, and what it would cost alone, in a sentence.
+    """Returns in a sentence what communication adds to a step of several ranks, and what it would take alone.
 
     Args:
         ranks: as `ranks.joined` returns it.
@@ -116,7 +116,7 @@ def objective_interval_text(name: str, interval: Sequence[float] | None) -> str:
 
 
 def aims_text(objective: str | list[str], terms: dict[str, Any]) -> str:
-    """Returns what a study is after: "time_for_samples of 1,000,000 samples, constraints.max_power_w=500"."""
+    """Returns a study's goal: "time_for_samples of 1,000,000 samples, constraints.max_power_w=500"."""
     names = " and ".join(objective_names(objective))
     samples, price = terms.get("samples"), terms.get("price_per_hour")
     parts = [names, f"of {samples:,.0f} samples" if samples else "", f"at {price:g} an hour" if price else ""]
@@ -130,7 +130,7 @@ def objective_of(summary: Summary) -> str:
 
 
 def side_texts(summary: Summary, side: dict[str, Any]) -> tuple[str, str]:
-    """Returns a baseline's or best's numbers as (value, interval): of the deciding objective, and the rate behind it."""
+    """Returns (value, interval) of a baseline or best: the deciding objective, with the rate behind it."""
     name, unit = objective_of(summary), str(summary.get("unit") or "samples")
     rate, interval = rate_text(side.get("value"), unit), interval_text(side.get("ci"))
     value = (side.get("objectives") or {}).get(name)
@@ -142,38 +142,38 @@ def side_texts(summary: Summary, side: dict[str, Any]) -> tuple[str, str]:
 
 
 def score_of(summary: Summary, side: dict[str, Any]) -> float | None:
-    """Returns the score of an entry or a trial, up to a factor that is the study's own; None unknown. Ratios are right."""
+    """Returns the score of an entry or a trial, up to a factor that is constant within a study; None when unknown."""
     name = objective_of(summary)
     value = side.get("value") if name == THROUGHPUT else (side.get("objectives") or {}).get(name)
     return value if name == THROUGHPUT or not value else 1 / float(value)
 
 
 def gain_text(summary: Summary, ratio: float | None, interval: Sequence[float] | None = None) -> str:
-    """Returns a ratio and what it is of: "2.41x [2.36, 2.46]", "1.31x [1.28, 1.34] less energy per sample"."""
+    """Returns a ratio and what it refers to: "2.41x [2.36, 2.46]", "1.31x [1.28, 1.34] less energy per sample"."""
     return gain_words(summary, f"{ratio_text(ratio)} {ratio_interval_text(interval)}".strip())
 
 
 def gain_words(summary: Summary, ratio: str) -> str:
-    """Returns a ratio in words with what it is of: "1.31x less energy per sample"; of the throughput goes without saying."""
+    """Returns a worded ratio with what it refers to: "1.31x less energy per sample"; throughput is not mentioned."""
     samples = (summary.get("terms") or {}).get("samples")
     what = GAINS[objective_of(summary)].format(samples=f"{samples:,.0f}" if samples else "N")
     return f"{ratio} {what}".strip()
 
 
 def verdict_text(summary: Summary) -> str:
-    """Returns verdict and ratio of a study that compared something: "faster: 2.41x [2.36, 2.46]"."""
+    """Returns verdict and ratio of a study that has a comparison: "faster: 2.41x [2.36, 2.46]"."""
     speedup = summary["speedup"]
     verdict = str(speedup.get("verdict") or "")
     if (summary.get("baseline") or {}).get("is_barred") and (summary.get("best") or {}).get("overrides"):
-        verdict = "within the constraints"  # the program as it is run today is not, whatever the ratio
+        verdict = "within the constraints"  # the baseline is not, whatever the ratio
     words = BETTER[objective_of(summary)] if verdict == "faster" else verdict
     compared = {} if (summary.get("best") or {}).get("overrides") else speedup.get("overrides") or {}
-    what = f" with {changes_phrase(compared)}" if compared else ""  # the baseline was kept: what it was compared with
+    what = f" with {changes_phrase(compared)}" if compared else ""  # the baseline was kept; name its rival
     return f"{words}: {gain_text(summary, speedup['ratio'], speedup.get('ci'))}{what}"
 
 
 def break_even_text(summary: Summary) -> str:
-    """Returns after how much training the winner's dearer start has paid, in a sentence; "" when it starts no dearer."""
+    """Returns in a sentence after how much training the winner's slower start pays off; "" if it starts no slower."""
     found = summary.get("break_even")
     if not found:
         return ""
@@ -189,7 +189,7 @@ def break_even_text(summary: Summary) -> str:
 
 
 def search_cost_text(summary: Summary) -> str:
-    """Returns what the search took and which training repays it, in a line; "" where nothing was searched to the end."""
+    """Returns in a line what the search took and how long a training repays it; "" if no search was completed."""
     found = summary.get("search_cost")
     if not found:
         return ""
@@ -205,7 +205,7 @@ def search_cost_text(summary: Summary) -> str:
 
 
 def warm_start_text(found: dict[str, Any]) -> str:
-    """Returns what a study has taken over from others, in a line; "" for nothing.
+    """Returns in a line what a study has taken over from others; "" for nothing.
 
     Args:
         found: `StudyRecord.warm_start`.
@@ -225,16 +225,16 @@ def warm_start_text(found: dict[str, Any]) -> str:
 
 
 def _memory_part(entry: dict[str, Any]) -> Knobs:
-    """Returns what of a configuration decides the memory that ran out, as far as it is worth a word."""
+    """Returns the knobs of a configuration that affect the memory that ran out, without those that are off."""
     knobs = entry["knobs"]
     wanted = ["loader.batch_size", "precision.amp", "compile.mode", "memory.activation_checkpointing"]
-    if entry["outcome"] == Outcome.host_oom:  # of which the workers take their part
+    if entry["outcome"] == Outcome.host_oom:  # workers use host memory, too
         wanted += ["loader.num_workers", "loader.prefetch_factor"]
     return {key: knobs[key] for key in wanted if key in knobs and knobs[key] != "off" and knobs[key] is not False}
 
 
 def counts_text(counts: dict[str, int]) -> str:
-    """Returns outcome counts, the good first: "14 ok, 2 device_oom, 1 timeout"."""
+    """Returns outcome counts, good ones first: "14 ok, 2 device_oom, 1 timeout"."""
     good = ("ok", "raced", "unsteady", "infeasible")
     names = [name for name in good if counts.get(name)] + sorted(n for n in counts if n not in good and counts[n])
     return ", ".join(f"{counts[name]} {name}" for name in names) or "none"
@@ -253,19 +253,19 @@ def machine_text(machine: dict[str, object]) -> str:
 
 
 def command_text(command: Iterable[str]) -> str:
-    """Returns an argument list as one would type it."""
+    """Returns an argument list as typed in a shell."""
     return shlex.join(command)
 
 
 def own_command_text(*words: str, runs: Path) -> str:
-    """Returns a command of ours as one would type it to reach the studies of a runs folder: `autotune show resnet18`."""
+    """Returns an autotune command as typed, with the options to reach a runs folder: `autotune show resnet18`."""
     folder = f"./{runs}" if str(runs).startswith("-") else str(runs)
     where = [] if runs == Path("runs") else ["--runs-dir", folder]
     return shlex.join(["autotune", *words, *where])
 
 
 def cycles_text(metrics: Mapping[str, float]) -> str:
-    """Returns what is said of a trial whose steps alternate with something else; "" of another.
+    """Returns a sentence about the cycles that a trial's steps come in; "" if they come in none.
 
     Args:
         metrics: the record's.
@@ -278,7 +278,7 @@ def cycles_text(metrics: Mapping[str, float]) -> str:
 
 
 def log_lines(evidence: dict[str, Any], *, most: int = 15) -> list[str]:
-    """Returns the end of what a failed trial said, its traceback or else its log, set off for a message."""
+    """Returns the last lines of a failed trial's traceback, or else of its log, indented for a message."""
     error = evidence.get("error") or {}
     log = without_our_frames(str(error.get("traceback") or evidence.get("log_tail") or ""))
     tail = plain(log).rstrip().splitlines()[-most:]

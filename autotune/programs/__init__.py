@@ -1,1 +1,1 @@
-"""Plain PyTorch training scripts, run by file path in the program's interpreter: what the built-in recipes train."""
+"""Holds the training scripts of the built-in recipes: plain PyTorch, run by file path in the program's interpreter."""

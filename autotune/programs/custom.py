@@ -1,16 +1,16 @@
-"""Trains with parts of yours in a script beside this one: a model, data, a training step.
+"""Trains with parts of your own in one of the scripts next to this one: a model, data, a training step.
 
     python custom.py --base vision.py --model-factory my_pkg.models:build --data synthetic
     python custom.py --base tabular.py --model-factory my.models:build --data-factory my.data:build --step my.train:step
 
-A part is named PACKAGE.MODULE:FUNCTION and looked for from the working directory on. What it has to be:
+A part is named PACKAGE.MODULE:FUNCTION and imported from the working directory first. Its signature must be:
 
     def build() -> torch.nn.Module                       # --model-factory
     def build() -> Dataset | DataLoader | Iterable       # --data-factory; the last two yield batches
-    def step(model, batch) -> Tensor                     # --step: the loss of a batch that is on the device already
+    def step(model, batch) -> Tensor                     # --step: the loss of a batch that is already on the device
 
-Without --step a batch is a mapping that the model takes by keyword, returning something with a loss, or a pair of inputs and
-class numbers. Whatever is not given comes from the script named by --base, which also says what other options there are.
+Without --step, a batch is either a mapping of keyword arguments for a model that returns an object with a loss, or a pair of
+inputs and class indices. Parts that are not given come from the script named by --base, which also defines the other options.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BASES = ("vision.py", "text.py", "tabular.py")
 
 
 def load_base(script: str) -> ModuleType:
-    """Returns a script of this folder as a module, under a name that no module of yours has."""
+    """Returns a script of this folder as a module, under a name that does not clash with your modules."""
     path = Path(__file__).with_name(script)
     spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
     if spec is None or spec.loader is None:
@@ -72,7 +72,7 @@ def named(reference: str) -> Callable[..., Any]:
 
 
 def default_step(model: nn.Module, batch: Any) -> Tensor:
-    """Returns the loss that a model gives for a mapping of its arguments, else the cross-entropy of a pair."""
+    """Returns the model's own loss if the batch is a mapping of its arguments, or the cross-entropy of a pair."""
     if isinstance(batch, Mapping):
         return model(**batch).loss  # type: ignore[no-any-return]
     if isinstance(batch, (list, tuple)) and len(batch) == 2:
@@ -81,7 +81,7 @@ def default_step(model: nn.Module, batch: Any) -> Tensor:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Returns a batch with every tensor in it on the device."""
+    """Returns the batch with all its tensors moved to the device."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
@@ -95,7 +95,7 @@ def build_model(own: argparse.Namespace, base: ModuleType, options: argparse.Nam
     """Returns your model, or the one of the script.
 
     Raises:
-        TypeError: yours is no module.
+        TypeError: yours is not a module.
     """
     if own.model_factory is None and own.base == "vision.py":
         return base.build_model(options.model, options.num_classes, options.image_size, options.source)  # type: ignore[no-any-return]
@@ -110,7 +110,7 @@ def build_model(own: argparse.Namespace, base: ModuleType, options: argparse.Nam
 def build_batches(
     own: argparse.Namespace, base: ModuleType, options: argparse.Namespace, device: torch.device
 ) -> Iterable[Any]:
-    """Returns the batches of one epoch: your data set's in batches, or what your loader yields, or those of the script."""
+    """Returns the batches of an epoch: from your data set, from your loader, or from the script."""
     if own.data_factory is None:
         return base.build_batches(options, device)  # type: ignore[no-any-return]
     data = named(own.data_factory)()
@@ -123,7 +123,7 @@ def build_batches(
 
 
 def join_processes(kind: str) -> torch.device:
-    """Returns the device of this process, "cuda" or "cpu"; when a launcher has started several, joins them first."""
+    """Returns the device of this process, "cuda" or "cpu"; joins the process group if a launcher started several processes."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return torch.device(kind)
     device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
@@ -134,13 +134,13 @@ def join_processes(kind: str) -> torch.device:
 
 
 def begin_epoch(batches: Any, epoch: int) -> None:
-    """Lets the processes share the data out anew for an epoch."""
+    """Reshuffles the data across the processes for an epoch."""
     if isinstance(sampler := getattr(batches, "sampler", None), DistributedSampler):
         sampler.set_epoch(epoch)
 
 
 def is_first() -> bool:
-    """Returns whether this is the one process, or the first of several."""
+    """Whether this is the only process, or the first of several."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
@@ -160,7 +160,7 @@ def train(own: argparse.Namespace, base: ModuleType, options: argparse.Namespace
             loss.backward()
             optimizer.step()
             if number % options.print_every == 0 and is_first():
-                value = loss.item()  # waits for the device: seldom, and before the clock is read
+                value = loss.item()  # waits for the device, so rarely, and before the clock is read
                 rate_per_s = options.print_every / (time.monotonic() - since_s)
                 print(f"epoch {epoch} step {number} loss {value:.4f} steps/s {rate_per_s:.1f}", flush=True)
                 since_s = time.monotonic()
@@ -168,7 +168,7 @@ def train(own: argparse.Namespace, base: ModuleType, options: argparse.Namespace
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of this script's own options."""
-    # --model is the script's own and no abbreviation of --model-factory
+    # --model is the script's own option, not an abbreviation of --model-factory
     parser = argparse.ArgumentParser(description="Trains with parts of yours.", add_help=False, allow_abbrev=False)
     parser.add_argument("--base", choices=BASES, default="tabular.py", help="the script that all other parts come from")
     parser.add_argument("--model-factory", metavar="MODULE:FUNCTION")
@@ -179,7 +179,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def wrong_parts(references: Iterable[str], own: argparse.Namespace) -> list[str]:
-    """Returns "REFERENCE: what is wrong" for each part that is not there, or cannot be called as it will be."""
+    """Returns "REFERENCE: what is wrong" for each part that does not exist or has an unsuitable signature."""
     calls = {own.model_factory: "()", own.data_factory: "()", own.step: "(model, batch)"}
     found = []
     for reference in references:
@@ -193,14 +193,14 @@ def wrong_parts(references: Iterable[str], own: argparse.Namespace) -> list[str]
 
 
 def check_call(function: Callable[..., Any], call: str) -> None:
-    """Checks that a function can be called with the arguments of `call`, where Python knows what it takes.
+    """Checks that a function can be called with the arguments of `call`, if its signature is known.
 
     Raises:
-        ValueError: it cannot; says how it is called.
+        ValueError: it cannot; says how it will be called.
     """
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a built-in one
+    except (TypeError, ValueError):  # a built-in function
         return
     try:
         signature.bind(*call.strip("()").replace(",", " ").split())
@@ -222,7 +222,7 @@ def main() -> None:
     options = base.build_parser().parse_args(rest)
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = join_processes(name)
-    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))  # the first one's weights hold
+    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))  # the weights become those of rank 0
     train(own, base, options, device)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -230,5 +230,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-elif __name__ == "__mp_main__":  # a loader worker that is spawned: it must know the class of its data set
+elif __name__ == "__mp_main__":  # in a spawned loader worker, which needs the class of its data set
     load_base(build_parser().parse_known_args()[0].base)

@@ -2,7 +2,7 @@
 
     python tabular.py --num-layers 4 --hidden-size 512 --batch-size 32 --num-workers 4
 
-It needs torch alone. The table is made up: random features, and the classes that a random network, the teacher, gives them.
+It needs only torch. The table is synthetic: random features, labelled by a random network, the teacher.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-ENDLESS_SAMPLES = 100_000  # rows of the table, unless told
+ENDLESS_SAMPLES = 100_000  # default number of rows of the table
 SYNTHETIC_BATCHES = 4
-TEACHER_SEED, TEACHER_SIZE = 1, 64  # the same table whatever the training's own seed is
+TEACHER_SEED, TEACHER_SIZE = 1, 64  # the table does not depend on the training's seed
 
 
 class Table(Dataset[tuple[Tensor, Tensor]]):
-    """Rows of features, each with the class that a random network gives it."""
+    """Rows of features, each labelled by a random network."""
 
     def __init__(self, num_rows: int, num_features: int, num_classes: int) -> None:
         random = torch.Generator().manual_seed(TEACHER_SEED)
@@ -41,7 +41,7 @@ class Table(Dataset[tuple[Tensor, Tensor]]):
 
 
 class SyntheticBatches:
-    """Random batches that are on the device already: training without an input pipeline."""
+    """Random batches that are already on the device: training without an input pipeline."""
 
     def __init__(self, num_steps: int, shape: tuple[int, int], num_classes: int, device: torch.device) -> None:
         self.num_steps = num_steps
@@ -55,7 +55,7 @@ class SyntheticBatches:
 
 
 def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
-    """Returns the batches of one epoch, to be iterated anew for each, as (features of [batch, features], classes)."""
+    """Returns the batches of an epoch, to be iterated once per epoch, as (features of [batch, features], classes)."""
     num_samples = options.samples_per_epoch or ENDLESS_SAMPLES
     if options.data == "synthetic":
         shape = (options.batch_size, options.num_features)
@@ -66,7 +66,7 @@ def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable
 
 
 def build_model(options: argparse.Namespace) -> nn.Module:
-    """Returns the perceptron with random weights: hidden layers with ReLU between them, then one output a class."""
+    """Returns the perceptron with random weights: hidden layers, each followed by ReLU, then one output per class."""
     layers: list[nn.Module] = []
     width = options.num_features
     for _ in range(options.num_layers):
@@ -83,7 +83,7 @@ def build_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optim
 
 
 def join_processes(kind: str) -> torch.device:
-    """Returns the device of this process, "cuda" or "cpu"; when a launcher has started several, joins them first."""
+    """Returns the device of this process, "cuda" or "cpu"; joins the process group if a launcher started several processes."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return torch.device(kind)
     device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
@@ -94,7 +94,7 @@ def join_processes(kind: str) -> torch.device:
 
 
 def in_step(model: nn.Module, device: torch.device, strategy: str = "ddp") -> nn.Module:
-    """Returns the model; with several processes, one that averages its gradients over them, or is shared out to them."""
+    """Returns the model; with several processes, wrapped to average its gradients over them, or sharded across them."""
     if not dist.is_initialized():
         return model
     if strategy == "fsdp":
@@ -103,7 +103,7 @@ def in_step(model: nn.Module, device: torch.device, strategy: str = "ddp") -> nn
 
 
 def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
-    """Returns the model with each process keeping its share of the first one's parameters, gathered block by block."""
+    """Returns the model with the parameters of rank 0, sharded across the processes and gathered block by block."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -118,23 +118,23 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields what stands in the model's outermost lists of modules and has parameters; lists among these are looked into."""
+    """Yields the modules with parameters in the model's outermost module lists, and in lists nested directly in these."""
     is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
     for child in model.children():
-        if not is_list or type(child).forward is nn.Module.forward:  # a list in a list, which is not called itself
+        if not is_list or type(child).forward is nn.Module.forward:  # a nested list, which is never called itself
             yield from blocks(child)
         elif any(True for _ in child.parameters()):
             yield child
 
 
 def begin_epoch(batches: Any, epoch: int) -> None:
-    """Lets the processes share the data out anew for an epoch."""
+    """Reshuffles the data across the processes for an epoch."""
     if isinstance(sampler := getattr(batches, "sampler", None), DistributedSampler):
         sampler.set_epoch(epoch)
 
 
 def is_first() -> bool:
-    """Returns whether this is the one process, or the first of several."""
+    """Whether this is the only process, or the first of several."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
@@ -157,14 +157,14 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             optimizer.step()
             num_samples += len(classes)
             if step % options.print_every == 0 and is_first():
-                value = loss.item()  # waits for the device: seldom, and before the clock is read
+                value = loss.item()  # waits for the device, so rarely, and before the clock is read
                 rate_per_s = num_samples / (time.monotonic() - since_s)
                 print(f"epoch {epoch} step {step} loss {value:.4f} samples/s {rate_per_s:.1f}", flush=True)
                 since_s, num_samples = time.monotonic(), 0
 
 
 def positive(text: str) -> int:
-    """Returns the whole number above zero that `text` holds."""
+    """Returns the positive integer in `text`."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
@@ -201,7 +201,7 @@ def main() -> None:
         parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = join_processes(name)
-    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))  # the first one's weights hold
+    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))  # the weights become those of rank 0
     train(options, device)
     if dist.is_initialized():
         dist.destroy_process_group()

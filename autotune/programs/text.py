@@ -1,10 +1,10 @@
-"""Trains a language model of transformers from random weights: a plain PyTorch script.
+"""Trains a language model from transformers, starting with random weights: a plain PyTorch script.
 
     python text.py --model gpt2_small --sequence-length 512 --batch-size 32 --num-workers 4
     torchrun --nproc_per_node=2 text.py --model bert_base
 
 It needs torch and transformers. Nothing is downloaded: models are built from their configuration, and the text is Python's own
-standard library, or a folder of yours. Words are tokens by a hash: as many different ones, as unevenly spread as in real text.
+standard library, or a folder of yours. Words are hashed to tokens, so that token frequencies are as uneven as in real text.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 Batch = dict[str, Tensor]
 
-ENDLESS_SAMPLES = 100_000  # an epoch, unless its length is given: places in the text to begin at
+ENDLESS_SAMPLES = 100_000  # default length of an epoch: positions in the text to start from
 SYNTHETIC_BATCHES = 4
 ENDINGS = (".txt", ".md", ".rst", ".py")
-PASSED_BY = ("site-packages", "dist-packages", "__pycache__")  # beside the standard library, and far larger
-MAX_TEXT_BYTES = 16 * 2**20  # more says nothing new of speed, and every loader process holds it
+PASSED_BY = ("site-packages", "dist-packages", "__pycache__")  # next to the standard library, and far larger
+MAX_TEXT_BYTES = 16 * 2**20  # more would not affect the speed, and every loader process holds it
 MAX_WORD = 12
 WORD = re.compile(rf"\w{{1,{MAX_WORD}}}|[^\w\s]|\s{{1,{MAX_WORD}}}")
-SCATTER = 2_654_435_761  # a large prime: neighbours among the samples lie far apart in the text
+SCATTER = 2_654_435_761  # a large prime: neighbouring samples lie far apart in the text
 PAD, MASK = 0, 1
-NUM_SPECIAL = 2  # ids that no word has
-MASKED_FRAC, REPLACED_FRAC, KEPT_FRAC = 0.15, 0.1, 0.1  # as BERT was trained: of all tokens, then of those chosen
-IGNORED = -100  # label of a token that the loss leaves out
+NUM_SPECIAL = 2  # ids that are no words
+MASKED_FRAC, REPLACED_FRAC, KEPT_FRAC = 0.15, 0.1, 0.1  # as BERT was trained: share of all tokens, then of those chosen
+IGNORED = -100  # label of a token that the loss ignores
 HEAD_SIZE = 64
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model of the literature: layers, width and words."""
+    """A model from the literature: layers, width and vocabulary."""
 
     family: str
     num_layers: int
@@ -62,7 +62,7 @@ MODELS = {
 
 
 def read_text(folder: Path, at_most: int = MAX_TEXT_BYTES) -> str:
-    """Returns the text of a folder's files, always in the same order, without what is not ASCII.
+    """Returns the text of a folder's files, always in the same order, without non-ASCII characters.
 
     Raises:
         FileNotFoundError: there is none.
@@ -81,18 +81,18 @@ def read_text(folder: Path, at_most: int = MAX_TEXT_BYTES) -> str:
 
 
 class TextWindows(Dataset[Batch]):
-    """Places in a text, each `length` tokens long, tokenised as they are loaded.
+    """Windows of `length` tokens in a text, tokenised on loading.
 
     Args:
-        text: what is read.
-        length: tokens of a sample.
-        vocab_size: different tokens.
-        num_samples: samples of an epoch.
-        is_masked: whether words are masked and guessed, as BERT learns, else each next one is.
+        text: the text.
+        length: tokens per sample.
+        vocab_size: number of different tokens.
+        num_samples: samples per epoch.
+        is_masked: whether to predict masked tokens, as in BERT, rather than each next one.
     """
 
     def __init__(self, text: str, *, length: int, vocab_size: int, num_samples: int, is_masked: bool) -> None:
-        span = (length + 1) * MAX_WORD  # as many letters hold that many tokens, whatever they are
+        span = (length + 1) * MAX_WORD  # this many characters always hold enough tokens
         self.text = text if len(text) > span else text * (span // len(text) + 2)
         self.span, self.length, self.vocab_size = span, length, vocab_size
         self.num_samples, self.is_masked = num_samples, is_masked
@@ -109,9 +109,9 @@ class TextWindows(Dataset[Batch]):
 
 
 def masked(tokens: Tensor, vocab_size: int) -> Batch:
-    """Returns tokens of which some are hidden or replaced, and as labels what those were."""
+    """Returns the tokens with some masked or replaced, and the originals of these as labels."""
     is_chosen = torch.rand(tokens.shape) < MASKED_FRAC
-    is_chosen[int(torch.randint(len(tokens), ()))] = True  # a batch without any has no loss
+    is_chosen[int(torch.randint(len(tokens), ()))] = True  # a batch without a chosen token has no loss
     labels = torch.where(is_chosen, tokens, IGNORED)
     fate = torch.rand(tokens.shape)
     others = torch.randint(NUM_SPECIAL, vocab_size, tokens.shape)
@@ -120,7 +120,7 @@ def masked(tokens: Tensor, vocab_size: int) -> Batch:
 
 
 class SyntheticBatches:
-    """Random tokens that are on the device already: training without an input pipeline."""
+    """Random tokens that are already on the device: training without an input pipeline."""
 
     def __init__(self, num_steps: int, shape: tuple[int, int], vocab_size: int, device: torch.device) -> None:
         self.num_steps = num_steps
@@ -137,7 +137,7 @@ def vocab_size(options: argparse.Namespace) -> int:
 
 
 def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable[Batch]:
-    """Returns the batches of one epoch, to be iterated anew for each, as {"input_ids", "labels"} of [batch, length].
+    """Returns the batches of an epoch, to be iterated once per epoch, as {"input_ids", "labels"} of [batch, length].
 
     Raises:
         FileNotFoundError: the folder holds no text.
@@ -158,7 +158,7 @@ def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable
 
 
 def build_model(options: argparse.Namespace) -> nn.Module:
-    """Returns the model with random weights, as large as it is known, or as asked for."""
+    """Returns the model with random weights, in its standard size or as asked for."""
     import transformers
 
     usual = MODELS[options.model]
@@ -199,7 +199,7 @@ def build_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optim
 
 
 def join_processes(kind: str) -> torch.device:
-    """Returns the device of this process, "cuda" or "cpu"; when a launcher has started several, joins them first."""
+    """Returns the device of this process, "cuda" or "cpu"; joins the process group if a launcher started several processes."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return torch.device(kind)
     device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
@@ -210,7 +210,7 @@ def join_processes(kind: str) -> torch.device:
 
 
 def in_step(model: nn.Module, device: torch.device, strategy: str = "ddp") -> nn.Module:
-    """Returns the model; with several processes, one that averages its gradients over them, or is shared out to them."""
+    """Returns the model; with several processes, wrapped to average its gradients over them, or sharded across them."""
     if not dist.is_initialized():
         return model
     if strategy == "fsdp":
@@ -219,7 +219,7 @@ def in_step(model: nn.Module, device: torch.device, strategy: str = "ddp") -> nn
 
 
 def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
-    """Returns the model with each process keeping its share of the first one's parameters, gathered block by block."""
+    """Returns the model with the parameters of rank 0, sharded across the processes and gathered block by block."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -234,23 +234,23 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields what stands in the model's outermost lists of modules and has parameters; lists among these are looked into."""
+    """Yields the modules with parameters in the model's outermost module lists, and in lists nested directly in these."""
     is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
     for child in model.children():
-        if not is_list or type(child).forward is nn.Module.forward:  # a list in a list, which is not called itself
+        if not is_list or type(child).forward is nn.Module.forward:  # a nested list, which is never called itself
             yield from blocks(child)
         elif any(True for _ in child.parameters()):
             yield child
 
 
 def begin_epoch(batches: Any, epoch: int) -> None:
-    """Lets the processes share the data out anew for an epoch."""
+    """Reshuffles the data across the processes for an epoch."""
     if isinstance(sampler := getattr(batches, "sampler", None), DistributedSampler):
         sampler.set_epoch(epoch)
 
 
 def is_first() -> bool:
-    """Returns whether this is the one process, or the first of several."""
+    """Whether this is the only process, or the first of several."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
@@ -271,14 +271,14 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             optimizer.step()
             num_tokens += batch["input_ids"].numel()
             if step % options.print_every == 0 and is_first():
-                value = loss.item()  # waits for the device: seldom, and before the clock is read
+                value = loss.item()  # waits for the device, so rarely, and before the clock is read
                 rate_per_s = num_tokens / (time.monotonic() - since_s)
                 print(f"epoch {epoch} step {step} loss {value:.4f} tokens/s {rate_per_s:.0f}", flush=True)
                 since_s, num_tokens = time.monotonic(), 0
 
 
 def positive(text: str) -> int:
-    """Returns the whole number above zero that `text` holds."""
+    """Returns the positive integer in `text`."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
@@ -323,7 +323,7 @@ def main() -> None:
         parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
     name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = join_processes(name)
-    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))  # the first one's weights hold
+    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))  # the weights become those of rank 0
     try:
         train(options, device)
     except FileNotFoundError as error:

@@ -1,10 +1,10 @@
-"""Trains an image classifier of torchvision or timm from random weights: a plain PyTorch script.
+"""Trains an image classifier from torchvision or timm, starting with random weights: a plain PyTorch script.
 
     python vision.py --model resnet18 --data photos --batch-size 32 --num-workers 4
-    torchrun --standalone --nproc-per-node 2 vision.py --model resnet18     # batch size and workers are those of one process
+    torchrun --standalone --nproc-per-node 2 vision.py --model resnet18     # batch size and workers are per process
     python vision.py --source timm --model convnextv2_tiny
 
-It needs torch and torchvision, timm for its models, and scikit-learn the first time that `--data photos` makes its files.
+It needs torch and torchvision, timm for timm's models, and scikit-learn the first time that `--data photos` makes its files.
 Nothing is downloaded.
 """
 
@@ -31,15 +31,15 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchvision import transforms
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-ENDLESS_SAMPLES = 100_000  # an epoch of data that stand in for a set too large to repeat
+ENDLESS_SAMPLES = 100_000  # epoch of data that stand in for a data set too large to repeat
 PHOTO_NAMES, PHOTOS_EACH = ("china", "flower"), 512
 PHOTO_SIZE, PHOTO_QUALITY = (500, 375), 90  # like ImageNet's files
 SYNTHETIC_BATCHES = 4
-AUXILIARY_HEADS = ("googlenet", "inception_v3")  # whose training output is not a tensor unless told so
+AUXILIARY_HEADS = ("googlenet", "inception_v3")  # their training output is a tensor only without these heads
 
 
 class Repeated(Dataset[Any]):
-    """`num_samples` samples of `data`, used again where it is shorter; of a longer one, a sample of all classes."""
+    """`num_samples` shuffled samples of `data`, repeated if it is shorter; if it is longer, a random subset."""
 
     def __init__(self, data: Any, num_samples: int) -> None:
         self.data = data
@@ -54,7 +54,7 @@ class Repeated(Dataset[Any]):
 
 
 class FakeCifar(Dataset[Any]):
-    """10,000 random 32x32 images of ten classes, as the PyTorch profiler tutorial would load them."""
+    """10,000 random 32x32 images of ten classes, loaded as in the PyTorch profiler tutorial."""
 
     def __init__(self, transform: Any, num_images: int = 10_000) -> None:
         self.images = torch.randint(0, 256, (num_images, 32, 32, 3), dtype=torch.uint8).numpy()
@@ -69,11 +69,11 @@ class FakeCifar(Dataset[Any]):
 
 
 class SyntheticBatches:
-    """Random batches that are on the device already: training without an input pipeline."""
+    """Random batches that are already on the device: training without an input pipeline."""
 
     def __init__(self, num_steps: int, shape: tuple[int, int, int, int], num_classes: int, device: torch.device) -> None:
         self.num_steps = num_steps
-        # Several and random, not one and zeros: constant inputs let some kernels run faster than real ones would.
+        # Several random ones rather than one of zeros: constant inputs let some kernels run faster than real ones.
         self.batches = [
             (torch.randn(shape, device=device), torch.randint(0, num_classes, shape[:1], device=device))
             for _ in range(SYNTHETIC_BATCHES)
@@ -84,12 +84,12 @@ class SyntheticBatches:
 
 
 def default_photo_folder() -> Path:
-    """Returns the folder of the user's cache that `--data photos` reads when no --data-root is given."""
+    """Returns the folder in the user's cache that `--data photos` uses without --data-root."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vision-photos-v1"
 
 
 def ensure_photos(folder: Path, per_photo: int = PHOTOS_EACH) -> None:
-    """Makes the photos unless they are there: all of them or none, also when several processes try at once.
+    """Makes the photos unless they exist: all or none, even if several processes try at once.
 
     Raises:
         FileExistsError: `folder` holds something else.
@@ -100,7 +100,7 @@ def ensure_photos(folder: Path, per_photo: int = PHOTOS_EACH) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        unfinished.chmod(0o755)  # mkdtemp's own is for one user only
+        unfinished.chmod(0o755)  # mkdtemp gives access to one user only
         write_photos(unfinished, per_photo)
         with contextlib.suppress(OSError):  # another process was faster, or `folder` holds something else
             unfinished.rename(folder)
@@ -111,7 +111,7 @@ def ensure_photos(folder: Path, per_photo: int = PHOTOS_EACH) -> None:
 
 
 def write_photos(folder: Path, per_photo: int) -> None:
-    """Writes random crops of scikit-learn's two photographs as JPEG files, one subfolder a photograph."""
+    """Writes random crops of scikit-learn's two photographs as JPEG files, one subfolder per photograph."""
     from sklearn.datasets import load_sample_image
 
     generator = torch.Generator().manual_seed(0)
@@ -140,7 +140,7 @@ def training_transform(image_size: int) -> Any:
 
 
 def build_dataset(options: argparse.Namespace) -> Dataset[Any]:
-    """Returns the samples of one epoch, as (float image of [3, size, size], class number).
+    """Returns the samples of an epoch, as (float image of [3, size, size], class index).
 
     Raises:
         OSError: the files cannot be read or made.
@@ -161,7 +161,7 @@ def build_dataset(options: argparse.Namespace) -> Dataset[Any]:
 
 
 def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
-    """Returns the batches of one epoch, to be iterated anew for each, as (images of [batch, 3, size, size], classes)."""
+    """Returns the batches of an epoch, to be iterated once per epoch, as (images of [batch, 3, size, size], classes)."""
     if options.data == "synthetic":
         num_steps = max(1, (options.samples_per_epoch or ENDLESS_SAMPLES) // options.batch_size)
         shape = (options.batch_size, 3, options.image_size, options.image_size)
@@ -197,12 +197,12 @@ def build_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optim
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
 
 
-# What a script needs to train in several processes, each with its part of the data. A launcher such as torchrun starts them;
-# without one nothing of this does anything.
+# Support for training in several processes, each with its part of the data. A launcher such as torchrun starts them; without
+# one, these functions have no effect.
 
 
 def join_processes(kind: str) -> torch.device:
-    """Returns the device of this process, "cuda" or "cpu"; when a launcher has started several, joins them first."""
+    """Returns the device of this process, "cuda" or "cpu"; joins the process group if a launcher started several processes."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return torch.device(kind)
     device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
@@ -213,12 +213,12 @@ def join_processes(kind: str) -> torch.device:
 
 
 def is_first_here() -> bool:
-    """Returns whether this is the process of its machine that does what is done once."""
+    """Whether this is the only process, or the first on its machine."""
     return not dist.is_initialized() or os.environ["LOCAL_RANK"] == "0"
 
 
 def in_step(model: nn.Module, device: torch.device, strategy: str = "ddp") -> nn.Module:
-    """Returns the model; with several processes, one that averages its gradients over them, or is shared out to them."""
+    """Returns the model; with several processes, wrapped to average its gradients over them, or sharded across them."""
     if not dist.is_initialized():
         return model
     if strategy == "fsdp":
@@ -227,7 +227,7 @@ def in_step(model: nn.Module, device: torch.device, strategy: str = "ddp") -> nn
 
 
 def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
-    """Returns the model with each process keeping its share of the first one's parameters, gathered block by block."""
+    """Returns the model with the parameters of rank 0, sharded across the processes and gathered block by block."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -242,23 +242,23 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields what stands in the model's outermost lists of modules and has parameters; lists among these are looked into."""
+    """Yields the modules with parameters in the model's outermost module lists, and in lists nested directly in these."""
     is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
     for child in model.children():
-        if not is_list or type(child).forward is nn.Module.forward:  # a list in a list, which is not called itself
+        if not is_list or type(child).forward is nn.Module.forward:  # a nested list, which is never called itself
             yield from blocks(child)
         elif any(True for _ in child.parameters()):
             yield child
 
 
 def begin_epoch(batches: Any, epoch: int) -> None:
-    """Lets the processes share the data out anew for an epoch."""
+    """Reshuffles the data across the processes for an epoch."""
     if isinstance(sampler := getattr(batches, "sampler", None), DistributedSampler):
         sampler.set_epoch(epoch)
 
 
 def train(options: argparse.Namespace, device: torch.device) -> None:
-    """Trains for all epochs, printing loss and rate of this process every few steps."""
+    """Trains for all epochs, printing this process's loss and rate every few steps."""
     batches = build_batches(options, device)
     model = build_model(options.model, options.num_classes, options.image_size, options.source).to(device)
     model = in_step(model, device, options.strategy)
@@ -277,14 +277,14 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             optimizer.step()
             num_samples += len(labels)
             if step % options.print_every == 0 and is_first_here():
-                value = loss.item()  # waits for the device: seldom, and before the clock is read
+                value = loss.item()  # waits for the device, so rarely, and before the clock is read
                 rate_per_s = num_samples / (time.monotonic() - since_s)
                 print(f"epoch {epoch} step {step} loss {value:.4f} samples/s {rate_per_s:.1f}", flush=True)
                 since_s, num_samples = time.monotonic(), 0
 
 
 def positive(text: str) -> int:
-    """Returns the whole number above zero that `text` holds."""
+    """Returns the positive integer in `text`."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
@@ -292,7 +292,7 @@ def positive(text: str) -> int:
 
 
 def model_names(source: str) -> list[str]:
-    """Returns the classifiers of torchvision or timm.
+    """Returns the names of the classifiers in torchvision or timm.
 
     Raises:
         ImportError: timm is not installed.

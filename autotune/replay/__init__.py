@@ -1,1 +1,1 @@
-"""The replay benchmark: recorded tables of real trials, and searches run on them through the real study loop."""
+"""Benchmarks searches on recorded tables of real trials, through the real study loop."""

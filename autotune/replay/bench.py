@@ -1,4 +1,4 @@
-"""Many replayed studies: tables x strategies x seeds, in several processes."""
+"""Replays many studies: tables x strategies x seeds, in several processes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from autotune.replay.strategies import STRATEGIES, strategy
 from autotune.replay.study import Limits, Replayed, replay
 from autotune.replay.table import Table, read
 
-# Default when no --sampler is given: all but the Gaussian process, which takes as long as all others together.
+# Default without --sampler: all but the Gaussian process, which takes as long as all others together.
 USUAL = tuple(name for name in STRATEGIES if name != "gp")
 
 
 @dataclass(kw_only=True)
 class Asked:
-    """What is to be replayed.
+    """What to replay.
 
     Attributes:
         tables: files.
-        strategies: their names, as `strategies.strategy` reads them.
+        strategies: their names, see `strategies.strategy`.
         num_seeds: studies of each strategy on each table.
         limits: of each study.
         num_jobs: processes.
@@ -46,7 +46,7 @@ class Result:
 
     Attributes:
         path: the table's file.
-        table: what is in it.
+        table: its content.
         grid: the part of it that was searched.
         studies: strategy -> its studies, by seed.
     """
@@ -58,14 +58,14 @@ class Result:
 
 
 def run(asked: Asked, on_study: Callable[[], None] = lambda: None) -> list[Result]:
-    """Returns the studies of every table; the same for any number of processes.
+    """Returns the studies of every table; the results do not depend on the number of processes.
 
     Args:
-        asked: what is to be replayed.
-        on_study: called when one is over.
+        asked: what to replay.
+        on_study: called when a study is over.
 
     Raises:
-        BadInput: a table that cannot be used, or a strategy that does not exist; names them all.
+        BadInput: tables cannot be used or strategies do not exist; names them all.
     """
     results, problems = [], []
     for path in asked.tables:
@@ -98,13 +98,13 @@ def _studies(jobs: Sequence[_Job], asked: Asked, on_study: Callable[[], None]) -
     # Not forked: torch and Optuna may hold locks and threads in this process.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=asked.num_jobs, mp_context=context, initializer=_end_with_parent) as pool:
-        # Several at a time, so that handing them over costs little; in order, so that the result does not depend on timing.
+        # In chunks, to reduce overhead; in order, so that the result does not depend on timing.
         chunk = max(1, min(10, len(jobs) // (4 * asked.num_jobs)))
         return [_told(one, on_study) for one in pool.map(functools.partial(_study, limits=asked.limits), jobs, chunksize=chunk)]
 
 
 def _end_with_parent() -> None:
-    """Makes this process end when the one that started it is killed: it would go on for minutes in vain."""
+    """Makes this process exit when its parent is killed; otherwise it would go on for minutes in vain."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -128,6 +128,6 @@ def _study(job: _Job, limits: Limits) -> Replayed:
 
 @functools.cache
 def _table(path: Path) -> tuple[Table, Grid]:
-    """Returns a table as this process has read it; once for all its studies."""
+    """Returns a table and its grid, read once per process."""
     table = read(path)
     return table, grid_of(table)

@@ -1,4 +1,4 @@
-"""The figures of a strategy as the columns of a table: what the HTML page and the Markdown table show."""
+"""Formats the figures of a strategy as table columns, for the HTML page and the Markdown table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes a table out of a recording's folder; what identifies the machine, and what is not replayed, is left out."""
+"""Makes a table from a recording's folder, without what identifies the machine or is not replayed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from autotune.study.design import configurations
 from autotune.trials.finite import NOT_FINITE
 from autotune.trials.health import ACCEPTED
 
-DIGITS = 6  # significant, of every number: far below what a clock tells
+DIGITS = 6  # significant digits of every number: far finer than a clock
 PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.+@-]+)+/([\w.+@-]+)")  # a path of folders; its last part is kept
 MACHINE = ("cpu_model", "num_cores", "num_cpus", "memory_bytes", "isa", "has_compiler", "gpus", "topology")
 FACTS = (
@@ -88,7 +88,7 @@ def _results(folder: StudyFolder, record: TrialRecord) -> list[RankResult]:
 
 
 def _space(about: StudyRecord, first: RankResult) -> tuple[ResolvedSpace, HostContext]:
-    """Returns the space that was recorded, and what knobs' rules looked at."""
+    """Returns the space that was recorded, and the context in which the knobs' rules were evaluated."""
     here = host_context(about.machine, first, is_recipe=about.is_recipe)
     asked = {key: domain_from_json(domain) for key, domain in about.asked.items()}
     is_held = about.settings.get("train.global_batch") is not None
@@ -96,7 +96,7 @@ def _space(about: StudyRecord, first: RankResult) -> tuple[ResolvedSpace, HostCo
 
 
 def _memory_bytes(about: StudyRecord, first: RankResult) -> int | None:
-    """Returns the memory that a trial could fill: the cap, else what the baseline saw, else the host's."""
+    """Returns the memory that a trial could fill: the cap, else what the baseline saw, else the host's memory."""
     limit = about.settings.get("device.memory_limit")
     known = first.memory.get("capacity_bytes") or first.facts.get("device_memory_bytes") or about.machine.get("memory_bytes")
     return memory_limit_bytes(limit, int(known) if known else None) or (int(known) if known else None)
@@ -127,7 +127,7 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
 
 
 def _is_told_alike(made: Measurement) -> bool:
-    """Whether what is kept is classified as the trial itself was; constraints and losses are judged later."""
+    """Whether the exported measurement is classified as the trial was; constraints and losses are judged later."""
     if made.outcome in (Outcome.infeasible, Outcome.parity):
         return True
     facts: Facts = facts_of(ended_of(made, trial=0, nonce=""))
@@ -135,7 +135,7 @@ def _is_told_alike(made: Measurement) -> bool:
 
 
 def _told_plainly(made: Measurement) -> Measurement:
-    """Returns a measurement whose trial was classified by its log, which is not kept: as an exception that says the same."""
+    """Returns a measurement with an ending that yields the same outcome, if the log that decided it is not exported."""
     kinds = {Outcome.device_oom: "torch.OutOfMemoryError", Outcome.host_oom: "MemoryError"}
     if made.outcome is Outcome.crash:
         made.ended |= {"cause": "exit", "signal": made.ended.get("signal") or "SIGABRT"}
@@ -152,7 +152,7 @@ def _told_plainly(made: Measurement) -> Measurement:
 
 
 def _result(result: RankResult, *, is_first: bool) -> dict[str, Any]:
-    """Returns a rank's result without raw steps, paths and process ids; what only the baseline is asked for only there."""
+    """Returns a rank's result without raw steps, paths and pids; `is_first` keeps what only the baseline is asked for."""
     window = result.window
     kept: dict[str, Any] = {
         "rank": result.rank,
@@ -205,7 +205,7 @@ def _machine(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(text: str) -> str:
-    """Returns a text in one line, its paths reduced to their last part."""
+    """Returns a text as one line, with paths reduced to their last part."""
     return shortened(PATH.sub(r"\1", " ".join(text.split())), 400)
 
 

@@ -1,4 +1,4 @@
-"""What replayed studies say of the ways to search: figures by trials and by seconds, costs, memory, calibration."""
+"""Compares strategies over replayed studies: figures by trials and by seconds, costs, memory, calibration."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from autotune.replay.world import mean, optimum_of, worth
 
 SCHEMA = 1
 AT_TRIALS = (10, 20, 40)
-TARGETS = (0.95, 0.98)  # fractions of the optimum that a search is timed to
-WORTH_FRAC = 0.85  # a table on which ten random trials reach more of the optimum, in the median, tells searches not apart
-NEAR_CAP_FRAC = 0.8  # of the memory: what a memory table's optimum must fill, or avoiding want of memory costs nothing
-LOSS_FRAC = 0.005  # of the optimum: what one search must be ahead of another for that to count
+TARGETS = (0.95, 0.98)  # fractions of the optimum that searches are timed to reach
+WORTH_FRAC = 0.85  # if ten random trials reach a larger median fraction of the optimum, the table cannot separate strategies
+NEAR_CAP_FRAC = 0.8  # of the memory: least that the optimum must fill, or avoiding out of memory would be free
+LOSS_FRAC = 0.005  # of the optimum: least difference between two strategies that counts
 CURVE_POINTS = 60  # of the curves by seconds
 
 
 def figures(results: Sequence[Result]) -> dict[str, Any]:
-    """Returns everything a replay found out, as plain values: the document of `autotune replay --json`."""
+    """Returns all figures of a replay as plain values: the document of `autotune replay --json`."""
     tables = [_table(result) for result in results]
     names = list(results[0].studies) if results else []
     together = {name: _strategy([(result, result.studies[name]) for result in results]) for name in names}
@@ -36,7 +36,7 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _losses(tables: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns where the first strategy is behind another after equal seconds, in the median: what has to be explained."""
+    """Returns where the first strategy's median is behind another's after equal seconds: cases to explain."""
     found = []
     for table in tables:
         own = table["strategies"][names[0]]["at_seconds_of_trials"]
@@ -78,9 +78,9 @@ def _table(result: Result) -> dict[str, Any]:
 
 
 def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
-    """Returns what the best of the baseline and ten random configurations is worth, as a fraction of the optimum.
+    """Returns the rate of the best of the baseline and ten random configurations, as a fraction of the optimum.
 
-    The median over all draws without replacement, by means over all repeats, so without noise: the best of n out of N is at
+    This is the exact median over all draws without replacement, from means over all repeats: the best of n out of N is at
     most the k-th smallest in C(k, n) of C(N, n) draws.
     """
     rates = {key: worth(group) for key, group in groups.items()}
@@ -92,7 +92,7 @@ def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
 
 
 def _memory(groups: dict[Key, list[Measurement]], optimum: Key, memory_bytes: int | None) -> dict[str, Any]:
-    """Returns how many configurations run out of memory, and how much of it the optimum fills; None unknown."""
+    """Returns how many configurations run out of memory, and what share of it the optimum fills (None when unknown)."""
     num = sum(any(one.outcome.is_memory for one in group) for group in groups.values())
     peaks = [int(result.get("memory", {}).get("peak_bytes") or 0) for one in groups[optimum] for result in one.results]
     used = max(peaks, default=0) / memory_bytes if memory_bytes and max(peaks, default=0) else None
@@ -100,7 +100,7 @@ def _memory(groups: dict[Key, list[Measurement]], optimum: Key, memory_bytes: in
 
 
 def _spread_frac(groups: Iterable[Sequence[Measurement]]) -> float | None:
-    """Returns the relative standard deviation of a repeat: the median over the configurations; None without repeats."""
+    """Returns the median over configurations of the relative standard deviation of repeats; None without repeats."""
     spreads = []
     for group in groups:
         rates = [one.value for one in group if one.value]
@@ -149,20 +149,20 @@ def _kept(result: Result) -> dict[Key, list[Measurement]]:
 
 
 def at_trials(steps: Sequence[Step], num: int) -> float:
-    """Returns the fraction of the optimum that a search had reached after so many trials; 0 before the baseline."""
+    """Returns the fraction of the optimum that a search had reached after `num` trials; 0 before the baseline."""
     return next((step.fraction for step in reversed(steps) if step.trials <= num), 0.0)
 
 
 def at_seconds(steps: Sequence[Step], seconds: float) -> float:
-    """Returns the fraction of the optimum that a search had reached after so many recorded seconds; 0 before the baseline."""
+    """Returns the fraction of the optimum that a search had reached after `seconds` recorded; 0 before the baseline."""
     return next((step.fraction for step in reversed(steps) if step.seconds <= seconds), 0.0)
 
 
 def _reach(studies: Sequence[Replayed], target: float) -> dict[str, Any]:
-    """Returns trials and seconds to a fraction of the optimum: median and 90th percentile, null where it was not reached.
+    """Returns trials and seconds to a fraction of the optimum: median and 90th percentile, null if it was not reached.
 
-    It counts as reached when the best so far is that good and stays so, through the choice of the finals and the attribution:
-    their trials count.
+    It counts as reached once the best so far is that good and stays so through the finals' choice and the attribution, whose
+    trials count.
     """
     firsts = [reached(study.path, target) for study in studies]
     return {
@@ -173,7 +173,7 @@ def _reach(studies: Sequence[Replayed], target: float) -> dict[str, Any]:
 
 
 def reached(steps: Sequence[Step], target: float) -> Step | None:
-    """Returns the step from which on a study is at `target` or above to its end; None when it does not end there."""
+    """Returns the step from which a study stays at or above `target` to its end; None if it ends below."""
     found = None
     for step in reversed(steps):
         if step.fraction < target:
@@ -183,7 +183,7 @@ def reached(steps: Sequence[Step], target: float) -> Step | None:
 
 
 def _quantiles(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Returns median and 90th percentile; what was never reached counts as infinitely late, and is null."""
+    """Returns median and 90th percentile; None counts as infinity, and a result of infinity is null."""
     ordered = sorted(float("inf") if value is None else float(value) for value in values)
     if not ordered:
         return {"median": None, "p90": None}
@@ -203,7 +203,7 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def _calibration(claims: Sequence[Claim]) -> dict[str, Any]:
-    """Returns how far the verdicts can be believed."""
+    """Returns how well the verdicts are calibrated."""
     inside = [claim.is_truth_inside for claim in claims if claim.is_truth_inside is not None]
     verified = [claim.is_verified for claim in claims if claim.is_verified is not None]
     return {
@@ -253,6 +253,6 @@ def raw(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def outcomes(result: Result) -> dict[str, int]:
-    """Returns how the recorded trials ended, outcome -> number."""
+    """Returns the outcomes of the recorded trials, outcome -> number."""
     found = {outcome: sum(one.outcome is outcome for one in result.table.measurements) for outcome in Outcome}
     return {str(outcome): num for outcome, num in found.items() if num}

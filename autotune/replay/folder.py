@@ -1,4 +1,4 @@
-"""A study's folder that is nowhere: a replay keeps nothing, and a disk would take most of its time."""
+"""Provides a study's folder without a disk: a replay keeps nothing, and writing would take most of its time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOWHERE = Path("/nonexistent/autotune-replay")
 
 
 class NoFolder(StudyFolder):
-    """Takes documents and keeps none, but counts trials."""
+    """Accepts and discards documents, but counts trials."""
 
     is_kept = False
 
@@ -23,7 +23,7 @@ class NoFolder(StudyFolder):
 
     @property
     def journal_file(self) -> None:
-        """There is none: Optuna's study is kept in memory."""
+        """Always None: Optuna's study is kept in memory."""
         return
 
     @contextlib.contextmanager
@@ -55,4 +55,4 @@ class NoFolder(StudyFolder):
         return self._num_trials
 
     def check(self) -> None:
-        """Nothing can be lost."""
+        """Does nothing, since the folder cannot be lost."""

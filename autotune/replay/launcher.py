@@ -1,4 +1,4 @@
-"""A launcher that starts nothing: a recorded repeat answers, and its recorded seconds pass on a clock that is moved."""
+"""Implements a launcher without processes: it answers with recorded repeats and advances a simulated clock."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from autotune.replay.table import Key, Measurement, Table, key_of
 from autotune.replay.world import World
 
 START_PHASES = ("spawn", "import", "init", "first_batch", "compile")
-RACE_CONFIDENCE = 0.99  # as the harness races: by the upper end of a 99 % interval
-OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded with the baseline, the same in every trial
+RACE_CONFIDENCE = 0.99  # the harness races by the upper end of a 99 % interval, too
+OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded with the baseline only; the same in every trial
 
 
 class ReplayClock(Clock):
-    """Time that passes when a trial is answered or during a sleep."""
+    """A clock that advances when a trial is answered or during a sleep."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -32,11 +32,11 @@ class ReplayClock(Clock):
         return self.now_s
 
     def time(self) -> float:
-        """Returns the same: a replay belongs to no day."""
+        """Returns the same as `monotonic`: a replay has no date."""
         return self.now_s
 
     def sleep(self, seconds: float) -> None:
-        """Moves the time."""
+        """Advances the clock."""
         self.now_s += seconds
 
 
@@ -44,9 +44,9 @@ class ReplayLauncher(Launcher):
     """Answers every trial of one study from a table.
 
     Args:
-        table: what was recorded.
-        world: what is served of it.
-        clock: takes the seconds that the trials took.
+        table: the recording.
+        world: chooses which repeats to serve.
+        clock: advanced by the recorded seconds.
     """
 
     def __init__(self, table: Table, world: World, clock: ReplayClock) -> None:
@@ -56,9 +56,9 @@ class ReplayLauncher(Launcher):
         self._losses = [result.get("loss") for result in first.results]
 
     def start(self, launch: Launch) -> Running:
-        """Returns a trial that is over already."""
+        """Returns a trial that is already over."""
         measurement = self._world.serve(self._key(launch.spec))
-        if measurement is None:  # a configuration that was not recorded: the table is not whole
+        if measurement is None:  # a configuration that was not recorded: the table is incomplete
             measurement = Measurement(number=-1, round=0, changed={}, outcome=Outcome.error, seconds=0.0, reason="not recorded")
             measurement.ended = {"exit_code": 1, "cause": "exit", "evidence": {"is_harness_seen": True}}
         ended = self._ended(measurement, launch)
@@ -66,7 +66,7 @@ class ReplayLauncher(Launcher):
         return _Over(ended)
 
     def _key(self, spec: Spec) -> Key:
-        """Returns the configuration that a launch amounts to."""
+        """Returns the key of the configuration that a spec asks for."""
         asked: Knobs = {**spec.passed, **spec.knobs}
         reference, pinned = self._table.reference, self._table.pinned
         return key_of(
@@ -93,16 +93,17 @@ class ReplayLauncher(Launcher):
         limit_s = launch.deadlines.total_s
         if ended.seconds > limit_s:
             evidence: dict[str, Any] = {"is_harness_seen": True, "deadline": f"no result within {limit_s:.0f} s"}
-            cause: Cause = "stopped" if limit_s > left_s else "deadline"  # the study's time, or the trial's own
+            cause: Cause = "stopped" if limit_s > left_s else "deadline"  # by the study's deadline, or by the trial's own limit
             return dataclasses.replace(
                 ended, exit_code=None, cause=cause, phase="steady", results=[], seconds=limit_s, evidence=evidence
             )
         return ended
 
     def _make_first_steps(self, ended: Ended, spec: Spec) -> None:
-        """Makes of a trial one that ended after its first steps; those were not recorded: its losses are the baseline's.
+        """Changes a recorded trial into one that ended after its first steps, with the baseline's losses.
 
-        So comparing losses costs what it costs and puts nothing out; what ran out of memory or failed does so here, too.
+        First steps were not recorded. So comparing losses costs realistic time but rejects nothing; trials that ran out of
+        memory or failed do so here, too.
         """
         for result, loss in zip(ended.results, self._losses, strict=False):
             if result.status == "failed":
@@ -119,12 +120,12 @@ class ReplayLauncher(Launcher):
 
 
 def race(result: RankResult, below_per_s: float, rules: MeasureRules) -> float:
-    """Cuts a result's window off where racing would have ended it, and returns the seconds that this saves.
+    """Cuts a result's window off where racing would have ended it, and returns the seconds saved.
 
     Args:
-        result: as it was recorded, to the end of its window; changed in place.
+        result: as recorded, with its whole window; changed in place.
         below_per_s: the window ends once the rate is certainly below this.
-        rules: when to look.
+        rules: from when on to check.
     """
     window = result.window
     if window is None or not window.is_steady or not window.block_s:
@@ -141,11 +142,11 @@ def race(result: RankResult, below_per_s: float, rules: MeasureRules) -> float:
 
 
 def cut(result: RankResult, left_s: float) -> float:
-    """Cuts a result's window off where the study's time was up, and returns the seconds that this saves.
+    """Cuts a result's window off where the study's time was up, and returns the seconds saved.
 
     Args:
-        result: as it was recorded, to the end of its window; changed in place.
-        left_s: from the trial's launch to the moment at which its window is to be over.
+        result: as recorded, with its whole window; changed in place.
+        left_s: seconds from the trial's launch until its window must be over.
     """
     room_s = left_s - sum(result.phases_s.get(phase, 0.0) for phase in (*START_PHASES, "warmup"))
     if result.window is None or not result.window.block_s or room_s >= result.window.seconds:
@@ -153,12 +154,12 @@ def cut(result: RankResult, left_s: float) -> float:
     ends_s = list(itertools.accumulate(result.window.block_s))
     fitting = sum(end_s <= room_s for end_s in ends_s)
     if not fitting or ends_s[fitting - 1] < MeasureRules.race_min_s:
-        return 0.0  # too little to go by: it goes on, and is stopped
+        return 0.0  # too short a window: the trial goes on, and is stopped
     return _shorten(result, fitting, why="the study's time was up", is_raced=False)
 
 
 def _shorten(result: RankResult, num_blocks: int, *, why: str, is_raced: bool) -> float:
-    """Leaves the first blocks of a result's window, and returns the seconds that this saves."""
+    """Keeps only the first blocks of a result's window, and returns the seconds saved."""
     window = result.window
     assert window is not None
     rates, lengths = window.block_rates_per_s[:num_blocks], window.block_s[:num_blocks]

@@ -1,4 +1,4 @@
-"""The curves of a replay as one HTML file that needs nothing else: no network, no scripts."""
+"""Writes the figures and curves of a replay as one self-contained HTML file: no network, no scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.replay.columns import COLUMNS, cells, percent
 from autotune.replay.figures import curves
 from autotune.wording import changes_phrase
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart, and dashes for when they run out.
+# Okabe and Ito's palette, safe for colour-blind readers, and dashes for when the colours run out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A6D00")
 DASHES = ("", "6 3", "2 3")
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 560, 320, 52, 40, 12, 12
@@ -105,7 +105,7 @@ def _stroke(place: int, width: float = 2.2) -> str:
 
 
 def _chart(by_name: Mapping[str, Curve], names: Sequence[str], axis: str) -> str:
-    """Returns an SVG of steps: what is reached holds until something better is found."""
+    """Returns an SVG step chart: a fraction holds until a better one is found."""
     last = max((curve[-1][0] for curve in by_name.values() if curve), default=1.0) or 1.0
 
     def x(value: float) -> float:
@@ -121,7 +121,7 @@ def _chart(by_name: Mapping[str, Curve], names: Sequence[str], axis: str) -> str
     ]
     for value in _ticks(last):
         lines.append(f'<text x="{x(value):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{value:.0f}</text>')
-    for place, name in reversed(list(enumerate(names))):  # the first on top
+    for place, name in reversed(list(enumerate(names))):  # draws the first on top
         curve = by_name[name]
         for column, width in ((2, 0.8), (1, 2.2)):
             path = _steps([(x(point[0]), y(min(1.0, point[column]))) for point in curve])
@@ -130,14 +130,14 @@ def _chart(by_name: Mapping[str, Curve], names: Sequence[str], axis: str) -> str
 
 
 def _ticks(last: float) -> list[float]:
-    """Returns round numbers from 0 to `last`, some NUM_X_TICKS of them."""
+    """Returns about NUM_X_TICKS round numbers from 0 to `last`."""
     power = 10.0 ** math.floor(math.log10(last / NUM_X_TICKS))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power * NUM_X_TICKS >= last)
     return [step * number for number in range(int(last / step) + 1)]
 
 
 def _stretched(value: float) -> float:
-    """Returns the height of a fraction: what is above 0.8 is where searches differ, and has half of the chart."""
+    """Returns the height of a fraction: values above 0.8, where searches differ, get half of the chart."""
     return value / 0.8 * 0.5 if value < 0.8 else 0.5 + (value - 0.8) / 0.2 * 0.5
 
 

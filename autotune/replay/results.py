@@ -1,4 +1,4 @@
-"""A recorded measurement as a launcher would hand it over: what became of the processes, and what the ranks wrote."""
+"""Converts a recorded measurement to what a launcher returns: how the processes ended, and the ranks' results."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from autotune.trials.finite import NOT_FINITE
 
 
 def ended_of(measurement: Measurement, *, trial: int, nonce: str) -> Ended:
-    """Returns the end of the recorded trial as if it were that of another one.
+    """Returns the end of a recorded trial as the answer to another trial.
 
     Args:
-        measurement: what was recorded.
-        trial: number of the trial that is answered.
-        nonce: its nonce.
+        measurement: the recorded trial.
+        trial: number of the trial to answer.
+        nonce: nonce of the trial to answer.
     """
     ended = measurement.ended
     return Ended(
@@ -33,7 +33,7 @@ def ended_of(measurement: Measurement, *, trial: int, nonce: str) -> Ended:
 
 
 def facts_of(ended: Ended) -> Facts:
-    """Returns what an outcome is decided from; every knob that was reported was asked for."""
+    """Returns the facts that the outcome is decided from; only knobs with a report are checked."""
     return Facts(
         exit_code=ended.exit_code,
         signal=ended.signal,

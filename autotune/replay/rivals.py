@@ -1,4 +1,4 @@
-"""Ways to search that the study's own is judged by. Each asks the session for trials, as `proposals.Search` does."""
+"""Implements rival strategies that the study's own search is compared with, with the interface of `proposals.Search`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from autotune.search import add_known, begin_study, tell
 from autotune.study.design import levels
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
-MAX_REPEATED = 200  # proposals in a row that are known already: the space is used up
+MAX_REPEATED = 200  # proposals in a row that are already known, after which the space counts as used up
 EXHAUSTED, OUT_OF_BUDGET = "the search space is used up", "the budget is used"
-# The order in which an expert tries knobs one by one, as in the probe that the ladder was taken from; others come after these.
+# The order in which an expert tries knobs one by one, from the experiment behind the ladder; other knobs come after these.
 LADDER = (
     "loader.num_workers", "precision.amp", "layout.channels_last", "threads.intra", "loader.prefetch_factor",
     "loader.batch_size", "backend.cudnn_benchmark", "loader.pin_memory", "optimizer.implementation",
@@ -28,7 +28,7 @@ Proposal = tuple[Knobs, optuna.trial.Trial | None]
 
 
 class Rival:
-    """Measures what `proposals` yields until the budget is used; never the same twice."""
+    """Measures what `proposals` yields, each configuration once, until the budget is used."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.space = session, session.resolved
@@ -36,7 +36,7 @@ class Rival:
         self._known = {configuration_key(record.changed): record for record in session.searched}
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields full configurations, each with Optuna's trial where its sampler proposed it."""
+        """Yields full configurations, each with Optuna's trial if its sampler proposed it."""
         raise NotImplementedError
 
     def run(self) -> str:
@@ -52,10 +52,10 @@ class Rival:
         return EXHAUSTED
 
     def learn(self, record: TrialRecord, trial: optuna.trial.Trial | None) -> None:
-        """Takes in how a proposal ended."""
+        """Learns from a measured proposal."""
 
     def known(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns the trial that has measured a configuration; None when none has."""
+        """Returns the trial that has measured a configuration; None if there is none."""
         return self._known.get(self._key(knobs))
 
     @property
@@ -65,18 +65,18 @@ class Rival:
         return max(able, key=lambda record: record.score or 0.0, default=self.session.baseline)
 
     def seeds(self) -> list[Knobs]:
-        """Returns the expert's seeds, as the study's own search has them."""
+        """Returns the expert's initial configurations, the same as in the study's own search."""
         here = self.session.host_context
         return [knobs for _, knobs in self.space.seeds(here)] if here else []
 
     def shuffled(self) -> list[Knobs]:
-        """Returns every configuration, in an order drawn by the seed."""
+        """Returns every configuration in a random order that depends on the seed."""
         everything = self.everything()
         random.Random(f"rival {self.seed}").shuffle(everything)
         return everything
 
     def everything(self) -> list[Knobs]:
-        """Returns every configuration in the order of the grid, the last knob fastest."""
+        """Returns every configuration in the order of the grid, where the last knob varies fastest."""
         listed, found = levels(self.space), dict[ConfigurationKey, Knobs]()
         for point in itertools.product(*listed.values()):
             knobs = self.space.active({**self.space.reference, **dict(zip(listed, point, strict=True))})
@@ -92,7 +92,7 @@ class Rival:
 
 
 class RandomOrder(Rival):
-    """Every configuration in a random order: what needs no thought at all."""
+    """Tries every configuration in a random order: the simplest strategy."""
 
     def proposals(self) -> Iterator[Proposal]:
         """Yields them."""
@@ -100,7 +100,7 @@ class RandomOrder(Rival):
 
 
 class GridOrder(Rival):
-    """Every configuration in the order it is written down."""
+    """Tries every configuration in the order of the grid."""
 
     def proposals(self) -> Iterator[Proposal]:
         """Yields them."""
@@ -108,10 +108,10 @@ class GridOrder(Rival):
 
 
 class Ladder(Rival):
-    """An expert going knob by knob: his favourite settings at growing batches, compilation, then one knob after the other."""
+    """Imitates an expert: favourite settings at growing batch sizes, then compilation, then one knob after the other."""
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields each rung from where the best so far stands."""
+        """Yields each step, starting from the best so far."""
         expert = self._favourite()
         for batch in self._growing():
             knobs = self.space.active({**expert, **batch})
@@ -123,7 +123,7 @@ class Ladder(Rival):
         keys = [key for key in LADDER if key in self.space.domains]
         keys += [key for key in self.space.domains if key not in (*keys, COMPILE)]
         before = None
-        while before != self.best.number:  # until a whole round of knobs brings nothing
+        while before != self.best.number:  # until a whole round of knobs brings no gain
             before = self.best.number
             yield from self._one_by_one(keys)
         yield from ((knobs, None) for knobs in self.shuffled())
@@ -140,20 +140,20 @@ class Ladder(Rival):
         return {**self.space.reference, **{key: value for key, value in near.items() if value is not None}}
 
     def _growing(self) -> list[dict[str, KnobValue]]:
-        """Returns the batch sizes from the program's own upwards."""
+        """Returns the batch sizes from the program's own upwards, as knobs."""
         own = self.space.reference.get(BATCH)
         sizes = [size for size in levels(self.space).get(BATCH, []) if isinstance(size, int) and isinstance(own, int)]
         return [{BATCH: size} for size in sorted(sizes) if isinstance(own, int) and size >= own] or [{}]
 
 
 class Sampled(Rival):
-    """A sampler of Optuna's by itself, told of the baseline, and of the expert's seeds first where it is given them.
+    """Searches with one of Optuna's samplers, which gets the baseline and, optionally, the expert's configurations first.
 
     Args:
         session: the study.
         make: returns the sampler for a seed.
-        has_seeds: whether the expert's seeds come first.
-        patience: proposals in a row that are known already, after which one is drawn at random; None waits for the sampler.
+        has_seeds: whether the expert's initial configurations come first.
+        patience: known proposals in a row after which one is drawn at random; None to wait for the sampler.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Sampled(Rival):
             self.learn(record, None)
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields the sampler's, passing over what is known: told at once, at no cost."""
+        """Yields the sampler's proposals; known ones are answered at once, at no cost."""
         if self._has_seeds:
             yield from ((knobs, None) for knobs in self.seeds())
         num_known, at_random = 0, iter(self.shuffled())
@@ -193,7 +193,7 @@ class Sampled(Rival):
                 yield knobs, trial
 
     def learn(self, record: TrialRecord, trial: optuna.trial.Trial | None) -> None:
-        """Tells the sampler."""
+        """Passes a measurement on to the sampler."""
         if trial is None:
             add_known(self._study, record, self._distributions, **self._limits())
         else:

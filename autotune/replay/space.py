@@ -1,4 +1,4 @@
-"""The search space of a replay: what of a table's space is recorded completely, since a search may ask for any of it."""
+"""Determines the search space of a replay: a completely recorded part of a table, since a search may ask for any of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Grid:
     """The part of a table that is recorded completely.
 
     Attributes:
-        space: as a study is given it.
+        space: the search space for a study.
         keys: its configurations.
     """
 
@@ -34,13 +34,13 @@ class Grid:
 
 
 def grid_of(table: Table) -> Grid:
-    """Returns the largest part of a table's space of which every configuration was recorded, found greedily.
+    """Returns a large part of a table's space in which every configuration was recorded, found greedily.
 
-    Of a table that was recorded to its end that is all of it. Of a sample, or of one that was cut off, values are left out,
-    the one with the largest share of holes first, until no hole is left.
+    For a complete recording this is the whole space. For a sample, or an interrupted recording, values are removed, the one
+    with the largest share of missing configurations first, until none is missing.
 
     Raises:
-        BadInput: next to nothing is left.
+        BadInput: too little is left.
     """
     recorded = set(table.by_configuration())
     levels = {key: _values(table, key) for key in table.space}
@@ -90,7 +90,7 @@ def _without_worst(table: Table, levels: Levels, holes: list[tuple[KnobValue, ..
 
 
 def _key(table: Table, levels: Levels, point: tuple[KnobValue, ...]) -> Key:
-    """Returns the configuration that a point of the grid stands for, without knobs that mean nothing there."""
+    """Returns the key of the configuration at a point of the grid, without inactive knobs."""
     knobs = _resolved(table).active({**table.reference, **dict(zip(levels, point, strict=True))})
     return key_of(_resolved(table).changed(knobs))
 
@@ -108,12 +108,12 @@ def _resolved(table: Table) -> ResolvedSpace:
 
 
 def first_result(table: Table) -> RankResult:
-    """Returns what rank 0 of the recorded baseline found out about the program."""
+    """Returns rank 0's result of the recorded baseline."""
     first = next(one for one in table.measurements if one.number == 0)
     return ended_of(first, trial=0, nonce="").results[0]
 
 
 def resolved(table: Table, grid: Grid) -> ResolvedSpace:
-    """Returns the space as the study will resolve it."""
+    """Returns the space as a study will resolve it."""
     here = host_context(table.machine, first_result(table), is_recipe=table.is_recipe)
     return resolve(grid.space, here, passed=table.placeholders)

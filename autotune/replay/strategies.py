@@ -1,7 +1,7 @@
-"""The ways to search that a replay compares, by name: a row of STRATEGIES each. Adding one is adding a row.
+"""Lists the strategies that a replay compares, by name. To add one, add a row to STRATEGIES.
 
-A strategy is the study's own search under some configuration keys (`search.*`), or a rival that takes its place. Any of them
-can be varied on the command line: NAME:KEY=VALUE:KEY=VALUE, which is how the worth of each part of a sampler is told.
+A strategy is the study's own search with some configuration keys (`search.*`), or a rival that takes its place. Any of them
+can be varied on the command line, NAME:KEY=VALUE:KEY=VALUE, to measure what each part of a sampler contributes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Strategy:
     """One way to search.
 
     Attributes:
-        name: as it is called.
+        name: its name.
         keys: configuration keys it sets.
-        search: makes what takes the place of the study's own search; None for that itself.
+        search: makes the rival that replaces the study's own search; None for the study's own.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Strategy:
     search: Callable[[Session], Searching] | None = None
 
 
-GP_PATIENCE = 5  # in a small space it asks for its best again and again, half a second each
+GP_PATIENCE = 5  # in a small space it repeats its best proposal, at half a second each
 
 
 def _tpe(seed: int) -> optuna.samplers.BaseSampler:
@@ -52,7 +52,7 @@ def _gp(seed: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.GPSampler(seed=seed)  # imports torch
 
 
-# "default" is what `autotune run` does; "study-tpe" is TPE among the expert's seeds and single changes, as a study mixes them.
+# "default" is what `autotune run` does; "study-tpe" is TPE mixed with the expert's configurations and single changes.
 STRATEGIES: dict[str, Strategy] = {
     strategy.name: strategy
     for strategy in (
@@ -67,22 +67,22 @@ STRATEGIES: dict[str, Strategy] = {
     )
 }
 
-# A name that stands for several: the search, and the same without each of its parts.
+# Names for groups: the study's search, and the same without each of its parts.
 PARTS = ("search.seeds", "search.decomposition", "search.memory_model", "search.cost_aware", "search.stop", "measure.racing")
 GROUPS = {"ablations": ("default", *(f"default:{key}=false" for key in PARTS))}
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Returns the names in a list separated by commas, each once, groups expanded."""
+    """Returns the distinct names in a comma-separated list, with groups expanded."""
     words = [word.strip() for word in text.split(",")]
     return tuple(dict.fromkeys(name for word in words for name in GROUPS.get(word, (word,))))
 
 
 def strategy(text: str) -> Strategy:
-    """Returns what NAME or NAME:KEY=VALUE:... means; a NAME of `search.sampler` that is no row means that sampler.
+    """Returns the strategy for NAME or NAME:KEY=VALUE:...; NAME is a row or a value of `search.sampler`.
 
     Raises:
-        BadInput: no such strategy, no such key, or a value that the key does not take.
+        BadInput: no such strategy, no such key, or an invalid value.
     """
     name, *words = text.split(":")
     found = STRATEGIES.get(name) or (Strategy(name=name, keys={"search.sampler": name}) if name in SAMPLERS else None)

@@ -1,4 +1,4 @@
-"""One replayed study: the real loop from the baseline to the verdict, on a table, in a moment; and how it is judged."""
+"""Replays one study on a table, with the real loop from the baseline to the verdict, and judges the result."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ NOT_REPLAYED = (
     "measure.racing",
     "launch.",
     "train.",
-)  # settings of a recording that its replay does without: it races as a study does
+)  # settings of the recording that its replay ignores; it races as a study does
 
 
 @dataclass(kw_only=True)
 class Limits:
-    """When a replayed study ends, as in study.budget: search trials, minutes on the table's own clock; None for no limit."""
+    """When a replayed study ends, as in study.budget: search trials, or minutes of recorded time; None for no limit."""
 
     trials: int | None = 40
     minutes: float | None = None
@@ -48,12 +48,12 @@ class Limits:
 
 @dataclass(kw_only=True)
 class Step:
-    """Where a study stood after one of its search trials, after the rounds of the finals that choose, or the attribution.
+    """State of a study after a search trial, after the choosing rounds of the finals, or after the attribution.
 
     Attributes:
-        trials: so far, the baseline of the search not among them; those of choosing rounds and attribution count.
-        seconds: recorded seconds so far, the baseline among them.
-        fraction: truth of the best so far, as a fraction of the optimum's.
+        trials: trials so far without the baseline, including those of choosing rounds and attribution.
+        seconds: recorded seconds so far, including the baseline.
+        fraction: true rate of the best so far, as a fraction of the optimum's.
         outcome: how the trial ended.
     """
 
@@ -65,15 +65,15 @@ class Step:
 
 @dataclass(kw_only=True)
 class Claim:
-    """What the verdict claims of its winner, and what is so.
+    """What the verdict claims about its winner, compared with the truth.
 
     Attributes:
-        ratio, ci: the speed-up over the baseline as it is reported.
-        overstated_frac: by how much the winner's reported rate lies above the truth.
-        is_truth_inside: whether the reported interval of that rate holds the truth, which has an error of its own.
-        is_verified: whether rounds of a later `verify` agree: the speed-up of today over the claimed one may be 1, by its own
-            interval; None when no interval could be had.
-        verdict: what `verify` would say: "holds", "no longer holds" or "ambiguous".
+        ratio, ci: the reported speed-up over the baseline.
+        overstated_frac: by how much the winner's reported rate exceeds the true one.
+        is_truth_inside: whether the reported interval of that rate holds the true one, which has an error of its own.
+        is_verified: whether a later `verify` agrees: the interval of its speed-up over the claimed one holds 1; None without
+            an interval.
+        verdict: the verdict of `verify`: "holds", "no longer holds" or "ambiguous".
     """
 
     ratio: float
@@ -90,14 +90,13 @@ class Replayed:
 
     Attributes:
         steps: the search, trial by trial; the first is the baseline.
-        choice: after the rounds of the finals that choose among the best few; None where there was nothing to choose, or
-            nothing came of it.
+        choice: state after the finals' choosing rounds; None if there was nothing to choose, or nothing was chosen.
         reason: why the search ended.
-        apart: after the attribution, which takes off what seems to have no effect; None without any.
-        final_fraction: truth of what was handed over, as a fraction of the optimum's; the baseline where nothing is claimed.
-        total_s: recorded seconds of everything, finals and attribution among them.
-        claim: what was claimed; None when the baseline was handed over, or something that was not shown to be faster.
-        own_s: processor time that the replay took: of the sampler mostly.
+        apart: state after the attribution, which drops changes without an effect; None without attribution.
+        final_fraction: true rate of what is handed over, as a fraction of the optimum's; of the baseline without a winner.
+        total_s: recorded seconds of everything, including finals and attribution.
+        claim: what was claimed; None if the baseline was kept, or the winner was not shown to be faster.
+        own_s: CPU time that the replay took, mostly in the sampler.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -111,18 +110,18 @@ class Replayed:
 
     @property
     def path(self) -> list[Step]:
-        """The search, the choice that follows it, and what is left of that after the ablation."""
+        """The steps of the search, then those of the choosing rounds and the ablation."""
         return [*self.steps, *(step for step in (self.choice, self.apart) if step)]
 
 
 class _Watcher(Listener):
-    """Notes the trials of search, choosing rounds and attribution, each with the seconds by its end, and what came of them."""
+    """Records the trials of search, choosing rounds and attribution, with the time of their ends, and what was chosen."""
 
     def __init__(self, world: World, clock: ReplayClock) -> None:
         self.searched: list[tuple[TrialRecord, float]] = []
         self.choosing: list[tuple[TrialRecord, float]] = []
-        self.parts: list[tuple[TrialRecord, float]] = []  # of what was chosen last
-        self.num_parts_before = 0  # trials that took what had been chosen before, and was lost, apart
+        self.parts: list[tuple[TrialRecord, float]] = []  # ablation trials of the latest choice
+        self.num_parts_before = 0  # ablation trials of earlier choices, which were discarded
         self.chosen: Key | None = None
         self.reported: Key | None = None
         self._world, self._clock = world, clock
@@ -148,18 +147,18 @@ class _Watcher(Listener):
         self._choose(trial)
 
     def _begin_anew(self) -> None:
-        """Forgets the choice and its ablation, where the finals choose once more."""
+        """Discards the choice and its ablation when the finals choose again."""
         self.num_parts_before += len(self.parts)
         self.parts, self.chosen, self.reported = [], None, None
 
     def _choose(self, number: int) -> None:
-        """Notes what was chosen, the first time: the ablation may drop some of its changes."""
+        """Records the first choice, before the ablation drops some of its changes."""
         if self.chosen is None:
             self.chosen = next((key_of(record.changed) for record, _ in self.searched if record.number == number), None)
 
 
 def config_of(table: Table, strategy: Strategy) -> StudyConfig:
-    """Returns the configuration of a replayed study: the recorded settings, and what the strategy sets."""
+    """Returns the configuration of a replayed study: the recorded settings with those of the strategy."""
     raw = OmegaConf.structured(StudyConfig)
     settings = {key: value for key, value in table.settings.items() if not key.startswith(NOT_REPLAYED)}
     for key, value in {**settings, **strategy.keys}.items():
@@ -172,14 +171,14 @@ def config_of(table: Table, strategy: Strategy) -> StudyConfig:
 
 
 def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: Limits) -> Replayed:
-    """Runs one study on a table and returns how it went.
+    """Replays one study on a table.
 
     Args:
-        table: what was recorded.
+        table: the recording.
         grid: the part of it that can be searched.
-        strategy: how it is searched.
-        seed: of everything that is drawn: what is held out, the order of repeats, the sampler.
-        limits: when it ends.
+        strategy: how to search.
+        seed: for everything random: held-out repeats, the order of repeats, the sampler.
+        limits: when the study ends.
     """
     begun_s = time.process_time()
     world, clock = World(table, grid.keys, seed=seed), ReplayClock()
@@ -233,7 +232,7 @@ def _judged(watched: _Watcher, summary: Summary, world: World, rng: random.Rando
 
 
 def _claim(summary: Summary, world: World, rng: random.Random) -> Claim | None:
-    """Returns what is claimed and what is so; None where nothing is claimed to be faster."""
+    """Returns the study's claim compared with the truth; None if nothing is claimed to be faster."""
     best, speedup = summary.get("best"), summary.get("speedup")
     if not best or not best["overrides"] or best.get("measured_in") != "finals" or not speedup:
         return None

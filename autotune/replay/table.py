@@ -1,8 +1,8 @@
-"""A table: every measurement of a recording, in one small file that can be committed and replayed on any machine.
+"""Reads and writes tables: all measurements of a recording in one small file, to be committed and replayed anywhere.
 
-    table.jsonl.gz   first line the header, then one line a measurement, in the order they were made
+    table.jsonl.gz   first line the header, then one line per measurement, in the order they were made
 
-Nothing in it says whose machine it was: no host, no user, no paths; texts of programs are kept as one line without folders.
+A table does not identify its machine: no host, no user, no paths; messages of programs are kept as one line without folders.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Key = frozenset[tuple[str, Any]]
 
 
 def key_of(changed: Knobs) -> Key:
-    """Returns what makes two configurations the same: what they change of the baseline. True is not 1 here."""
+    """Returns a configuration's identity: its changes to the baseline. Unlike in Python, True is not 1."""
     return frozenset((name, (type(value).__name__, value)) for name, value in changed.items())
 
 
@@ -39,14 +39,14 @@ class Measurement:
 
     Attributes:
         number: its place in the recording.
-        round: which repeat of its configuration it is, from 1.
-        changed: what the configuration changes of the baseline.
+        round: number of the repeat of its configuration, from 1.
+        changed: the configuration's changes to the baseline.
         outcome, reason, value, ci: as in TrialRecord.
         is_disturbed: whether it was measured on a machine that did not get quiet.
-        seconds: wall time of the attempt that counts, from launch to the last process gone.
+        seconds: wall time of the last attempt, from launch until the last process was gone.
         metrics: as in TrialRecord.
         ended: {"exit_code", "signal", "cause", "phase", "evidence"}, as in launchers.Ended.
-        results: what its ranks wrote, as in RankResult, without raw steps.
+        results: its ranks' results, as in RankResult, without raw steps.
     """
 
     number: int
@@ -64,7 +64,7 @@ class Measurement:
 
     @property
     def key(self) -> Key:
-        """What makes its configuration."""
+        """Key of its configuration."""
         return key_of(self.changed)
 
 
@@ -80,16 +80,16 @@ class Table:
         pinned: knobs fixed for every trial.
         placeholders: knobs that travel through the command line -> value in the baseline.
         is_recipe: whether a built-in recipe was recorded.
-        settings: configuration keys that decide what is measured, where not the default; no paths.
+        settings: configuration keys that affect what is measured, if not the default; no paths.
         objective: as in StudyRecord.
         unit: what is counted: "samples", "tokens", "steps".
         baseline: full configuration of the baseline.
-        reference: the same with the knobs that mean nothing there.
-        space: knob key -> domain as it was recorded.
-        memory_bytes: memory a trial could fill, the cap where there was one.
-        repeats: measurements of each configuration that were wanted.
-        is_whole: whether every configuration of the space is in it.
-        recorded_on: day it was begun, YYYY-MM-DD.
+        reference: the same including inactive knobs.
+        space: knob key -> domain as recorded.
+        memory_bytes: memory a trial could fill, or the cap if there was one.
+        repeats: intended number of measurements of each configuration.
+        is_whole: whether every configuration of the space was to be recorded.
+        recorded_on: day the recording began, YYYY-MM-DD.
         measurements: in the order they were made.
     """
 
@@ -121,10 +121,10 @@ class Table:
 
 
 def write(table: Table, path: Path) -> None:
-    """Writes a table; the same table gives the same bytes.
+    """Writes a table; equal tables give the same bytes.
 
     Raises:
-        BadInput: it cannot be written there.
+        BadInput: it cannot be written.
     """
     header = {field.name: getattr(table, field.name) for field in dataclasses.fields(table) if field.name != "measurements"}
     lines = [{"format": FORMAT, "schema": SCHEMA, **header}, *(_line(one) for one in table.measurements)]
@@ -139,7 +139,7 @@ def write(table: Table, path: Path) -> None:
 
 
 _NONE = object()
-_USUAL: dict[str, Any] = {  # what is not written because reading puts it in
+_USUAL: dict[str, Any] = {  # defaults, which are not written
     "changed": {}, "reason": "", "is_disturbed": False, "value": None, "ci": None, "metrics": {}, "ended": {}, "results": [],
 }  # fmt: skip
 

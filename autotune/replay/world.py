@@ -1,12 +1,12 @@
-"""What a replayed search meets: repeats of a table, served one after the other, and the truth that it never sees.
+"""Serves the repeats of a table to a replayed search, and holds the truth that the search never sees.
 
-A search that is served a lucky repeat picks it and would be praised for its luck: serving and judging by the same numbers
-inflates the optimum. So of each configuration one repeat is held out, drawn anew for each search, and a search is judged by
-repeats that it was not served; what the finals choose by those that their choosing rounds were not served either.
+A search that is served a lucky repeat picks it; judged by the same repeat, it would be credited for its luck. So one repeat
+of each configuration is held out, drawn anew for each search, and a search is judged by repeats that it was not served. What
+the finals choose is judged by repeats that their choosing rounds were not served either.
 
-Finals ask for more repeats than anybody records. When those of a configuration are used up, further ones are made: the mean
-of what may be served times the residual of another recorded repeat, of whatever configuration (a residual bootstrap: Davison
-& Hinkley, Bootstrap Methods, 6.2.3), so that rounds vary from process to process as they did on the recorded machine.
+Finals need more repeats than are recorded. When those of a configuration are used up, more are simulated: the mean of its
+servable repeats times the residual of a recorded repeat of any configuration (a residual bootstrap: Davison & Hinkley,
+Bootstrap Methods, 6.2.3), so that rounds vary from process to process as they did on the recorded machine.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from autotune.replay.table import Key, Measurement, Table
 
-MIN_REPEATS = 2  # of a configuration: with fewer none can be held out
+MIN_REPEATS = 2  # of a configuration; with fewer none can be held out
 
 
 class Use(enum.Enum):
-    """What a served measurement is for."""
+    """What a served measurement is used for."""
 
     search = "it is what the search sees"
     choice = "it chooses among the finalists"
@@ -33,23 +33,23 @@ class Use(enum.Enum):
 
 
 class World:
-    """One table as one search meets it.
+    """One table as one search sees it.
 
     Attributes:
-        optimum: as `optimum_of` says.
-        serves: what is done with what is served now.
+        optimum: see `optimum_of`.
+        serves: the use of the measurements that are served now.
 
     Args:
-        table: what was recorded.
+        table: the recording.
         keys: configurations that can be asked for.
-        seed: of the order of repeats, and of which are held out.
+        seed: for the order of repeats and the held-out ones.
     """
 
     def __init__(self, table: Table, keys: Collection[Key], *, seed: int) -> None:
         self.serves = Use.search
         self._random = random.Random(f"world {seed}")
         everything = table.by_configuration()
-        self._all = {key: everything[key] for key in sorted(keys, key=sorted_key)}  # sets differ from process to process
+        self._all = {key: everything[key] for key in sorted(keys, key=sorted_key)}  # set order varies between processes
         self._left: dict[Key, list[Measurement]] = {}
         self._may_be_served: dict[Key, list[Measurement]] = {}
         self._served: dict[Use, dict[Key, set[int]]] = {use: defaultdict(set) for use in Use}
@@ -61,7 +61,7 @@ class World:
         self.optimum = optimum_of(self._all)
 
     def serve(self, key: Key) -> Measurement | None:
-        """Returns a measurement of a configuration; None for one that is not in the table."""
+        """Returns a measurement of a configuration; None if it is not in the table."""
         if key not in self._all:
             return None
         found = self._left[key].pop() if self._left[key] else self.another(key)
@@ -69,7 +69,7 @@ class World:
         return found
 
     def another(self, key: Key) -> Measurement:
-        """Returns a made-up repeat of a configuration that varies as recorded ones do."""
+        """Returns a simulated repeat of a configuration that varies as recorded ones do."""
         like = self._random.choice(self._may_be_served[key])
         served = [one.value for one in self._may_be_served[key] if one.value]
         if not like.value or not served:
@@ -78,13 +78,13 @@ class World:
         return scaled(like, math.exp(centre + self._random.choice(self._residuals)) / like.value)
 
     def truth(self, key: Key, *uses: Use) -> float:
-        """Returns the mean over the repeats that were served for none of the uses; 0 for a configuration that gives no rate."""
+        """Returns the mean over the repeats that were not served for any of the uses; 0 for a configuration without a rate."""
         served = {number for use in uses for number in self._served[use][key]}
         unseen = [one for one in self._all[key] if one.number not in served]
         return mean(unseen) or mean(self._all[key]) or 0.0
 
     def held_out(self, key: Key) -> float:
-        """Returns the repeat that was served to neither search nor finals; 0 for one without a rate."""
+        """Returns the rate of the held-out repeat, which is never served; 0 for a configuration without a rate."""
         served = {one.number for one in self._may_be_served[key]}
         unseen = [one for one in self._all[key] if one.number not in served]
         return mean(unseen) or mean(self._all[key]) or 0.0
@@ -94,29 +94,29 @@ class World:
         return self.truth(key, *uses) / self.truth(self.optimum, *uses)
 
     def final_fraction(self, key: Key) -> float:
-        """Returns the same of what the finals handed over, by what they were not served either."""
+        """Returns the same fraction for what the finals reported, by the held-out repeats."""
         return self.held_out(key) / self.held_out(self.optimum)
 
 
 def optimum_of(groups: Mapping[Key, Sequence[Measurement]]) -> Key:
-    """Returns the configuration with the highest mean over all its repeats, of those that may win in most of them."""
+    """Returns the configuration with the highest `worth`."""
     return max(groups, key=lambda key: (worth(groups[key]), sorted_key(key)))
 
 
 def worth(repeats: Sequence[Measurement]) -> float:
-    """Returns what a configuration is worth: its mean rate where it may win in most of its repeats, else 0."""
+    """Returns a configuration's mean rate over repeats that may win, or 0 unless most of its repeats may."""
     may_win = [one for one in repeats if one.outcome.may_win]
     return (mean(may_win) or 0.0) if 2 * len(may_win) > len(repeats) else 0.0
 
 
 def mean(measurements: Sequence[Measurement]) -> float | None:
-    """Returns the mean rate over the measurements that have one; None when none has."""
+    """Returns the mean rate over the measurements that have one; None if none has."""
     rates = [one.value for one in measurements if one.value]
     return sum(rates) / len(rates) if rates else None
 
 
 def residuals(configurations: Collection[Sequence[Measurement]]) -> list[float]:
-    """Returns how far each repeat lies from the mean of its configuration, on the log scale, freed of the mean's own error."""
+    """Returns the residual of each repeat on the log scale, scaled up for having estimated the configuration's mean."""
     found = []
     for measurements in configurations:
         logs = [math.log(one.value) for one in measurements if one.value]
@@ -127,7 +127,7 @@ def residuals(configurations: Collection[Sequence[Measurement]]) -> list[float]:
 
 
 def scaled(measurement: Measurement, factor: float) -> Measurement:
-    """Returns a measurement whose rate is another, its window and blocks with it."""
+    """Returns a measurement with its rate, window and blocks scaled by a factor."""
     results = []
     for result in measurement.results:
         window = dict(result["window"]) if result.get("window") else None
@@ -142,5 +142,5 @@ def scaled(measurement: Measurement, factor: float) -> Measurement:
 
 
 def sorted_key(key: Key) -> str:
-    """Returns a text that orders configurations, the same in every process."""
+    """Returns a sort key for configurations that is the same in every process."""
     return repr(sorted(key, key=repr))

@@ -1,4 +1,4 @@
-"""Searching with Optuna: which sampler proposes, how outcomes are told to it, where its journal lies."""
+"""Searches with Optuna: the samplers, how they learn outcomes, and the journal."""
 
 from autotune.search.rates import Machine, RatesSampler, Rules, SamplerOptions
 from autotune.search.samplers import SAMPLERS, make_sampler

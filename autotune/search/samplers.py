@@ -1,4 +1,4 @@
-"""The samplers behind one name each. The study loop knows `optuna.samplers.BaseSampler` only."""
+"""Makes samplers by name. The study loop only knows `optuna.samplers.BaseSampler`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from autotune.errors import BadInput, one_of
 from autotune.search.rates import RatesSampler
 
-NUM_STARTUP_TRIALS = 6  # of Optuna's 10: the baseline, the expert seeds and single changes stand in for random trials
+NUM_STARTUP_TRIALS = 6  # Optuna's default is 10; the baseline, initial configurations and single changes replace random trials
 MAX_GRID_POINTS = 100_000
 Distributions = Mapping[str, BaseDistribution]
 
 
 class CompleteGrid(optuna.samplers.GridSampler):
-    """Optuna's grid, usable with ask and tell: its own version calls `Study.stop`, which raises outside `optimize`."""
+    """Optuna's grid sampler for ask and tell: the original calls `Study.stop`, which raises outside `optimize`."""
 
     def after_trial(
         self,
@@ -28,7 +28,7 @@ class CompleteGrid(optuna.samplers.GridSampler):
         state: optuna.trial.TrialState,
         values: Sequence[float] | None,
     ) -> None:
-        """Does nothing: the study loop asks `is_exhausted` instead."""
+        """Does nothing: the study loop checks `is_exhausted` instead."""
 
 
 def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optuna.samplers.BaseSampler:
@@ -37,7 +37,7 @@ def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optun
     Args:
         name: member of SAMPLERS.
         seed: makes proposals repeatable.
-        distributions: what will be suggested, by knob; the grid is made of it.
+        distributions: distribution of each knob, from which the grid is made.
 
     Raises:
         BadInput: no such sampler, or a grid too large to list.
@@ -48,9 +48,9 @@ def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optun
 
 
 def _tpe(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
-    # Multivariate and constant liar are Optuna 5's defaults for one objective; said aloud because METHOD rests on them.
-    # Not `group`: it is experimental, and what it adds (knobs that exist only with others) is one or two knobs here, which
-    # TPE then samples on their own (the log line about that is silenced in `open_study`).
+    # Multivariate and constant liar are Optuna 5's defaults for one objective; explicit because METHOD relies on them.
+    # Not `group`: it is experimental, and conditional knobs, its purpose, are only one or two here, which TPE then samples
+    # independently (`begin_study` silences the log line about that).
     return optuna.samplers.TPESampler(
         seed=seed,
         n_startup_trials=NUM_STARTUP_TRIALS,
@@ -64,7 +64,7 @@ def _rates(seed: int, distributions: Distributions) -> optuna.samplers.BaseSampl
 
 
 def _gp(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
-    if importlib.util.find_spec("torch") is None:  # Optuna imports it, slowly, when it proposes for the first time
+    if importlib.util.find_spec("torch") is None:  # Optuna imports it on the first proposal, which is slow
         raise BadInput(
             "search.sampler: needs torch, which is not installed where autotune is, got 'gp'. "
             "Install it (pip install torch), or use search.sampler=rates."

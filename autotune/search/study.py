@@ -1,10 +1,10 @@
-"""The Optuna study: its journal, and how each outcome of a trial is told to it.
+"""Manages the Optuna study: its journal, and how each outcome of a trial is passed on to it.
 
-The trials' records are the truth and the journal is made from them: a search that goes on begins a new one and tells it every
-finished trial, so that none is missing, none is there twice and none seems to run for ever, wherever the last one was killed.
+The trials' records are the source of truth, and the journal is made from them. A resumed search starts a new journal and adds
+every finished trial, so that none is missing, duplicated or running for ever, wherever the last search was killed.
 
-Facts of Optuna 5 that decide this: samplers ignore FAIL, so a configuration that failed is proposed again and again; told as
-COMPLETE with the worst score seen and a violated constraint it is avoided.
+In Optuna 5 samplers ignore FAIL, so a failed configuration would be proposed again and again. Passed on as COMPLETE, with the
+worst score seen and a violated constraint, it is avoided.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from autotune.search.rates import MACHINE, MEASURED, Machine
 from autotune.search.samplers import Distributions
 
 NUMBER_ATTRIBUTE = "trial"  # user attribute: number of the trial in the study folder
-MEMORY, WORKS = "memory", "works"  # constraints that say why a configuration gives no rate
+MEMORY, WORKS = "memory", "works"  # constraints that mark why a configuration has no rate
 MIN_MEMORY_VIOLATION = 0.01
 UNKNOWN_MEMORY_VIOLATION = 0.1  # a process killed for memory leaves no peak behind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What Optuna is told of a trial.
+    """What Optuna learns about a trial.
 
     Attributes:
-        state: COMPLETE, or FAIL for what may be proposed again.
+        state: COMPLETE, or FAIL if the configuration may be proposed again.
         values: a score for each objective; None for FAIL.
-        constraints: name -> violation, above 0 = violated.
+        constraints: name -> violation; violated if above 0.
     """
 
     state: TrialState
@@ -46,12 +46,12 @@ class Told:
 
 
 def told(record: TrialRecord, *, worst: Sequence[float], memory_capacity_bytes: int | None = None) -> Told:
-    """Returns what Optuna is told of a finished trial.
+    """Returns what Optuna learns about a finished trial.
 
     Args:
         record: the trial.
-        worst: lowest score any trial of the study has had, for each objective.
-        memory_capacity_bytes: memory of the device (or the process's limit); None unknown.
+        worst: lowest score of any trial of the study, for each objective.
+        memory_capacity_bytes: memory of the device (or the process's limit); None when unknown.
     """
     values = scores_of(record)
     if record.outcome.has_value and None not in values:
@@ -71,7 +71,7 @@ def scores_of(record: TrialRecord) -> list[float | None]:
 
 
 def measured(record: TrialRecord) -> dict[str, Any]:
-    """Returns what the journal keeps of a trial besides its score, so that a sampler needs nothing else."""
+    """Returns what the journal keeps of a trial besides its score: all that a sampler needs."""
     return {
         "outcome": str(record.outcome),
         "rate": record.value,
@@ -85,7 +85,7 @@ def measured(record: TrialRecord) -> dict[str, Any]:
 
 
 def may_be_to_blame(record: TrialRecord) -> Knobs:
-    """Returns the changes that a trial which failed may owe it to: what its error or its reports name, else all of them."""
+    """Returns the changes that may have made a trial fail: those its error or its reports name, else all of them."""
     named = {(record.evidence.get("error") or {}).get("knob"), *record.evidence.get("barred_for", ())}
     if record.outcome is Outcome.invalid:
         named |= {key for key, report in record.knob_reports.items() if report.get("status") != APPLIED}
@@ -107,16 +107,16 @@ def begin_study(
     num_objectives: int = 1,
     machine: Machine | None = None,
 ) -> optuna.Study:
-    """Returns a new Optuna study kept in a journal file; one that is there already gives way.
+    """Returns a new Optuna study in a journal file, replacing an existing journal.
 
     Args:
-        journal: its file; None keeps the study in memory.
-        name: its name in there.
-        sampler: proposes.
-        num_objectives: how many scores a trial has.
-        machine: what a sampler may know of it.
+        journal: its file; None to keep the study in memory.
+        name: its name in the journal.
+        sampler: proposes configurations.
+        num_objectives: number of scores of a trial.
+        machine: what samplers may know about the machine.
     """
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would print lines into the live table
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # its log lines would break the live table
     storage: BaseStorage | None = None
     if journal is not None:
         for file in (journal, *journal.parent.glob(f"{journal.name}.lock*")):  # a killed writer leaves its lock behind
@@ -130,11 +130,11 @@ def begin_study(
 
 
 def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **limits: Any) -> None:
-    """Tells Optuna how a trial it proposed ended.
+    """Reports the result of a proposed trial to Optuna.
 
     Args:
         study: the study.
-        trial: what `study.ask` returned.
+        trial: returned by `study.ask`.
         record: the finished trial, or an earlier one of the same configuration.
         **limits: `worst` and `memory_capacity_bytes` of `told`.
     """
@@ -147,7 +147,7 @@ def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **
 
 
 def _even(answer: Told) -> dict[str, float]:
-    """Returns the same constraints for every trial, 0 for one that is kept: Optuna's GP refuses trials that differ in them."""
+    """Returns the same constraints for every trial, 0 if not violated: Optuna's GP rejects trials with different ones."""
     if answer.values is None:
         return {}
     limits = [violation for name, violation in answer.constraints.items() if name not in (MEMORY, WORKS)]
@@ -156,12 +156,12 @@ def _even(answer: Told) -> dict[str, float]:
 
 
 def add_known(study: optuna.Study, record: TrialRecord, distributions: Distributions, **limits: Any) -> None:
-    """Tells Optuna of a trial it did not propose: the baseline, an expert seed, a single change.
+    """Adds a trial that Optuna did not propose: the baseline, an initial configuration, a single change.
 
     Args:
         study: the study.
         record: the finished trial.
-        distributions: of the knobs that are searched; knobs and values outside them are left out.
+        distributions: of the searched knobs; other knobs and values are left out.
         **limits: `worst` and `memory_capacity_bytes` of `told`.
     """
     answer = told(record, **limits)

@@ -1,1 +1,1 @@
-"""Running one trial of a study: what it is given, its process, its numbers, whether the machine left it alone."""
+"""Runs one trial of a study: its inputs, its process, its numbers, and whether the machine disturbed it."""

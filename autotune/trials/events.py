@@ -1,4 +1,4 @@
-"""What happens in a study, and whom it is told."""
+"""Defines the events of a study and their listener."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Outlook:
     Attributes:
         left_s: time left for everything; None for unlimited.
         search_s: of that, time for search trials; None for unlimited, or once the search is over.
-        num_trials: search trials that about fit, those that `study.budget.trials` leaves at most; None where nothing bounds
-            them, or once the search is over.
-        trial_s: what a search trial takes, typically.
+        num_trials: search trials that roughly fit, at most what `study.budget.trials` leaves; None without a limit, or once
+            the search is over.
+        trial_s: typical duration of a search trial.
         num_searched: search trials so far.
     """
 
@@ -32,48 +32,47 @@ class Outlook:
 
 
 class Tracking(Protocol):
-    """The process that copies the study folder to the tracker, as `subprocess.Popen` shows it."""
+    """The process that copies the study folder to the tracker, with the interface of `subprocess.Popen`."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Returns its exit code; raises subprocess.TimeoutExpired."""
+        """Returns its exit status; raises subprocess.TimeoutExpired."""
 
     def terminate(self) -> None:
         """Asks it to end."""
 
 
 class Searching(Protocol):
-    """What proposes and measures configurations from the baseline to the finals."""
+    """Proposes and measures configurations between the baseline and the finals."""
 
     def run(self) -> str:
         """Searches and returns why it ended."""
 
 
 class Listener:
-    """Whom the study tells what happens; every method may be left out. Called from the study's thread, in this order.
+    """Callbacks for the events of a study, all optional. They are called from the study's thread, in this order.
 
-    `started`, `resumed` when earlier runs of the study have left trials, then for each trial `time_left` (from the second on),
-    `trial_started`, `progress` (several times a second) and `trial_ended`; `planned` once before the search, `finals_started`
-    before the finals' trials, `attribution_started` among them when the ablation begins; `finished` at the
-    end, also after an interrupt and when nothing worked, but not after a fault; `notice` at any time, of tracking also after
-    that.
+    `started`; `resumed` if earlier runs of the study have left trials; then for each trial `time_left` (from the second on),
+    `trial_started`, `progress` (several times a second) and `trial_ended`; `planned` once before the search; `finals_started`
+    before the finals' trials; `attribution_started` among them when the ablation begins; `finished` at the end, also after an
+    interrupt or if nothing worked, but not after a fault; `notice` at any time, for tracking even after `finished`.
     """
 
     def started(self, study: StudyRecord) -> None:
-        """The study folder is there, no trial has run. Called again when the baseline has shown what can be searched."""
+        """The study's folder exists and no trial has run. Called again when the baseline has shown what can be searched."""
 
     def resumed(self, trials: Sequence[TrialRecord], spent_s: float) -> None:
-        """The study is gone on with.
+        """The study is resumed.
 
         Args:
-            trials: those that are over, by number.
-            spent_s: wall time that they and what lay between them took.
+            trials: finished trials, by number.
+            spent_s: wall time of earlier runs, including the time between trials.
         """
 
     def planned(self, outlook: Outlook) -> None:
-        """The baseline has told what a trial costs: about how many the search will have, and in what time."""
+        """The baseline has shown what a trial costs: how many trials the search will roughly have, and how long."""
 
     def time_left(self, outlook: Outlook) -> None:
-        """What is left of the study before its next trial."""
+        """The study is about to run its next trial; `outlook` is what is left."""
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
         """A trial is launched.
@@ -86,7 +85,7 @@ class Listener:
         """
 
     def progress(self, progress: Progress) -> None:
-        """Where the running trial stands."""
+        """The running trial has made progress."""
 
     def trial_ended(self, trial: TrialRecord) -> None:
         """A trial is over and its record is on disk."""
@@ -100,27 +99,27 @@ class Listener:
         """
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
-        """What the chosen configuration changes is put back, knob by knob, to see what each is worth.
+        """The ablation begins: the chosen configuration's changes are reverted one by one to measure their effects.
 
         Args:
             trial: number of the chosen trial.
-            knobs: keys of the knobs that will be put back, each alone.
-            left_s: time this may take; None for unlimited.
+            knobs: keys of the knobs that will be reverted, each alone.
+            left_s: time the ablation may take; None for unlimited.
         """
 
     def notice(self, message: str) -> None:
-        """One line worth reading: an interrupt was heard, compilation does not fit the budget, ..."""
+        """There is a message for the user: an interrupt was received, compilation does not fit the budget, ..."""
 
     def finished(self, summary: Summary) -> None:
         """The verdict is on disk."""
 
 
 class Masked(Listener):
-    """A listener that is passed no secrets, wherever the message was worded.
+    """Masks secrets in messages before it passes them to another listener.
 
     Args:
-        listener: whom to tell.
-        secrets: what must not be told.
+        listener: the other listener.
+        secrets: what to mask.
     """
 
     def __init__(self, listener: Listener, secrets: Secrets) -> None:
@@ -131,5 +130,5 @@ class Masked(Listener):
         self._notice = listener.notice
 
     def notice(self, message: str) -> None:
-        """Passes a message on, masked."""
+        """Passes on a message, masked."""
         self._notice(self._secrets.text(message))

@@ -1,7 +1,7 @@
-"""A program whose own loss is no number: it is measured as it is, and only its losses cannot be compared with anything.
+"""Handles programs whose own loss is not finite: their speed is measured, but losses cannot be compared.
 
-Toys and smoke tests diverge, and so does a program whose learning rate waits to be tuned: how fast its steps are is a question
-all the same. What the program as it is loses is then held against no trial; what it keeps is, as ever.
+Toys and smoke tests diverge, and so does a program whose learning rate is still to be tuned; their speed matters all the same.
+A trial is then not rejected for what the unchanged program does not keep finite, only for the rest.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Sequence
 from autotune.failures import LOSS, SCALING
 from autotune.records import TrialRecord
 
-NOT_FINITE = "not_finite"  # in the evidence, as `failures.not_finite` has it
+NOT_FINITE = "not_finite"  # key in the evidence; holds the result of `failures.not_finite`
 EXCUSABLE = frozenset({LOSS, SCALING})
 ONLY_SPEED = "What is measured is the speed of such steps; a training that converges may be faster or slower"
 
 
 def excused(records: Sequence[TrialRecord]) -> frozenset[str]:
-    """Returns what is not finite in the program as it is, of LOSS and SCALING."""
+    """Returns which of LOSS and SCALING are not finite in the unchanged program."""
     return frozenset(kind for record in records if not record.changed for kind in record.evidence.get(NOT_FINITE, ()))
 
 
 def loss_words(records: Sequence[TrialRecord]) -> str:
-    """Returns that the program loses its loss by itself, and when; "" when it does not.
+    """Returns a clause saying since when the program's own loss is not finite; "" if it is finite.
 
     Args:
-        records: by number; the first that has seen it speaks.
+        records: by number; the first one that saw it counts.
     """
     if not (told := _first(records, LOSS)):
         return ""
@@ -33,7 +33,7 @@ def loss_words(records: Sequence[TrialRecord]) -> str:
 
 
 def caveat(records: Sequence[TrialRecord]) -> str:
-    """Returns what is to be known of a program that is not finite as it is, in sentences; "" for one that is.
+    """Returns a caveat, in sentences, for a program whose own loss or gradients are not finite; "" for any other.
 
     Args:
         records: by number.

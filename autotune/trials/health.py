@@ -1,13 +1,13 @@
-"""Whether the machine left a trial alone: what of all that was seen changes the number, and what is only noted.
+"""Judges whether the machine disturbed a trial: what invalidates its rate, and what is only noted.
 
-Judged is what takes speed from a trial without being its own doing: other programs on its cores or its device, a hypervisor
-that gives the cores away, a device that is too hot or held down from outside. Only noted are a power cap (the trial's own
-draw), throttling by a quota (the trial's own use), pressure (own threads wait for each other as well), the kernel's threads
-(they write back and decrypt for the trial), the page cache.
+Disturbances are external causes that slow a trial down: other programs on its cores or its device, a hypervisor that gives
+the cores away, a device that is too hot or throttled from outside. Only noted are a power cap (the trial's own draw),
+throttling by a cgroup quota (its own use), pressure (its own threads wait for each other, too), the kernel's threads (they
+write back and decrypt for the trial), and the page cache.
 
-Why so little foreign work is too much (measured, two cores, a program of two threads that uses both): beside 0.05 cores of
-foreign work it ran at 1.00 of its speed, beside 0.1 at 0.98, 0.2 at 0.88, and beside 1.1 at 0.11: the threads of a step wait
-for the last one, spinning. A machine at rest showed 0.01 to 0.04.
+Even little foreign work is too much. Measured on two cores, a program of two threads that uses both ran at 1.00 of its speed
+with 0.05 cores of foreign work, at 0.98 with 0.1, at 0.88 with 0.2, and at 0.11 with 1.1: the threads of a step spin while
+they wait for the last one. An idle machine showed 0.01 to 0.04.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from autotune.monitors.cpu import CpuUse, describe
 from autotune.quantities import bytes_text, number_text
 from autotune.records import Kind, Outcome, TrialRecord
 
-MOSTLY_FRAC = 0.5  # of what was read
-DRIFT_FACTOR = 1.5  # between measurements of one configuration: three repeats of 272 recorded ones lay as far apart in 18
-MIN_WINDOW_S = 1.0  # processor time is counted in hundredths of a second: shorter windows tell nothing
-FOREIGN_CORES = 0.1  # used by others on a machine without room for them; above it a step waits for them
-FOREIGN_FRAC = 0.01  # of the machine's cores, when that is more: a large machine is never quite at rest
-WAITING_CORES = 0.1  # of the trial's threads that were ready to run and had no core: below it the others had cores of their own
-ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # idle, and as a share of all: the same, with threads so many that a little waiting adds up
+MOSTLY_FRAC = 0.5  # of the bytes read, from disk
+DRIFT_FACTOR = 1.5  # between measurements of one configuration; 18 of 272 recorded ones had three repeats as far apart
+MIN_WINDOW_S = 1.0  # CPU time is counted in hundredths of a second; shorter windows are too imprecise
+FOREIGN_CORES = 0.1  # used by others on a busy machine; above it a step waits for them
+FOREIGN_FRAC = 0.01  # of the machine's cores, if that is more: a large machine is never quite idle
+WAITING_CORES = 0.1  # the trial's threads that were runnable without a core; below it the others had cores of their own
+ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # idle, and as a share of all: with so many idle, waiting is not caused by others
 STEAL_CORES = 0.1  # given to others by the hypervisor
 SLOWDOWN_FRAC = 0.001  # of the window under thermal or brake slowdown, by NVML's counters
 MIN_CLOCK_FRAC = 0.75  # of the default clock of the multiprocessors
 DEVICE_FRAC = 0.05  # of the device's multiprocessors, used by another process
-NUM_STUCK = 4  # attempts in a row that were disturbed, two of each trial: the machine is like that now
+NUM_STUCK = 4  # disturbed attempts in a row, two per trial, after which the machine is accepted as it is
 DISTURBANCES, MEASURED, ACCEPTED, PAGE_CACHE = "disturbances", "measured", "accepted_level", "page_cache"  # in the evidence
-OWN_SHARE = "own_share"  # there as well: what autotune used during the trial, in words
+OWN_SHARE = "own_share"  # also in the evidence: CPU time that autotune used during the trial, in words
 CPU, STEAL, DEVICE, THERMAL, BRAKE, CLOCK = "cpu", "steal", "device", "thermal", "power_brake", "clock"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """One thing that took speed from a trial.
+    """One external cause that slowed a trial down.
 
     Attributes:
         kind: CPU, STEAL, DEVICE, THERMAL, BRAKE or CLOCK.
-        amount: cores for CPU and STEAL, else a share.
-        limit: what would have been borne.
-        words: what it was: "other programs used 1.9 of 2 cores (python hog.py, pid 4242: 1.9)".
+        amount: cores for CPU and STEAL, otherwise a share.
+        limit: the largest amount that is tolerated.
+        words: description: "other programs used 1.9 of 2 cores (python hog.py, pid 4242: 1.9)".
     """
 
     kind: str
@@ -56,11 +56,11 @@ class Disturbance:
 
 
 def of_cpu(use: CpuUse | None, *, is_trial_running: bool = True) -> list[Disturbance]:
-    """Returns what took the processor away.
+    """Returns disturbances of the CPU.
 
     Args:
-        use: of the processor in the window, or in a moment without a trial; None unknown.
-        is_trial_running: whether there was one: without, all others use is what they would take from it.
+        use: CPU use in the window, or in a moment without a trial; None when unknown.
+        is_trial_running: whether a trial was running. If not, all foreign use counts, since it would be taken from a trial.
     """
     if use is None or use.seconds < MIN_WINDOW_S:
         return []
@@ -76,12 +76,12 @@ def of_cpu(use: CpuUse | None, *, is_trial_running: bool = True) -> list[Disturb
 
 
 def of_device(metrics: Mapping[str, float], strangers: Mapping[int, float | None]) -> list[Disturbance]:
-    """Returns what took the device away.
+    """Returns disturbances of the device.
 
     Args:
         metrics: `DeviceMonitor.metrics` of the window.
-        strangers: other processes that computed on the device -> share of it; None when that is not known, and then only
-            those that were not there when the study began.
+        strangers: foreign processes that computed on the device -> their share of it, or None if unknown. Those with an
+            unknown share are listed only if they were not there when the study began.
     """
     found = []
     for kind, cause in ((THERMAL, "it was too hot"), (BRAKE, "the power supply held it back")):
@@ -101,15 +101,15 @@ def of_device(metrics: Mapping[str, float], strangers: Mapping[int, float | None
 
 
 class Level:
-    """How much disturbance this study bears, beyond the limits: none, until the machine turns out never to be quiet.
+    """The disturbance that a study accepts beyond the limits: none, unless the machine never gets quiet.
 
-    A machine that is never quiet must not make the tool useless. What stays through both attempts of the baseline, or of
-    two later trials in a row, is how the machine is now: from then on a trial is disturbed when it gets worse than that. Rates
-    of the search before and after cannot be compared; the finals take turns and can. On a machine that is full nothing can get
-    worse to be seen: there only the turns and their interval protect.
+    A machine that is never quiet must not make the tool useless. A disturbance that lasts through both attempts of the
+    baseline, or of two later trials in a row, is accepted: from then on a trial counts as disturbed if it gets worse than that.
+    Search rates from before and after are not comparable, but those of the finals are, because they take turns. On a fully
+    loaded machine no increase is visible, so only the turns and their interval protect the comparison.
 
     Attributes:
-        amounts: kind -> amount that is borne.
+        amounts: kind -> accepted amount.
     """
 
     def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
@@ -119,22 +119,22 @@ class Level:
             self.amounts |= {kind: float(amount) for kind, amount in record.evidence.get(ACCEPTED, {}).items()}
 
     def beyond(self, found: Sequence[Disturbance]) -> list[Disturbance]:
-        """Returns those that are worse than what is borne."""
+        """Returns the disturbances that exceed the accepted amounts."""
         return [one for one in found if one.amount > self.amounts.get(one.kind, 0.0) + one.limit]
 
     def note(self, outcome: Outcome) -> None:
-        """Keeps count of attempts that were disturbed; those that say nothing of the machine do not count."""
+        """Counts disturbed attempts in a row; failed attempts, which say nothing about the machine, neither count nor reset."""
         if outcome is Outcome.disturbed:
             self._num_in_a_row += 1
         elif outcome.has_value:
             self._num_in_a_row = 0
 
     def is_stuck(self, kind: Kind) -> bool:
-        """Whether waiting for a quiet machine is of no use, after a trial of this kind that was disturbed to the end."""
+        """Whether it is pointless to keep waiting for a quiet machine, after a disturbed trial of this kind."""
         return kind is Kind.baseline or self._num_in_a_row >= NUM_STUCK
 
     def accept(self, record: TrialRecord) -> str:
-        """Takes the disturbances of a trial as how the machine is, gives the trial its number back, and returns the news."""
+        """Accepts a trial's disturbances, restores its measurement, and returns a notice."""
         found = record.evidence[DISTURBANCES]
         self.amounts |= {one["kind"]: max(one["amount"], self.amounts.get(one["kind"], 0.0)) for one in found}
         self._num_in_a_row = 0
@@ -151,12 +151,12 @@ class Level:
 
 
 def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: int) -> str:
-    """Returns why a long run may read slower than the trial did, which read from memory; "" for no reason.
+    """Returns why a long run may read data more slowly than the trial, which read from the page cache; "" if it may not.
 
-    A short trial reads what the ones before it have read, so it may find in memory what a whole epoch will not.
+    A short trial reads the same files as the trials before it, so it may find in memory what a whole epoch will not.
 
     Args:
-        use: of the processor in the window, with what was read meanwhile; reads through mapped files are not counted.
+        use: CPU use in the window, with the bytes read meanwhile; reads through mapped files are not counted.
         results: by rank.
         memory_bytes: of the machine.
     """
@@ -174,7 +174,7 @@ def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: 
 
 
 def disturb(record: TrialRecord, beyond: Sequence[Disturbance]) -> None:
-    """Makes a trial's outcome `disturbed`; what it measured is kept as evidence."""
+    """Sets a trial's outcome to `disturbed`; keeps what it measured as evidence."""
     measured = {"outcome": str(record.outcome), "reason": record.reason, "value": record.value, "ci": record.ci}
     record.evidence[MEASURED] = measured
     record.outcome, record.reason = Outcome.disturbed, "; ".join(one.words for one in beyond)
@@ -182,9 +182,9 @@ def disturb(record: TrialRecord, beyond: Sequence[Disturbance]) -> None:
 
 
 def own_share(use: CpuUse | None) -> str:
-    """Returns that autotune itself took a core from a trial that had too few, in words; "" when it did not or it is not known.
+    """Returns a sentence if autotune itself took CPU time from a trial short of cores; "" if it did not, or if unknown.
 
-    It is told and not judged: the next trial would have the same, and so would any that it is compared with.
+    It is reported but is no disturbance: all trials that are compared with each other suffer the same.
     """
     if use is None or use.seconds < MIN_WINDOW_S or (use.tuner_cores or 0.0) <= FOREIGN_CORES or not _was_in_want(use):
         return ""
@@ -192,7 +192,7 @@ def own_share(use: CpuUse | None) -> str:
 
 
 def shared(records: Iterable[TrialRecord]) -> str:
-    """Returns what autotune took from the trials that are compared with each other, the last of them; "" for nothing."""
+    """Returns what autotune took from the last affected one of several compared trials, naming all of them; "" for none."""
     told = [(record.number, words) for record in records if (words := record.evidence.get(OWN_SHARE))]
     if not told:
         return ""
@@ -201,13 +201,13 @@ def shared(records: Iterable[TrialRecord]) -> str:
 
 
 def note(record: TrialRecord, found: Sequence[Disturbance]) -> None:
-    """Writes what was found into a trial's evidence, borne or not."""
+    """Writes disturbances into a trial's evidence, whether accepted or not."""
     if found:
         record.evidence[DISTURBANCES] = [asdict(one) for one in found]
 
 
 def caveat(records: Iterable[TrialRecord]) -> dict[str, Any] | None:
-    """Returns what the study was measured beside, {"since_trial", "level", "words"}; None for a machine that was quiet."""
+    """Returns the disturbance that the study accepted, {"since_trial", "level", "words"}; None for a quiet machine."""
     accepted = [record for record in records if record.evidence.get(ACCEPTED)]
     if not accepted:
         return None
@@ -217,10 +217,10 @@ def caveat(records: Iterable[TrialRecord]) -> dict[str, Any] | None:
 
 
 def drift(records: Sequence[TrialRecord]) -> str:
-    """Returns a sentence on how far the baseline's measurements lie apart where that is more than noise, "" otherwise.
+    """Returns a sentence on how far the baseline's measurements lie apart if that is more than noise, "" otherwise.
 
-    The finals compare rounds with each other only; but two rounds may agree by chance, and what holds in them is not what held
-    before.
+    The finals only compare rounds with each other. Yet two rounds may agree by chance, and conditions may have changed since
+    the search.
 
     Args:
         records: by number.
@@ -237,7 +237,7 @@ def drift(records: Sequence[TrialRecord]) -> str:
 
 
 def _was_in_want(use: CpuUse) -> bool:
-    """Whether the trial had fewer cores than it could have used: its own threads are no reason, beside strangers they count."""
+    """Whether the trial had fewer cores than it could have used: hardly any were idle, and its threads had to wait."""
     foreign_cores = use.foreign_cores or 0.0
     idle_cores = use.idle_cores if use.idle_cores is not None else use.num_cores - use.own_cores - foreign_cores
     if idle_cores >= max(ROOM_CORES, ROOM_FRAC * use.num_cores):
@@ -246,7 +246,7 @@ def _was_in_want(use: CpuUse) -> bool:
 
 
 def _of(use: CpuUse) -> str:
-    """Returns the cores that were judged, in words."""
+    """Returns the number of cores that were watched, in words."""
     cores = f"{use.num_cores:g} core{'' if use.num_cores == 1 else 's'}"
     return f"the {cores} that the trial may use" if use.is_part else cores
 

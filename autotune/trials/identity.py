@@ -1,4 +1,4 @@
-"""What a study is about, and what makes its results comparable: by name, so that a difference can be named."""
+"""Describes a study, and what makes its results comparable: by name, so that a difference can be reported."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from autotune.space import ResolvedSpace
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.objective import Goal
 
-PROGRAM_FACTS = ("torch", "device_name")  # of `comparable`, told by the program; the others by the host
+PROGRAM_FACTS = ("torch", "device_name")  # the entries of `comparable` that the program reports; the host reports the others
 SPACE = "space."
 SCRIPT = "program.script"
-MAX_SCRIPT_BYTES = 1 << 20  # what is larger is no script
+MAX_SCRIPT_BYTES = 1 << 20  # a larger file is not a script
 
 
 def about(
@@ -38,12 +38,12 @@ def about(
     space: ResolvedSpace | None = None,
     first: RankResult | None = None,
 ) -> StudyRecord:
-    """Returns study.json: until the baseline has run with the space as asked for, from then on as it is searched.
+    """Returns study.json, with the space as asked for until the baseline has run, and as it is searched from then on.
 
     Args:
-        inputs: what the study was given.
+        inputs: the study's inputs.
         folder: its folder.
-        before: the same at an earlier time: when it started and where it stands among others does not change.
+        before: an earlier version of the record, which keeps its start time and sequence number.
         space: what is searched here; None before the baseline.
         first: rank 0's result of the baseline; None before there is one.
     """
@@ -92,7 +92,7 @@ def _detected(inputs: StudyInputs, first: RankResult) -> dict[str, Any]:
 
 
 def identity(inputs: StudyInputs, space: ResolvedSpace | None, first: RankResult | None) -> dict[str, Any]:
-    """Returns what makes results comparable, name -> plain value: only results with the same may stand side by side."""
+    """Returns what makes results comparable, name -> plain value: only results with equal identities may be compared."""
     facts = comparable({**(first.facts if first else {}), **inputs.machine})
     device = inputs.config.device
     parts = {
@@ -123,7 +123,7 @@ def _terms(inputs: StudyInputs, first: RankResult | None) -> dict[str, Any]:
 
 
 def executable(command: CommandTemplate) -> str | None:
-    """Returns the file that the command's first word means here; None when there is none."""
+    """Returns the file that the command's first word resolves to here; None if there is none."""
     word = command.parts[0]
     return os.path.abspath(os.path.join(command.cwd, word)) if os.sep in word else shutil.which(word)
 
@@ -131,8 +131,8 @@ def executable(command: CommandTemplate) -> str | None:
 def script(command: CommandTemplate) -> str | None:
     """Returns the script that the command names, or its module in the working directory, as "train.py (SHA-256 3f2a...)".
 
-    "train.py (not in /home/me)" when it is not there; None when it cannot be told or read. What the script imports is not
-    looked at.
+    Returns "train.py (not in /home/me)" if it does not exist, None if it is unknown or unreadable. Imports of the script are
+    not examined.
     """
     program = program_of(command.parts)
     name = program.script or f"{(program.module or '').replace('.', os.sep)}.py"
@@ -143,15 +143,15 @@ def script(command: CommandTemplate) -> str | None:
         if not path.is_file() or path.stat().st_size > MAX_SCRIPT_BYTES:
             return None
         return f"{name} (SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()[:12]})"
-    except (OSError, ValueError):  # unreadable; a name too long for a path
+    except (OSError, ValueError):  # unreadable, or a name too long for a path
         return None
 
 
 def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Returns what differs between two identities, a phrase each: "program.torch: was '2.14.1', is '2.15.0'".
+    """Returns one phrase for each difference of two identities: "program.torch: was '2.14.1', is '2.15.0'".
 
-    What only the baseline can tell, the space as it is searched and the program's own facts, is compared when both know it;
-    the script when it was known, which it was not always.
+    What only the baseline can tell, the resolved space and the program's own facts, is compared if both know it. The script is
+    compared if it was recorded, which earlier versions did not do.
 
     Args:
         was: as recorded.

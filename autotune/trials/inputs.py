@@ -1,4 +1,4 @@
-"""What a study is given."""
+"""Defines the inputs of a study."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class StudyInputs:
     Attributes:
         title: what is tuned, for people: the recipe's name or the command line.
         config: the composed configuration.
-        yaml: the same as text, interpolations unresolved; written to config.yaml.
+        yaml: the same as text, with interpolations unresolved; written to config.yaml.
         space: what the user asked to search.
         command: the program.
         launcher: starts the trials.
         machine: `machine.host_facts()`.
-        start_tracking: starts the process that copies the study folder to the tracker; None tracks nothing.
-        device: monitor of the device that trials run on; None opens the configured one.
-        cpu: monitor of the processor; None watches the processes of this machine.
+        start_tracking: starts the process that copies the study folder to the tracker; None for no tracking.
+        device: monitor of the device that trials run on; None to open the configured one.
+        cpu: monitor of the CPU; None to watch the processes of this machine.
         versions: versions of autotune and its libraries; the program's torch is added from the baseline.
-        hidden: what the stand-ins for secret knob values stand for.
-        secrets: what must be written nowhere.
-        clock: time.
-        began_s: when the command began, by `clock.monotonic()`: its budget counts from there; None for when the study is run.
-        poll_s: pause between two looks at a running trial.
-        verify: the claim to verify; None searches.
-        search: makes what searches instead of `proposals.Search`, the rivals it is judged by in replays; None for that.
-        is_recording: whether configurations are recorded, as `config.record` says, instead of searched.
+        hidden: the secret knob values behind the stand-ins.
+        secrets: what must not be written anywhere.
+        clock: source of time.
+        began_s: `clock.monotonic()` when the command began, from which the budget counts; None for the start of the study.
+        poll_s: pause between two polls of a running trial.
+        verify: the claim to verify; None to search.
+        search: makes a rival of `proposals.Search` for replays; None for `proposals.Search` itself.
+        is_recording: whether configurations are recorded according to `config.record` instead of searched.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Ctrl-C while a study runs: the first press finishes the running trial, the second stops now, further ones wait for that."""
+"""Handles Ctrl-C during a study: the first press finishes the running trial, the second stops it, later ones wait for that."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-STOP_S = 15.0  # stopping takes less: the launcher's graces and writing the summary
+STOP_S = 15.0  # upper bound for stopping: the launcher's grace periods and writing the summary
 
 
 class Interrupts:
-    """Hears SIGINT, SIGTERM and SIGHUP while it is entered; nothing measured is lost.
+    """Handles SIGINT, SIGTERM and SIGHUP within its context; nothing measured is lost.
 
-    A signal that is ignored already stays so: `nohup autotune run` outlives its terminal.
+    Signals that are already ignored stay ignored: `nohup autotune run` outlives its terminal.
 
     Attributes:
         is_requested: whether the study should end after the running trial.
 
     Args:
         notice: shows a line to the user.
-        clock: seconds, monotonic.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, notice: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,7 +37,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         self._terminals = [stream.fileno() for stream in (sys.__stdout__, sys.__stderr__) if stream and stream.isatty()]
-        if threading.current_thread() is threading.main_thread():  # signal handlers cannot be set elsewhere
+        if threading.current_thread() is threading.main_thread():  # only the main thread can set signal handlers
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._heard)
@@ -48,14 +48,14 @@ class Interrupts:
             signal.signal(number, handler)
 
     def hear_again(self) -> None:
-        """Lets the next signal interrupt at once: the trial is over and on disk, what follows may be cut short."""
+        """Lets the next signal interrupt at once: the trial is on disk, and what follows may be cut short."""
         self._stopping_since_s = None
 
     def _heard(self, number: int, _: FrameType | None) -> None:
         self._silence_closed_terminals()
         if self._stopping_since_s is not None and self._clock() - self._stopping_since_s < STOP_S:
-            return  # it is being done: interrupted again, the running trial would go unrecorded
-        if self.is_requested or number != signal.SIGINT:  # who terminates, or hangs up, does not wait for a trial
+            return  # already stopping: another interrupt would leave the running trial unrecorded
+        if self.is_requested or number != signal.SIGINT:  # SIGTERM and SIGHUP do not wait for the trial
             self.is_requested = True
             self._stopping_since_s = self._clock()
             self._tell("Stopping now: ending the running trial's processes.")
@@ -64,11 +64,11 @@ class Interrupts:
         self._tell("Interrupted: finishing the running trial, then the verdict. Ctrl-C again stops now.")
 
     def _tell(self, message: str) -> None:
-        with contextlib.suppress(OSError, RuntimeError):  # a terminal that has gone; a print that this signal interrupted
+        with contextlib.suppress(OSError, RuntimeError):  # the terminal is gone, or the signal interrupted a print
             self._notice(message)
 
     def _silence_closed_terminals(self) -> None:
-        """Lets output to a terminal that was closed go nowhere: writing to it would fail, in the middle of anything."""
+        """Redirects output from closed terminals to /dev/null: writing to them could fail anywhere."""
         for descriptor in self._terminals:
             if not os.isatty(descriptor):
                 nowhere = os.open(os.devnull, os.O_WRONLY)

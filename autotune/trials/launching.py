@@ -1,4 +1,4 @@
-"""How the program is started: for a trial of a study, and to be inspected."""
+"""Prepares the launch of the program, for a trial of a study or for `inspect`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autotune.launchers.base import Launch
 from autotune.records import Knobs
 from autotune.trials.settings import compile_cache, deadlines, memory_cap_bytes, process_environment
 
-ANYWHERE = HostContext(num_cores=8)  # for values of knobs that a program may have set itself
+ANYWHERE = HostContext(num_cores=8)  # to list values that a program may have set itself
 
 
 def launch(
@@ -39,21 +39,21 @@ def launch(
     number: int = 0,
     **spec: Any,
 ) -> Launch:
-    """Returns what starts the program with some knobs.
+    """Returns the launch of the program with the given knobs.
 
     Args:
         config: of the study.
         command: the program.
-        pinned: knobs that the user has set, those that have an effect with the others (`meaningful`).
-        changed: what is set besides.
-        knobs: all that is known of the configuration; what is not known the program decides.
+        pinned: the user's pinned knobs, only those that have an effect here (see `meaningful`).
+        changed: further knobs to set.
+        knobs: all known knobs of the configuration; the program decides the rest.
         machine: `machine.host_facts()`.
-        hidden: what the stand-ins for secret values stand for.
-        folder: of the trial.
-        study: of the study, whose trials share a compile cache.
-        env: further variables, which those of the user and of knobs take precedence over.
-        total_s: wall time the program may take; None for no bound of its own.
-        warm: modules that a warm start has imported; () starts fresh.
+        hidden: the secret values behind the stand-ins.
+        folder: the trial's folder.
+        study: the study's folder, which holds the compile cache its trials share.
+        env: further variables; those of the user and of knobs take precedence.
+        total_s: wall time the program may take; None for no overall limit.
+        warm: modules that a warm start has imported; () for a fresh start.
         number: of the trial.
         spec: further fields of the harness's Spec.
     """
@@ -85,14 +85,14 @@ def launch(
 
 
 def meaningful(pinned: Knobs, known: Knobs) -> Knobs:
-    """Returns the pins that have an effect with the others; the others are left out, not a failure.
+    """Returns the pinned knobs that have an effect in a configuration; the others are left out without an error.
 
-    Before the baseline the program's own values are not known: what depends on one of these (prefetch_factor on workers of
-    its own) is kept, and the harness tells what became of it.
+    Before the baseline the program's own values are unknown. A pin that depends on one (prefetch_factor on the program's own
+    workers) is kept, and the harness reports what became of it.
 
     Args:
         pinned: knobs that the user has set.
-        known: these and all others whose values are known.
+        known: these and all other knobs whose values are known.
     """
     return {key: value for key, value in pinned.items() if _may_be_active(knob(key), known)}
 

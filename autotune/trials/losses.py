@@ -1,4 +1,4 @@
-"""Loss curves side by side: whether a configuration still trains what the baseline trains. Pure."""
+"""Compares loss curves: whether a configuration still trains what the baseline trains. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Curve = Sequence[float | None]  # mean loss of each of the first optimizer steps; None for one that is no number
+Curve = Sequence[float | None]  # mean loss of each of the first optimizer steps; None for one that is not finite
 
-MIN_STEPS = 5  # fewer tell nothing of what follows
-# What agrees, measured (Linear, attention, dropout and AdamW; a 3-layer transformer of 0.5 M parameters on text, two CPU cores,
-# 50 steps): bf16 autocast, with and without the fused optimizer, within 0.02 % of float32 at 10 seeds, the first loss within
-# 0.01 %; the same seed twice bit for bit; another seed's loss 0 to 3 % off. So parity.tolerance=0.05 leaves room for losses of
-# few samples, for other drop-outs (on a GPU their order depends on the format) and for summation order. Why medians, and the
-# floor: resnet18 on photos (batch 8, 30 steps) falls from 6.7 to under 0.02 in 12, after which single batches jump to 1 and
-# more in float32 and bf16 alike; means of the last quarter then differ tenfold without a meaning.
-TAIL_FRAC = 0.25  # of the steps compared: their median is the level that is compared: single batches are noise
-FLOOR_FRAC = 0.5  # of the largest loss: a difference is relative to no less, or a loss near 0 would make everything differ
-FIRST_FACTOR = 3.0  # times the tolerance, for the first loss: one batch, on weights that are still the same
-CHANCE_FACTOR = 2.0  # times the difference of two runs of the baseline: what chance explains
-MAX_CHANCE_FRAC = 0.15  # chance may excuse no more: beyond it the program's own runs differ too much to tell
-EXPLODED_FACTOR = 10.0  # times all that was lost before: no batch explains that
+MIN_STEPS = 5  # fewer say nothing about what follows
+# How well losses agree, measured (Linear, attention, dropout and AdamW; a 3-layer transformer of 0.5 M parameters on text, two
+# CPU cores, 50 steps): bf16 autocast, with and without the fused optimizer, stays within 0.02 % of float32 for 10 seeds, the
+# first loss within 0.01 %; the same seed repeats bit for bit; another seed is 0 to 3 % off. So parity.tolerance=0.05 leaves
+# room for losses over few samples, other dropout masks (on a GPU they depend on the format) and summation order. Why medians
+# and a floor: resnet18 on photos (batch 8, 30 steps) falls from 6.7 to under 0.02 in 12 steps, after which single batches jump
+# to 1 and more in float32 and bf16 alike; means of the last quarter then differ tenfold for no reason.
+TAIL_FRAC = 0.25  # of the steps, at the end: their median is compared, since single batches are noise
+FLOOR_FRAC = 0.5  # of the largest loss: least scale of a relative difference, or a loss near 0 would make everything differ
+FIRST_FACTOR = 3.0  # times the tolerance, for the first loss: a single batch on unchanged weights
+CHANCE_FACTOR = 2.0  # times the difference between two baseline runs: what chance explains
+MAX_CHANCE_FRAC = 0.15  # the most that chance may excuse; beyond it the program's own runs differ too much to tell
+EXPLODED_FACTOR = 10.0  # times any earlier loss, which no batch explains
 MIN_EXPLODING_STEPS = 8
 
 
 class Verdict(enum.StrEnum):
-    """What a comparison says."""
+    """The result of a comparison."""
 
     passed = "passed"
     failed = "failed"
@@ -36,15 +36,15 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The losses of a configuration against the baseline's, same seed, same batches.
+    """The losses of a configuration compared with the baseline's, with the same seed and batches.
 
     Attributes:
         verdict: whether they agree.
-        reason: the numbers in one line, or why nothing can be said.
+        reason: the numbers in one line, or why the comparison is inconclusive.
         num_steps: optimizer steps that both have made.
-        loss, reference_loss: median over the last quarter of these; None when it is no number.
+        loss, reference_loss: median over the last quarter of these; None if not finite.
         difference_frac: how much worse (above 0) or better the loss is, relative to the baseline's level, or to half its
-            largest loss where that is more; None unknown.
+            largest loss if that is more; None when unknown.
         tolerance_frac: how much worse it may be.
     """
 
@@ -58,22 +58,22 @@ class Comparison:
 
     @property
     def may_be_chance(self) -> bool:
-        """Whether another run of the baseline could show that the difference means nothing."""
+        """Whether another run of the baseline could show that the difference is noise."""
         return self.verdict is Verdict.failed and self.difference_frac is not None
 
 
 def compare(own: Curve, reference: Curve, *, tolerance_frac: float, chance: Curve = ()) -> Comparison:
     """Returns whether `own` is as good as `reference`.
 
-    A loss that is worse by more than the tolerance fails, and so does one that is no number where the baseline's is. A better
-    one passes, unless the very first, of the same weights and the same batch, is another: then not the same is computed.
+    A loss that is worse by more than the tolerance fails, and so does one that is not finite where the baseline's is. A better
+    one passes, unless the very first loss, with the same weights and batch, differs: then something else is computed.
 
     Args:
         own: the configuration's curve.
         reference: the baseline's.
         tolerance_frac: relative to the reference's level.
-        chance: the baseline's curve of a run under another seed: a difference that two runs of the baseline have as well, and
-            twice as much, is no difference. () when there is none.
+        chance: the baseline's curve under another seed; differences up to twice that between the two baseline runs are
+            excused. () if there is none.
     """
     num_steps = min(len(own), len(reference))
     if None in reference[:num_steps]:
@@ -130,10 +130,10 @@ def _judge(own: list[float], reference: list[float], chance: list[float], tolera
 
 
 def exploded(own: Curve, baseline: Curve) -> str:
-    """Returns that a trial's loss ran away during its first steps, in words; "" when it did not or nothing can be said.
+    """Returns a sentence if a trial's loss exploded during its first steps; "" if it did not or that is unknown.
 
-    A cheap look at a search trial: its batches are not the baseline's, so only what no batch explains counts, a loss that still
-    grows and is ten times all that it began with and all that the baseline has seen.
+    This is a cheap check of search trials. Their batches are not the baseline's, so only what no batch explains counts: a loss
+    that still grows and is over ten times its own first losses and all of the baseline's.
 
     Args:
         own: the trial's curve.

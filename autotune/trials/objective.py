@@ -1,7 +1,7 @@
-"""What a study maximises, reckoned from a trial's numbers; which constraints a trial breaks; when a dearer start pays.
+"""Computes a study's objectives from a trial's numbers, and checks its constraints.
 
-Every objective has a value in its own unit and a score, in which more is better, so that a ratio of two scores above 1 means
-better everywhere. For N samples, T(N) = start + compile + N / throughput; what lies between epochs is not measured.
+Every objective has a value in its own unit and a score, where more is better, so that a ratio of two scores above 1 always
+means better. For N samples, T(N) = start + compile + N / throughput; the time between epochs is not measured.
 
     objective          value                                         score
     throughput         samples per second                            the same
@@ -9,7 +9,7 @@ better everywhere. For N samples, T(N) = start + compile + N / throughput; what 
     energy_per_sample  joules per sample, of all devices             samples per joule
     cost_per_epoch     machine.price_per_hour x hours of an epoch    samples per unit of currency
 
-Compilation counts as it was when nothing was cached, as in the user's first run: the study's own cache makes it cheaper.
+Compilation counts with an empty cache, as in the user's first run: the study's own cache would make it look cheaper.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from autotune.trials.budget import START_PHASES
 COMPILE_KEY, COMPILE_OFF = "compile.mode", "off"
 HOUR_S = 3600.0
 HEADROOM, POWER, STEP = "constraints.memory_free_frac", "constraints.max_power_w", "constraints.max_step_p95_s"
-RATE_ALONE = frozenset({THROUGHPUT, COST})  # objectives that the throughput alone decides: such a trial may be raced
+RATE_ALONE = frozenset({THROUGHPUT, COST})  # objectives that depend on throughput alone, so that trials may be raced
 
 
 @dataclass(kw_only=True)
 class Goal:
-    """What the study is after.
+    """The objectives and constraints of a study.
 
     Attributes:
         names: objectives, the deciding one first.
-        samples: length of the real training; None not given.
-        epoch_samples: length of an epoch; None unknown.
-        price_per_hour: of the machine; None not given.
+        samples: length of the real training; None if not given.
+        epoch_samples: length of an epoch; None when unknown.
+        price_per_hour: of the machine; None if not given.
         limits: key of a constraint -> its limit.
-        capacity_bytes: memory that the head-room is a share of; None unknown.
+        capacity_bytes: memory that `constraints.memory_free_frac` is a share of; None when unknown.
     """
 
     names: tuple[str, ...] = (THROUGHPUT,)
@@ -55,7 +55,7 @@ class Goal:
 
     @classmethod
     def of(cls, config: StudyConfig) -> Goal:
-        """Returns the goal as configured; what only the baseline can tell is still unknown."""
+        """Returns the goal as configured, without what only the baseline can tell."""
         names, samples = objective_names(config.objective), config.study.samples
         keep = config.constraints
         limits = {HEADROOM: keep.memory_free_frac, POWER: keep.max_power_w, STEP: keep.max_step_p95_s}
@@ -69,12 +69,12 @@ class Goal:
 
     @property
     def follows_rate(self) -> bool:
-        """Whether the throughput alone decides, so that a trial may be stopped for its rate."""
+        """Whether throughput alone decides, so that a trial may be stopped for its rate."""
         return set(self.names) <= RATE_ALONE
 
     @property
     def terms(self) -> dict[str, Any]:
-        """What it is reckoned with, for study.json; what is not given or not needed is absent."""
+        """The inputs of objective and constraints, for study.json, without those not given or not needed."""
         found = {
             "samples": self.samples,
             "epoch_samples": self.epoch_samples if COST in self.names else None,
@@ -84,7 +84,7 @@ class Goal:
         return {name: value for name, value in found.items() if value}
 
     def learn(self, results: Sequence[RankResult], *, capacity_bytes: int | None) -> None:
-        """Takes in what the baseline found out about the program.
+        """Learns what the baseline found out about the program.
 
         Args:
             results: of its ranks.
@@ -100,7 +100,7 @@ class Goal:
         Args:
             record: the trial, its numbers in place.
             results: of its ranks.
-            cold_compile_s: what compiling such a configuration took when nothing was cached.
+            cold_compile_s: seconds that compiling such a configuration took with an empty cache.
         """
         if record.value is None:
             return
@@ -110,10 +110,10 @@ class Goal:
         self._constrain(record, results)
 
     def check_baseline(self, record: TrialRecord) -> None:
-        """Checks that the baseline brought all that the objectives and the constraints are reckoned with.
+        """Checks that the baseline measured everything that the objectives and constraints need.
 
         Raises:
-            BadInput: something cannot be had from this program on this machine; names it.
+            BadInput: something cannot be measured for this program on this machine; names it.
         """
         problems = []
         if record.unit != "samples" and {TIME, COST} & set(self.names):
@@ -170,23 +170,23 @@ class Goal:
             record.reason = "; ".join([record.reason, *said] if record.reason else said)
 
     def _used(self, key: str, record: TrialRecord, results: Sequence[RankResult] | None) -> float | None:
-        """Returns what a trial takes of what a constraint bounds; None unknown."""
+        """Returns how much a trial uses of what a constraint limits; None when unknown."""
         if key == POWER:
             return record.metrics.get("gpu.power_w")
         if key == STEP:
             return record.metrics.get("step_p95_s")
-        # What an allocator has reserved is taken from others, in use or not.
+        # Memory that an allocator has reserved is not available to others, in use or not.
         reserved = [int(result.memory.get("peak_reserved_bytes") or 0) for result in results or ()]
         peak_bytes = max([*reserved, record.peak_memory_bytes or 0])
         return peak_bytes / self.capacity_bytes if peak_bytes and self.capacity_bytes else None
 
 
 def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
-    """Returns the seconds a run of this configuration takes before it trains at its rate, nothing compiled before.
+    """Returns the seconds until a run of this configuration trains at its rate, with an empty compile cache.
 
     Args:
         record: one measurement of it.
-        cold_compile_s: what compiling such a configuration took elsewhere in the study; the longer of the two counts.
+        cold_compile_s: seconds that compiling such a configuration took elsewhere in the study; the longer time counts.
     """
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     return (
@@ -195,9 +195,9 @@ def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
 
 
 def cold_compile_s(records: Iterable[TrialRecord], knobs: Knobs) -> float:
-    """Returns the longest compile phase of the study's search with this way to compile; 0 for none.
+    """Returns the longest compile phase with this compile mode outside the finals; 0 for none.
 
-    The first trial with a mode compiles everything; what later ones find in the study's cache the user's first run has to do.
+    The first trial with a mode compiles everything. Later ones use the study's cache, which the user's first run cannot.
     """
     mode = knobs.get(COMPILE_KEY, COMPILE_OFF)
     if mode == COMPILE_OFF:
@@ -207,14 +207,14 @@ def cold_compile_s(records: Iterable[TrialRecord], knobs: Knobs) -> float:
 
 
 def means(measured: Sequence[TrialRecord]) -> dict[str, Any]:
-    """Returns what the measurements of one configuration say together, as the summary holds it.
+    """Returns the means of one configuration's measurements, as in the summary.
 
     Args:
-        measured: the search's one, or those the finals report.
+        measured: the one from the search, or those that the finals report.
 
     Returns:
-        value, ci: throughput and its interval; objectives, objectives_ci: each objective's value and interval by name. One
-        measurement has an interval for its rate alone.
+        value, ci: throughput and its interval; objectives, objectives_ci: each objective's value and interval by name. A
+        single measurement has an interval for its rate only.
     """
     if len(measured) == 1:
         (one,) = measured
@@ -235,8 +235,8 @@ def _own_intervals(record: TrialRecord) -> dict[str, stats.Interval | None]:
 
 
 def _joules_per_sample(record: TrialRecord, num_ranks: int) -> float | None:
-    """Returns the energy of a sample over all devices: each draws what those watched do in the mean."""
-    per_device_j = record.metrics.get("gpu.energy_per_sample_j")  # per sample of one rank: all draw and train alike
+    """Returns the energy per sample over all devices, assuming each draws the mean of the watched ones."""
+    per_device_j = record.metrics.get("gpu.energy_per_sample_j")  # per sample of one rank; all ranks draw and train alike
     if per_device_j is not None:
         return per_device_j
     power_w = record.metrics.get("gpu.power_w")

@@ -1,8 +1,8 @@
-"""Whether the device itself is at fault: an error that poisons its CUDA context strikes in one configuration after another.
+"""Detects a faulty device: sticky CUDA errors in one configuration after another.
 
-Such an error ends every later CUDA call of its process ("sticky"), so the trial is repeated once in a fresh one. Often a
-configuration or the program is to blame all the same; the device is judged by a computation of its own, and only once two
-different configurations have failed like this with no success between them.
+A sticky error makes every later CUDA call of its process fail, so the trial is repeated once in a fresh process. Often the
+configuration or the program is to blame all the same. So the device is tested by a computation of its own, and only after
+two different configurations have failed like this with no success in between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autotune.run_dir import StudyFolder
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.settings import device_environment
 
-# The CUDA runtime's words (driver_types.h) for errors after which the context or the device is of no use; NVML's; the kernel's.
+# Messages of the CUDA runtime (driver_types.h), NVML and the kernel after which the context or the device is unusable.
 STICKY = re.compile(
     r"CUDA error: (?:an illegal memory access was encountered|device-side assert triggered|unspecified launch failure"
     r"|misaligned address|an illegal instruction was encountered|invalid program counter|hardware stack error"
@@ -40,7 +40,7 @@ sys.exit(None if total == 1024**3 / 4 else f"a matrix product is wrong: its sum 
 
 
 def sticky_fault(record: TrialRecord) -> str:
-    """Returns the sticky CUDA error that a trial ended with, as it was worded; "" when it ended otherwise."""
+    """Returns the message of the sticky CUDA error that ended a trial; "" if it ended otherwise."""
     if record.outcome not in FAILED:
         return ""
     error = record.evidence.get("error") or {}
@@ -49,11 +49,11 @@ def sticky_fault(record: TrialRecord) -> str:
 
 
 class Quarantine:
-    """Keeps count, trial by trial.
+    """Counts sticky errors, and probes the device when there are too many.
 
     Args:
-        probe: computes something on the device in a fresh process; returns "" when that works, else what went wrong.
-        device: how to name it: "device 0 (NVIDIA H100, GPU-...)".
+        probe: computes something on the device in a fresh process; returns "" if that works, else what went wrong.
+        device: its name in messages: "device 0 (NVIDIA H100, GPU-...)".
         advice: what the user may do about it.
     """
 
@@ -65,7 +65,7 @@ class Quarantine:
         """Returns why the device must not be used any more; "" while it may.
 
         Args:
-            record: a trial that is over, its second attempt included.
+            record: a finished trial, after its second attempt if any.
         """
         if record.outcome.has_value:
             self._strikes.clear()
@@ -85,9 +85,9 @@ def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[]
     """Returns the quarantine of a study's device.
 
     Args:
-        inputs: the study's.
-        folder: the study's.
-        executable: returns the program's own interpreter; None while it is not known, then nothing can be said.
+        inputs: of the study.
+        folder: of the study.
+        executable: returns the program's own interpreter; None while it is unknown, and then the device passes.
     """
     gpus, index = inputs.machine.get("gpus") or [], inputs.config.device.index
     words = [str(gpus[index][key]) for key in ("name", "uuid") if gpus[index].get(key)] if index < len(gpus) else []

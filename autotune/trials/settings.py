@@ -1,4 +1,4 @@
-"""What the configuration asks of every trial: limits, device, memory."""
+"""Derives what the configuration sets for every trial: limits, device, memory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def deadlines(measure: MeasureOptions, *, max_s: float | None) -> Deadlines:
 
     Args:
         measure: limits of the phases.
-        max_s: wall time the whole trial may take; None for no bound of its own.
+        max_s: wall time the whole trial may take; None for no overall limit.
     """
     total_s = UNBOUNDED_S if max_s is None else max_s
     return Deadlines(start_s=measure.start_s, compile_s=measure.compile_s, step_s=measure.step_s, total_s=total_s)
 
 
 def device_environment(device: DeviceOptions, *, nproc: int = 1) -> dict[str, str]:
-    """Returns the variables that show the program its devices: `device.index` counts among those visible to autotune.
+    """Returns the variables that select the program's devices; `device.index` counts those visible to autotune.
 
     Args:
-        device: which one is asked for, and of what kind.
-        nproc: processes of a recipe, each with a device of its own: those from `device.index` on.
+        device: the index and kind asked for.
+        nproc: processes of a recipe, each with a device of its own, from `device.index` on.
     """
     if device.kind == "cpu":
         return {"CUDA_VISIBLE_DEVICES": ""}
@@ -44,10 +44,10 @@ def device_environment(device: DeviceOptions, *, nproc: int = 1) -> dict[str, st
 
 
 def process_environment(config: StudyConfig, machine: dict[str, Any]) -> dict[str, str]:
-    """Returns the variables that every process of a trial starts with, besides what knobs and the user set.
+    """Returns the variables that every process of a trial starts with, besides those of knobs and the user.
 
-    A recipe's ranks have the cores to equal parts: torchrun would give each one thread whatever there are, which would not
-    call the baseline of a recipe on a CPU. A command of the user's own has what its launcher gives it.
+    A recipe's ranks share the cores equally: torchrun would give each a single thread regardless of the cores, which is no
+    fair baseline for a recipe on a CPU. A command of the user's own keeps what its launcher sets.
     """
     nproc = config.launch.nproc
     found = device_environment(config.device, nproc=nproc)
@@ -57,26 +57,26 @@ def process_environment(config: StudyConfig, machine: dict[str, Any]) -> dict[st
 
 
 def compile_cache(study: Path) -> dict[str, str]:
-    """Returns the variables that give torch.compile a cache of the study's own: never another machine's, never stale.
+    """Returns the variables that give torch.compile a cache for this study only: never another machine's, never stale.
 
-    Its trials share it, so that the finals do not compile anew what the search compiled.
+    The study's trials share it, so that the finals need not recompile what the search compiled.
     """
     folder = os.path.abspath(study / "compile_cache")
     return {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
 
 
 def memory_cap_bytes(device: DeviceOptions, machine: dict[str, Any]) -> int | None:
-    """Returns the cap of one process in bytes, a fraction being one of the memory there is; None for none."""
+    """Returns the memory cap of one process in bytes, None for none; a limit may be a fraction of the memory there is."""
     return memory_limit_bytes(device.memory_limit, capacity_bytes(machine))
 
 
 def memory_seen_bytes(inputs: StudyInputs, first: RankResult) -> int | None:
-    """Returns the memory that a trial may fill: the limit, else what the baseline saw of its device, else the host's facts."""
+    """Returns the memory that a trial may fill: the cap, else what the baseline saw, else what the machine reports."""
     known = first.memory.get("capacity_bytes") or first.facts.get("device_memory_bytes")
     return memory_cap_bytes(inputs.config.device, inputs.machine) or (int(known) if known else capacity_bytes(inputs.machine))
 
 
 def capacity_bytes(machine: dict[str, Any]) -> int:
-    """Returns the memory of the first GPU, or of the host where there is none."""
+    """Returns the memory of the first GPU, or of the host if there is no GPU."""
     gpus = machine.get("gpus") or []
     return int(gpus[0]["memory_bytes"] if gpus else machine["memory_bytes"])

@@ -1,4 +1,4 @@
-"""One trial's numbers from the results of its ranks."""
+"""Computes one trial's numbers from the results of its ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from autotune import ranks, stats
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, RankResult
 
-MAX_RANKS = 16  # with metrics of their own in the tracker; `show --json` has all
+MAX_RANKS = 16  # above it, the tracker gets no metrics of single ranks; `show --json` has all
 _WORST_FIRST = (OVERRIDDEN, NOT_APPLICABLE, APPLIED)
 
 
@@ -19,7 +19,7 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
     """Returns the fields of a TrialRecord that come from its ranks' results.
 
     Args:
-        results: by rank; none when the trial died before it wrote any.
+        results: by rank; empty if the trial died before it wrote any.
     """
     if not results:
         return {}
@@ -42,26 +42,26 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
 
 
 def interval(results: Sequence[RankResult]) -> stats.Interval | None:
-    """Returns the 95 % interval of the rate over all ranks, from block means; None where none can be claimed.
+    """Returns the 95 % interval of the rate over all ranks, from block means; None if the blocks do not allow one.
 
-    Ranks wait for each other at every step, so their errors are not independent: the widest holds for all.
+    Ranks wait for each other at every step, so their errors are not independent: the widest interval is used.
     """
     rate = ranks.rate_per_s(results)
     fracs = [_half_width_frac(result)[0] for result in _with_window(results)]
     if not rate or not fracs or None in fracs:
         return None
-    # The rate may have been capped by what the loader sustains: the relative width is what the blocks tell.
+    # The rate may have been capped by what the loader sustains, so only the relative width comes from the blocks.
     half = rate * max(frac for frac in fracs if frac is not None)
     return (rate - half, rate + half)
 
 
 def why_no_interval(results: Sequence[RankResult]) -> str:
-    """Returns why `interval` claims none, the first rank's reason that has one; "" when it does."""
+    """Returns why `interval` returns None, from the first rank that has a reason; "" if it does not."""
     return next((reason for result in _with_window(results) if (reason := _half_width_frac(result)[1])), "")
 
 
 def _with_window(results: Sequence[RankResult]) -> list[RankResult]:
-    """Returns the ranks that had a window of their own by rank 0's end, rank 0 in any case."""
+    """Returns the ranks that had a window of their own by rank 0's end, and rank 0 in any case."""
     return [result for result in results if result.window or result is results[0]]
 
 
@@ -71,16 +71,16 @@ def _half_width_frac(result: RankResult) -> tuple[float | None, str]:
 
 
 def losses(results: Sequence[RankResult]) -> list[float | None]:
-    """Returns the mean loss of each of the first steps over the ranks that have one; [] when none has.
+    """Returns the mean loss of each of the first steps over the ranks that have one; [] if none has.
 
-    The stages of a pipeline but the last see no loss; ranks that see theirs have seen as many steps as the one with the fewest.
+    Only the last stage of a pipeline sees a loss. Curves are cut to the length of the shortest.
     """
     curves = [result.loss.get("curve", []) for result in results if result.loss is not None]
     return [_mean_known(step) for step in zip(*curves, strict=False)]
 
 
 def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:
-    """Returns knob key -> report of the rank where it went worst."""
+    """Returns knob key -> report of the rank with the worst status."""
     worst: dict[str, dict[str, Any]] = {}
     for result in results:
         for key, report in result.knobs.items():
@@ -90,11 +90,11 @@ def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:
 
 
 def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, float]:
-    """Returns further numbers for the tracker: step times, compilation, and what the watch saw.
+    """Returns further numbers for the tracker: step times, compilation, and metrics of the machine.
 
     Args:
         results: by rank.
-        seen: what the machine's watch saw, name with unit -> value.
+        seen: metrics from the machine's watch, name with unit -> value.
     """
     found = dict(seen)
     if not results:
@@ -112,13 +112,13 @@ def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, 
         if first.window.cycles:
             found["window_cycles"] = float(first.window.cycles)
         if seen.get("gpu.energy_j") and seen.get("gpu.energy_s") and first.window.rate_per_s:
-            # Joules and seconds lie between two looks at the counter, not at the window's ends: power over rate.
+            # Power over rate: joules and seconds span two readings of the counter, which are not the window's ends.
             found["gpu.energy_per_sample_j"] = seen["gpu.energy_j"] / seen["gpu.energy_s"] / first.window.rate_per_s
     return found
 
 
 def cycle(result: RankResult) -> dict[str, float]:
-    """Returns steps and seconds of a cycle, `Spec.cycle`, of a rank whose steps come in cycles; {} of another."""
+    """Returns `Spec.cycle`, the steps and seconds of a cycle, of a rank; {} if its steps come in none."""
     window = result.window
     if window is None or not window.cycles:
         return {}
@@ -126,7 +126,7 @@ def cycle(result: RankResult) -> dict[str, float]:
 
 
 def _of_ranks(joined: dict[str, Any]) -> dict[str, float]:
-    """Returns what several ranks were together, by metric; what one rank did as `rank1.NAME`, where they are not too many."""
+    """Returns metrics of several ranks together, and of each as `rank1.NAME` if there are at most MAX_RANKS."""
     if not joined:
         return {}
     communication = joined["communication"] or {}

@@ -1,7 +1,7 @@
-"""Which trials may start warm: as forks of a process that has imported torch, instead of in an interpreter of their own.
+"""Decides which trials may start warm: as a fork of a process that has imported torch, not in an interpreter of their own.
 
-Search trials only. The baseline finds out whether the program allows it, and whatever is reported in the end (finals,
-attribution, losses that are compared) is measured as the user's own run starts.
+Only search trials may. The baseline finds out whether the program allows it, and whatever is reported in the end (finals,
+attribution, compared losses) is measured with a fresh start, as in the user's own runs.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from autotune.knobs.catalogue import knob
 from autotune.records import Kind, Knobs, Outcome, TrialRecord
 
 AUTO, FRESH, WARM = "auto", "fresh", "warm"
-# How trials end that a fresh start may spare; before their first step, when nothing of the configuration was seen at work.
+# Outcomes that a warm start may cause, if the trial failed before its first step.
 DOUBTFUL = frozenset({Outcome.crash, Outcome.error, Outcome.timeout})
-MAX_IN_VAIN = 2  # doubtful trials that failed when started fresh, too: from then on they are believed
-MODULES = ("torch", "torchvision")  # what the server imports: the second where the program has it
+MAX_IN_VAIN = 2  # doubtful trials that failed again when started fresh; after these, failures of warm starts are trusted
+MODULES = ("torch", "torchvision")  # what the server imports; the second only if the program has it
 
 
 class WarmStarts:
-    """Decides for each trial of a study, and learns from those that failed.
+    """Decides for each trial of a study whether it may start warm, and learns from failures.
 
     Attributes:
-        why_never: why no trial may start warm; "" when some may.
+        why_never: why no trial may start warm; "" if some may.
 
     Args:
         wanted: `launch.warm`.
@@ -34,7 +34,7 @@ class WarmStarts:
         self._num_in_vain = 0
 
     def learn(self, first: RankResult) -> None:
-        """Takes in what the baseline found of the program."""
+        """Learns from the baseline whether the program allows warm starts."""
         if not self._is_wanted:
             return
         found = first.facts.get("startup") or {}
@@ -49,12 +49,12 @@ class WarmStarts:
             self.why_never = ""
 
     def modules(self, kind: Kind, *, changed: Knobs, pinned: Knobs) -> tuple[str, ...]:
-        """Returns what a trial may find imported; () for a fresh start.
+        """Returns the modules that are imported before a trial starts; () for a fresh start.
 
         Args:
             kind: of the trial.
             changed: its knobs that differ from the baseline.
-            pinned: those that all trials have; their environment variables are the server's, too.
+            pinned: knobs of all trials; the server has their environment variables, too.
         """
         is_fresh = any(knob(key).needs_fresh_start(value) for key, value in changed.items())
         is_fresh = is_fresh or any(knob(key).is_before_torch for key in pinned)
@@ -66,11 +66,11 @@ class WarmStarts:
         return is_before_steps and record.outcome in DOUBTFUL and self._num_in_vain < MAX_IN_VAIN
 
     def judge(self, doubtful: TrialRecord, again: TrialRecord) -> str:
-        """Takes in how a doubtful trial went when it was started fresh; returns what to tell the user, "" for nothing.
+        """Learns from the fresh repeat of a doubtful trial; returns a notice for the user, "" for none.
 
         Args:
-            doubtful: as it was started warm.
-            again: the same started fresh.
+            doubtful: the trial as started warm.
+            again: the same trial started fresh.
         """
         if not again.outcome.has_value:
             self._num_in_vain += 1

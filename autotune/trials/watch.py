@@ -1,4 +1,4 @@
-"""Watches the machine round each trial: waits for a clean device before it, looks while it runs, judges its window after it."""
+"""Watches the machine: waits for a free device before a trial, samples during it, and judges its window afterwards."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from autotune.monitors.waiting import WaitingWatch
 from autotune.trials import health
 from autotune.trials.health import Disturbance
 
-PAUSE_S = 1.0  # between two looks at the device
-STEADY, OVER = "steady", "exit"  # phases: the window lies between their first signs
+PAUSE_S = 1.0  # between two samples of the device
+STEADY, OVER = "steady", "exit"  # phases: the window lies between their first sightings
 
 
 class MachineWatch:
-    """One for a study; called from the study's own thread, between two looks at the trial.
+    """Watches the machine for a study; called from the study's own thread each time it polls the trial.
 
-    What is judged lies between the first sign of the measuring window and the first sign of its end, a tenth of a second late
-    each: counters are read at these two moments, and the device is looked at once a second between them.
+    The judged span starts and ends when the poll first sees the measuring window and its end, each a tenth of a second late.
+    Counters are read at these two moments, and the device is sampled once a second in between.
 
     Args:
         device: monitor of the device, or of several.
-        clock: time.
-        cpu: monitor of the processor.
+        clock: source of time.
+        cpu: monitor of the CPU.
     """
 
     def __init__(self, device: DeviceMonitor, clock: Clock, cpu: CpuMonitor | None = None) -> None:
@@ -45,35 +45,35 @@ class MachineWatch:
         self._waiting = WaitingWatch()
         self._own: frozenset[int] = frozenset()
         self._trial: frozenset[int] = frozenset()
-        self._cores: frozenset[int] = frozenset()  # that the trial may use, or the last one did; empty for the tuner's
+        self._cores: frozenset[int] = frozenset()  # that this or the last trial may use; empty for the tuner's cores
         self._strangers: dict[int, float | None] = {}
         self._is_own_seen = self._is_closed = False
         self.use(device)
 
     def use(self, device: DeviceMonitor) -> None:
-        """Watches this device from now on, or these; what they hold now counts as their idle state."""
+        """Watches this device from now on; the processes and memory on it now count as its idle state."""
         self._device = device
         self._residents = set(device.compute_processes())
         self._gate = MemoryGate(device, clock=self._clock.monotonic)
 
     def follow(self, results: Sequence[RankResult]) -> None:
-        """Watches the devices that the ranks of a trial have told of from now on, where they are others; called between trials.
+        """Switches to the devices that a trial's ranks reported, if they differ from the watched; called between trials.
 
-        What a command of the user's own uses (`torchrun`, a device chosen in the script) is known from its first trial on:
-        before, it is the configured device.
+        Which devices the user's own command uses (`torchrun`, a device chosen in the script) is known only after its first
+        trial. Until then, the configured device is watched.
         """
         told = list(dict.fromkeys(uuid for result in results if (uuid := result.facts.get("device_uuid"))))
         if not told or set(told) == {device.uuid for device in self._device.devices}:
             return
         found = [open_device(uuid=uuid) for uuid in told]
-        if any(isinstance(device, NoDevice) for device in found):  # of another machine, or a name that NVML does not know
+        if any(isinstance(device, NoDevice) for device in found):  # on another machine, or unknown to NVML
             as_one(found).close()
             return
         self._device.close()
         self.use(as_one(found))
 
     def before(self, *, max_s: float = 30.0) -> str:
-        """Waits until the device is free, at most so long, and begins a new span; returns who holds the device, or ""."""
+        """Waits at most `max_s` for a free device and starts a new span; returns what still holds the device, or ""."""
         held = self._gate.wait(max_s, sleep=self._clock.sleep)
         self._device.restart()
         self._host.restart()
@@ -82,7 +82,7 @@ class MachineWatch:
         return held
 
     def look(self, progress: Progress | None) -> None:
-        """Notices the window's ends, and samples the device, at most once a PAUSE_S."""
+        """Detects the window's start and end, and samples the device at most once per PAUSE_S."""
         phase = progress.phase if progress else ""
         if phase == STEADY and self._opened is None:
             self._open()
@@ -97,7 +97,7 @@ class MachineWatch:
                 self._look_at_sharers()
 
     def ended(self) -> None:
-        """Ends the window, when it was reached and is not over yet; the trial's processes may be gone."""
+        """Ends the window, if it has begun and not ended yet; the trial's processes may be gone."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -110,7 +110,7 @@ class MachineWatch:
         self._host_metrics = self._host.metrics()
 
     def disturbances(self) -> list[Disturbance]:
-        """Returns what took speed from the trial in its window; called once it is over."""
+        """Returns what slowed the trial down in its window; called once it is over."""
         if self._opened is None:
             return []
         strangers = self._strangers if self._is_own_seen else {}
@@ -118,11 +118,11 @@ class MachineWatch:
 
     @property
     def cpu_use(self) -> CpuUse | None:
-        """What became of the processor in the window, and what was read; None unknown."""
+        """CPU use and bytes read in the window; None when unknown."""
         return self._use
 
     def at_rest(self) -> list[Disturbance]:
-        """Returns what would disturb a trial now, while none runs; takes as long as it has to look."""
+        """Returns what would disturb a trial now, while none runs; blocks for `health.MIN_WINDOW_S`."""
         before = self._cpu.look(self._clock.monotonic())
         self._clock.sleep(health.MIN_WINDOW_S)
         use = self._cpu.use(before, self._cpu.look(self._clock.monotonic()), self._cores)
@@ -131,7 +131,7 @@ class MachineWatch:
         return [*health.of_cpu(use, is_trial_running=False), *health.of_device(slowed, {})]
 
     def metrics(self) -> dict[str, float]:
-        """Returns what was seen in the window, by name for the tracker; of the device's memory, since `before`."""
+        """Returns the metrics of the window, by name for the tracker; device memory is counted since `before`."""
         cpu = self._use.metrics() if self._use else {}
         device = self._device.metrics()
         if self._is_own_seen:
@@ -139,11 +139,11 @@ class MachineWatch:
         return {**device, **(self._host_metrics or self._host.metrics()), **cpu}
 
     def used_frac(self) -> float | None:
-        """Returns the largest share of the device's memory seen in use since `before`; None unknown."""
+        """Returns the largest share of the device's memory seen in use since `before`; None when unknown."""
         return self._device.memory_used_frac()
 
     def close(self) -> None:
-        """Gives NVML back."""
+        """Releases NVML."""
         self._device.close()
 
     def _open(self) -> None:
@@ -154,12 +154,12 @@ class MachineWatch:
         self._cores = cores_of(self._trial)
         self._waiting = WaitingWatch()
         self._waiting.look(self._opened.time_s, self._trial)
-        self._device.compute_processes()  # shares are told since the last question
+        self._device.compute_processes()  # discarded: shares are reported since the last query
 
     def _look_at_sharers(self) -> None:
-        """Notes who else computes on the device. Where none of the ids is the trial's, they are another namespace's."""
+        """Notes foreign processes on the device. If no pid is the trial's, the pids belong to another namespace."""
         found = self._device.compute_processes()
-        if set(found) - self._own - self._residents:  # new ones: a rank that was started late?
+        if set(found) - self._own - self._residents:  # unknown processes: perhaps ranks that started late
             self._own |= tree(read_processes(), os.getpid())
         self._is_own_seen = self._is_own_seen or bool(self._own & set(found))
         for pid, share in found.items():
@@ -170,10 +170,10 @@ class MachineWatch:
 
 
 def configured_device(config: StudyConfig) -> DeviceMonitor:
-    """Returns the monitor of the devices that trials run on, as NVML counts; the null object without one.
+    """Returns the monitor of the devices that trials run on, by NVML's numbering; a null object if there is none.
 
-    A recipe's processes have one each, those from `device.index` on. NVML is blind to CUDA_VISIBLE_DEVICES, which may hold
-    numbers or UUIDs of its own.
+    Each process of a recipe has a device of its own, from `device.index` on. NVML ignores CUDA_VISIBLE_DEVICES, so its entries,
+    numbers or UUIDs, are resolved here.
     """
     device = config.device
     if device.kind == "cpu":

@@ -1,4 +1,4 @@
-"""A sampler that knows what a training rate is made of: a device, a loader, and the memory that both have to fit."""
+"""Provides a sampler that models what makes a training rate: the device, the loader, and the memory that both must fit."""
 
 from autotune.search.rates.failure_model import FailureModel
 from autotune.search.rates.history import MEASURED

@@ -1,9 +1,9 @@
-"""Configurations as numbers: the levels of each knob, and the columns that linear models of rates are made of.
+"""Encodes configurations as numbers: the levels of each knob, and the columns for linear models of rates.
 
-A knob's levels are its listed values, or a few along its range; a knob that is absent (it has no effect with the others) has
-all columns 0. Levels that are numbers are coded cumulatively: each column is the step from one level to the next, so that
-neighbours are alike whatever the shape. Other values have a column each, but for the first. Any two knobs have the products of
-their columns, so that pairs of values that help or hinder each other can be learned.
+A knob's levels are its listed values, or a few along its range. All columns of an absent (inactive) knob are 0. Numeric levels
+are coded cumulatively: each column is the step from one level to the next, so that neighbours are similar whatever the shape.
+Other values have a column each, except the first. Any two knobs also have the products of their columns, so that the model can
+learn pairs of values that help or hinder each other.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 Array = NDArray[np.float64]
-Codes = NDArray[np.int64]  # a configuration a row, a knob a column: the number of its level, -1 where it is absent
+Codes = NDArray[np.int64]  # [configuration, knob]: the index of the knob's level, -1 if it is absent
 
 NUM_RANGE_LEVELS = 9  # of a range that lists no values
 BATCH = "loader.batch_size"
-HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)  # a step takes t0 + t1 b: the rate is half of its limit at b = t0/t1, in samples
-STEP_VARIANCE = 1 / 3  # of a doubling, beside 1 for a switch: three doublings may change as much as a switch
-BATCH_STEP_VARIANCE = 0.05  # the curves above say most of it
+HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)  # in samples: a step takes t0 + t1 b, so the rate is half of its limit at b = t0/t1
+STEP_VARIANCE = 1 / 3  # of a doubling, relative to 1 for a switch: three doublings may change as much as a switch
+BATCH_STEP_VARIANCE = 0.05  # the curves above explain most of it
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What a linear model sees of configurations, a row each.
+    """Design matrices of a linear model, with a row per configuration.
 
     Attributes:
-        effects: of single knobs, each column times the prior spread of its weight.
-        pairs: of any two knobs.
+        effects: columns of single knobs, each times the prior spread of its weight.
+        pairs: columns of pairs of knobs.
     """
 
     effects: Array
     pairs: Array
 
     def __mul__(self, other: Columns) -> Columns:
-        """Returns the columns, each times its own factor."""
+        """Returns the columns scaled element by element."""
         return Columns(self.effects * other.effects, self.pairs * other.pairs)
 
     def __getitem__(self, rows: NDArray[np.bool_]) -> Columns:
@@ -56,7 +56,7 @@ class Levelled:
 
     Attributes:
         key: its name.
-        values: its levels, ascending when they are numbers.
+        values: its levels, ascending if they are numbers.
         is_ordered: whether they are numbers.
     """
 
@@ -65,7 +65,7 @@ class Levelled:
     is_ordered: bool
 
     def columns(self) -> tuple[Array, Array]:
-        """Returns the columns of each level, the last row being absence, and the prior variance of each column's weight."""
+        """Returns the columns of each level, with a last row for absence, and the prior variance of each column's weight."""
         count = len(self.values)
         if not self.is_ordered:
             return np.vstack([np.eye(count)[:, 1:], np.zeros((1, count - 1))]), np.ones(count - 1)
@@ -79,7 +79,7 @@ class Levelled:
         return np.hstack([curves, steps]), np.concatenate([np.ones(len(HALF_BATCHES)), BATCH_STEP_VARIANCE * np.diff(at)])
 
     def pair_columns(self) -> Array:
-        """Returns the columns of each level for products with other knobs: the steps again, the whole range counting 1."""
+        """Returns the columns of each level for products with other knobs: steps scaled so that the whole range counts 1."""
         if not self.is_ordered:
             return self.columns()[0]
         at = np.array([_place(value) for value in self.values])
@@ -91,8 +91,8 @@ class Coding:
     """The levels of all knobs of a search.
 
     Args:
-        distributions: what is searched, by knob.
-        seen: configurations met elsewhere: values of theirs inside a range become levels, too.
+        distributions: the search space, by knob.
+        seen: other configurations, whose values inside a range become levels, too.
     """
 
     def __init__(self, distributions: Mapping[str, BaseDistribution], seen: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -105,11 +105,11 @@ class Coding:
 
     @cached_property
     def size(self) -> int:
-        """How many configurations there are, conditions between knobs left aside."""
+        """Number of configurations, ignoring conditions between knobs."""
         return math.prod(len(knob.values) for knob in self.knobs)
 
     def encode(self, configurations: Sequence[Mapping[str, Any]]) -> Codes:
-        """Returns the codes of configurations; a value that is no level counts as absent."""
+        """Returns the codes of configurations; a value that is not a level counts as absent."""
         rows = [
             [places.get(_same(one.get(knob.key)), -1) for knob, places in zip(self.knobs, self._places, strict=True)]
             for one in configurations
@@ -125,35 +125,35 @@ class Coding:
         return np.array(list(itertools.product(*(range(len(knob.values)) for knob in self.knobs))), dtype=np.int64)
 
     def numbers(self, key: str, codes: Codes, *, otherwise: float) -> Array:
-        """Returns a knob's values as numbers; `otherwise` where it is absent or not searched."""
+        """Returns a knob's values as numbers; `otherwise` if it is absent or not searched."""
         for column, knob in enumerate(self.knobs):
             if knob.key == key and knob.is_ordered:
                 return np.array([*map(float, knob.values), otherwise])[codes[:, column]]
         return np.full(len(codes), otherwise)
 
     def has(self, key: str, value: Any, codes: Codes) -> Array:
-        """Returns for each configuration 1 where a knob has a value, else 0."""
+        """Returns 1 for each configuration in which a knob has the value, else 0."""
         for column, knob in enumerate(self.knobs):
             if knob.key == key:
                 return np.asarray(codes[:, column] == self._places[column].get(_same(value), -2), dtype=float)
         return np.zeros(len(codes))
 
     def columns(self, codes: Codes) -> Columns:
-        """Returns the columns of configurations, a row each."""
+        """Returns the columns of configurations, with a row for each."""
         tables = [(knob.columns(), knob.pair_columns()) for knob in self.knobs]
         effects = [table[codes[:, place]] * np.sqrt(variances) for place, ((table, variances), _) in enumerate(tables)]
         positions = [table[codes[:, place]] for place, (_, table) in enumerate(tables)]
         return Columns(_side_by_side(effects, len(codes)), _side_by_side(_products(positions), len(codes)))
 
     def scaled(self, scales: Mapping[str, float]) -> Columns:
-        """Returns what to multiply columns by when each knob matters so much, beside 1: one row for all configurations."""
+        """Returns factors for the columns, from each knob's relative importance: one row for all configurations."""
         effects = [np.full((1, len(knob.columns()[1])), scales[knob.key]) for knob in self.knobs]
         positions = [np.full((1, knob.pair_columns().shape[1]), scales[knob.key]) for knob in self.knobs]
         return Columns(_side_by_side(effects, 1), _side_by_side(_products(positions), 1))
 
 
 def _steps(count: int) -> Array:
-    """Returns for each of so many levels, and for absence, which of the steps between them it has taken."""
+    """Returns the cumulative coding of `count` levels and absence: which steps between levels each has taken."""
     return np.vstack([np.tril(np.ones((count, count)))[:, 1:], np.zeros((1, count - 1))])
 
 
@@ -178,7 +178,7 @@ def _levelled(key: str, found: BaseDistribution, met: set[Any]) -> Levelled:
 
 
 def _along(found: BaseDistribution) -> list[Any]:
-    """Returns a few values along a range, its ends among them."""
+    """Returns a few values along a range, including its ends."""
     assert isinstance(found, IntDistribution | FloatDistribution)
     shares = np.linspace(0.0, 1.0, NUM_RANGE_LEVELS)
     values = found.low * (found.high / found.low) ** shares if found.log else found.low + (found.high - found.low) * shares
@@ -190,7 +190,7 @@ def _along(found: BaseDistribution) -> list[Any]:
 
 
 def _place(value: float) -> float:
-    """Returns where a number stands in its range, in doublings."""
+    """Returns a number's position on a logarithmic scale, in doublings."""
     return math.copysign(math.log2(1 + abs(float(value))), float(value))
 
 

@@ -1,4 +1,4 @@
-"""What a proposal is, in one line."""
+"""Words a proposal in one line."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from autotune.knobs.base import value_text
 from autotune.wording import knob_phrase
 
-MAX_CHANGES = 4  # named; of more the number is said
+MAX_CHANGES = 4  # listed by name; any more are counted
 LEAST_SAID = 0.005  # gain that does not round to 0 %
-MOST_SAID = 1.0  # possible gain, from which on it says how little is known, not how large the gain is
+MOST_SAID = 1.0  # a possible gain above this only shows how little is known
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Which values are suspected of keeping programs from working, memory apart: each failure has one of its values for a cause."""
+"""Models failures other than out of memory: each failure is assumed to be caused by one of the configuration's values."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Value = tuple[str, str]  # knob and value
 
 
 class FailureModel:
-    """Blames failures on the values that no trial ever worked with.
+    """Blames failures on values that no trial ever worked with.
 
-    A failed trial blames all of them to equal parts. Where only one is left, and no other was there each time it failed, it is
-    the cause, and what failed with it blames no other; else the two may just not go together.
+    A failed trial blames all its unproven values equally. If only one is left, and no other value was present in every failure
+    with it, it is the cause, and those failures blame no other value; otherwise the two may just not work together.
 
     Args:
-        worked: configurations that brought a number, the baseline first where all knobs are given.
-        failed: configurations that did not; of one whose cause is known, that alone.
+        worked: configurations with a measurement, the baseline first if all knobs are given.
+        failed: configurations without one; if the cause is known, only the knobs that caused it.
     """
 
     def __init__(self, worked: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> None:
@@ -31,18 +31,18 @@ class FailureModel:
                 self._blame[value] = self._blame.get(value, 0.0) + 1 / len(values)
 
     def chance(self, params: Mapping[str, Any]) -> float:
-        """Returns how probable it is that a configuration works; 0 where one of its values is known not to."""
+        """Returns the probability that a configuration works; 0 if one of its values is known to fail."""
         chance = 1.0
         for value in _values(params):
             chance *= 0.0 if value in self._failing else 1 / (1 + self._blame.get(value, 0.0))
         return chance
 
     def failing(self, params: Mapping[str, Any]) -> list[str]:
-        """Returns the knobs of a configuration whose values are known not to work."""
+        """Returns the knobs of a configuration whose values are known to fail."""
         return [key for key, value in params.items() if (key, repr(value)) in self._failing]
 
     def suspected(self, params: Mapping[str, Any]) -> list[str]:
-        """Returns the knobs that a failed configuration may owe it to, the most blamed first; [] once one is known to."""
+        """Returns the knobs that may have made a configuration fail, the most blamed first; [] once the cause is known."""
         if self.failing(params):
             return []
         blame = {key: self._blame.get((key, repr(value)), 0.0) for key, value in params.items()}

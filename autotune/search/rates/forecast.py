@@ -1,4 +1,4 @@
-"""What rate a configuration will have: D and L learned apart and put together, and what is left over learned from the rates."""
+"""Forecasts the rates of configurations: learns D and L separately, combines them, and learns the remainder from the rates."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from autotune.search.rates.regime import Machine, combined, device_rate, shared_
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 DEVICE, LOADER, ALL = "device", "loader", "all"
-# How much a knob matters to one side, beside 1 for what belongs there. A knob without a side belongs to the device.
+# How much a knob matters to each side, relative to 1 for its own. A knob without a side belongs to the device.
 LOADER_PREFIX, ELSEWHERE = "loader.", 0.15
 ON_BOTH = {BATCH: (1.0, 0.3), THREADS: (1.0, 0.5), "loader.pin_memory": (0.5, 0.5), "loader.own_cores": (0.5, 1.0)}
-REST_USUAL = (0.08, 0.05, 0.03)  # what the two sides leave over: some, or the neighbours of the best are left out too soon
+REST_USUAL = (0.08, 0.05, 0.03)  # spreads that D and L leave unexplained; if 0, neighbours of the best are dropped too soon
 REST_LEVEL = 0.05
-CROWDING_SPREAD = 0.3  # of what shared cores cost, round `regime.CROWDED`: 1 to 0.5 was seen
-ROUGH = 2.0  # noise of a trial that was stopped early, beside an ordinary one's
-LOADER_NOISE = 1.5  # L is read from fewer batches than the rate
-READ_OFF_NOISE = 8.0  # D that is read from a rate on shared cores: how processes disturb each other is not known
-UNSURE = 8.0  # a D that would be known so much worse than the rate it is read from says nothing
+CROWDING_SPREAD = 0.3  # of the loss to shared cores, round `regime.CROWDED`: 1 to 0.5 was observed
+ROUGH = 2.0  # noise of a trial that was stopped early or unsteady, relative to an ordinary one
+LOADER_NOISE = 1.5  # L is measured over fewer batches than the rate
+READ_OFF_NOISE = 8.0  # of a D derived from a rate on shared cores, where interference is unknown
+UNSURE = 8.0  # a derived D this much less certain than its rate is discarded
 FAVOUR = 0.08
-THREADS_TREND = 0.7  # D of a step on a CPU grows with its threads, to this power, up to the cores
-BATCH_TREND, HALF_BATCH = 0.5, 32.0  # D grows with the batch, as a step's fixed costs are shared out: b/(b + half), to a power
+THREADS_TREND = 0.7  # on a CPU, D grows with the threads to this power, up to the cores
+BATCH_TREND, HALF_BATCH = 0.5, 32.0  # D grows with the batch, which amortises a step's fixed cost: (b/(b + half))**trend
 MIN_DEVICE_RATES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What is forecast of configurations, in logarithms of samples per second.
+    """Forecasts for configurations, in logarithms of samples per second.
 
     Attributes:
-        mean: rate that is expected of each.
-        draws: rates that each may have: a configuration a row, a function drawn from what is known a column.
-        device, loader: D and L that are expected; L is infinite where none is known.
+        mean: expected rate of each.
+        draws: posterior samples of the rates, [configuration, draw].
+        device, loader: expected D and L; L is infinite if unknown.
     """
 
     mean: Array
@@ -48,18 +48,18 @@ class Expected:
 
 
 class Forecast:
-    """Learns from trials; forecasts the rates of configurations.
+    """Learns from trials and forecasts the rates of configurations.
 
     Attributes:
-        is_decomposed: whether D and L are learned apart, which takes that they are known; otherwise the rate by itself.
-        spread: of the rates round what the other trials say of them, in logarithms.
+        is_decomposed: whether D and L are learned separately, which requires enough of both; otherwise the rate alone is.
+        spread: leave-one-out error of the rates, in logarithms.
 
     Args:
         coding: the levels of the knobs.
-        trials: what was seen, at least one rate in it.
+        trials: past trials, at least one of them with a rate.
         machine: cores, and whether the step computes on them.
-        may_decompose: whether to learn D and L apart.
-        favoured: values that an expert would start with, by knob: they are expected to be a little better than others.
+        may_decompose: whether to learn D and L separately.
+        favoured: values that an expert would start with, by knob; they are expected to be slightly better.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Forecast:
         self.spread = _rms(self._rest.left_out_errors())
 
     def expected(self, codes: Codes, *, num_draws: int, rng: np.random.Generator) -> Expected:
-        """Returns what is forecast of configurations."""
+        """Returns the forecasts for configurations."""
         columns = self._coding.columns(codes)
         device, loader = self._sides(codes, columns)
         if self._loader is None or self._rest is None:
@@ -119,7 +119,7 @@ class Forecast:
         return Expected(mean=mean, draws=draws, device=device, loader=loader)
 
     def supposed(self, configurations: Sequence[Mapping[str, Any]]) -> list[Seen]:
-        """Returns configurations as if they had been measured and come out as expected."""
+        """Returns configurations as if they had been measured with the expected result."""
         codes = self._coding.encode(configurations)
         columns = self._coding.columns(codes)
         device, loader = self._sides(codes, columns)
@@ -135,27 +135,27 @@ class Forecast:
         ]
 
     def _sides(self, codes: Codes, columns: Columns) -> tuple[Array, Array]:
-        """Returns the logarithms of D and L that are expected."""
+        """Returns the expected logarithms of D and L."""
         device = self._device.mean(columns) + self._usual_device(codes)
         if self._loader is None:
             return device, np.full(len(codes), np.inf)
         return device, self._loader.mean(columns) + self._usual_loader(codes)
 
     def _together(self, codes: Codes, device: Array, loader: Array) -> Array:
-        """Returns the logarithms of the rates that D and L make, given as logarithms: a row a configuration."""
+        """Returns the log rates that result from log D and log L, with a row per configuration."""
         workers, threads = (values.reshape(-1, *[1] * (device.ndim - 1)) for values in self._processes(codes))
         rates = combined(np.exp(device), np.exp(loader), workers=workers, threads=threads, machine=self._machine)
         return np.asarray(np.log(rates))
 
     def _rest_columns(self, columns: Columns, codes: Codes) -> Columns:
-        """Returns the columns of what the two sides leave over: all knobs, and what sharing cores costs on this machine."""
+        """Returns the columns for what D and L do not explain: all knobs and, on a CPU, the sharing of cores."""
         if not self._machine.is_cpu:
             return columns
         crowding = shared_frac(*self._processes(codes), self._machine)[:, None] * CROWDING_SPREAD / REST_USUAL[0]
         return Columns(np.hstack([columns.effects, crowding]), columns.pairs)
 
     def _device_rates(self, measured: Sequence[Seen], codes: Codes, rates: Array, loader: Array) -> tuple[Array, Array]:
-        """Returns D of each trial, read from the rate where cores were shared, and its noise; NaN where it cannot be had."""
+        """Returns D of each trial, derived from the rate if cores were shared, and its noise; D is NaN if unknown."""
         device = np.array([np.nan if trial.device_rate is None else trial.device_rate for trial in measured])
         noise = np.ones(len(measured))
         is_hidden = np.array([trial.is_shared for trial in measured], dtype=bool) & ~np.isfinite(device) & np.isfinite(loader)
@@ -169,7 +169,7 @@ class Forecast:
         return device, noise
 
     def _usual_device(self, codes: Codes) -> Array:
-        """Returns what is to be expected of the logarithm of D before anything is measured, up to a constant."""
+        """Returns the prior expectation of log D, up to a constant."""
         batch = np.maximum(self._coding.numbers(BATCH, codes, otherwise=1.0), 1.0)
         usual = BATCH_TREND * np.log(batch / (batch + HALF_BATCH)) + self._favour(DEVICE, codes)
         if self._machine.is_cpu and self._machine.num_cores:
@@ -178,13 +178,13 @@ class Forecast:
         return np.asarray(usual)
 
     def _usual_loader(self, codes: Codes) -> Array:
-        """Returns the same of L: it grows with the workers where nothing is in their way, up to the cores."""
+        """Returns the prior expectation of log L: L grows with the workers, up to the cores."""
         workers, _ = self._processes(codes)
         most = max(1.0, self._machine.num_cores or np.inf)
         return np.asarray(np.log(np.clip(workers, 1.0, most)) + self._favour(LOADER, codes))
 
     def _favour(self, side: str, codes: Codes) -> Array:
-        """Returns what an expert expects of his own values, in logarithms."""
+        """Returns the prior bonus of an expert's values, in logarithms."""
         found = np.zeros(len(codes))
         for key, value in self._favoured.items():
             found += FAVOUR * scale(key, side) * self._coding.has(key, value, codes)
@@ -202,7 +202,7 @@ def _rms(errors: Array) -> float:
 
 
 def scale(key: str, side: str) -> float:
-    """Returns how much a knob may matter to a side, DEVICE, LOADER or ALL of it together."""
+    """Returns how much a knob may matter to a side: DEVICE, LOADER, or ALL for both."""
     if side == ALL:
         return 1.0
     of_device, of_loader = ON_BOTH.get(key, (ELSEWHERE, 1.0) if key.startswith(LOADER_PREFIX) else (1.0, ELSEWHERE))

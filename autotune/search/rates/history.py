@@ -1,4 +1,4 @@
-"""What the journal tells of each trial: its knobs, its rates, its memory, how it ended."""
+"""Reads each trial from the journal: its knobs, rates, memory and outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.rates.memory import Peak
 
-MEASURED = "measured"  # user attribute of a trial: what was measured besides the score, see `study.measured`
+MEASURED = "measured"  # user attribute of a trial: measurements besides the score, see `study.measured`
 MEMORY_CONSTRAINTS = ("memory", "constraints.memory_free_frac")
 
 
@@ -19,17 +19,17 @@ class Seen:
     """One trial as the models use it.
 
     Attributes:
-        params: its knobs, as far as they are searched.
+        params: its searched knobs.
         score: what the study maximises; None without a measurement.
         rate: samples per second; None without a measurement.
-        device_rate, loader_rate: D and L; None unknown.
+        device_rate, loader_rate: D and L; None when unknown.
         is_shared: whether loader and step shared the cores.
-        is_rough: whether its numbers are less sure than others: stopped early, or without a steady state.
-        peak_bytes: memory it took; None unknown.
-        is_out: whether it ran out of memory, or took more than may be taken.
+        is_rough: whether its numbers are less certain than others: stopped early, or without a steady state.
+        peak_bytes: peak memory; None when unknown.
+        is_out: whether it ran out of memory, or exceeded the memory constraint.
         may_win: whether it is measured and breaks no constraint.
-        is_running: whether it is under way.
-        to_blame: of one that failed, the knobs that may be the cause; None for any of them.
+        is_running: whether it is still running.
+        to_blame: if it failed, the knobs that may be the cause; None for all of them.
     """
 
     params: Mapping[str, Any]
@@ -47,7 +47,7 @@ class Seen:
 
     @property
     def suspected(self) -> Mapping[str, Any]:
-        """The part of its knobs that it may have failed for."""
+        """The knobs that may have made it fail."""
         return {key: value for key, value in self.params.items() if self.to_blame is None or key in self.to_blame}
 
     @property
@@ -57,11 +57,11 @@ class Seen:
 
 
 def seen(trials: Sequence[FrozenTrial], *, without: int | None = None) -> list[Seen]:
-    """Returns the trials that say something of their configuration: finished ones but for FAIL, and those under way.
+    """Returns the informative trials: finished ones except FAIL, and running ones.
 
     Args:
         trials: of the study.
-        without: number of the trial that is being asked for.
+        without: number of the trial that is being proposed.
     """
     found = []
     for trial in trials:

@@ -1,4 +1,4 @@
-"""Whether a configuration fits the memory: a line in the batch size for each way of computing, and what was seen to run out."""
+"""Predicts whether a configuration fits the memory: linear in the batch size per class of knobs, and by past failures."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import numpy as np
 
 from autotune.search.rates.coding import BATCH, Array
 
-# What changes the bytes of a sample, or those of the model.
+# Knobs that change the bytes of a sample or of the model.
 CLASS_KNOBS = (
     *("precision.amp", "compile.mode", "memory.activation_checkpointing"),
     *("parallel.strategy", "parallel.reshard_after_forward"),
 )
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
-IN_PROCESS = "batches are made in the process"  # a class on a CPU, where the loader without workers takes of the same memory
-# Share of a sample's bytes that these ways of computing are expected to spare.
+IN_PROCESS = "batches are made in the process"  # a class on a CPU, where a loader without workers shares the process's memory
+# Share of a sample's bytes that these values are expected to save.
 SPARED = {
     ("precision.amp", "'bf16'"): 0.35,
     ("precision.amp", "'fp16'"): 0.35,
     ("memory.activation_checkpointing", "True"): 0.4,
     (IN_PROCESS, "False"): 0.2,
 }
-FITS_FRAC = 0.97  # of the memory there is: above it a trial counts as not fitting
-SAFE_CHANCE = 0.75  # to fit, from which on an expert's seed is tried
-LEAST_CHANCE = 0.15  # to fit, below which nothing is tried, however large its gain
-SAFE_FRAC = 0.93  # of the memory: what a batch that is to fill it more probably than not takes at most
+FITS_FRAC = 0.97  # of the memory: above it a trial counts as not fitting
+SAFE_CHANCE = 0.75  # least chance to fit for an initial configuration
+LEAST_CHANCE = 0.15  # least chance to fit for any proposal, however large its gain
+SAFE_FRAC = 0.93  # of the memory: the most that a batch meant to fill it should take, with a chance of one half
 NOISE_FRAC = 0.02  # of the memory: allocators round, and peaks are sampled on a CPU; repeats differed by 0.1 to 2 %
-PROCESS_BYTES = 0.95e9  # data of a process on a CPU that has imported torch and trains next to nothing
-PROCESS_SPREAD, MOST_PROCESS_FRAC = 0.1, 0.95  # how far off that may be, a share of it; what it is of the least trial at most
-FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # share of a trial's own memory that does not grow with the batch, before two batches tell
-CLASS_SPREAD = 0.3  # of the bytes of a sample, from one way of computing to another, besides what is expected to be spared
-CLASS_FIXED_SPREAD = 0.1  # of a trial's own memory: the same of what does not grow
-# What grows with the batch, of the largest trial: equally probable on every scale, from next to nothing to all of it.
-SAME = 1e-3  # spread of the scale that a model is for, beside 1
-LEAST_LIKELY = 1e-6  # that something runs out which should not: other programs may take memory, too
+PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
+PROCESS_SPREAD, MOST_PROCESS_FRAC = 0.1, 0.95  # its relative spread; its largest share of the smallest trial
+FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # prior share of a trial's own memory that does not grow with the batch
+CLASS_SPREAD = 0.3  # of the bytes of a sample between classes, besides the expected savings
+CLASS_FIXED_SPREAD = 0.1  # of a trial's own memory: the same for the part that does not grow
+# GROWING: the part of the largest trial that grows with the batch; a priori all scales are equally probable.
+SAME = 1e-3  # spread of a model's own scale, relative to 1
+LEAST_LIKELY = 1e-6  # that a fitting configuration runs out of memory: other programs may take memory, too
 GROWING = np.geomspace(0.001, 1.2, 40)
 
 
@@ -47,7 +47,7 @@ class Peak:
 
     Attributes:
         params: its configuration.
-        peak_bytes: what it took; None where it was not seen.
+        peak_bytes: its peak; None if unknown.
         is_out: whether it ran out.
     """
 
@@ -57,15 +57,15 @@ class Peak:
 
 
 class MemoryModel:
-    """M(batch) = a + m batch, a and m for each value of the knobs that change them: linear models in bytes, one for each scale.
+    """Models memory as M(batch) = a + m batch, with a and m per class of knobs: a mixture of linear models, one per scale of m.
 
-    One batch says little of how much memory grows with it, and the scale cannot be negative: so each scale of m has a conjugate
-    model of the rest, and what was seen says how probable the scales are. What ran out puts scales out that let it fit.
+    One batch size says little about m, and m cannot be negative. So each scale of m has a conjugate model for the rest, and
+    the trials determine how probable each scale is. Trials that ran out rule out scales by which they would fit.
 
     Args:
-        peaks: the trials there are.
-        capacity_bytes: memory that a trial may fill; None leaves the rule of what was seen.
-        is_cpu: whether it is that of the processes, rather than a device's.
+        peaks: past trials.
+        capacity_bytes: memory that a trial may fill; None to use only the rule of past trials.
+        is_cpu: whether it is the memory of the processes rather than a device's.
     """
 
     def __init__(self, peaks: Sequence[Peak], *, capacity_bytes: float | None, is_cpu: bool = False) -> None:
@@ -84,7 +84,7 @@ class MemoryModel:
     def fraction(self, params: Mapping[str, Any]) -> tuple[float, float]:
         """Returns the share of the memory that a configuration is expected to take, and its standard deviation.
 
-        Both are NaN where nothing is known.
+        Both are NaN if nothing is known.
         """
         if not self._is_known or BATCH not in params:
             return math.nan, math.nan
@@ -93,21 +93,21 @@ class MemoryModel:
         return mean, math.sqrt(float(self._belief @ (variances + (means - mean) ** 2)))
 
     def chance(self, params: Mapping[str, Any]) -> float:
-        """Returns how probable it is that a configuration fits.
+        """Returns the probability that a configuration fits.
 
-        It is 0 where as much is known to run out, else 1 where as much is known to fit, or nothing is known.
+        It is 0 if one that needs no more is known to run out, else 1 if one that needs as much fitted, or nothing is known.
         """
-        key = (*self._values_of(params), params.get(BATCH), params.get(THREADS))  # thousands differ in nothing else
+        key = (*self._values_of(params), params.get(BATCH), params.get(THREADS))  # thousands of configurations share a key
         if key not in self._chances:
             self._chances[key] = self._chance(params)
         return self._chances[key]
 
     def fits(self, params: Mapping[str, Any]) -> bool:
-        """Returns whether a configuration is so likely to fit that an expert's seed may be tried."""
+        """Whether a configuration is likely enough to fit to be tried as an initial configuration."""
         return self.chance(params) >= SAFE_CHANCE
 
     def fills(self, params: Mapping[str, Any], larger: Sequence[int]) -> int | None:
-        """Returns the largest of the larger batch sizes that safely fits; None where none does, or all of them do.
+        """Returns the largest of the larger batch sizes that safely fits; None if none does, or all of them do.
 
         Args:
             params: a configuration.
@@ -120,7 +120,7 @@ class MemoryModel:
         return self._is_known and BATCH in params and self.fits(params) and self._below(params, SAFE_FRAC) >= 1 / 2
 
     def is_known_out(self, params: Mapping[str, Any]) -> bool:
-        """Returns whether what ran out of memory computes as a configuration does, with a batch no larger."""
+        """Whether a trial of the same class ran out of memory with no larger a batch."""
         return any(self._takes_no_less(params, out.params) for out in self._out)
 
     def _chance(self, params: Mapping[str, Any]) -> float:
@@ -132,20 +132,20 @@ class MemoryModel:
         return self._below(params, FITS_FRAC)
 
     def _below(self, params: Mapping[str, Any], frac: float) -> float:
-        """Returns how probable it is that a configuration takes no more than a share of the memory."""
+        """Returns the probability that a configuration takes at most a share of the memory."""
         means, variances = self._shares(params)
         return float(self._belief @ _normal_cdf((frac - means) / np.sqrt(variances)))
 
     def _takes_no_less(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        """Returns whether one of two configurations that compute alike takes at least the memory of the other."""
+        """Whether both configurations are of the same class and `one` takes at least the memory of `other`."""
         return self._values_of(one) == self._values_of(other) and one.get(BATCH, 0) >= other.get(BATCH, 0)
 
     def _has_threads_of(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        """Returns whether one of them has at least the other's threads, which take a little memory each on a CPU."""
+        """Whether `one` has at least as many threads as `other`: on a CPU, each takes a little memory."""
         return not self._is_cpu or one.get(THREADS, 0) >= other.get(THREADS, 0)
 
     def _values_of(self, params: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Returns the values of what changes the bytes of a sample."""
+        """Returns the class of a configuration: its values that change the bytes of a sample or of the model."""
         values = [(key, repr(params[key])) for key in CLASS_KNOBS if key in params]
         if self._is_cpu and WORKERS in params:
             values.append((IN_PROCESS, repr(params[WORKERS] == 0)))
@@ -159,7 +159,7 @@ class MemoryModel:
         return np.hstack([np.ones_like(grown), grown, np.broadcast_to(marks, (len(grown), len(marks))), grown * marks])
 
     def _shares(self, params: Mapping[str, Any]) -> tuple[Array, Array]:
-        """Returns mean and variance of the share that a configuration takes, for each scale."""
+        """Returns mean and variance of the memory share that a configuration takes, for each scale."""
         rows = self._rows(params)
         variances = np.einsum("si,sij,sj->s", rows, self._covariances, rows)
         unseen = sum(value not in self._values for value in self._values_of(params))
@@ -167,7 +167,7 @@ class MemoryModel:
         return np.einsum("si,si->s", rows, self._weights), variances
 
     def _fit(self, shares: Array) -> None:
-        """Fits a conjugate linear model for each scale of what grows with the batch, and says how probable each scale is."""
+        """Fits a conjugate linear model for each scale of the growing part, and computes each scale's probability."""
         level = float(np.max(shares))
         process = min(self._process_frac, MOST_PROCESS_FRAC * float(np.min(shares)))
         of_trial = level - process

@@ -1,4 +1,4 @@
-"""Bayesian linear regression of a logarithm on the columns of `coding`: what is expected, how surely, and draws of it."""
+"""Implements Bayesian linear regression of a logarithm on the columns of `coding`: posterior means and samples."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import numpy as np
 
 from autotune.search.rates.coding import Array, Columns
 
-USUAL = (0.3, 0.1, 0.03)  # spread that single knobs, pairs of them and noise give to a logarithm
-FACTORS = ((0.4, 1.0, 2.5, 6.0), (0.4, 1.0, 2.5), (0.4, 1.0, 2.5, 6.0))  # of each that are tried: the most likely decide
-DOUBT = 1.0  # how far from 1 the factors are expected to be, in natural logarithms: where the data do not tell, the usual holds
-BIAS = 2.0  # spread of the level itself: next to unknown
+USUAL = (0.3, 0.1, 0.03)  # usual spread of a logarithm by single knobs, pairs of knobs, and noise
+FACTORS = ((0.4, 1.0, 2.5, 6.0), (0.4, 1.0, 2.5), (0.4, 1.0, 2.5, 6.0))  # of each spread to try; the most likely are used
+DOUBT = 1.0  # prior spread of the factors' natural logarithms: without evidence, the usual spreads hold
+BIAS = 2.0  # prior spread of the level, which is almost unknown
 
 
 class LinearModel:
     """A conjugate linear model y = level + effects + pairs + noise; weights have a normal prior of spread 1 times a factor.
 
-    Columns come unscaled, and weights are scaled instead: thousands of candidates have over a thousand columns each.
+    Columns stay unscaled and weights are scaled instead, because thousands of candidates have over a thousand columns each.
 
     Args:
-        columns: of what was measured.
-        y: what was measured, logarithms.
-        scale: one row, what to multiply any columns by; None for 1.
-        noise: each measurement's spread beside the others', 1 for an ordinary one.
-        usual: expected spread of effects, of pairs and of measurements.
+        columns: of the measured configurations.
+        y: the measurements, in logarithms.
+        scale: one row of factors for all columns; None for 1.
+        noise: relative spread of each measurement, 1 for an ordinary one.
+        usual: expected spreads of effects, of pairs and of measurements.
         level_spread: prior spread of the level round `prior_level`.
-        prior_level: what y is about; None for the mean of what was measured.
+        prior_level: prior mean of the level; None for the mean of y.
     """
 
     def __init__(
@@ -66,19 +66,19 @@ class LinearModel:
         self._columns = np.hstack([np.ones((len(y), 1)), columns.effects, columns.pairs]) * self._spread
 
     def mean(self, columns: Columns) -> Array:
-        """Returns what is expected of configurations."""
+        """Returns the posterior means of configurations."""
         return self._worth(columns, self._columns.T @ self._solve(self._y))
 
     def left_out_errors(self) -> Array:
-        """Returns by how much each measurement misses what the others say of it (closed form of leaving one out)."""
+        """Returns the leave-one-out error of each measurement, in closed form."""
         inverse = self._solve(np.eye(len(self._y)))
         return np.asarray(inverse @ self._y / np.diag(inverse))
 
     def draws(self, columns: Columns, *, num: int, rng: np.random.Generator) -> Array:
-        """Returns what configurations may be worth: `num` functions drawn from what is known, a column each.
+        """Returns `num` posterior samples for configurations, a column each.
 
-        A draw of the prior, corrected by what it gets wrong of the measurements (Matheron's rule): nothing larger than their
-        number is ever solved for.
+        Each is a prior sample corrected by its errors on the measurements (Matheron's rule), so that no system larger than
+        the number of measurements is solved.
         """
         prior = rng.standard_normal((self._columns.shape[1], num))
         errors = self._noises[:, None] * rng.standard_normal((len(self._y), num))

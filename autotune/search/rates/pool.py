@@ -1,4 +1,4 @@
-"""Which configurations are considered: all of them where they are few, else those near the best and a random few."""
+"""Collects candidate configurations: all of a small space, otherwise those near the best and some random ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from autotune.search.rates.coding import Codes, Coding
 from autotune.search.rates.rules import Params
 
-MAX_LISTED = 3000  # configurations: above it not all are considered
+MAX_LISTED = 3000  # size of the largest space whose configurations are all considered
 NUM_BEST = 5  # configurations whose neighbours are considered
 NUM_PAIRS, NUM_MIXED, NUM_RANDOM = 800, 400, 400
 
@@ -18,12 +18,12 @@ NUM_PAIRS, NUM_MIXED, NUM_RANDOM = 800, 400, 400
 def pool(
     coding: Coding, best: Sequence[Params], *, active: Callable[[Params], Params], rng: np.random.Generator
 ) -> list[Params]:
-    """Returns different configurations, none with a knob that has no effect with the others.
+    """Returns distinct configurations without inactive knobs.
 
     Args:
         coding: the levels.
-        best: what was tried, the best first.
-        active: takes the knobs that mean nothing out of a configuration.
+        best: tried configurations, the best first.
+        active: removes inactive knobs from a configuration.
         rng: for spaces too large to list.
     """
     codes = coding.all_codes() if coding.size <= MAX_LISTED else _near(coding, best, rng)
@@ -32,17 +32,17 @@ def pool(
 
 
 def configuration_key(params: Params) -> frozenset[Any]:
-    """Returns what makes two configurations the same."""
+    """Returns the identity of a configuration."""
     return frozenset((key, isinstance(value, bool), value) for key, value in params.items())
 
 
 def _near(coding: Coding, best: Sequence[Params], rng: np.random.Generator) -> Codes:
-    """Returns neighbours of the best, changes of two knobs of the very best, mixtures of the best, and random ones."""
+    """Returns neighbours of the best, two-knob changes of the very best, mixtures of the best, and random configurations."""
     counts = np.array([len(knob.values) for knob in coding.knobs])
     random = rng.integers(0, counts, size=(NUM_RANDOM, len(counts)))
     if not best:
         return random
-    # Of a knob that is absent the first level stands for all: it would come into play with another one's change.
+    # An absent knob gets its first level, in case a change to another knob makes it active.
     tops = np.maximum(coding.encode(best[:NUM_BEST]), 0)
     single = [_with(top, column, level) for top in tops for column, count in enumerate(counts) for level in range(count)]
     mixed = tops[rng.integers(0, len(tops), size=(NUM_MIXED, len(counts))), np.arange(len(counts))]
@@ -54,7 +54,7 @@ def _near(coding: Coding, best: Sequence[Params], rng: np.random.Generator) -> C
 
 
 def _mutated(codes: Codes, counts: Codes, rng: np.random.Generator) -> Codes:
-    """Returns the configurations with one knob of each at random."""
+    """Returns the configurations, each with one random knob set to a random level."""
     column = rng.integers(0, len(counts), size=len(codes))
     codes = codes.copy()
     codes[np.arange(len(codes)), column] = rng.integers(0, counts[column])

@@ -1,4 +1,4 @@
-"""What rate a device rate D and a loader capacity L make together: with cores of their own, or on the same ones."""
+"""Combines a device rate D and a loader capacity L into a rate, with separate or shared cores."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 
 from autotune.search.rates.coding import Array
 
-MOST_TIMES, LEAST_SURE = 20.0, 20.0  # how far above a rate its D is looked for, and how unsure it may be compared with the rate
-# Of the rate, what is left where threads and workers take each other's cores: threads wait for one another, and a worker counts
-# as busy while it waits for a core. Four programs on two cores: 0.5 to 0.85 with small operators, 1 with large ones.
+MOST_TIMES, LEAST_SURE = 20.0, 20.0  # largest D searched for, over the rate; largest uncertainty of D, relative to the rate's
+# Share of the rate that remains if threads and workers compete for cores: threads wait for one another, and a worker counts as
+# busy while it waits for a core. Four programs on two cores: 0.5 to 0.85 with small operators, 1 with large ones.
 CROWDED = 0.8
-SHARPNESS = 8.0  # of the turn from loader-bound to device-bound: batch times vary, so that both wait a little where D = L
+SHARPNESS = 8.0  # of the transition from loader-bound to device-bound: batch times vary, so both wait a little if D = L
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What the sampler knows of the machine; plain values, kept in the study's journal.
+    """What the sampler knows about the machine: plain values, kept in the study's journal.
 
     Attributes:
-        num_cores: effective cores of one process; None unknown.
+        num_cores: effective cores of one process; None when unknown.
         is_cpu: whether the step computes on them.
-        memory_bytes: what a trial may fill; None unknown.
-        workers: of the loader, where it is no knob that is searched.
-        threads: of the step, the same; None for all cores.
+        memory_bytes: memory a trial may fill; None when unknown.
+        workers: number of loader workers, if not searched.
+        threads: number of the step's threads, if not searched; None for all cores.
     """
 
     num_cores: float | None = None
@@ -38,24 +38,24 @@ class Machine:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Machine:
-        """Returns the machine that `vars` of one made; what is missing is unknown."""
+        """Returns the machine from its `vars`; missing values keep their defaults."""
         known = {one.name for one in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in raw.items() if name in known})
 
 
 def combined(device: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine) -> Array:
-    """Returns the rates that D and L make together.
+    """Returns the rates that result from D and L.
 
-    Without workers step and loader take turns. With workers that have cores of their own the slower one decides. A worker that
-    takes its core from a thread of the step stops all of the step, whose threads wait for each other after every operator: for
-    such workers the two take turns again, 1/rate = 1/L + 1/D, and lose a little more.
+    Without workers, step and loader take turns. With workers on cores of their own, the slower one decides. A worker that takes
+    a core from a thread of the step stalls the whole step, whose threads wait for each other after every operator: for such
+    workers the two take turns again, 1/rate = 1/L + 1/D, with a small additional loss.
 
     Args:
         device: D, samples per second with a free loader.
-        loader: L, samples per second of the loader alone; infinite where there is none.
-        workers: processes of the loader.
-        threads: of the step, where it computes on the CPU.
-        machine: how many cores there are, and whether the step computes on them.
+        loader: L, samples per second of the loader alone; infinite if there is none.
+        workers: number of loader processes.
+        threads: number of the step's threads, if it computes on the CPU.
+        machine: number of cores, and whether the step computes on them.
     """
     in_turn = 1 / (1 / device + 1 / loader)
     overlapped = (device**-SHARPNESS + loader**-SHARPNESS) ** (-1 / SHARPNESS)
@@ -67,17 +67,17 @@ def combined(device: Array, loader: Array, *, workers: Array, threads: Array, ma
 
 
 def shared_frac(workers: Array, threads: Array, machine: Machine) -> Array:
-    """Returns the share of the loader's workers that have no core of their own beside the step's threads; 0 without workers."""
+    """Returns the share of the loader's workers without a core of their own besides the step's; 0 without workers."""
     busy = np.minimum(workers, machine.num_cores or np.inf)
     free = np.maximum(0.0, (machine.num_cores or np.inf) - (threads if machine.is_cpu else 1.0))
     return np.asarray(np.where(workers > 0, 1 - np.minimum(busy, free) / np.maximum(busy, 1.0), 0.0))
 
 
 def device_rate(rate: Array, loader: Array, *, workers: Array, threads: Array, machine: Machine) -> tuple[Array, Array]:
-    """Returns the D that makes a rate together with L, and by what factor it is less sure than the rate.
+    """Returns the D that explains a rate, given L, and by what factor it is less certain than the rate.
 
-    Found by halving between the rate itself and far above it; where the loader alone decides any D would do, and the factor
-    says so.
+    Found by bisection between the rate itself and MOST_TIMES the rate. If the loader alone decides, any large D would do, and
+    the factor is large.
     """
 
     def together(device: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What a sampler of rates is given: what the study knows of configurations, and which of its parts it may use."""
+"""Defines the inputs of the rates sampler: what the study knows about configurations, and which parts to use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Params = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerOptions:
-    """What the sampler makes use of; each can be left out, to see what it buys."""
+    """Parts of the sampler; each can be switched off to measure its contribution."""
 
     decomposition: bool = True
     memory: bool = True
@@ -21,14 +21,14 @@ class SamplerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the study knows of configurations besides their trials.
+    """What the study knows about configurations besides their trials.
 
     Attributes:
-        active: takes the knobs that have no effect with the others out of a configuration.
-        is_open: whether a configuration is new and fits what is left of the budget.
-        may_win: whether nothing was found against a configuration since it was measured.
-        expected_s: what a trial of it costs, seconds.
-        costly: knobs whose values cost a compilation, with the value that does not.
+        active: removes inactive knobs from a configuration.
+        is_open: whether a configuration is new and fits the rest of the budget.
+        may_win: whether a configuration was not ruled out after it was measured.
+        expected_s: expected seconds of a trial.
+        costly: knobs whose values cost a compilation -> the value that does not.
         favoured: values that an expert would start with.
     """
 

@@ -1,4 +1,4 @@
-"""The sampler that learns device rate, loader capacity and memory from every trial, and proposes where the rate may rise."""
+"""Implements a sampler that learns device rate, loader capacity and memory from trials, and proposes likely improvements."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from autotune.search.rates.rules import Params, Rules, SamplerOptions
 from autotune.search.rates.step import Proposed, Step
 
 MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
-MAX_SPREAD = 0.15  # of the rates round what D and L make together: beyond it the rates may say more by themselves
-MIN_SPREAD_TRIALS = 8  # rates before the spread says anything
-STOP_IMPROVEMENT = 0.01  # expected improvement below which a proposal does not count ...
-STOP_AFTER = 5  # ... and so many in a row end the search
+MAX_SPREAD = 0.15  # of the rates round what D and L predict; beyond it a model of the rates alone may be better
+MIN_SPREAD_TRIALS = 8  # rates needed before the spread is meaningful
+STOP_IMPROVEMENT = 0.01  # a proposal below this expected improvement is unpromising ...
+STOP_AFTER = 5  # ... and this many in a row end the search
 
 
 class RatesSampler(optuna.samplers.BaseSampler):
-    """Proposes by what device rate, loader capacity and memory will be; see `Forecast` and `MemoryModel`.
+    """Proposes configurations by their predicted device rate, loader capacity and memory; see `Forecast` and `MemoryModel`.
 
-    In turn: the change of one knob on a side that binds, a configuration drawn by its chance to be the best (Thompson), the
-    change of one knob again, and the one expected to be the best, which also takes the turn of a change that promises next to
-    nothing; a gain counts by what finding out costs, and by the chance to fit the memory. Everything is read
-    from the journal: trials that others added, that ran before or that run beside count as those it proposed itself.
+    It takes turns: a change of one knob on a bottleneck side, a Thompson sample (drawn by the chance to be the best), another
+    change of one knob, and the configuration expected to be the best, which also replaces a change that promises next to
+    nothing. Gains are weighed against the cost of the trial and the chance to fit the memory. Everything is read from the
+    journal, so trials that others added, or that run concurrently, count like its own.
 
-    Where that cannot help (several objectives, no rates, another objective than the rate) the fallback proposes, and that is
-    said. Where D and L do not explain the rates it goes on with the rates by themselves; on landscapes made to break D and L
-    an early version was behind TPE at first.
+    Where this cannot help (several objectives, no rates, an objective other than the rate) the fallback proposes, and the
+    reason is given. If D and L do not explain the rates, it continues with a model of the rates alone; on landscapes designed
+    to break D and L, an early version was at first behind TPE.
 
     Attributes:
-        rules: what the study knows of configurations.
-        options: what it makes use of.
-        is_exhausted: whether it found no configuration that may still be tried, the last time it was asked.
-        is_held_back: whether there were some that would run out of memory, or are not worth the risk.
+        rules: what the study knows about configurations.
+        options: which parts to use.
+        is_exhausted: whether the last proposal found no configuration that may still be tried.
+        is_held_back: whether some were left out because they would run out of memory, or are not worth the risk.
 
     Args:
-        fallback: proposes where it cannot help.
+        fallback: proposes where this sampler cannot help.
         seed: makes proposals repeatable.
         distributions: what is searched; None for what the finished trials have in common.
-        rules: what the study knows of configurations.
-        options: what to make use of.
+        rules: what the study knows about configurations.
+        options: which parts to use.
     """
 
     def __init__(
@@ -79,34 +79,34 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return self.options.stop and self._num_unpromising >= STOP_AFTER
 
     def hope_again(self) -> None:
-        """Forgets that the last proposals had little expected improvement: what they were compared with is out."""
+        """Resets the count of unpromising proposals, because the trial they were compared with was ruled out."""
         self._num_unpromising = 0
 
     def proposed(self, number: int) -> Proposed | None:
-        """Returns what was proposed for a trial, by Optuna's number."""
+        """Returns the proposal for a trial, by Optuna's number."""
         return self._proposed.get(number)
 
     def may_fit(self, study: optuna.Study, params: Params) -> bool:
-        """Returns whether a configuration more probably fits the memory than not, by the trials of the study."""
+        """Whether a configuration is likely enough to fit the memory, judging by the study's trials."""
         return not self.options.memory or self._memory(seen(study.get_trials(deepcopy=False)), self._machine(study)).fits(
             params
         )
 
     def filling_batch(self, study: optuna.Study, params: Params, larger: Sequence[int]) -> int | None:
-        """Returns the batch size that fills the memory, see `MemoryModel.fills`; None where it is no limit, or unknown."""
+        """Returns the batch size that fills the memory, see `MemoryModel.fills`; None if memory is no limit, or unknown."""
         if not self.options.memory:
             return None
         return self._memory(seen(study.get_trials(deepcopy=False)), self._machine(study)).fills(params, larger)
 
-    # What Optuna calls ----------------------------------------------------------------------------------------------------
+    # Interface to Optuna --------------------------------------------------------------------------------------------------
 
     def reseed_rng(self) -> None:
-        """Draws otherwise from now on."""
+        """Draws from a new random stream."""
         self._rng = np.random.default_rng()
         self._fallback.reseed_rng()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Returns what is searched; where another sampler proposes, what it asks for."""
+        """Returns the search space, or that of the fallback if it proposes."""
         if why := self._why_not(study):
             self._proposed[trial.number] = Proposed(params={}, why=f"TPE proposes: {why}", is_fallback=True)
             return self._fallback.infer_relative_search_space(study, trial)
@@ -125,21 +125,21 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Returns a value for a knob that no proposal holds."""
+        """Returns a value for a knob that is not in the proposal."""
         return self._fallback.sample_independent(study, trial, param_name, param_distribution)
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Tells the fallback."""
+        """Forwards to the fallback."""
         self._fallback.before_trial(study, trial)
 
     def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """Tells the fallback."""
+        """Forwards to the fallback."""
         self._fallback.after_trial(study, trial, state, values)
 
     # How it proposes ------------------------------------------------------------------------------------------------------
 
     def _why_not(self, study: optuna.Study) -> str:
-        """Returns why this sampler cannot help; "" when it can."""
+        """Returns why this sampler cannot help; "" if it can."""
         if len(study.directions) > 1:
             return "several objectives"
         trials = [one for one in seen(study.get_trials(deepcopy=False)) if one.rate is not None]
@@ -183,7 +183,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return MemoryModel([one.peak for one in known], capacity_bytes=machine.memory_bytes, is_cpu=machine.is_cpu)
 
     def _forecast(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
-        """Returns the forecast; what is under way counts as if it had come out as expected, so that others are tried."""
+        """Returns the forecast. Running trials count as if they had ended as expected, so that others are proposed."""
         forecast = self._fitting(coding, known, machine)
         if running := [one for one in known if one.is_running]:
             supposed = forecast.supposed([one.params for one in running])
@@ -194,7 +194,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return f"by the rates alone: {self._why_alone}" if self._why_alone else "by device and loader"
 
     def _fitting(self, coding: Coding, known: Sequence[Seen], machine: Machine) -> Forecast:
-        """Returns the forecast from D and L, or from the rates by themselves where those say more of each other."""
+        """Returns the forecast from D and L, or from the rates alone if those predict each other better."""
         forecast = self._fitted(coding, known, machine, may_decompose=self.options.decomposition)
         num_rates = sum(one.rate is not None for one in known)
         if not forecast.is_decomposed:

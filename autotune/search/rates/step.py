@@ -1,4 +1,4 @@
-"""Makes one proposal: the candidates, their expected gains, and which of them is tried in this turn."""
+"""Makes one proposal: collects candidates, computes their expected gains, and chooses one for this turn."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from autotune.search.rates.memory import LEAST_CHANCE, MemoryModel
 from autotune.search.rates.pool import configuration_key, pool
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
 
-NUM_DRAWS = 64  # functions drawn from what is known: their mean gain is good to a tenth of its own spread
-NUM_RANKED = 200  # open candidates with the largest expected gains, to choose among by cost
-NUM_BEST_TO_COMPILE = 3  # of the configurations without a costly value, those that one may be added to
-NUM_GREEDY = 20  # open candidates that are expected to be the best, besides those
-SURE_CHANCE = 0.9  # to fit: from there on any gain is worth trying; below, a small gain is not worth running out of memory
-RISK_GAIN = 0.1  # gain to be expected of what may run out of memory ...
-SAFE_GAIN_TIMES = 3.0  # ... or so many times the best that is safe, where it is expected to be faster ...
-LIKELY_CHANCE = 0.5  # ... and to fit
-IDLE_GAIN = 0.01  # gain, below which memory is never risked, and one change loses its turn to the most promising configuration
-COST_POWER = 0.5  # of the seconds that a gain is divided by: to the full, compilations come so late that the budget is over
-POSSIBLE = 0.9  # share of what a change may gain that lies below the "up to" of its line
-RELIEF = 0.1  # gain with a side that costs nothing, from which on that side is worth a change
-BELONGS = 0.3  # of what a knob may matter to a side: from there on it is a knob of that side
+NUM_DRAWS = 64  # posterior samples: enough for the mean gain to a tenth of its spread
+NUM_RANKED = 200  # open candidates with the largest expected gains, from which cost decides
+NUM_BEST_TO_COMPILE = 3  # best configurations, costly knobs aside, to which a costly value may be added
+NUM_GREEDY = 20  # open candidates with the highest expected rates, besides those
+SURE_CHANCE = 0.9  # chance to fit from which any gain is worth trying; below it, a small gain is not worth the risk
+RISK_GAIN = 0.1  # expected gain required of what may run out of memory ...
+SAFE_GAIN_TIMES = 3.0  # ... or this many times the best safe gain, if it is expected to be faster ...
+LIKELY_CHANCE = 0.5  # ... and has this chance to fit
+IDLE_GAIN = 0.01  # gain below which memory is never risked, and a single change gives way to the most promising configuration
+COST_POWER = 0.5  # exponent of the seconds that divide a gain; with 1, compilations come too late for the budget
+POSSIBLE = 0.9  # quantile of the possible gain that is shown as "up to"
+RELIEF = 0.1  # gain if a side cost nothing, from which that side is worth a change
+BELONGS = 0.3  # importance to a side from which a knob belongs to it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +39,10 @@ class Proposed:
     """A proposal of the sampler.
 
     Attributes:
-        params: the configuration; {} leaves it to the fallback.
-        why: one line.
-        expected_improvement: expected gain of the best open candidate over the best so far, a fraction; None unknown. Where
-            many may each be a little better it is more than the expected gain of any one of them.
+        params: the configuration; {} to leave it to the fallback.
+        why: one line on why it is proposed.
+        expected_improvement: expected gain of the best open candidate over the best so far, a fraction; None when unknown. If
+            many may each be a little better, it exceeds the expected gain of any single one.
         is_fallback: whether another sampler proposes.
     """
 
@@ -53,7 +53,7 @@ class Proposed:
 
 
 class Step:
-    """One proposal in the making."""
+    """Computes one proposal."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class Step:
         self._tried = {configuration_key(one.params) for one in known}
         over = [one for one in known if not one.is_running]
         worked = [one.params for one in over if one.rate is not None]
-        self.is_held_back = False  # whether some would run out of memory, or are not worth the risk
+        self.is_held_back = False  # whether some were left out because of memory
         self._failure_model = FailureModel(worked, [one.suspected for one in over if one.rate is None and not one.is_out])
 
     def propose(self, *, turn: int) -> Proposed | None:
-        """Returns the proposal of this turn; None when nothing that is considered is open."""
+        """Returns the proposal of this turn; None if no considered configuration is open."""
         tried = self._expected([one.params for one in self._winners])
         order = np.argsort(-tried.mean)
         best, sides = [self._winners[place].params for place in order], self._sides(tried, int(order[0]))
@@ -92,7 +92,7 @@ class Step:
         works = np.array([self._failure_model.chance(params) for params in candidates]) * fits
         gains = (np.exp(expected.draws[1:] - expected.draws[0]) - 1) * works[:, None]
         means = (np.exp(expected.mean[1:] - expected.mean[0]) - 1) * works
-        # The chance to fit counts twice where candidates are compared: want of memory costs a trial and tells of no rate.
+        # The chance to fit counts twice when candidates are compared: running out of memory costs a trial and yields no rate.
         counted, ranks = gains * fits[:, None], means * fits
         expected_gains = np.maximum(counted, 0.0).mean(axis=1)
         by_expected_gain, is_safe = np.argsort(-expected_gains).tolist(), fits >= SURE_CHANCE
@@ -130,7 +130,7 @@ class Step:
         return self._forecast.expected(self._coding.encode(configurations), num_draws=NUM_DRAWS, rng=self._rng)
 
     def _sides(self, expected: Expected, place: int) -> list[str]:
-        """Returns the sides that a configuration would gain from if they cost nothing, the one that binds most first."""
+        """Returns the sides that limit a configuration, the bottleneck first: it would gain if these cost nothing."""
         if not self._forecast.is_decomposed:
             return [ALL]
         relief = {LOADER: expected.device[place] - expected.mean[place], DEVICE: expected.loader[place] - expected.mean[place]}
@@ -145,7 +145,7 @@ class Step:
         return self._memory.chance(params) if self._memory else 1.0
 
     def _is_worth_compiling(self, params: Params, best: Sequence[Params]) -> bool:
-        """Whether a configuration costs no compilation, or is one of the best so far but for what is compiled."""
+        """Whether a configuration needs no compilation, or is one of the best so far apart from its costly knobs."""
         costly = self._rules.costly
         if all(params.get(key, plain) == plain for key, plain in costly.items()):
             return True
@@ -157,16 +157,16 @@ class Step:
 def _is_worth_the_risk(expected_gains: Array, means: Array, fits: Array, safe_gain: float) -> NDArray[np.bool_]:
     """Returns which candidates may be tried although they may run out of memory.
 
-    `safe_gain` is the largest expected gain of one that is sure to fit.
+    `safe_gain` is the largest expected gain of a candidate that is sure to fit.
     """
     is_likely = (fits >= LIKELY_CHANCE) & (means > 0)
     return (expected_gains >= RISK_GAIN) | (is_likely & (expected_gains >= max(SAFE_GAIN_TIMES * safe_gain, IDLE_GAIN)))
 
 
 def _side_of(params: Params, best: Params, sides: Sequence[str]) -> str:
-    """Returns the side that a change of one knob of the best is for; "" when it is no such change.
+    """Returns the side that a change of one knob of the best belongs to; "" if it is no such change.
 
-    Knobs that come or go with the one that is changed do not count.
+    Knobs that become active or inactive with the changed one do not count.
     """
     keys = [key for key in params if key in best and params[key] != best[key]]
     if len(keys) != 1:
@@ -175,7 +175,7 @@ def _side_of(params: Params, best: Params, sides: Sequence[str]) -> str:
 
 
 def lead_of(side: str, sides: Sequence[str]) -> str:
-    """Returns what a change is for: the side that binds most, or one that holds it back as well."""
+    """Returns what a change addresses, in words: the bottleneck side, or another limiting one."""
     if side == ALL:
         return "one change"
     return f"{side}-bound" if side == sides[0] else f"{side}-bound, too"
