@@ -17,6 +17,7 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from autotune.config.best_file import Provenance
 from autotune.config.checks import problems_of
 from autotune.config.command import (
     BATCH_SIZE,
@@ -28,7 +29,7 @@ from autotune.config.command import (
 )
 from autotune.config.conflicts import notes_of_knobs, problems_of_knobs
 from autotune.config.domains import read_space
-from autotune.config.files import Chosen
+from autotune.config.files import COMMAND_LINE_ONLY, Chosen
 from autotune.config.hidden import HiddenValues, hide
 from autotune.config.keys import LEAVES, literal
 from autotune.config.locate import folder, options
@@ -110,6 +111,8 @@ def compose(
     given = split(overrides, list(config_dirs), here, has_command=command is not None)
     found = _Problems(missing_folders(config_dirs))
     found.add(given.problems, given.cause)
+    if command is None and document is None:
+        document = _recipe_of(given.files, overrides)
     if document:
         given.files.insert(0, Chosen(group="", document=document, package="_global_", keys=[]))
     if runs_dir is not None:
@@ -149,6 +152,24 @@ def compose(
         secrets=secrets,
         notes=[*notes_of_knobs(config, space.pinned, template, here), *_notes_of_command(command or [])],
     )
+
+
+def _recipe_of(files: Sequence[Chosen], overrides: Sequence[str]) -> dict[str, Any] | None:
+    """Returns the recipe that a chosen best.yaml was made for, unless the command line names one; None for none.
+
+    Only plain values are taken from the file. Code of the user's own must be named on the command line.
+    """
+    if any(word.lstrip("+").startswith(("model=", "model.")) for word in overrides):
+        return None
+    for chosen in files:
+        made: dict[str, Any] = {}
+        for key, value in Provenance.of(chosen.document.get("provenance")).settings.items():
+            group, _, name = key.partition(".")
+            if key in LEAVES and key not in COMMAND_LINE_ONLY and group in ("model", "data", "train"):
+                made.setdefault(group, {})[name] = literal(value) if isinstance(value, str) else value
+        if made.get("model"):
+            return made
+    return None
 
 
 def _notes_of_command(command: Sequence[str]) -> list[str]:

@@ -1,0 +1,87 @@
+"""What a user is told who may have meant something else, before anything is run."""
+
+import json
+import sys
+
+import pytest
+
+from autotune.cli.apply import _of_another_program
+from autotune.cli.main import main
+from autotune.config.best import Best
+from autotune.run_dir import StudyFolder
+from autotune.testing.studies import make_study
+
+BEST = """# @package _global_
+precision:
+  amp: "bf16"
+provenance:
+  study: "resnet18"
+  settings:
+    model.name: "resnet18"
+    model.factory: "evil:build"
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("raise SystemExit('never run')", encoding="utf-8")
+    return tmp_path
+
+
+def dry_run(capsys, *words):
+    assert main(["run", "--dry-run", *words]) == 0
+    return capsys.readouterr()
+
+
+def test_a_setting_behind_the_dashes_is_an_argument_of_the_program(capsys):
+    said = dry_run(capsys, "--", sys.executable, "train.py", "loader.num_workers=2", "lr=0.1", "optim.lr=3").err
+    assert said.count("behind '--'") == 1
+    assert "loader.num_workers: behind '--' it is an argument of your program" in said
+
+
+def test_a_command_that_runs_elsewhere_is_said_to(capsys, place, monkeypatch):
+    tool = place / "docker"
+    tool.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(place), prepend=":")
+    assert "docker runs the program where autotune cannot measure it" in dry_run(capsys, "--", "docker", "run", "image").err
+
+
+def test_a_dry_run_lists_what_can_be_changed_here_alone(capsys):
+    one = json.loads(dry_run(capsys, "--json", "--", sys.executable, "train.py").out)
+    assert not any(key.startswith("parallel.") for key in one["searching"])
+    assert any(key.startswith("parallel.") for key in one["not here"])
+    named = json.loads(dry_run(capsys, "--json", "parallel.bucket_cap_mb=choice(25,50)", "--", sys.executable, "train.py").out)
+    assert "parallel.bucket_cap_mb" in named["searching"], "what the user names stays"
+
+
+def test_a_best_yaml_says_which_recipe_it_is_of(capsys, place):
+    (place / "runs" / "resnet18").mkdir(parents=True)
+    (place / "runs" / "resnet18" / "best.yaml").write_text(BEST, encoding="utf-8")
+    said = dry_run(capsys, "--config-dir", "runs", "+resnet18=best").out
+    assert "study  resnet18" in said
+    assert "pinned  bf16" in said
+    assert "evil" not in said
+    assert "study  mlp" in dry_run(capsys, "--config-dir", "runs", "+resnet18=best", "model=mlp").out
+
+
+def test_a_file_of_another_program_is_said_to_be_one():
+    best = Best(file="best.yaml", knobs={}, command=["python", "train.py"])
+    assert _of_another_program(best, ["python", "train.py", "--epochs", "9"]) == []
+    (line,) = _of_another_program(best, ["torchrun", "--nproc_per_node=2", "other.py"])
+    assert line.startswith("made for another program, train: settings that other does not have")
+
+
+def test_a_study_of_nearly_that_name_is_suggested(capsys, place):
+    make_study(place / "runs", "resnet18")
+    assert main(["show", "resnet"]) == 2
+    assert "Did you mean 'resnet18'?" in capsys.readouterr().err
+
+
+def test_a_broken_study_is_said_to_be_broken(capsys, place):
+    folder = StudyFolder(place / "runs" / "s")
+    folder.path.mkdir(parents=True)
+    folder.study_file.write_text("{", encoding="utf-8")
+    assert main(["show", "runs/s"]) == 2
+    assert "study.json: not a study" in capsys.readouterr().err
