@@ -13,6 +13,7 @@ from autotune.cli.options import (
     AnyStudy,
     AsJson,
     ConfigDir,
+    IsQuiet,
     Overrides,
     RunsDir,
     Study,
@@ -90,6 +91,7 @@ def run(
         bool, typer.Option("--dry-run", help="Say what would be run and what the budget holds; start and write nothing.")
     ] = False,
     as_json: AsJson = False,
+    is_quiet: IsQuiet = False,
 ) -> int:
     """Tune: find the fastest configuration, prove it against the baseline, keep everything in runs/STUDY.
 
@@ -118,7 +120,7 @@ def run(
         from autotune.cli.dry_run import print_plan
 
         return print_plan(asked, as_json=as_json)
-    return implementation.run(asked, as_json=as_json)
+    return implementation.run(asked, as_json=as_json, is_quiet=is_quiet)
 
 
 @app.command(rich_help_panel=_PANEL_TUNE)
@@ -132,6 +134,7 @@ def resume(
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
+    is_quiet: IsQuiet = False,
 ) -> int:
     """Go on with a study, however it was ended: Ctrl-C, a crash, a power loss, a used-up budget.
 
@@ -143,7 +146,7 @@ def resume(
     """
     from autotune.cli import resume as implementation
 
-    return implementation.resume(runs_folder(runs_dir), study, budget or (), as_json=as_json)
+    return implementation.resume(runs_folder(runs_dir), study, budget or (), as_json=as_json, is_quiet=is_quiet)
 
 
 @app.command(name="list", rich_help_panel=_PANEL_SEE)
@@ -191,12 +194,14 @@ def export(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, not to the terminal.", show_default=False)
     ] = None,
     runs_dir: RunsDir = None,
+    as_json: AsJson = False,
 ) -> int:
     """Export the best configuration as a file."""
     from autotune.cli import export as implementation
     from autotune.cli.show import chosen
 
-    return implementation.write(chosen(runs_folder(runs_dir), study), format_=format_, tier=tier, output=output)
+    folder = chosen(runs_folder(runs_dir), study)
+    return implementation.write(folder, format_=format_, tier=tier, output=output, as_json=as_json)
 
 
 @app.command(cls=WithCommand, rich_help_panel=_PANEL_SEE)
@@ -297,6 +302,7 @@ def sync(
     every: Annotated[bool, typer.Option("--all", help="Every study of the folder.")] = False,
     uri: Uri = None,
     runs_dir: RunsDir = None,
+    as_json: AsJson = False,
 ) -> int:
     """Bring tracking up to date with the study's folder; doing it twice changes nothing."""
     from autotune.cli import sync as implementation
@@ -307,7 +313,7 @@ def sync(
         raise BadInput("--all: every study, got a STUDY or --follow too. Give one of them.")
     if every:
         return implementation.sync_all(runs_folder(runs_dir), uri=address)
-    return implementation.sync(chosen(runs_folder(runs_dir), study), uri=address, follow=follow)
+    return implementation.sync(chosen(runs_folder(runs_dir), study), uri=address, follow=follow, as_json=as_json)
 
 
 @app.command(cls=WithCommand, rich_help_panel=_PANEL_KNOW)

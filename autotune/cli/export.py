@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 from autotune.cli.show import read_summary
+from autotune.cli.terminal import print_json
 from autotune.errors import BadInput, one_of
 from autotune.export import render
 from autotune.records import Tier
 from autotune.run_dir import StudyFolder
 
 
-def write(folder: StudyFolder, *, format_: str, tier: str | None, output: Path | None) -> int:
+def write(folder: StudyFolder, *, format_: str, tier: str | None, output: Path | None, as_json: bool = False) -> int:
     """Writes the study's best configuration to a file, or to standard output.
 
     What the format cannot express is told on standard error.
@@ -22,8 +23,13 @@ def write(folder: StudyFolder, *, format_: str, tier: str | None, output: Path |
         format_: member of `export.FORMATS`.
         tier: the highest tier that may be used; None for the study's best.
         output: file to write; None or "-" for standard output.
+        as_json: print the file and what it does not hold as one JSON document.
     """
     exported = render(read_summary(folder), format_, _tier(tier), file=str(output or ""))
+    if as_json:
+        notes = {"header": exported.header, "notes": exported.notes, "left_out": exported.left_out}
+        print_json({"study": folder.name, "format": format_, "text": exported.text, **notes})
+        return 0
     if output is None or str(output) == "-":
         sys.stdout.write(exported.text)
     else:

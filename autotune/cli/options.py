@@ -28,6 +28,7 @@ RunsDir = Annotated[
     typer.Option("--runs-dir", metavar="DIR", help="Folder of the studies: 'runs' when not given.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+IsQuiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and the verdict alone.")]
 Study = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study's name: the latest of that name; or its folder, runs/NAME.")
 ]

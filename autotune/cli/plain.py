@@ -34,6 +34,18 @@ class Quiet(View):
             print(f"autotune: {message}", file=sys.stderr, flush=True)
 
 
+class OnlyVerdict(Quiet):
+    """Prints warnings on standard error, and the verdict."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def finished(self, summary: Summary) -> None:
+        """The verdict."""
+        for line in verdict.lines(summary, self._path):
+            _say(line)
+
+
 class PlainLines(View):
     """One line an event."""
 

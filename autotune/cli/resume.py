@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autotune.config.schema import Budget
 
 
-def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool) -> int:
+def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is_quiet: bool = False) -> int:
     """Goes on with a study and prints the verdict; says so when there is nothing left to do.
 
     Raises:
@@ -46,7 +46,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool) ->
 
         return record.go_on(composed, host_facts(), folder, as_json=as_json)
     make_plan = inputs_to_resume(study) if study.verifies else inputs_of
-    return carry_out(resume_study, make_plan(composed, host_facts()), folder, as_json=as_json)
+    return carry_out(resume_study, make_plan(composed, host_facts()), folder, as_json=as_json, is_quiet=is_quiet)
 
 
 def _study(folder: StudyFolder) -> StudyRecord:

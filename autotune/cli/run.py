@@ -59,7 +59,7 @@ def print_info(asked: Asked, what: str) -> int:
     return 0
 
 
-def run(asked: Asked, *, as_json: bool) -> int:
+def run(asked: Asked, *, as_json: bool, is_quiet: bool = False) -> int:
     """Tunes, and prints the verdict.
 
     Raises:
@@ -80,11 +80,16 @@ def run(asked: Asked, *, as_json: bool) -> int:
     folder = create(Path(composed.config.runs_dir), composed.name)
     for note in composed.notes:
         print(f"autotune: {note}", file=sys.stderr)
-    return carry_out(run_study, inputs, folder, as_json=as_json)
+    return carry_out(run_study, inputs, folder, as_json=as_json, is_quiet=is_quiet)
 
 
 def carry_out(
-    study: Callable[[StudyInputs, StudyFolder, Listener], Summary], inputs: StudyInputs, folder: StudyFolder, *, as_json: bool
+    study: Callable[[StudyInputs, StudyFolder, Listener], Summary],
+    inputs: StudyInputs,
+    folder: StudyFolder,
+    *,
+    as_json: bool,
+    is_quiet: bool = False,
 ) -> int:
     """Runs a study from its beginning or from where it was ended, shows how it goes, and returns the exit code.
 
@@ -93,8 +98,9 @@ def carry_out(
         inputs: what it is given.
         folder: its folder.
         as_json: print its document and nothing else.
+        is_quiet: print warnings and the verdict alone.
     """
-    view = _view(folder, as_json=as_json)
+    view = _view(folder, as_json=as_json, is_quiet=is_quiet)
     try:
         with contextlib.closing(view):
             summary = study(inputs, folder, view)
@@ -189,11 +195,13 @@ def tracking(uri: str | None, secrets: Secrets) -> Callable[[StudyFolder], Track
     return None if uri == NONE else lambda folder: TrackingProcess(folder, uri, secrets)
 
 
-def _view(folder: StudyFolder, *, as_json: bool) -> View:
+def _view(folder: StudyFolder, *, as_json: bool, is_quiet: bool) -> View:
     from autotune.cli.live import LiveView
-    from autotune.cli.plain import PlainLines, Quiet
+    from autotune.cli.plain import OnlyVerdict, PlainLines, Quiet
 
     if as_json:
         return Quiet()
+    if is_quiet:
+        return OnlyVerdict(folder.path)
     out = console()
     return LiveView(out, folder.path) if out.is_terminal and not out.is_dumb_terminal else PlainLines(folder.path)

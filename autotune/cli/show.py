@@ -18,6 +18,7 @@ from autotune.run_dir import CUT_OFF, StudyFolder, call, find, studies
 from autotune.wording import machine_text
 
 INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # says nothing in a list: the script does
+LEAST_PROGRAM = 12  # columns; date and number of trials give way first
 MAX_HINTS = 3  # interrupted studies that `list` names the next command for
 
 
@@ -49,15 +50,20 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
     widths: dict[str, int | None] = {}
     if table_width(out):
         most = {"study": 24, "started": 16, "trials": 6, "verdict": 40}
-        widths = {name: min(most[name], max(len(name), *(len(str(row.get(name, ""))) for row in there))) for name in most}
-        widths |= {"started": 16}
-        widths["program"] = max(10, out.width - sum(filter(None, widths.values())) - 2 * len(widths) - 2)
-    for name in ("study", "started", "program", "trials", "verdict"):
+        longest = {name: min(most[name], max(len(name), *(len(str(row.get(name, ""))) for row in there))) for name in most}
+        longest |= {"started": 16}
+        for left_out in ((), ("started",), ("started", "trials")):
+            widths = {name: longest[name] for name in most if name not in left_out}
+            room = out.width - sum(filter(None, widths.values())) - 2 * len(widths) - 2
+            if room >= LEAST_PROGRAM:
+                break
+        widths["program"] = max(LEAST_PROGRAM, room)
+    names = [name for name in ("study", "started", "program", "trials", "verdict") if not widths or name in widths]
+    for name in names:
         table.add_column(name, width=widths.get(name), no_wrap=not widths, overflow="fold")
     for row in there:
-        table.add_row(
-            Text(row["study"], style="name"), _when(row), Text(row["program"]), str(row["trials"]), Text(row["verdict"])
-        )
+        cells = {name: Text(str(row[name]), style="name" if name == "study" else "") for name in names if name != "started"}
+        table.add_row(*(_when(row) if name == "started" else cells[name] for name in names))
     out.print(table)
     for row in [row for row in there if row["status"] == "interrupted"][-MAX_HINTS:]:
         command = Text(f"autotune resume {call(StudyFolder(runs / row['study']))}", style="command")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.cli.processes import own_environment
+from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
 from autotune.masking import Secrets, is_masked
 from autotune.monitors.sealing import seal_leftovers
@@ -77,7 +78,7 @@ class TrackingProcess:
             self._process.stdin.close()
 
 
-def sync(folder: StudyFolder, *, uri: str | None, follow: bool) -> int:
+def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = False) -> int:
     """Mirrors a study into MLflow and says where the mirror stands; with `follow` until the study is over."""
     parent, secrets = ParentWatch(), Secrets.known(typed=_given_secrets())
     if follow:
@@ -89,7 +90,10 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool) -> int:
         seal_leftovers(folder.path, secrets, wait_s=ENDING_S if follow else 0.0)
     if not state.is_complete:
         raise BadInput(_pending(folder, state))
-    print(_done(folder, state))
+    if as_json:
+        print_json({"study": folder.name, "uri": state.uri, "written": state.written, "present": state.present})
+    else:
+        print(_done(folder, state))
     return 0
 
 

@@ -195,6 +195,8 @@ def _changes(summary: Summary) -> RenderableType | None:
 def _tiers(summary: Summary) -> RenderableType | None:
     tiers = summary.get("best_by_tier") or {}
     made = Table.grid(padding=(0, 2, 0, 0))
+    for name in ("tier", "rate", "ratio", "interval", "what"):
+        made.add_column(no_wrap=name in ("tier", "ratio"), overflow="fold")
     seen: set[Any] = set()
     for tier in Tier:
         side = tiers.get(tier.value)

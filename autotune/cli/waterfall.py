@@ -18,7 +18,7 @@ from autotune.wording import knob_phrase
 
 BAR_WIDTH = 24
 BAR_FROM = 96  # columns from which on there is room for the bars
-KNOBS_FROM = 70  # and for the knobs' names in one line
+KNOBS_FROM = 70  # and for the knobs' names and values; below, a phrase stands for both
 PRODUCT_FROM = 84  # and for the product of the rows so far
 TOLD_APART = 0.02  # on the log scale: less than that lies between any product of factors and the whole
 _COLUMNS = ("knob", "change", "factor", "interval", "product", "bar")
@@ -35,22 +35,33 @@ class Waterfall:
         """Yields the lines."""
         entries = entries_of(self.summary)
         is_attributed = any(entry.get("verdict") or entry.get("ratio") for entry in entries)
-        shown = [True, True, is_attributed, is_attributed, is_attributed and options.max_width >= PRODUCT_FROM, is_attributed]
+        is_narrow = options.max_width < KNOBS_FROM
+        shown = [
+            True,
+            not is_narrow,
+            is_attributed,
+            is_attributed,
+            is_attributed and options.max_width >= PRODUCT_FROM,
+            is_attributed,
+        ]
         yield Text.assemble("what changed", ("  and the effect of each change", "quiet") if is_attributed else "")
         made = Table.grid(padding=(0, 2, 0, 0))
         for name, is_shown in zip(_COLUMNS, shown, strict=True):
             if is_shown:
-                is_rigid = name in ("factor", "interval", "product") or (name == "knob" and options.max_width >= KNOBS_FROM)
+                is_rigid = name in ("knob", "factor", "interval", "product")
                 justify: JustifyMethod = "right" if name in ("factor", "product") else "left"
                 made.add_column(justify=justify, no_wrap=is_rigid, overflow="fold")
-        for cells in self._rows(entries, is_attributed=is_attributed, has_bars=options.max_width >= BAR_FROM):
+        has_bars = options.max_width >= BAR_FROM
+        for cells in self._rows(entries, is_attributed=is_attributed, has_bars=has_bars, is_narrow=is_narrow):
             made.add_row(*(cell for cell, is_shown in zip(cells, shown, strict=True) if is_shown))
         yield made
         if lines := basis_lines(self.summary):
             yield from (Padding(Text(line, style="quiet"), (0, 0, 0, 2)) for line in lines)
         yield from (Padding(Text(line, style="quiet"), (0, 0, 0, 2)) for line in dropped_lines(self.summary))
 
-    def _rows(self, entries: list[dict[str, Any]], *, is_attributed: bool, has_bars: bool) -> list[tuple[Text, ...]]:
+    def _rows(
+        self, entries: list[dict[str, Any]], *, is_attributed: bool, has_bars: bool, is_narrow: bool
+    ) -> list[tuple[Text, ...]]:
         speedup, unit = self.summary.get("speedup") or {}, str(self.summary.get("unit") or "samples")
         whole = speedup.get("ratio") if is_attributed else None
         top = _top(entries, whole) if has_bars else 1.0
@@ -65,7 +76,7 @@ class Waterfall:
             doubt = Text(words, style="unsure" if entry.get("verdict") == "ambiguous" else "quiet")
             rows.append(
                 (
-                    Text(f"  {entry['knob']}", style="key"),
+                    Text(f"  {knob_phrase(entry['knob'], entry['to']) if is_narrow else entry['knob']}", style="key"),
                     Text.assemble((value_text(entry.get("from")), "quiet"), " → ", (value_text(entry.get("to")), "name")),
                     Text(ratio_text(entry.get("ratio")), style=_style(entry)),
                     Text(ratio_interval_text(entry.get("ci")), style="quiet"),

@@ -171,7 +171,9 @@ def summary_of(name: str, trials: list[TrialRecord], *, status: str) -> Summary:
         "attribution": [
             _change("precision.amp", "off", "bf16", ratio=1.62, ci=[1.58, 1.66], verdict="faster", cumulative=1.62),
             _change("layout.channels_last", False, True, ratio=1.38, ci=[1.33, 1.43], verdict="faster", cumulative=2.24),
-            _change("loader.num_workers", 0, 2, ratio=1.03, ci=[0.99, 1.07], verdict="ambiguous", cumulative=2.30),
+            _change(
+                "loader.num_workers", 0, 2, ratio=1.03, ci=[0.99, 1.07], verdict="ambiguous", cumulative=2.30, basis="estimated"
+            ),
             _change(
                 "loader.batch_size", 32, 64, ratio=None, ci=None, verdict="not measured", reason="no time", cumulative=2.30
             ),

@@ -85,3 +85,27 @@ def test_a_broken_study_is_said_to_be_broken(capsys, place):
     folder.study_file.write_text("{", encoding="utf-8")
     assert main(["show", "runs/s"]) == 2
     assert "study.json: not a study" in capsys.readouterr().err
+
+
+def test_export_and_knobs_speak_json(capsys, place):
+    make_study(place / "runs", "resnet18")
+    assert main(["export", "resnet18", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["study"], document["format"]) == ("resnet18", "yaml")
+    assert "precision" in document["text"]
+    assert main(["knobs", "precision.amp", "--json"]) == 0
+    (knob,) = json.loads(capsys.readouterr().out)
+    assert knob["key"] == "precision.amp"
+    assert "default" in knob["search_spaces"]
+
+
+def test_a_quiet_study_prints_its_verdict_alone(capsys, place):
+    from autotune.cli.plain import OnlyVerdict
+
+    folder = make_study(place / "runs", "resnet18")
+    view = OnlyVerdict(folder.path)
+    view.notice("disk is nearly full")
+    view.finished(folder.read_summary())
+    said = capsys.readouterr()
+    assert said.err == "autotune: disk is nearly full\n"
+    assert said.out.startswith("verdict  ")
