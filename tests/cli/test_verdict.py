@@ -165,7 +165,7 @@ def test_plain_lines_say_what_each_change_is_worth(tmp_path):
     folder = make_study(tmp_path / "runs")
     said = lines(folder.read_summary(), folder.path)
     assert "changed  precision.amp: off -> bf16  1.62x [1.58, 1.66]" in said
-    assert "changed  loader.num_workers: 0 -> 2  1.03x [0.99, 1.07] ambiguous" in said
+    assert "changed  loader.num_workers: 0 -> 2  1.03x [0.99, 1.07] ambiguous, estimated" in said
     assert "changed  loader.batch_size: 32 -> 64  not measured: no time" in said
     assert "dropped  no effect, so left as it was: pin_memory 1.00x [0.98, 1.02]" in said
 
