@@ -141,10 +141,13 @@ class Attributor:
     def _once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
         """Puts each knob back once: with what is known of the spread, one trial is enough for an estimate."""
         session, evidence = self._session, self._evidence(winner)
-        session.listener.attribution_started(winner.number, knobs, session.budget.left_s - kept_s)
+        is_announced = False
         for knob in knobs:
             part = evidence.parts[knob]
             if self._expected_s(part.knobs) <= session.budget.left_s - kept_s:
+                if not is_announced:
+                    session.listener.attribution_started(winner.number, knobs, session.budget.left_s - kept_s)
+                    is_announced = True
                 rules, why = self._rules(evidence, knobs, kept_s), _why(winner, {knob})
                 session.measure_part(part.knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
                 self.found = self._attribution(winner)

@@ -136,7 +136,7 @@ class Finals:
             if index < len(rounds):
                 continue  # measured by an earlier run of the study
             entrants = self._that_can_be_paid(_within_reach(entrants, rounds[:index]))
-            if len(entrants) < 2:
+            if len(entrants) < 2 or (index and not self._has_time_for_effects(entrants)):
                 break
             self._round += 1
             rounds.append({})
@@ -162,6 +162,14 @@ class Finals:
             if spare_s >= 0:
                 paid.append(entrant)
         return paid
+
+    def _has_time_for_effects(self, entrants: list[TrialRecord]) -> bool:
+        """Whether another choosing round leaves time to put each change back once, which is worth more."""
+        each_s = max(map(self._expected_s, entrants))
+        round_s = sum(map(self._expected_s, entrants)) + self._expected_s(self._session.baseline)
+        effects_s = max(len(entrant.changed) for entrant in entrants) * each_s
+        kept_s = MIN_PAIRS * max(map(self._pair_s, entrants))
+        return round_s + effects_s + kept_s <= self._session.budget.left_s
 
     def _with_baseline(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
         baseline = self._session.baseline
