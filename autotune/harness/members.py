@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-TABLES = ("_parameters", "_buffers", "_modules")  # of a module
+TABLES = ("_parameters", "_buffers", "_modules")  # attributes of a module
 _SHAPE: Any = Tensor.shape
 
 

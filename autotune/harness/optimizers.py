@@ -115,9 +115,6 @@ class OptimizerWatch:
 
         With the short hook, the hook before a step is removed. It is needed only to prepare an optimizer once, and to recognise
         a closure's forward calls while forward calls are counted.
-
-        Args:
-            is_uninstalled: whether the steps are simple enough for the short hook.
         """
         optimizer = self.clock()
         if is_uninstalled == (self._short is not None):

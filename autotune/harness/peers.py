@@ -196,7 +196,7 @@ class Peers:
         """Returns whether another process has already written this result, measured or refused.
 
         Args:
-            path: of the result.
+            path: path of the result file.
         """
         if self._number < 0 or not (self._number or os.path.exists(self._path(1))):
             return False

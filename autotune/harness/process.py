@@ -17,8 +17,8 @@ from . import state
 from .knobs import affinity
 
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "sve", "asimd", "bf16")
-LOOK_S = 0.05  # between two looks at the allocator's counters: the length of a block
-SAMPLE_S = 1.0  # between two looks at this process's memory
+LOOK_S = 0.05  # between two readings of the allocator's counters: the length of a block
+SAMPLE_S = 1.0  # between two readings of this process's memory
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Variables in which launchers pass the number of all processes and of those on this machine: torchrun and similar, Open MPI.
 WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))

@@ -29,7 +29,7 @@ class Session(TrialContext):
 
     def __init__(self, spec_path: str) -> None:
         super().__init__(protocol.read_spec(spec_path))
-        self.binder = AffinityBinder(self)  # before torch counts the cores
+        self.binder = AffinityBinder(self)  # must come before torch counts the cores
         self.window = Window(self)
         self.last_step = LastStep(self)
         self.ending = Ending(self)
@@ -140,7 +140,7 @@ class Session(TrialContext):
         """Counts a step that the program reports itself; from the first one on, optimizer steps no longer count.
 
         Args:
-            samples: of this step, in this process; None takes them from the loader or counts steps.
+            samples: samples of this step in this process; None takes them from the loader or counts steps.
         """
         if self.is_over:
             return

@@ -52,7 +52,7 @@ def looks_like_training(arguments: Dict[str, Any]) -> bool:
     """Returns whether a loader shuffles, has its own sampler, or streams.
 
     Args:
-        arguments: of its constructor, as the program gives them.
+        arguments: arguments of its constructor, as the program gives them.
     """
     from torch.utils.data import IterableDataset, SequentialSampler
 
@@ -69,7 +69,7 @@ def shuffles(arguments: Dict[str, Any]) -> bool:
     """Returns whether a loader draws its samples at random, so that their order does not matter.
 
     Args:
-        arguments: of its constructor, as the program gives them.
+        arguments: arguments of its constructor, as the program gives them.
     """
     from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
@@ -117,7 +117,7 @@ class TargetSites:
 
         Args:
             info: the loader: site, ordinal, code and nth.
-            arguments: of its constructor.
+            arguments: arguments of its constructor.
             is_chained: whether it is made around the batch sampler of a target.
         """
         if is_chained:

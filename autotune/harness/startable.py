@@ -1,7 +1,6 @@
-"""Decides whether a loader's workers can be started by spawn or forkserver.
+"""Decides whether a loader's workers can be started by spawn or forkserver: they are sent objects and import the program.
 
-Such workers are sent what they work on, and they import the program's main module. The check runs in the process that trains,
-on the objects themselves: it pickles them and discards the bytes.
+The check runs in the process that trains, on the objects themselves: it pickles them and discards the bytes.
 """
 
 from __future__ import annotations

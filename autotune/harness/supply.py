@@ -1,13 +1,12 @@
 """Estimates what rate the loader can sustain, and whether it shares the cores with the step.
 
 While the first step compiles, the workers fill their queues. Until these are empty again, steps take more than the workers
-make, and the rate in a window cannot last. Three rates are measured: K, batches per second taken by the steps; P, batches per
-second made by the workers; and L, batches per second that the workers can make undisturbed.
+make, and the rate in a window cannot last. Three rates are measured, in batches per second: K, taken by the steps; P, made by
+the workers; and L, what the workers can make undisturbed.
 
 As long as the queue's length is stable, K lasts. When it falls, each step lacks 1 - P/K of a batch. Once the queue is empty,
-the step waits for that fraction, which is made at rate L because the workers then have the cores to themselves. So a step takes
-1/K + (1 - P/K)/L. If the workers have cores to themselves ("separate"), P is L and the rate is min(K, L); if they share them
-with the step ("shared"), P is less.
+the step waits for that fraction, made at rate L because the workers then have the cores to themselves. So a step takes
+1/K + (1 - P/K)/L. With separate cores for the workers, P is L and the rate is min(K, L); with shared cores, P is less.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Reading(NamedTuple):
 
     now_s: float
     taken: float
-    cpu_s: float  # of this process
+    cpu_s: float  # CPU seconds of this process
     workers: List[worker.Counters]
 
     @property
@@ -132,7 +131,7 @@ class Supply:
         """Returns SEPARATE or SHARED; None without workers.
 
         Args:
-            num_threads: of a step that computes on the CPU; None if a GPU computes and the process only launches its work.
+            num_threads: threads of a step on the CPU; None if a GPU computes and the process only launches its work.
         """
         begin, end = self._opened, self._closed
         if begin is None or end is None or end.now_s <= begin.now_s:

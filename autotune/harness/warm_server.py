@@ -157,8 +157,7 @@ def become_trial(descriptors: List[int], between: int, parent: int) -> Dict[str,
         os.dup2(descriptor, number)
         os.close(descriptor)
     request: Dict[str, Any] = json.loads(line)
-    # Variables that start-up has set here would also be set in a fresh process: LC_CTYPE in a plain C locale, or a
-    # sitecustomize's own.
+    # Variables set here by start-up would also be set in a fresh process: LC_CTYPE in a plain C locale, a sitecustomize's own.
     set_here = {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
     os.environ.clear()
     os.environ.update({**request["env"], **set_here})

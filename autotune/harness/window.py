@@ -81,8 +81,7 @@ class Window:
         if context.spec.mode == "parity":
             self.is_full = self._is_parity_over()
             return
-        # A foreign step contains, for example, an evaluation, which is not training time. But without a loader it may be the
-        # rollout that makes the samples.
+        # A foreign step contains an evaluation, say, and is not training time; without a loader that may make the samples.
         may_feed = context.loaders.unit_source != "loader"
         while may_feed and (number := _next_evaluated(steps)) is not None:
             self._feed(meter, [step for step in steps[:number] if not step.is_foreign])

@@ -55,7 +55,7 @@ class WorkerInit:
     """A picklable `worker_init_fn` that calls the program's own and wraps the fetcher of this worker process.
 
     Args:
-        path: of the counters; "" for no counting.
+        path: path of the counters' file; "" for no counting.
         following: the program's own `worker_init_fn`.
         cores: to bind the worker to; None leaves it unbound.
         is_of_bytes: whether images stay uint8 until they are on the device.

@@ -70,7 +70,7 @@ class Probe:
     """A tensor that is watched for writes.
 
     Args:
-        leaf: the tensor as it was last seen.
+        leaf: the tensor and its state when last seen.
     """
 
     def __init__(self, leaf: Leaf) -> None:
@@ -270,7 +270,7 @@ def place_of(tensor: Any) -> Any:
 
 
 def values_of(tensor: Any) -> Any:
-    """Returns a few values of a tensor, spread over it. Waits for the device."""
+    """Returns a few values, evenly spaced in a tensor. Waits for the device."""
     flat = _local(tensor).detach().reshape(-1)
     return flat[:: max(1, flat.numel() // NUM_VALUES)][:NUM_VALUES].tolist()
 

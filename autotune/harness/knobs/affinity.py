@@ -43,9 +43,9 @@ def place(value: str, cores: List[Core], rank: int, num_ranks: int, *, gpu_node:
     """Returns the cores of one rank and its workers, how many ranks share them, and why this differs from `value` ("" if not).
 
     Args:
-        value: of threads.affinity.
+        value: value of threads.affinity.
         cores: the available cores.
-        rank: of this process among those on this host.
+        rank: rank of this process among those on this host.
         num_ranks: number of training processes on this host.
         gpu_node: NUMA node of this rank's GPU; None if there is none or it is not known.
     """
@@ -68,8 +68,8 @@ def part(cores: List[Core], num_workers: int) -> Tuple[List[Core], List[Core], s
     The workers get one core each, but together never more than half.
 
     Args:
-        cores: of both.
-        num_workers: on these cores; 0 while it is not known.
+        cores: cores of both together.
+        num_workers: number of workers on these cores; 0 while it is not known.
     """
     if not num_workers or len(cores) < 2:
         return cores, cores, TOO_FEW if num_workers else NO_WORKERS
@@ -214,7 +214,7 @@ def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM,
 
     Args:
         environment: may restrict the visible GPUs, by index or UUID.
-        rank: of this process on this host, which is the index of its GPU among the visible ones.
+        rank: rank of this process on this host, which is the index of its GPU among the visible ones.
         system: folder in which the kernel describes its devices.
         driver: folder in which the driver lists its GPUs, in CUDA's order for GPUs of the same model.
     """

@@ -26,7 +26,7 @@ def enabled() -> List[str]:
 
 
 class AttentionKnobs(KnobHandler):
-    """The kernels of scaled_dot_product_attention."""
+    """Sets the kernels of scaled_dot_product_attention."""
 
     keys = (KEY,)
 
@@ -38,7 +38,7 @@ class AttentionKnobs(KnobHandler):
         if value == "default":
             return
         for kind in KINDS:
-            switch = getattr(torch.backends.cuda, f"enable_{kind}_sdp", None)  # cuDNN's came with torch 2.5
+            switch = getattr(torch.backends.cuda, f"enable_{kind}_sdp", None)  # cuDNN's exists since torch 2.5
             if switch is not None:
                 switch(kind in (value, "math"))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PREFIX = "loader."
 CONTEXT, IN_ORDER, SHARING = PREFIX + "multiprocessing_context", PREFIX + "in_order", PREFIX + "sharing_strategy"
 ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "multiprocessing_context", "in_order")
-OF_STREAMS = ("num_workers", "prefetch_factor", "persistent_workers")  # more workers would yield more data
+OF_STREAMS = ("num_workers", "prefetch_factor", "persistent_workers")  # not changed if more workers would yield more data
 OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "in_order", "sharing_strategy", "own_cores")
 # Arguments that torch rejects or ignores without workers, and their neutral values.
 WITHOUT_WORKERS = {
