@@ -81,7 +81,7 @@ class Window:
         if context.spec.mode == "parity":
             self.is_full = self._is_parity_over()
             return
-        # A foreign step contains an evaluation, say, and is not training time; without a loader that may make the samples.
+        # Foreign steps contain an evaluation and are not training time; without a loader, it may be what makes the samples.
         may_feed = context.loaders.unit_source != "loader"
         while may_feed and (number := _next_evaluated(steps)) is not None:
             self._feed(meter, [step for step in steps[:number] if not step.is_foreign])
