@@ -1,8 +1,8 @@
-"""What a program's objects hold, read where torch keeps it.
+"""Reads what a program's objects hold directly from where torch stores it.
 
-Whatever a program's class may have overridden (`parameters`, `children`, `to`, `__getattr__`, `shape`, ...) is the program's to
-call and not ours: it may raise, count, move things, or mean something else. A `to` that keeps a note of the device by moving an
-empty tensor refuses a memory format, say.
+The harness must not call anything that a program's class may have overridden (`parameters`, `children`, `to`, `__getattr__`,
+`shape`, ...): it may raise, count, move things, or mean something else. For example, a `to` that finds the device by moving an
+empty tensor refuses a memory format.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-TABLES = ("_parameters", "_buffers", "_modules")  # of a module
+TABLES = ("_parameters", "_buffers", "_modules")  # attributes of a module
 _SHAPE: Any = Tensor.shape
 
 
 def named_modules(module: Any, prefix: str = "", known: Optional[Set[int]] = None) -> Iterator[Tuple[str, Any]]:
-    """Yields (name, module) of a module and all within it, outer ones first, each once."""
+    """Yields (name, module) for a module and all modules within it, outer ones first, each once."""
     known = set() if known is None else known
     if id(module) in known:
         return
@@ -30,17 +30,17 @@ def named_modules(module: Any, prefix: str = "", known: Optional[Set[int]] = Non
 
 
 def modules(module: Any) -> Iterator[Any]:
-    """Yields a module and all within it, outer ones first, each once."""
+    """Yields a module and all modules within it, outer ones first, each once."""
     return (each for _, each in named_modules(module))
 
 
 def children(module: Any) -> Iterator[Any]:
-    """Yields the modules that a module holds itself, each once."""
+    """Yields the direct children of a module, each once."""
     return iter({id(child): child for child in _table(module, "_modules").values() if child is not None}.values())
 
 
 def named_parameters(module: Any) -> Iterator[Tuple[str, Any]]:
-    """Yields (name, parameter) of all parameters within a module, each once."""
+    """Yields (name, parameter) for all parameters within a module, each once."""
     known: Set[int] = set()
     for prefix, each in named_modules(module):
         for name, parameter in _table(each, "_parameters").items():
@@ -55,14 +55,14 @@ def parameters(module: Any) -> Iterator[Any]:
 
 
 def convert(module: Any, change: Any) -> None:
-    """Puts what `change` returns for each parameter and buffer of one module, not of those within it, in its place."""
+    """Replaces each parameter and buffer of one module, but not of its children, by what `change` returns for it."""
     Module._apply(module, change, recurse=False)  # type: ignore[no-untyped-call]
 
 
 def attribute(thing: Any, name: str, default: Any = None) -> Any:
-    """Returns an attribute as the object or its class has it; the default where there is none, or reading it fails.
+    """Returns an attribute that the object or its class has itself; the default if there is none or reading it fails.
 
-    `__getattr__` is not asked: a wrapper that hands everything on has not what it hands on.
+    `__getattr__` is not called: a wrapper that forwards all attributes does not itself have those it forwards.
     """
     own = held(thing)
     if name in own:
@@ -76,13 +76,13 @@ def attribute(thing: Any, name: str, default: Any = None) -> Any:
             found = kind.__dict__[name]
             try:
                 return found.__get__(thing, type(thing)) if hasattr(type(found), "__get__") else found
-            except Exception:  # a property of the program's own
+            except Exception:  # raised by the program's own property
                 return default
     return default
 
 
 def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
-    """Returns the shape of a tensor, or of an array of any library; None for anything else."""
+    """Returns the shape of a tensor or of any library's array; None for anything else."""
     if isinstance(value, Tensor):
         try:
             return _SHAPE.__get__(value)  # type: ignore[no-any-return]
@@ -93,7 +93,7 @@ def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
 
 
 def plain(value: Tensor) -> Tensor:
-    """Returns a tensor's values without history, of torch's own class unless it holds none (a DTensor)."""
+    """Returns a tensor detached, and as a plain torch.Tensor unless its class holds no values itself (a DTensor)."""
     if type(value) is Tensor or type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return Tensor.detach(value)
     with torch._C.DisableTorchFunctionSubclass():
@@ -101,7 +101,7 @@ def plain(value: Tensor) -> Tensor:
 
 
 def held(thing: Any) -> Dict[str, Any]:
-    """Returns the attributes that an object itself has; {} where it has slots, or is of C."""
+    """Returns an object's own attributes; {} if it has slots or is implemented in C."""
     try:
         return object.__getattribute__(thing, "__dict__")  # type: ignore[no-any-return]
     except AttributeError:

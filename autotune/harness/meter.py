@@ -1,9 +1,9 @@
-"""When warm-up ends, when measuring stops, and what the window says. Pure: no torch, no clock of its own.
+"""Decides when warm-up ends and when measuring stops, and computes the window's rate. Uses neither torch nor a clock.
 
-Fed one finished step at a time. Rates come from samples over wall time across whole multiples of the loader's worker
-count, never from the median step: loader-bound steps come in bursts of one per worker, and their median stays wrong for
-ever (measured: 11 ms read where 25 ms is true). What ends a window is the spread of its blocks; what is claimed of it
-afterwards is an interval that allows for blocks that depend on each other, or none (interval.py).
+The meter is fed finished steps. Rates are samples divided by wall time, over whole multiples of the loader's worker count, and
+never come from the median step: loader-bound steps come in bursts of one per worker, and their median stays wrong however long
+one measures (11 ms where 25 ms is true). The spread of the blocks decides when a window ends. The interval that is reported
+afterwards allows for correlated blocks, or is None (interval.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .interval import MIN_BLOCKS, mean_half_width_frac, spread_frac
 from .protocol import MeasureRules, Window
 from .trend import keeps_changing, trend
 
-MIN_STEPS = 3  # of a window that is ended before it is full
+MIN_STEPS = 3  # least steps of a window that is ended before it is full
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
-# Of a 95 % half-width: the 99 % one is as wide from five blocks (Student's t, 4.60 / 2.78), and narrower from more.
+# A 99 % half-width in multiples of the 95 % one, for five blocks (Student's t, 4.60 / 2.78); with more blocks it is narrower.
 RACE_WIDTH = 1.66
-CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # so many cycles are fewer than that: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
-CYCLES = 3  # of a window; two where the third would not fit
+CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # for fewer, by number: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
+CYCLES = 3  # in a window; two if a third would not fit
 
 
 class Meter:
@@ -30,9 +30,9 @@ class Meter:
 
     Args:
         rules: thresholds.
-        width: whole multiples of this many steps make a block: max(1, loader workers).
-        race_below_per_s: the window ends early once the rate is certainly below this; None never.
-        promote_above_per_s: the window goes on until it is narrower where the rate may reach this; None never.
+        width: max(1, loader workers); a block's steps are a whole multiple of this.
+        race_below_per_s: the window ends early once the rate is certainly below this; None for never.
+        promote_above_per_s: the window continues until its interval is narrower if the rate may reach this; None for never.
         cycle: `Spec.cycle`, see cycles.py.
     """
 
@@ -54,10 +54,10 @@ class Meter:
         self._warmup_steps = 0
         self.is_steady = True
         self.reason = ""
-        self.is_draining = False  # steps take more from a queue than goes in: set by who feeds
-        self._held_s: Optional[float] = None  # since it was warm but for that
-        self._left: Optional[Window] = None  # the one left behind when the window began anew
-        self._left_after_steps = 0  # warm-up before that one
+        self.is_draining = False  # steps take batches from a queue faster than it is filled; set by the caller
+        self._held_s: Optional[float] = None  # seconds since only draining has kept the window from opening
+        self._left: Optional[Window] = None  # the previous window, if the window was restarted
+        self._left_after_steps = 0  # warm-up steps before that window
         self._moving: List[float] = []  # block rates of a window in which the step time seemed to change
         self._warm = Blocks(self.width, rules.block_min_s)
         self._warm_s = 0.0
@@ -68,18 +68,18 @@ class Meter:
         self._window_s = self._window_samples = 0.0
         self._window_steps = 0
         self._checked_at, self._checked_width = 0, math.inf
-        self._other_steps, self._other_s, self._other_samples = 0, 0.0, 0.0  # left out, but for whole cycles
-        self._opened_s = 0.0  # position
+        self._other_steps, self._other_s, self._other_samples = 0, 0.0, 0.0  # counted in whole cycles only
+        self._opened_s = 0.0  # seconds of `_position` at which the window opened
         self._evaluated_at_s = -math.inf
         self._cycles = Cycles(self.width, rules.min_s / FREQUENT, told=cycle)
 
     def feed(self, step_s: float, samples: float, *, is_quiet: bool = True) -> str:
-        """Takes a finished step in and returns the phase the trial is now in.
+        """Processes a finished step and returns the phase that the trial is now in.
 
         Args:
             step_s: seconds from the previous step's end to this one's.
             samples: work units of the step.
-            is_quiet: nothing was compiled and no memory segment was taken during the step.
+            is_quiet: whether nothing was compiled and no memory segment was allocated during the step.
         """
         if self.phase == WARMUP:
             self._feed_warmup(step_s, samples, is_quiet)
@@ -88,9 +88,9 @@ class Meter:
         return self.phase
 
     def feed_evaluation(self, step_s: float, samples: float) -> str:
-        """Takes in a step with an evaluation in it that may be a rollout, and returns the phase.
+        """Processes a step with an evaluation in it, which may be a rollout, and returns the phase.
 
-        Of such that come often each is a step like others. A long one is left out, but where they make cycles.
+        If evaluations are frequent, such a step counts like any other. A long one counts only as part of a cycle.
 
         Args:
             step_s: as in `feed`.
@@ -135,7 +135,7 @@ class Meter:
             self._held_s = self._held_s or 0.0
             if not self.is_draining or self._held_s >= self.rules.drain_max_s:
                 self.phase = STEADY
-        elif self._warm_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # never quiet: measured all the same
+        elif self._warm_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # never quiet: measure anyway
             self.phase, self.is_steady = STEADY, False
             self.reason = f"no steady state within {self.rules.warmup_max_s:g} s"
 
@@ -154,12 +154,12 @@ class Meter:
     # --- window ---
 
     def feed_window(self, steps_s: List[float], samples: List[float], *, is_quiet: bool = True) -> None:
-        """Takes several finished steps of the window in at once, which costs far less than one by one.
+        """Processes several finished steps of the window at once, which costs far less than one by one.
 
         Args:
-            steps_s: seconds of each.
-            samples: work units of each.
-            is_quiet: nothing was compiled in any. If something was, the window begins anew, as long as warm-up may last.
+            steps_s: seconds of each step.
+            samples: work units of each step.
+            is_quiet: whether nothing was compiled in any of them. Otherwise the window restarts, within the warm-up's limit.
         """
         if not is_quiet:
             self._begin_anew(sum(steps_s), len(steps_s), "graphs are still compiled")
@@ -172,28 +172,28 @@ class Meter:
             self._window_s += step_s
             self._window_samples += step_samples
             self._window_steps += 1
-            if self._window.add(step_s, step_samples) or step_s >= min_s:  # else a short step in a block decides nothing
+            if self._window.add(step_s, step_samples) or step_s >= min_s:  # a short step within a block decides nothing
                 if step_s >= min_s:
                     self._note_long(step_s)
                 self._decide(is_closed=len(self._window) > num_before)
                 num_before = len(self._window)
                 if self.phase == WARMUP:
-                    self._warmup_steps += len(steps_s) - number  # left out: what is looked at next comes after them
+                    self._warmup_steps += len(steps_s) - number  # the rest is left out; the caller feeds later steps next
                 if self.phase != STEADY:
                     return
 
     def cut_off(self) -> bool:
-        """Ends the window with what it has, where that is anything to go by, for want of time; returns whether it did."""
+        """Ends the window for lack of time if it holds enough to go by; returns whether it did."""
         is_enough = self._window_steps >= MIN_STEPS and self._window_s >= self.rules.race_min_s and len(self._window) > 0
         if self.phase != STEADY or not is_enough:
             return False
-        if self.is_draining and self.is_steady:  # its rate is of samples that were made before
+        if self.is_draining and self.is_steady:  # part of the samples were prepared before the window
             self.is_steady, self.reason = False, "the study's time was up while the loader's queue was running empty"
         self.phase, self.reason = DONE, self.reason or "the study's time was up"
         return True
 
     def _begin_anew(self, more_s: float, more_steps: int, otherwise: str) -> None:
-        # What was measured so far is of a state that is over: back to warm-up, unless that has taken too long already.
+        # The steps measured so far belong to a state that is over: return to warm-up, unless that has taken too long already.
         if self._warm_s + self._window_s + more_s >= self.rules.warmup_max_s:
             self.is_steady, self.reason = False, f"{otherwise} after {self._warm_s + self._window_s + more_s:.0f} s"
             return
@@ -247,7 +247,7 @@ class Meter:
         return width is not None and width <= self._wanted_frac(blocks.samples / blocks.seconds, width)
 
     def _wanted_frac(self, rate_per_s: float, width: float) -> float:
-        """How narrow the interval is to be: narrower where the rate may be the best so far, for a while."""
+        """The half-width at which to stop: for a while it is smaller if the rate may be the best so far."""
         rules, above_per_s = self.rules, self._promote_above_per_s
         if above_per_s is None or self._window_s >= rules.promoted_max_s:
             return rules.half_width_frac
@@ -255,11 +255,11 @@ class Meter:
         return min(rules.half_width_frac, rules.promoted_half_width_frac) if is_contender else rules.half_width_frac
 
     def _race(self, rate_per_s: float, half: Optional[float]) -> None:
-        """Ends the window where the rate is certainly too low to be of interest, by the upper end of its 99 % interval.
+        """Ends the window if the upper end of the rate's 99 % interval is too low to be of interest.
 
-        A queue that was filled before the window makes its beginning too fast, never too slow, and warm-up is over: what is
-        too slow now stays so. The bound is read anew at every block, which a single 99 % does not allow for; the 20 % between
-        what is raced and what could win do.
+        A queue that was filled before the window makes its beginning too fast, never too slow, and warm-up is over: a rate that
+        is too low now stays low. The bound is checked at every block, which weakens the 99 %; the 20 % between the race limit
+        and the best rate make up for that.
         """
         limit_per_s = self._race_below_per_s
         if limit_per_s is None or half is None or not self.is_steady or rate_per_s * (1 + half) >= limit_per_s:
@@ -271,7 +271,7 @@ class Meter:
 
     @property
     def _position(self) -> Tuple[int, float]:
-        """Steps and seconds so far, of all that was fed."""
+        """Number of steps fed so far and their seconds."""
         steps = self._warmup_steps + self._window_steps + self._other_steps
         return steps, self._warm_s + self._window_s + self._other_s
 
@@ -284,7 +284,7 @@ class Meter:
 
     @property
     def _open_s(self) -> float:
-        """Seconds since the window opened, with what is left out of it."""
+        """Seconds since the window opened, including steps that it leaves out."""
         return self._position[1] - self._opened_s
 
     @property
@@ -296,11 +296,11 @@ class Meter:
         return is_bounded and self._cycles.is_awaited(self._window_steps, self._open_s)
 
     def _whole(self) -> Optional[Whole]:
-        """Returns the whole cycles of the window; None where there are none."""
+        """Returns the whole cycles of the window; None if there are none."""
         return whole([gap for gap in self._gaps() if gap.end_s >= self._opened_s])
 
     def _is_decided_by_cycles(self) -> bool:
-        """Ends the window after whole cycles; returns whether nothing else may end it."""
+        """Ends the window after enough whole cycles; returns whether nothing else may end it."""
         gaps = self._gaps()
         if not gaps:
             return self._is_awaited()
@@ -324,7 +324,7 @@ class Meter:
             self._race(rate_per_s, half * CYCLES_RACE_WIDTH.get(num, RACE_WIDTH))
 
     def _why_not_whole(self) -> str:
-        """Returns why the window tells no rate though the steps come in cycles; "" where it does, or they do not."""
+        """Returns why the window gives no rate although steps come in cycles; "" if it does or they do not."""
         gaps = self._gaps()
         if self._whole() or not (len(gaps) > 1 or self._is_awaited()):
             return ""
@@ -335,13 +335,13 @@ class Meter:
         return f"{found}, and the window holds none: give more time, or more than cycles_max_s={rules.cycles_max_s:g}"
 
     def _end(self, reason: str) -> None:
-        if not self.is_draining and self._still_moves():  # a queue that empties is another matter
+        if not self.is_draining and self._still_moves():  # a draining queue also changes the step time
             return
         self.phase = DONE
         self.reason = self.reason or reason
 
     def _still_moves(self) -> bool:
-        """Returns whether another window was begun, because in this one the step time changed from end to end."""
+        """Returns whether another window was started because the step time changed over this one."""
         found = self._whole()
         rates, between = (found.rates_per_s, []) if found else (self._window.rates_per_s, self._warm.rates_per_s)
         last = trend(rates)
@@ -362,29 +362,29 @@ class Meter:
         return spread_frac(self._window.rates_per_s, min_blocks=self.rules.min_blocks)
 
     def _is_dependent(self) -> bool:
-        # A longer window tells more of blocks that depend on each other too much for an interval. With few blocks no one
-        # knows whether they do, and slow steps would cost too much to find out.
+        # A longer window helps if the blocks are too correlated for an interval. With few blocks their correlation is unknown,
+        # and with slow steps it would cost too much to find out.
         blocks = self._window
         return len(blocks) >= MIN_BLOCKS and mean_half_width_frac(blocks.rates_per_s, blocks.block_s)[0] is None
 
     @property
     def rate_per_s(self) -> Optional[float]:
-        """Samples per second of the last closed block; None before there is one."""
+        """Samples per second of the last closed block; None before the first is closed."""
         rates = self._window.rates_per_s or self._warm.rates_per_s
         return rates[-1] if rates else None
 
     @property
     def warmup_steps(self) -> int:
-        """Steps before the window that `window` returns; so far, where there is none."""
+        """Steps before the window that `window` returns; if there is none, all steps so far."""
         found = self._whole() if self._window_steps else None
         if found:
             return found.begin.steps
         return self._left_after_steps if self._left is not None and not self._window_steps else self._warmup_steps
 
     def window(self) -> Optional[Window]:
-        """Returns the window as measured so far, whole blocks of it as soon as there is one; None when it was not reached.
+        """Returns the window measured so far, in whole blocks once there is one; None if it was not reached.
 
-        Of one that began anew and got no further, what there was before: a rank, or a program, may end just then.
+        If the window was restarted and has no steps yet, returns the previous one: a rank or a program may end just then.
         """
         if not self._window_steps:
             return self._left

@@ -1,9 +1,9 @@
-"""Which modules train, how often they are called and how much they are given.
+"""Finds the modules that train and counts the samples they are called with.
 
-A training root is an outermost *called* module in training mode that owns parameters held by an optimizer; a program may
-have several (GAN, encoder and decoder, the children that a `training_step` beside `__call__` calls). A root gets its class
-swapped for a subclass that only overrides `__call__`: the signature of `forward` stays, deepcopy, pickle and `state_dict` see
-the original class, and nothing global stays behind for the compiler to trip over.
+A training root is an outermost *called* module in training mode that owns parameters held by an optimizer. A program may have
+several (GAN, encoder and decoder, the children that a `training_step` calls without `__call__`). A root's class is swapped for
+a subclass that only overrides `__call__`: the signature of `forward` stays, deepcopy, pickle and `state_dict` see the original
+class, and no global patch remains to disturb the compiler.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .knobs import module as module_knobs
 from .patches import Patch, patches
 from .subclassing import subclass
 
-DISCOVERY_STEPS = 3  # every optimizer has stepped by then in programs that alternate
+DISCOVERY_STEPS = 3  # in programs that alternate between optimizers, each has stepped by then
 
 
 class Root:
-    """A training root: the module, what it was like when it was first called, and what its calls are wrapped in.
+    """A training root: the module, its state at the first call, and the wrapper around its calls.
 
-    The module is not kept alive: a program that builds another one wants the memory of the first back.
+    The module is not kept alive: a program that builds another one needs the memory of the first.
     """
 
     def __init__(self, module: Any, observed: Dict[str, Any], asked: Optional[int] = None) -> None:
@@ -38,32 +38,32 @@ class Root:
         self.name, self.num_parameters = _name(module), sum(Tensor.numel(p) for p in members.parameters(module))
         self.observed = observed
         self.sizes = CallSizes(asked)
-        self.samples = 0.0  # given to it since the last step
+        self.samples = 0.0  # of its calls since the last step
         self.trains_in_evaluation = not module.training
         self.around: Any = None
-        self.is_passive = False  # nothing is looked for, counted or set any more: its calls go straight through
+        self.is_passive = False  # nothing is left to find, count or set: its calls pass straight through
 
     @property
     def module(self) -> Any:
-        """The module; None when it is gone."""
+        """The module; None if it no longer exists."""
         return self._module()
 
 
 class Nesting(threading.local):
-    """How many module calls a thread is inside of."""
+    """The number of nested module calls in the current thread."""
 
     depth = 0
 
 
 class ModuleWatch:
-    """Finds the training roots of this process and carries the knobs that belong to modules."""
+    """Finds the training roots of this process and applies the knobs of modules to them."""
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context
         self._knobs = context.handlers.module
         self.roots: List[Root] = []
-        # Modules whose layout and compilation were set at a wrapper's construction.
-        self._prepared: List[Any] = []  # weak references: a set would ask modules whether they are equal
+        # Modules whose layout and compilation were set when their wrapper was constructed.
+        self._prepared: List[Any] = []  # weak references; not a set, which would call the modules' __eq__
         self.wrappers: List[str] = []
         self._parallel, self._sharding = context.handlers.parallel, context.handlers.sharding
         self.nesting = Nesting()
@@ -71,7 +71,7 @@ class ModuleWatch:
         self.is_evaluated = False
         self._num_evaluated_steps = 0
         self._compile_counters: Any = None
-        self._calls: Optional[Patch] = None  # of every module's, while roots are looked for
+        self._calls: Optional[Patch] = None  # patch of all module calls while roots are being searched for
         self._autocasts: Optional[Patch] = None
         self.is_looking = False
         self.is_counting = context.spec.mode != "apply"
@@ -83,7 +83,7 @@ class ModuleWatch:
     # --- discovery ---
 
     def look(self) -> None:
-        """Starts looking at every module call of the process."""
+        """Starts watching every module call of the process."""
         self.is_looking = True
         self.settle()
         if self._calls is None:
@@ -100,7 +100,7 @@ class ModuleWatch:
             root = self._adopted(module) if module.training or self._trains_in_evaluation() else None
             if root is not None:
                 return self.run(root, call, args, kwargs)
-            nesting.depth += 1  # frozen, in evaluation or without parameters: its children are no roots either
+            nesting.depth += 1  # frozen, in evaluation mode or without parameters: its children are not roots either
             try:
                 return call(module, *args, **kwargs)
             finally:
@@ -109,20 +109,20 @@ class ModuleWatch:
         return __call__
 
     def _trains_in_evaluation(self) -> bool:
-        # A program may train with its model in evaluation mode, to freeze batch normalisation, say: when a step has been made
-        # without a root, calls that keep a graph are taken for training.
+        # A program may train with its model in evaluation mode, for example to freeze batch normalisation. If a step was made
+        # without any root, calls with gradients enabled count as training.
         return not self.roots and self._context.num_steps > 0 and is_grad_enabled()
 
     def look_again(self) -> None:
-        """Called when an optimizer is made: what it trains may not have been met yet."""
+        """Searches for roots again; called when an optimizer is made, whose modules may not be known yet."""
         self._look_until = self._context.num_steps + DISCOVERY_STEPS
         if self.nesting.depth:
-            self.is_looking = True  # as soon as the root's call is over
+            self.is_looking = True  # starts when the root's call is over
         else:
             self.look()
 
     def uninstall(self) -> None:
-        """Looks at the calls of modules no more."""
+        """Stops watching module calls."""
         if self._calls is not None:
             self._calls.uninstall()
 
@@ -161,13 +161,13 @@ class ModuleWatch:
         return root
 
     def leave_precision(self, why: str) -> None:
-        """Takes autocast away from the roots, which keep their layout: their gradients cannot be scaled."""
+        """Removes autocast from the roots, because their gradients cannot be scaled; they keep their layout."""
         self._knobs.leave_precision(why)
         for root in self.living:
             root.around = self._knobs.around_calls(root.module)
 
     def _watch_autocast(self) -> None:
-        # A program may enter autocast inside its module (libraries wrap `forward`): out of sight when the root is adopted.
+        # A program may enter autocast inside its module (libraries wrap `forward`), which adopting a root does not show.
         import torch
 
         def around(enter: Any) -> Any:
@@ -183,8 +183,8 @@ class ModuleWatch:
     # --- wrappers ---
 
     def _patch_wrappers(self) -> None:
-        # Layout and compilation belong to the wrapped module, at the wrapper's construction: channels_last after DDP raises a
-        # stride error in its reducer.
+        # Layout and compilation must be set on the wrapped module when the wrapper is constructed: setting channels_last after
+        # that raises a stride error in DDP's reducer.
         from torch.nn.parallel import DistributedDataParallel
 
         def around(construct: Any) -> Any:
@@ -214,11 +214,11 @@ class ModuleWatch:
     # --- calls of a root ---
 
     def run(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a root by `call`, the call of its own class, with its samples counted and in the trial's precision."""
+        """Calls a root through its own class's `call`, counts its samples and sets the trial's precision."""
         if self.is_counting:
             self._called(root, args, kwargs)
         if self.is_looking:
-            self.uninstall()  # the compiler must meet modules as torch made them
+            self.uninstall()  # the compiler must see modules without our patch
         held = self._parallel.hold_back()
         nesting = self.nesting
         nesting.depth += 1
@@ -234,29 +234,29 @@ class ModuleWatch:
     def _called(self, root: Root, args: Any, kwargs: Any) -> None:
         context = self._context
         if not is_grad_enabled():
-            return  # no sample is trained on: a policy that acts, or weights that take their shapes
+            return  # not training: a policy acts in a rollout, or lazy weights get their shapes
         try:
             context.clock.batch_is_there()
             if context.optimizers.is_stepping and root.samples:
-                return  # a closure repeats its forward: the same samples
+                return  # a closure repeats its forward pass on the same samples
             root.samples += root.sizes.count(args, kwargs)
         except Exception:
             context.broke("counting the samples of a call")
 
     def evaluated(self) -> None:
-        """Called when a root is called in evaluation mode."""
+        """Notes that a root was called in evaluation mode."""
         self.is_evaluated = True
 
     def settle(self) -> None:
-        """Lets the calls of roots that have nothing to do go straight through; called at each look, not at each call."""
+        """Lets the calls of idle roots pass straight through; called at each look, not at each call."""
         for root in self.roots:
             is_idle = root.around is None and self._parallel.is_due is None
             root.is_passive = not self.is_looking and not self.is_counting and is_idle
 
     def take_samples(self) -> float:
-        """Returns the samples given since the last step to the first root that was called; `unit` says whether they are tokens.
+        """Returns the samples since the last step of the first root that was called; `unit` says whether they are tokens.
 
-        Of several that are called in a step the others would count the same samples again.
+        Other roots called in the same step would count the same samples again.
         """
         samples = 0.0
         for root in self.roots:
@@ -267,13 +267,13 @@ class ModuleWatch:
         return samples
 
     def take_evaluated(self) -> bool:
-        """Returns whether an evaluation lay in the step that just ended; one that lies in most steps is part of them."""
+        """Returns whether the step that just ended contained an evaluation; False if most steps contain one."""
         self.is_evaluated = False
         self._num_evaluated_steps += 1
         return bool(self._num_evaluated_steps * 2 < self._context.num_steps)
 
     def step_done(self) -> None:
-        """Called after each counted step: looking ends once every optimizer has had its turn."""
+        """Stops the search for roots after enough steps; called after each counted step."""
         if self._context.num_steps >= self._look_until:
             self.is_looking = False
             self.uninstall()
@@ -285,23 +285,23 @@ class ModuleWatch:
 
     @property
     def living(self) -> List[Root]:
-        """The roots whose modules are still there."""
+        """The roots whose modules still exist."""
         return [root for root in self.roots if root.module is not None]
 
     @property
     def reported(self) -> List[Root]:
-        """The roots to tell of: the living ones; all there were when the program is over and has let go of them."""
+        """The roots to report: the living ones, or all of them if the program has ended and released its modules."""
         return self.living or self.roots
 
     def device_type(self) -> str:
-        """Returns "cuda" when trained parameters live there, else "cpu"."""
+        """Returns "cuda" if the trained parameters are on a GPU, else "cpu"."""
         for root in self.living:
             for parameter in members.parameters(root.module):
                 return "cuda" if parameter.device.type == "cuda" else "cpu"
         return str(self._context.optimizers.device_type())
 
     def is_compiled(self) -> bool:
-        """Whether the compiler is at work in this process."""
+        """Whether the compiler is used in this process."""
         return "torch._dynamo" in sys.modules and (self.num_graphs() > 0 or "compile.mode" in self._context.spec.knobs)
 
     def num_graphs(self) -> int:
@@ -335,6 +335,6 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
 
 
 def _name(module: Any) -> str:
-    """Returns the class name of a module, of a wrapped one as "Wrapper(Inner)"."""
+    """Returns the class name of a module, or "Wrapper(Inner)" for a wrapped one."""
     name, inner = type(module).__name__, [members.attribute(module, word) for word in ("module", "_orig_mod")]
     return next((f"{name}({type(each).__name__})" for each in inner if isinstance(each, Module)), name)

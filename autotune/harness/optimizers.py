@@ -1,8 +1,8 @@
-"""What a step is: the first optimizer to step is the trial's clock.
+"""Counts the steps of a trial; the first optimizer to step is the trial's clock.
 
-Read from hooks on each optimizer instance, and from `GradScaler.step`, because a scaler that finds an inf skips the
-optimizer's step while the program's iteration, and the samples it used, are over all the same (measured: the optimizer's
-own hook saw 3 of 5 iterations).
+Steps are seen by hooks on each optimizer instance and by a patch of `GradScaler.step`. The patch is needed because a scaler
+that finds an inf skips the optimizer's step, although the program's iteration is over and its samples are used up (measured:
+the optimizer's own hook saw 3 of 5 iterations).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .context import TrialContext
 from .gradient_state import parameters_of
 from .patches import patches
 
-SILENT_STEPS = 64  # steps of another optimizer without one of the clock's: the program has moved on to that one
+SILENT_STEPS = 64  # steps of another optimizer without a step of the clock: the program has switched to that one
 
 
 class OptimizerWatch:
@@ -31,14 +31,14 @@ class OptimizerWatch:
         self._written: Set[int] = set()  # ids of parameters that the program writes itself
         self._clock: Optional[Any] = None
         self._steps_of_others = self._counted_steps = 0
-        self._short: Any = None  # the clock's hook while its steps need no more
+        self._short: Any = None  # the clock's hook while the short hook is enough
         self._is_scaling = False
         self.is_stepping = self.is_uninstalled = False
         self.num_skipped = 0
-        self._num_skipped_before = 0  # the window opened
+        self._num_skipped_before = 0  # skipped steps when the window opened
         self.scaler: Optional[Any] = None
         self._prepared: Set[int] = set()
-        self.num_stepped = 0  # optimizers
+        self.num_stepped = 0  # number of optimizers that have stepped
         self._patch()
 
     def _patch(self) -> None:
@@ -52,11 +52,11 @@ class OptimizerWatch:
             return enlisting
 
         patches.install(Optimizer, "__init__", around)
-        patches.install(Optimizer, "__setstate__", around)  # copies and unpickled ones; `load_state_dict` comes here, too
+        patches.install(Optimizer, "__setstate__", around)  # for copied and unpickled optimizers, and for `load_state_dict`
         patches.install(torch.amp.GradScaler, "step", self._around_scaled_step)
 
     def _enlist(self, optimizer: Any) -> None:
-        self._prepared.discard(id(optimizer))  # a state that was loaded has flags of its own; the number of one that is gone
+        self._prepared.discard(id(optimizer))  # a loaded state brings its own flags; an id may also be reused
         if any(hook in (self._after, self._short) for hook in optimizer._optimizer_step_post_hooks.values()):
             return
         self._known = [ref for ref in self._known if ref() is not None and ref() is not optimizer]
@@ -106,15 +106,15 @@ class OptimizerWatch:
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.is_stepping = False
         if self._is_scaling:
-            self._stepped_inside = True  # counted when the scaler is done
+            self._stepped_inside = True  # counted when the scaler's step returns
             return
         self._count(optimizer)
 
     def settle(self, *, is_uninstalled: bool) -> None:
-        """Called at each look: gives the counted optimizer the short hook while its steps are as nearly all are.
+        """Installs or removes the short hook on the clock; called at each look.
 
-        At rest the hook before a step is out: it prepares an optimizer once, and it tells a closure's forward calls from
-        others, where forward calls are counted.
+        With the short hook, the hook before a step is removed. It is needed only to prepare an optimizer once, and to recognise
+        a closure's forward calls while forward calls are counted.
         """
         optimizer = self.clock()
         if is_uninstalled == (self._short is not None):
@@ -135,20 +135,20 @@ class OptimizerWatch:
                 after[number] = short
         self._short = short if is_uninstalled else None
 
-    # The compiler must not look into our hooks when a program compiles its optimizer's step.
+    # The compiler must not trace our hooks when a program compiles its optimizer's step.
     _before._torchdynamo_disable = True  # type: ignore[attr-defined]
     _after._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def uninstall(self) -> None:
-        """Leaves the optimizers that have their knobs alone (mode "apply"); those made, copied or loaded later are met anew."""
+        """Removes the hooks from optimizers that have their knobs (mode "apply"); later ones get hooks again."""
         self.is_uninstalled, self._clock = True, None
         for optimizer in self.optimizers():
             if id(optimizer) not in self._prepared:
-                continue  # has not stepped yet: others go first
+                continue  # has not stepped yet and still needs its knobs
             before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
             for number in [number for number, hook in before.items() if hook == self._before]:
                 del before[number]
-            for number, hook in after.items():  # one of them is running: the table must keep its size
+            for number, hook in after.items():  # a hook may be running now, so the dict must keep its size
                 if hook == self._after:
                     after[number] = _left_alone
 
@@ -163,7 +163,7 @@ class OptimizerWatch:
         self._steps_of_others += 1
         if self._steps_of_others >= SILENT_STEPS or self._clock() is None:
             self.settle(is_uninstalled=False)
-            self._clock = weakref.ref(optimizer)  # rebuilt mid-way while the program still holds the old one
+            self._clock = weakref.ref(optimizer)  # rebuilt in the meantime, though the program still holds the old one
 
     def _is_wrapper_of_clock(self, optimizer: Any) -> bool:
         inner = members.attribute(optimizer, "optimizer")
@@ -176,7 +176,7 @@ class OptimizerWatch:
         self._context.handlers.optimizer.on_optimizer(optimizer)
 
     def open_window(self) -> None:
-        """Notes how many steps a scaler has skipped as the window opens: it begins by finding its scale."""
+        """Notes the steps skipped before the window opens; a scaler skips some at first while it finds its scale."""
         self._num_skipped_before = self.num_skipped
 
     # --- facts ---
@@ -200,7 +200,7 @@ class OptimizerWatch:
         }
 
     def clock(self) -> Any:
-        """Returns the optimizer whose steps are counted; None when it is gone."""
+        """Returns the optimizer whose steps are counted; None if it no longer exists."""
         return self._clock() if self._clock is not None else None
 
     def optimizers(self) -> List[Any]:
@@ -208,7 +208,7 @@ class OptimizerWatch:
         return [optimizer for ref in self._known if (optimizer := ref()) is not None]
 
     def held_parameters(self) -> Set[int]:
-        """Returns the ids of all parameters that any optimizer holds or the program writes itself."""
+        """Returns the ids of all parameters that an optimizer holds or that the program writes itself."""
         groups = sum(len(members.attribute(o, "param_groups", ())) for o in self.optimizers())
         if groups != self._held_groups:
             self._held_groups = groups
@@ -217,13 +217,13 @@ class OptimizerWatch:
         return self._held
 
     def hold(self, parameters: Iterable[Any]) -> None:
-        """Takes parameters that the program writes itself for an optimizer's."""
+        """Treats parameters that the program writes itself like those of an optimizer."""
         self._written.update(map(id, parameters))
         self._held_groups = -1
         self._context.modules.look_again()
 
     def device_type(self) -> str:
-        """Returns "cuda" when the clock's parameters live there, or CUDA is in use and there is no optimizer; else "cpu"."""
+        """Returns "cuda" if trained parameters are on a GPU, or if none are known and CUDA is in use; else "cpu"."""
         import torch
 
         for optimizer in self.optimizers():
@@ -235,7 +235,7 @@ class OptimizerWatch:
 
 
 def _left_alone(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """After the steps of an optimizer that has its knobs, where nothing is measured."""
+    """Does nothing; replaces the hook after steps of an optimizer that has its knobs if nothing is measured."""
 
 
 def _is_left_alone(optimizer: Any) -> bool:

@@ -1,8 +1,8 @@
-"""The only place that replaces functions of torch, of a library, of the program or of `os`.
+"""Replaces functions of torch, of a library, of the program or of `os`; no other module does so.
 
-`patches.install(owner, name, wrap)` puts `wrap(original)` in the place of an attribute of a class, a module or an object.
-Several patches of one attribute lie over each other; each can be taken away, also from below another. What the program or a
-library has put over ours meanwhile is left there: ours stays below it, and its `is_active` tells it to do nothing.
+`patches.install(owner, name, wrap)` replaces an attribute of a class, a module or an object by `wrap(original)`. Several
+patches of one attribute are stacked, and each can be removed, also from below another. If the program or a library has patched
+the attribute on top of ours, ours stays below, and its `is_active` is False so that it does nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Patch:
     """One replacement of one attribute.
 
     Attributes:
-        is_active: whether it is in force; a replacement that could not be taken away has to look at it.
-        function: what stands for the original while it is in force.
+        is_active: whether it is in force; a replacement that could not be removed has to check it.
+        function: the replacement.
 
     Args:
-        site: the attribute, with the patches that lie over each other there.
-        wrap: makes the replacement from what was there before.
+        site: the attribute and the stack of its patches.
+        wrap: returns the replacement for the function it is given.
     """
 
     def __init__(self, site: _Site, wrap: Wrap) -> None:
@@ -38,17 +38,17 @@ class Patch:
         self.is_active = False
 
     def install(self) -> None:
-        """Puts the replacement in place (again)."""
+        """Installs the replacement, possibly again."""
         with _lock:
             if not self.is_active:
                 self.is_active = True
                 self._site.add(self)
 
     def uninstall(self) -> bool:
-        """Takes the replacement away.
+        """Removes the replacement.
 
         Returns:
-            False where the program or a library has replaced the attribute since: ours stays below, with `is_active` False.
+            False if the program or a library has replaced the attribute since: ours stays below, with `is_active` False.
         """
         with _lock:
             self.is_active = False
@@ -56,7 +56,7 @@ class Patch:
 
 
 class _Site:
-    """An attribute of an owner and the patches there, the lowest first."""
+    """An attribute of an owner and the stack of its patches, lowest first."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self._name = owner, name
@@ -65,9 +65,9 @@ class _Site:
 
     def add(self, patch: Patch) -> None:
         if patch in self._layers:
-            return  # it could not be taken away
+            return  # it could not be removed before
         if not self._layers:
-            self._before = _held(self.owner).get(self._name, MISSING)  # others may have come and gone
+            self._before = _held(self.owner).get(self._name, MISSING)  # others may have patched and restored it
         self._put(patch)
         self._layers.append(patch)
 
@@ -98,7 +98,7 @@ class _Site:
         elif self._before is MISSING:
             delattr(self.owner, self._name)
         else:
-            setattr(self.owner, self._name, self._before)  # as it was held: a static method, say
+            setattr(self.owner, self._name, self._before)  # the stored object itself, for example a staticmethod
 
 
 class Patches:
@@ -112,8 +112,8 @@ class Patches:
 
         Args:
             owner: a class or a module.
-            name: of its attribute, its own or inherited.
-            wrap: returns the replacement, given what is there.
+            name: name of its attribute, its own or inherited.
+            wrap: returns the replacement, given the current value.
         """
         with _lock:
             site = self._sites.setdefault((id(owner), name), _Site(owner, name))
@@ -122,7 +122,7 @@ class Patches:
             return patch
 
     def uninstall_all(self) -> List[str]:
-        """Takes all patches away, the last first; returns the names of those that others have patched over."""
+        """Removes all patches, the last first; returns the names of those that others have patched over."""
         with _lock:
             left = []
             for site in reversed(list(self._sites.values())):
@@ -132,11 +132,11 @@ class Patches:
             return left
 
     def on_import(self, name: str, act: Callable[[Any], None]) -> None:
-        """Calls `act` with a module once it has been executed: now, where it has been already.
+        """Calls `act` with a module once it has been imported, or now if it already has been.
 
         Args:
-            name: of the module, dotted.
-            act: its faults are its own to report.
+            name: dotted name of the module.
+            act: must handle its own exceptions.
         """
         if name in sys.modules:
             act(sys.modules[name])
@@ -150,7 +150,7 @@ class Patches:
 
 
 def replace_of_object(owner: Any, name: str, wrap: Wrap) -> None:
-    """Replaces a method of one object for as long as that lives: an iterator's, say, that lasts an epoch."""
+    """Replaces a method of one object for its lifetime, for example of an iterator that lasts an epoch."""
     setattr(owner, name, functools.wraps(getattr(owner, name))(wrap(getattr(owner, name))))
 
 

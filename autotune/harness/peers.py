@@ -1,12 +1,12 @@
-"""Processes of one trial that train at the same time without torch.distributed.
+"""Measures processes of one trial that train at the same time without torch.distributed.
 
-Hogwild: several processes train one model, whose parameters lie in shared memory, each at its own pace. Their rates add up,
-over a span in which all of them were past their warm-up. Processes whose parameters are not the same memory (two trainings
-beside each other, ranks of a library that averages gradients by itself) are refused: nothing here tells what they are to each
-other.
+In Hogwild training, several processes train one model whose parameters are in shared memory, each at its own pace. Their rates
+are added up over a span in which all of them are past their warm-up. Processes that do not share their parameters' memory (two
+independent trainings, ranks of a library that averages gradients itself) are refused, because the harness cannot know how they
+relate to each other.
 
-Each process that trains claims a file in the trial's folder at its first step. While it sees the claims of others it renews its
-own at each look, so that processes which have trained before, or were killed, are told apart from those that train now.
+Each process that trains claims a file in the trial's folder at its first step. While it sees claims of others, it renews its
+own at each look, so that processes that train now can be distinguished from those that have finished or were killed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .interval import mean_half_width_frac
 
 CLAIM = "peer{}.json"  # by number: {"pid", "memory", "beat", "open_s", "full_s"}
 LOOK_S = 0.1  # between two looks for others
-MET = 2  # times that the claim of another was renewed under our eyes: it trains as we do
-SILENT_S, SILENT_LOOKS = 10.0, 5.0  # a peer that does not renew for so long, or so many looks of ours, trains no more
-# From the first step on, for processes started together with this one; the longer a start takes, the longer.
+MET = 2  # renewals of another process's claim that we must see to conclude that it trains
+SILENT_S, SILENT_LOOKS = 10.0, 5.0  # a peer that does not renew for this long, or for so many of our looks, trains no more
+# How long to wait, from the first step, for processes started together with this one; longer if starting takes longer.
 PATIENCE_S, STARTS_MORE, PATIENCE_MAX_S = 5.0, 2.0, 15.0
 APART = (
     "{} processes train at the same time without torch.distributed (pids {}), and not one model in shared memory: their steps "
@@ -39,32 +39,32 @@ LESS = (
 
 
 class Peers:
-    """This process among those of its trial that train, too.
+    """Coordinates this process with the other training processes of its trial.
 
     Attributes:
         is_joint: whether others train the same parameters.
-        span: when the rates of all are to be taken, on the monotonic clock; None before all are ready.
+        span: begin and end, on the monotonic clock, of the common measurement; None before all are ready.
 
     Args:
-        context: of this process.
+        context: the trial in this process.
     """
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context
         self.is_joint = False
         self.span: Optional[Tuple[float, float]] = None
-        self._number = -1  # of the claim; none yet
+        self._number = -1  # number of the claim; -1 for none yet
         self._memory: Optional[str] = None
         self._beat = 0
         self._open_s: Optional[float] = None
         self._full_s: Optional[float] = None
         self._first_s = self._last_look_s = 0.0
         self._next_look_s = 0.0
-        self._seen: Dict[int, "tuple[int, int, float]"] = {}  # number -> its beat, how often it was renewed, when last
+        self._seen: Dict[int, "tuple[int, int, float]"] = {}  # number -> (last beat, number of renewals, time of the last)
         self._active: Dict[int, Dict[str, Any]] = {}
 
     def claim(self) -> None:
-        """Called at the first step of a process that is in no process group."""
+        """Claims a file; called at the first step of a process that is in no process group."""
         self._first_s = time.monotonic()
         self._memory = self._shared_memory()
         for number in range(1000):
@@ -75,9 +75,9 @@ class Peers:
                 return
 
     def look(self, now_s: float) -> None:
-        """Looks for others and tells them of this process; when there are more than before, the window begins anew.
+        """Looks for other processes and announces this one; the window restarts if there are more than before.
 
-        Without others it costs a question to the file system.
+        Without others, it costs one access to the file system.
 
         Args:
             now_s: monotonic clock.
@@ -120,7 +120,7 @@ class Peers:
         return active
 
     def _gather(self) -> None:
-        """Takes note of who trains together from now on; what was measured before is of another number of processes."""
+        """Notes which processes now train together, and restarts the window because their number has changed."""
         context = self._context
         others = list(self._active.values())
         if any(other["memory"] is None or other["memory"] != self._memory for other in others):
@@ -149,7 +149,7 @@ class Peers:
         return bool(set(self._seen) - set(self._active)) or _has_relatives(is_child=self._context.is_child)
 
     def is_over(self) -> bool:
-        """Returns whether the rates of all that train together are known; the first of them says so to the others."""
+        """Returns whether the rates of all processes are known; the first process announces this to the others."""
         context = self._context
         path = os.path.join(context.spec.folder, protocol.STOP_FILE)
         if context.rank == 0:
@@ -167,7 +167,7 @@ class Peers:
         return True
 
     def window(self) -> Optional[protocol.Window]:
-        """Returns the window of this process over the span of all; None where there was no such span."""
+        """Returns the window of this process over the common span; None if there was no such span."""
         context = self._context
         if self.span is None or context.window.meter is None:
             return None
@@ -193,10 +193,10 @@ class Peers:
         )
 
     def has_answered(self, path: str) -> bool:
-        """Returns whether another process has said already what this one would write: it has measured, or refused.
+        """Returns whether another process has already written this result, measured or refused.
 
         Args:
-            path: of the result.
+            path: path of the result file.
         """
         if self._number < 0 or not (self._number or os.path.exists(self._path(1))):
             return False
@@ -216,20 +216,20 @@ class Peers:
         try:
             with open(self._path(number), encoding="utf-8") as file:
                 return dict(json.load(file))
-        except (OSError, ValueError):  # just being made
+        except (OSError, ValueError):  # it is just being written
             return None
 
     def _renew(self) -> None:
         self._beat += 1
         claim = {"pid": self._context.pid, "memory": self._memory, "beat": self._beat}
         temporary = f"{self._path(self._number)}.tmp"
-        with contextlib.suppress(OSError):  # the disk is full or the folder is gone: the result will say so
+        with contextlib.suppress(OSError):  # the disk is full or the folder is gone: the result will report it
             with open(temporary, "w", encoding="utf-8") as file:
                 json.dump({**claim, "open_s": self._open_s, "full_s": self._full_s}, file)
             os.replace(temporary, self._path(self._number))
 
     def _shared_memory(self) -> Optional[str]:
-        """Returns a name for the memory of the first trained parameter, see `shared_at`."""
+        """Returns the name of the first trained parameter's memory, see `shared_at`."""
         optimizer = self._context.optimizers.clock()
         parameters: List[Any] = [p for group in getattr(optimizer, "param_groups", []) for p in group["params"]]
         parameters = parameters or self._context.writes.watched()
@@ -240,7 +240,7 @@ class Peers:
 
 
 def shared_at(address: int) -> Optional[str]:
-    """Returns a name for the shared memory at an address, the same in all processes that have it; None where it is private."""
+    """Returns a name for the shared memory at an address, the same in all processes that map it; None if it is private."""
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             area, rights, offset, device, inode = line.split()[:5]
@@ -259,7 +259,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _has_relatives(*, is_child: bool) -> bool:
-    """Whether multiprocessing has started others together with this process, or this one has started others than workers."""
+    """Whether multiprocessing has started other processes together with this one, or this one has started non-workers."""
     import multiprocessing
 
     if any(not child.daemon for child in multiprocessing.active_children()):
@@ -270,7 +270,7 @@ def _has_relatives(*, is_child: bool) -> bool:
     try:
         with open(f"/proc/{parent}/task/{parent}/children", encoding="ascii") as file:
             return len([pid for pid in file.read().split() if not _is_tracker(int(pid))]) > 1
-    except OSError:  # not told here
+    except OSError:  # the kernel does not list them
         return True
 
 

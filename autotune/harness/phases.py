@@ -1,4 +1,4 @@
-"""What this process is doing: its phases, timed, and the progress lines that tell the tuner of them."""
+"""Times the phases of this process and reports them to the tuner in progress lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Dict
 from . import protocol
 from .context import TrialContext
 
-HEARTBEAT_S = 0.2  # at most five lines a second
+HEARTBEAT_S = 0.2  # between two lines within a phase
 SPOKEN_FOR = protocol.SPEC_VARIABLE + "_IS_SPOKEN_FOR"
 
 
@@ -18,9 +18,9 @@ class Phases:
     """The phases of one process.
 
     Attributes:
-        now: the phase; "" before the first.
-        seconds: phase -> seconds, of those that are over.
-        is_speaking: whether this process writes progress lines, rank 0's alone, and none in a real run.
+        now: the current phase; "" before the first.
+        seconds: phase -> seconds, for phases that are over.
+        is_speaking: whether this process writes progress lines. Only rank 0 does, and not in a real run.
     """
 
     def __init__(self, context: TrialContext) -> None:
@@ -33,14 +33,14 @@ class Phases:
         self.is_speaking = not context.is_applying and self._is_first_to_speak()
 
     def _is_first_to_speak(self) -> bool:
-        # One process tells of the time before training. Those it starts (compile workers, helpers) begin to speak when they
-        # train themselves.
+        # One process reports the time before training. Processes that it starts (compile workers, helpers) report only once
+        # they train themselves.
         is_first = SPOKEN_FOR not in os.environ and self._context.rank == 0
         os.environ[SPOKEN_FOR] = "1"
         return is_first
 
     def speak(self) -> None:
-        """From now on this process writes progress lines: it trains."""
+        """Lets this process write progress lines, because it trains."""
         self.is_speaking = not self._context.is_applying
 
     def enter(self, phase: str) -> None:
@@ -58,7 +58,7 @@ class Phases:
         return now_s >= self._next_beat_s
 
     def beat(self, now_s: float) -> None:
-        """Writes a progress line; the caller sees to the rate."""
+        """Writes a progress line; the caller limits how often."""
         context = self._context
         self._next_beat_s = now_s + HEARTBEAT_S
         if context.rank != 0 or not self.is_speaking:
@@ -71,4 +71,4 @@ class Phases:
                 self._progress = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             os.write(self._progress, line.encode() + b"\n")
         except OSError:
-            pass  # the disk is full or the folder is gone: the trial's result will say so, the program goes on
+            pass  # the disk is full or the folder is gone: the trial's result will report it, and the program goes on

@@ -1,4 +1,4 @@
-"""The process itself: what it runs on, what memory it takes."""
+"""Limits and measures this process's memory, and collects facts about its interpreter, torch and device."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from . import state
 from .knobs import affinity
 
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "sve", "asimd", "bf16")
-LOOK_S = 0.05  # between two looks at the allocator's counters: the length of a block
-SAMPLE_S = 1.0  # between two looks at this process's memory
+LOOK_S = 0.05  # between two readings of the allocator's counters: the length of a block
+SAMPLE_S = 1.0  # between two readings of this process's memory
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# How launchers tell the number of all processes and of those on this machine: torchrun and its kin, Open MPI.
+# Variables in which launchers pass the number of all processes and of those on this machine: torchrun and similar, Open MPI.
 WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 
 
 def limit_memory(spec: Any) -> None:
-    """Caps this process's data segment on the CPU (workers inherit the cap); CUDA is capped when training begins.
+    """Limits this process's data segment on the CPU (workers inherit the limit); CUDA is limited when training begins.
 
-    RLIMIT_DATA and not RLIMIT_AS: importing torch alone reserves more address space than small limits allow.
+    This uses RLIMIT_DATA because importing torch alone reserves more address space than a small RLIMIT_AS allows.
     """
     if spec.memory_limit_bytes and spec.device != "cuda":
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -36,17 +36,17 @@ def limit_memory(spec: Any) -> None:
 
 
 class MemoryWatch:
-    """Peak memory of this process: the allocator's on CUDA, the sampled data segment (with the stack) on the CPU."""
+    """Records this process's peak memory: the allocator's on CUDA, the sampled data segment (with the stack) on the CPU."""
 
     def __init__(self) -> None:
         self._peak_data_bytes = 0
         self._cuda: Any = None
         self._movement = (0, 0)
         self._next_look_s = self._next_sample_s = 0.0
-        self._retries_before = 0  # the window opened
+        self._retries_before = 0  # when the window opened
 
     def begin(self, device: str, limit_bytes: Optional[int]) -> None:
-        """Called as training begins."""
+        """Limits CUDA's memory as training begins."""
         if device == "cuda":
             import torch
 
@@ -62,7 +62,7 @@ class MemoryWatch:
             self.sample()
 
     def sample(self) -> None:
-        """Reads the data segment's size (there is no peak of it in the kernel)."""
+        """Reads the data segment's size, because the kernel does not keep its peak."""
         try:
             with open("/proc/self/statm", "rb", buffering=0) as file:
                 self._peak_data_bytes = max(self._peak_data_bytes, int(file.read(256).split()[5]) * PAGE_BYTES)
@@ -70,9 +70,9 @@ class MemoryWatch:
             return
 
     def movement(self) -> Tuple[int, int]:
-        """Returns segments taken so far, which rise while the allocator still grows, and retries: memory is thrashing.
+        """Returns the segments allocated so far, which rise while the allocator grows, and its retries, which mean thrashing.
 
-        Looked up at most twenty times a second: asking the allocator costs tens of microseconds.
+        They are read at most twenty times a second, because asking the allocator costs tens of microseconds.
         """
         if self._cuda is None:
             return self._movement
@@ -84,7 +84,7 @@ class MemoryWatch:
         return self._movement
 
     def open_window(self) -> None:
-        """Notes the retries so far as the window opens."""
+        """Notes the number of retries as the window opens."""
         if self._cuda is not None:
             self._retries_before = int(self._cuda.memory_stats().get("num_alloc_retries", 0))
 
@@ -115,7 +115,7 @@ class MemoryWatch:
 
 
 def facts(device: str) -> Dict[str, Any]:
-    """Returns what the program's interpreter, torch and device are; unknown is None."""
+    """Returns facts about the program's interpreter, torch and device; unknown is None."""
     import torch
 
     vision = sys.modules.get("torchvision")
@@ -143,7 +143,7 @@ def facts(device: str) -> Dict[str, Any]:
     if device == "cuda":
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         found["device_name"] = properties.name
-        uuid = getattr(properties, "uuid", None)  # torch 2.4 has none; NVML names devices by it
+        uuid = getattr(properties, "uuid", None)  # NVML identifies devices by it; torch 2.4 has none
         found["device_uuid"] = f"GPU-{uuid}" if uuid is not None else None
         found["compute_capability"] = [properties.major, properties.minor]
         found["device_memory_bytes"] = properties.total_memory
@@ -153,7 +153,7 @@ def facts(device: str) -> Dict[str, Any]:
 
 
 def num_nodes(environment: Mapping[str, str]) -> int:
-    """Returns on how many machines the processes train together, by what their launcher tells; 1 when it does not."""
+    """Returns the number of machines that train together, from the launcher's variables; 1 without them."""
     for everybody, here in WORLD_SIZES:
         sizes = [environment.get(name, "") for name in (everybody, here)]
         if all(size.isdigit() and int(size) for size in sizes):
@@ -163,7 +163,7 @@ def num_nodes(environment: Mapping[str, str]) -> int:
 
 
 def _collectives() -> Optional[str]:
-    """Returns how the processes communicate, "cpu:gloo,cuda:nccl"; None where they do not."""
+    """Returns the backends of the process group, such as "cpu:gloo,cuda:nccl"; None without one."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None

@@ -1,10 +1,10 @@
-"""What communication costs the ranks of a trial, measured after its window so that the window stays as it was.
+"""Measures what communication costs the ranks of a trial; runs after the window so as not to disturb it.
 
-Exposed communication is what a step waits for in collectives: from the end of a backward pass's own computation to the end of
-the last all-reduce, as DistributedDataParallel's own timers tell it (events on a GPU, the clock on the CPU; it keeps them
-for every hundredth step anyway), and on the CPU the broadcast of buffers before a forward pass. Of the last backward pass
-before a step, where a program averages more than once. Bandwidth: an all-reduce of as many bytes as the gradients have, with
-the ranks at rest. Not known without DistributedDataParallel.
+Exposed communication is the time that a step waits for collectives: from the end of the backward pass's own computation to the
+end of the last all-reduce, plus, on the CPU, the broadcast of buffers before the forward pass. The former comes from the timers
+of DistributedDataParallel (events on a GPU, the clock on the CPU), which run for every hundredth step anyway. If a program
+averages gradients more than once in a step, only the last backward pass counts. Bandwidth comes from an all-reduce of as many
+bytes as the gradients have, with the ranks idle. Both are unknown without DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from . import members
 from .knobs.parallel import ParallelKnobs
 from .patches import replace_of_object
 
-MIN_STEPS, MAX_STEPS = 1, 6  # looked at after the window, besides those that the last step is announced ahead
-LOOK_S = 1.0  # about so long, where steps are short
-MAX_PROBE_BYTES = 32 << 20  # of an all-reduce: bandwidth hardly depends on the size any more
-PROBES = 4  # the first is left out
-PROBE_S = 5.0  # for each: a rank may have ended meanwhile
+MIN_STEPS, MAX_STEPS = 1, 6  # steps observed after the window, besides those by which the last step is announced ahead
+LOOK_S = 1.0  # about how long to observe if steps are short
+MAX_PROBE_BYTES = 32 << 20  # of an all-reduce; beyond this, bandwidth hardly depends on the size
+PROBES = 4  # the first is discarded
+PROBE_S = 5.0  # timeout of each, because a rank may have ended meanwhile
 
 
 class Communication:
-    """Follows the collectives of this process's DistributedDataParallel modules, once asked to.
+    """Observes the collectives of this process's DistributedDataParallel modules after `begin`.
 
     Args:
         parallel: the modules.
@@ -42,18 +42,18 @@ class Communication:
         self.is_looking = False
 
     def num_steps(self, step_s: float) -> int:
-        """Returns how many steps more to make than the announcement of the last takes; 0 without a wrapper.
+        """Returns how many steps to add to those that announcing the last step takes; 0 without a wrapper.
 
         Args:
-            step_s: seconds a step.
+            step_s: seconds per step.
         """
         return max(MIN_STEPS, min(MAX_STEPS, int(LOOK_S / max(step_s, 1e-9)))) if self._parallel.living else 0
 
     def begin(self, *, is_compiled: bool) -> None:
-        """Sets the timers going; called once the window is over.
+        """Starts the timers; called once the window is over.
 
         Args:
-            is_compiled: graphs of the program may hold what would be changed for the buffers: they are left out then.
+            is_compiled: whether the program is compiled. Then buffers are not timed, as graphs may contain the patched method.
         """
         try:
             for wrapper in self._parallel.living:
@@ -61,7 +61,7 @@ class Communication:
                 if not is_compiled and next(members.parameters(wrapper)).device.type == "cpu":
                     self._time_buffers(wrapper)
             self.is_looking = True
-        except Exception:  # a wrapper without timers (torch's reducer in Python): not known, and no reason to fail
+        except Exception:  # a wrapper without timers (torch's reducer in Python): the cost stays unknown
             self._exposed_s = []
 
     def _time_buffers(self, wrapper: Any) -> None:
@@ -76,7 +76,7 @@ class Communication:
         replace_of_object(wrapper, "_sync_buffers", around)
 
     def step_done(self) -> None:
-        """Called after each step that is looked at."""
+        """Records the communication of a step; called after each observed step."""
         buffers_s, self._buffers_s = self._buffers_s, 0.0
         logged: Any = Wrapped._get_ddp_logging_data
         told: List[Dict[str, Any]] = [logged(wrapper) for wrapper in self._parallel.living]
@@ -85,8 +85,8 @@ class Communication:
             self._exposed_s.append(max(0.0, ns / 1e9) + buffers_s)
 
     def summary(self) -> Dict[str, Any]:
-        """Returns {"exposed_s", "num_steps", "gradient_bytes", "bandwidth_bytes_per_s"}; {} where nothing is known."""
-        seen = self._exposed_s[1:]  # the timers tell of the step before: when the first was made they were not going
+        """Returns {"exposed_s", "num_steps", "gradient_bytes", "bandwidth_bytes_per_s"}; {} if nothing is known."""
+        seen = self._exposed_s[1:]  # the timers report the previous step; the first value is from before they were started
         if not seen:
             return {}
         return {
@@ -102,9 +102,9 @@ class Communication:
         return sum(Tensor.numel(p) * (compressed_bytes or Tensor.element_size(p)) for p in parameters)
 
     def probe(self) -> bool:
-        """Measures the bandwidth, together with all other ranks; returns whether there is something new to tell.
+        """Measures the bandwidth together with all other ranks; returns whether it could.
 
-        The result is written before: a rank that has gone keeps the others here, until their time is up.
+        The result must be written before: if a rank has ended, the others wait here until the timeout.
         """
         import torch
         import torch.distributed as dist
@@ -124,7 +124,7 @@ class Communication:
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 seconds.append(time.monotonic() - begin_s)
-        except RuntimeError:  # no memory for it, or a rank has gone: the rest is known
+        except RuntimeError:  # out of memory, or a rank has ended
             return False
         self._bandwidth_bytes_per_s = tensor.numel() * 4 / max(sorted(seconds[1:])[(PROBES - 1) // 2], 1e-9)
         return True

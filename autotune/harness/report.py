@@ -1,4 +1,4 @@
-"""Puts a rank's result together from what was seen."""
+"""Assembles a rank's result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .knobs.module import recompile_limit_reason
 
 
 def bare(context: TrialContext, status: str) -> protocol.RankResult:
-    """Returns what can be said of this rank without asking torch: who it is, how it ended, how long its phases took."""
+    """Returns the part of the result that does not need torch: identity, exit status, phase times."""
     spec = context.spec
     return protocol.RankResult(
         trial=spec.trial,
@@ -29,7 +29,7 @@ def bare(context: TrialContext, status: str) -> protocol.RankResult:
 
 
 def unmeasured(context: TrialContext) -> protocol.RankResult:
-    """Returns what was seen of a program that takes no step that could be counted."""
+    """Returns the result of a program none of whose steps could be counted."""
     found = bare(context, "failed")
     found.detected.update(
         loaders=[loader.site for loader in context.loaders.loaders],
@@ -64,7 +64,7 @@ def result(context: TrialContext, status: str) -> protocol.RankResult:
 
 
 def knobs(context: TrialContext) -> Dict[str, protocol.KnobReport]:
-    """Returns what became of every knob of the spec."""
+    """Returns a report for every knob of the spec."""
     found = bare(context, "ended")
     _add_knobs(found, context)
     return found.knobs
@@ -134,11 +134,11 @@ def _add_supply(found: protocol.RankResult, context: TrialContext, rate_per_s: f
     capacity = found.loader_rate_per_s = supply.capacity_per_s()
     found.throughput_per_s = supply.lasting_per_s(rate_per_s, capacity)
     if regime == protocol.SHARED:
-        found.device_rate_per_s = None  # the workers slow the step down: what it would do without them cannot be seen here
+        found.device_rate_per_s = None  # the workers slow the step down, so its rate without them is unknown
 
 
 def _check_passed(found: protocol.RankResult, passed: Dict[str, Any], context: TrialContext) -> None:
-    # Knobs that travelled on the command line: the program must have done what it was asked.
+    # Knobs that were set on the command line: checks that the program has applied them.
     for key, value in passed.items():
         observed, odd = found.observed.get(key), None
         if key == "loader.batch_size" and context.loaders.training is None:
@@ -188,7 +188,7 @@ def _add_detected(found: protocol.RankResult, context: TrialContext) -> None:
 
 
 def _num_cached() -> int:
-    """Returns how many graphs were found compiled in the study's cache: by AOTAutograd, or below it by Inductor."""
+    """Returns how many compiled graphs AOTAutograd, or Inductor below it, found in the study's cache."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     names = (("aot_autograd", "autograd_cache_hit"), ("inductor", "fxgraph_cache_hit"))
     return max(int(counters[group][name]) if group in counters else 0 for group, name in names)

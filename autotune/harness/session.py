@@ -1,7 +1,7 @@
-"""One trial's state in one process: what was asked, what was seen, when it is over.
+"""Holds the state of one trial in one process and follows its steps.
 
-Every process of a trial that imports torch has a session. It becomes the trial's voice only at the first optimizer step
-(`activate`); loader workers, launch agents and helpers never get there and never write a result.
+Every process of a trial that imports torch has a session. A session reports for the trial only from the first optimizer step
+on (`activate`); loader workers, launch agents and helpers never get there and never write a result.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .peers import Peers
 from .phases import Phases
 from .window import Window
 
-EAGER_STEPS = 8  # looked at one by one
-LOOK_S = 0.1  # then at most ten looks a second: two blocks, as a look finds its code cold and costs some for that
+EAGER_STEPS = 8  # steps that are looked at one by one
+LOOK_S = 0.1  # after that, between two looks: the length of two blocks, as each look costs extra because its code is cold
 
 
 class Session(TrialContext):
-    """The harness in this process: makes those who watch what the program does, and follows its steps."""
+    """The harness in this process: creates the objects that watch the program and follows its steps."""
 
     def __init__(self, spec_path: str) -> None:
         super().__init__(protocol.read_spec(spec_path))
-        self.binder = AffinityBinder(self)  # before torch counts the cores
+        self.binder = AffinityBinder(self)  # must come before torch counts the cores
         self.window = Window(self)
         self.last_step = LastStep(self)
         self.ending = Ending(self)
@@ -37,15 +37,15 @@ class Session(TrialContext):
         self.peers = Peers(self)
         self._next_look_s = 0.0
         self._eager_steps = max(EAGER_STEPS, self.spec.max_steps or 0)
-        self._is_stepped_by_hand = False  # the program tells its steps: `autotune.trial_step`
+        self._is_stepped_by_hand = False  # the program calls `autotune.trial_step`
         self._stated_samples: Optional[float] = None
-        self._is_plain = False  # nothing is looked for any more: steps may take the short way
+        self._is_plain = False  # nothing is left to find: steps may use the short hook
         self.phases.enter("import")
 
     # --- start ---
 
     def torch_is_there(self) -> None:
-        """Called once torch has been executed: applies what is applied early and watches for training."""
+        """Applies the knobs that must be set early and starts watching for training; called once torch is imported."""
         from . import applied, gradients, loaders, losses, modules, optimizers, process, ranks, state, supply, writes
         from .knobs import registry
 
@@ -64,13 +64,13 @@ class Session(TrialContext):
         self.communication = ranks.Communication(self.handlers.parallel)
         self.optimizers = optimizers.OptimizerWatch(self)
         self.gradients = gradients.Gradients(self)
-        self.writes = writes.Writes(self)  # last: on top of all that is at `backward()`, and gone first
+        self.writes = writes.Writes(self)  # last, so its patch of `backward()` is on top and is removed first
         atexit.register(self.ending.at_exit)
         os.register_at_fork(after_in_child=self._forked)
         self.phases.enter("init")
 
     def _forked(self) -> None:
-        # A fork may go on to train (a launcher that forks its ranks); one of a process that trains does not.
+        # A fork may go on to train (a launcher may fork its ranks), but not if its parent already trains.
         self.pid = os.getpid()
         self.is_child, self.phases.is_speaking = True, False
         self.is_over = self.is_over or self.is_active
@@ -79,7 +79,7 @@ class Session(TrialContext):
     # --- steps ---
 
     def activate(self) -> None:
-        """Called before the first optimizer step is counted: from now on this process speaks for its rank."""
+        """Makes this process report for its rank; called before the first optimizer step is counted."""
         self.is_active = True
         self.phases.speak()
         self.rank, self.world_size = _rank_of_process_group(self.rank, self.world_size)
@@ -93,10 +93,10 @@ class Session(TrialContext):
             handler.on_activate()
 
     def plain_step_hook(self, otherwise: Any) -> Any:
-        """Returns the hook after the steps of an optimizer at rest: steps as nearly all are, fed one batch by one loader.
+        """Returns a short hook for the usual step, which is fed by one loader and needs nothing else.
 
-        The same as `step_done` in one call with everything at hand: measured, a call of cold code costs a microsecond, and a
-        step had seventeen.
+        It does the same as `step_done`, but in a single call: a call of cold code costs a microsecond (measured), and a step
+        used to make seventeen.
 
         Args:
             otherwise: the hook for all other steps.
@@ -128,7 +128,7 @@ class Session(TrialContext):
         return after_plain_step
 
     def step_done(self) -> None:
-        """Called after every counted optimizer step; everything here is on the program's critical path."""
+        """Processes a counted optimizer step; everything here is on the program's critical path."""
         if self.is_over or self._is_stepped_by_hand:
             return
         try:
@@ -137,10 +137,10 @@ class Session(TrialContext):
             self.broke("counting a step")
 
     def trial_step(self, samples: Optional[float]) -> None:
-        """Counts a step by the program's own word; from the first on, those of its optimizers count no more.
+        """Counts a step that the program reports itself; from the first one on, optimizer steps no longer count.
 
         Args:
-            samples: of this step, in this process; None leaves them to the loader, or counts steps.
+            samples: samples of this step in this process; None takes them from the loader or counts steps.
         """
         if self.is_over:
             return
@@ -168,7 +168,7 @@ class Session(TrialContext):
         if self.modules.is_evaluated:
             is_foreign = self.modules.take_evaluated() or is_foreign
         now_s = self.clock.mark(samples, wait_s, is_foreign)
-        # Short steps are looked at several at once: cold code at every step costs far more than it does in a row.
+        # Short steps are looked at several at once: running cold code at every step would cost far more.
         if now_s >= self._next_look_s or self.num_steps <= self._eager_steps or self.world_size > 1:
             self._next_look_s = now_s + LOOK_S
             self._look(now_s)
@@ -178,7 +178,7 @@ class Session(TrialContext):
         if not self.window.is_quiet():
             self.clock.noise()
         self.window.feed(list(self.clock.finished()))
-        # The loader's batches say how many samples a step has: its calls need not (a GPU's clock wants to know of them).
+        # If the loader's batches give a step's samples, calls need not be counted, except for a GPU's clock.
         self.modules.is_counting = self.device == "cuda" or self.loaders.unit_source != "loader"
         self.modules.settle()
         if self.num_steps == 1:

@@ -1,8 +1,8 @@
 """Finds the training loader again in a real run, where the program may be edited, moved or trained for many epochs.
 
-Trials of one study know a loader by file, line and ordinal: the program is the same. A file of settings is used later, when
-lines have moved (a call of `autotune.apply` put above them does it) and the folder is another one, and for epochs that build
-their loaders anew. So a target also carries the code around its construction, and its place among constructions by that code.
+Within a study the program does not change, so file, line and ordinal identify a loader. A file of settings is used later: lines
+may have moved (adding a call of `autotune.apply` is enough), the folder may differ, and each epoch may build new loaders. So a
+target also contains the code around its construction and its position among the loaders constructed by that code.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from weakref import ref
 from . import members
 from .knobs.loader import LoaderKnobs, Making
 
-NUM_FRAMES = 2  # the constructing line and the line that called its function: one helper may make every loader
+NUM_FRAMES = 2  # the constructing line and the one that called its function, since one helper may make all loaders
 HASH_DIGITS = 12
 SHUFFLED = ":shuffled"
-MAX_WRAPPERS = 4  # batch samplers around one another
+MAX_WRAPPERS = 4  # nested batch samplers
 
 
 def code_of(frame: Any, is_skipped: Callable[[str], bool]) -> str:
-    """Returns "train.py:make_loader:3f2a9c1b2d4e<train.py:main:...": the lines that construct, hashed, nearest first.
+    """Returns "train.py:make_loader:3f2a9c1b2d4e<train.py:main:...", with hashes of the constructing lines, innermost first.
 
     Args:
         frame: where to begin.
-        is_skipped: whether the frames of a file do not count.
+        is_skipped: returns whether to skip the frames of a file.
     """
     found: List[str] = []
     while frame is not None and len(found) < NUM_FRAMES:
@@ -36,7 +36,7 @@ def code_of(frame: Any, is_skipped: Callable[[str], bool]) -> str:
         if not is_skipped(code.co_filename):
             line = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
             if not line:
-                return ""  # no source at hand: the line's number has to do
+                return ""  # no source available: fall back to the line number
             digest = hashlib.sha256(line.encode("utf-8", "replace")).hexdigest()[:HASH_DIGITS]
             found.append(f"{os.path.basename(code.co_filename)}:{code.co_name}:{digest}")
         frame = frame.f_back
@@ -44,15 +44,15 @@ def code_of(frame: Any, is_skipped: Callable[[str], bool]) -> str:
 
 
 def marked(code: str, arguments: Dict[str, Any]) -> str:
-    """Returns the code with a mark where the loader looks like one that trains: one line may make it and the others."""
+    """Returns the code, marked if the loader looks like a training loader, since one line may make all loaders."""
     return f"{code}{SHUFFLED}" if code and looks_like_training(arguments) else code
 
 
 def looks_like_training(arguments: Dict[str, Any]) -> bool:
-    """Returns whether a loader shuffles, has a sampler of its own, or streams.
+    """Returns whether a loader shuffles, has its own sampler, or streams.
 
     Args:
-        arguments: of its constructor, as the program gives them.
+        arguments: arguments of its constructor, as the program gives them.
     """
     from torch.utils.data import IterableDataset, SequentialSampler
 
@@ -66,22 +66,22 @@ def looks_like_training(arguments: Dict[str, Any]) -> bool:
 
 
 def shuffles(arguments: Dict[str, Any]) -> bool:
-    """Returns whether a loader draws its samples at random, so that their order cannot matter.
+    """Returns whether a loader draws its samples at random, so that their order does not matter.
 
     Args:
-        arguments: of its constructor, as the program gives them.
+        arguments: arguments of its constructor, as the program gives them.
     """
     from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
     if isinstance(arguments.get("dataset"), IterableDataset):
-        return False  # its own order, whatever that is
+        return False  # it has its own order
     sampler = _sampler(arguments)
     is_random = isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler))
     return bool(arguments.get("shuffle")) or is_random or members.attribute(sampler, "shuffle") is True
 
 
 def _sampler(arguments: Dict[str, Any]) -> Any:
-    """Returns what a loader's samples are drawn by, out of the batch samplers around it; None when it was given nothing."""
+    """Returns a loader's sampler, from inside any batch samplers around it; None if it was given none."""
     outer = arguments.get("batch_sampler")
     for _ in range(MAX_WRAPPERS):
         outer = members.attribute(outer, "batch_sampler", outer)
@@ -89,42 +89,42 @@ def _sampler(arguments: Dict[str, Any]) -> Any:
 
 
 class TargetSites:
-    """Which constructions get the loader knobs in mode "apply"; once training is under way it keeps none of them alive.
+    """Decides which loaders get the loader knobs in mode "apply"; keeps none of them alive once training is under way.
 
     Args:
-        target: `Spec.target`; None where it is not known which loaders train.
+        target: `Spec.target`; None if it is not known which loaders train.
     """
 
     def __init__(self, target: Optional[List[Dict[str, Any]]]) -> None:
         self._target = target
-        self._made: Dict[str, int] = {}  # code -> constructions of it so far
-        self._period: Dict[str, int] = {}  # the same as training began: what an epoch makes, if epochs build anew
+        self._made: Dict[str, int] = {}  # code -> index of the last loader that it constructed
+        self._period: Dict[str, int] = {}  # code -> loaders constructed when training began, which is what an epoch may repeat
         self._is_training = False
-        self._batch_samplers: List[Any] = []  # weak references, of targets made since
+        self._batch_samplers: List[Any] = []  # weak references to the batch samplers of targets
 
     @property
     def is_unshared(self) -> bool:
-        """Whether the target is a stream that does not ask which worker it is in: its workers stay as they are."""
+        """Whether the target is a stream that does not ask which worker it is in; its workers must not be changed."""
         return any(each.get("is_unshared") for each in self._target or ())
 
     def nth(self, code: str) -> int:
-        """Returns how many were made by that code before, and counts this one."""
+        """Returns how many loaders that code has made before, and counts this one."""
         count = self._made[code] = self._made.get(code, -1) + 1
         return count
 
     def is_target(self, info: Any, arguments: Dict[str, Any], *, is_chained: bool) -> bool:
-        """Returns whether a loader is one that the study turned knobs at.
+        """Returns whether a loader is one whose knobs the study changed.
 
         Args:
             info: the loader: site, ordinal, code and nth.
-            arguments: of its constructor.
-            is_chained: it is made around the batch sampler of one that is.
+            arguments: arguments of its constructor.
+            is_chained: whether it is made around the batch sampler of a target.
         """
         if is_chained:
             return True
         if self._target is None:
             return looks_like_training(arguments)
-        return self._is_same(self._target[0], info)  # the others are made around it
+        return self._is_same(self._target[0], info)  # the other targets are made around it
 
     def _is_same(self, target: Dict[str, Any], info: Any) -> bool:
         code = target.get("code")
@@ -134,20 +134,20 @@ class TargetSites:
             return False
         if not self._is_training:
             return bool(target["nth"] == info.nth)
-        # An epoch's own: by its turn where an evaluation may be made by the same code.
+        # Made for an epoch: by its position within the epoch, as the same code may make evaluation loaders.
         return code.endswith(SHUFFLED) or bool(target["nth"] == info.nth % self._period.get(code, 1))
 
     # --- once training is under way ---
 
     def begin_training(self, loaders: List[Any]) -> None:
-        """Called when the first few steps are over, with what was made by then."""
+        """Takes over the loaders made so far; called when the first few steps are over."""
         self._period = {code: count + 1 for code, count in self._made.items()}
         self._is_training = True
         for info in loaders:
             self.made(info.batch_sampler, info)
 
     def change(self, info: Any, arguments: Dict[str, Any], knobs: LoaderKnobs) -> None:
-        """Turns the knobs at a loader that is made while the program trains; `info` may be forgotten afterwards."""
+        """Applies the knobs to a loader that is made while the program trains; `info` is not needed afterwards."""
         if not knobs.asked:
             return
         info.nth = self.nth(info.code)
@@ -164,10 +164,10 @@ class TargetSites:
             knobs.on_loader(arguments, made)
 
     def made(self, batch_sampler: Any, info: Any) -> None:
-        """Remembers the batch sampler of a target: another loader may be made around it."""
+        """Remembers the batch sampler of a target, because another loader may be made around it."""
         self._batch_samplers = [known for known in self._batch_samplers if known() is not None]
         if info.is_target and batch_sampler is not None:
-            with contextlib.suppress(TypeError):  # a list of batches, for example: no sampler is made around it
+            with contextlib.suppress(TypeError):  # for example a list of batches; no sampler is made around that
                 self._batch_samplers.append(ref(batch_sampler))
 
 

@@ -1,7 +1,7 @@
-"""Sockets at which this process and its loader workers hand tensors over, and what multiprocessing would remove of them.
+"""Finds and removes the sockets through which this process and its loader workers pass tensors.
 
-Each is in a folder of its maker's (`pymp-...`, multiprocessing.util.get_temp_dir), which goes when that process ends in order.
-A process that is ended at once leaves both.
+Each socket is in a folder of the process that made it (`pymp-...`, multiprocessing.util.get_temp_dir). multiprocessing removes
+the folder when that process exits normally. A process that is killed leaves both.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import contextlib
 import os
 from typing import Iterable, List
 
-FOLDER = "pymp-"  # how the names of multiprocessing's folders begin
-BOUND = "/proc/net/unix"  # every socket that has a path: ... inode, path
+FOLDER = "pymp-"  # prefix of multiprocessing's folders
+BOUND = "/proc/net/unix"  # lists all sockets with a path: ... inode, path
 
 
 def listening(pids: Iterable[int]) -> List[str]:
-    """Returns the paths of multiprocessing's sockets that these processes hold; none where the kernel does not tell."""
+    """Returns the paths of multiprocessing's sockets that these processes hold; none if the kernel does not list them."""
     paths = {}
     with contextlib.suppress(OSError), open(BOUND, errors="surrogateescape") as lines:
         for line in lines:
@@ -24,7 +24,7 @@ def listening(pids: Iterable[int]) -> List[str]:
                 paths[f"socket:[{words[6]}]"] = words[7]
     found = []
     for pid in pids if paths else ():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             for number in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):  # it was closed
                     held = os.readlink(f"/proc/{pid}/fd/{number}")
@@ -34,7 +34,7 @@ def listening(pids: Iterable[int]) -> List[str]:
 
 
 def remove(paths: Iterable[str]) -> None:
-    """Removes sockets, and each folder that is empty then: another process may have its own in it."""
+    """Removes sockets, and their folders if these are then empty; other processes may have sockets there."""
     for path in paths:
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -1,6 +1,6 @@
-"""Whether a loader's workers can be started otherwise than by fork: they are sent what they work on, and import the program.
+"""Decides whether a loader's workers can be started by spawn or forkserver: they are sent objects and import the program.
 
-Looked at in the process that trains and on the objects themselves: what can be pickled is seen by pickling it into nothing.
+The check runs in the process that trains, on the objects themselves: it pickles them and discards the bytes.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import sys
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Dict, Iterable, List, Optional, Set
 
-# Bytes pickled before it is taken for granted that the rest can be, too: a table of a billion rows is not gone through.
+# After this many pickled bytes the rest is assumed to be picklable, too; a table of a billion rows need not be pickled whole.
 ENOUGH_BYTES = 64 * 2**20
-PARTS = {"dataset": "data set", "collate_fn": "collate_fn", "worker_init_fn": "worker_init_fn"}  # what a worker is sent
+PARTS = {"dataset": "data set", "collate_fn": "collate_fn", "worker_init_fn": "worker_init_fn"}  # sent to workers
 UNGUARDED = "each worker that is not forked imports the program's main module ({}), which trains as it is imported: {}"
 NO_GUARD, OUTSIDE = 'it has no `if __name__ == "__main__":` round it', 'it trains outside its `if __name__ == "__main__":`'
-# Of a package or a folder; it is run, and no worker imports it (multiprocessing.spawn says so, too).
+# Main module of a package or a folder, which no worker imports (see multiprocessing.spawn).
 NEVER_IMPORTED = "__main__"
 
 
 def problem(parts: Dict[str, Any], main_line: Optional[int], began_lines: Iterable[int] = ()) -> str:
-    """Returns why workers cannot be started by spawn or forkserver; "" when nothing is known to speak against it.
+    """Returns why workers cannot be started by spawn or forkserver; "" if no reason is known.
 
     Args:
         parts: "dataset", "collate_fn" and "worker_init_fn" of a loader, as far as they are known.
-        main_line: the line of the main module that led to its construction; None when it was made elsewhere.
-        began_lines: those that led to its iterations, which start its workers; () where none has begun, or elsewhere.
+        main_line: the line of the main module that led to its construction; None if it was made elsewhere.
+        began_lines: the lines that led to its iterations, which start its workers; () if none has begun, or elsewhere.
     """
     for name, words in PARTS.items():
         why = _unpicklable(parts.get(name))
@@ -38,13 +38,13 @@ def problem(parts: Dict[str, Any], main_line: Optional[int], began_lines: Iterab
 
 
 def main_line() -> Optional[int]:
-    """Returns the line of the main module, as a worker would import it, that led here; None when it began elsewhere.
+    """Returns the line of the main module, as a worker would import it, that led here; None if the call began elsewhere.
 
-    Elsewhere is a thread, or a process that was itself started by spawn. What runs a program in its own process (coverage,
-    `runpy.run_path`) has put the program's module in its place.
+    Elsewhere means in a thread, or in a process that was itself started by spawn. Tools that run a program in their own process
+    (coverage, `runpy.run_path`) install the program's module as the main module.
     """
     main, line = sys.modules.get("__main__"), None
-    frame: Any = sys._getframe(1) if getattr(main, "__file__", None) else None  # `python -c`, and what spawn begins with
+    frame: Any = sys._getframe(1) if getattr(main, "__file__", None) else None  # None for `python -c` and in spawned processes
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals is vars(main):
             line = frame.f_lineno
@@ -57,13 +57,13 @@ class _Enough(Exception):
 
 
 class _Sink:
-    """Counts bytes and keeps none."""
+    """Counts the bytes written to it and discards them."""
 
     def __init__(self) -> None:
         self._num_bytes = 0
 
     def write(self, data: Any) -> int:
-        """Takes what the pickler writes."""
+        """Counts what the pickler writes."""
         self._num_bytes += len(data)
         if self._num_bytes > ENOUGH_BYTES:
             raise _Enough
@@ -71,10 +71,10 @@ class _Sink:
 
 
 class _Pickler(ForkingPickler):
-    """Pickles as for a new process, but for tensors: those would be moved into shared memory, and can always be sent."""
+    """Pickles as for a new process, except for tensors, which can always be sent but would be moved into shared memory."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Called by pickle for each object."""
+        """Replaces tensors and storages; called by pickle for each object."""
         import torch
 
         if isinstance(value, (torch.Tensor, torch.UntypedStorage)):
@@ -83,23 +83,23 @@ class _Pickler(ForkingPickler):
 
 
 class _Nobody:
-    """Stands for the process that would be started: locks and pipes can be pickled for one only."""
+    """Stands in for the process that would be started, without which locks and pipes cannot be pickled."""
 
     DupFd = int
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """Returns what the other process would have."""
+        """Returns the descriptor for the other process."""
         return descriptor
 
 
 def _unpicklable(value: Any) -> str:
     try:
         contexts.set_spawning_popen(_Nobody())  # type: ignore[arg-type]
-        # Protocol 5 with a callback leaves arrays where they are. Positional: ForkingPickler hands no keywords on.
+        # Protocol 5 with a callback leaves arrays where they are. Positional, as ForkingPickler forwards no keywords.
         _Pickler(_Sink(), 5, True, lambda _: None).dump(value)
     except _Enough:
         return ""
-    except Exception as error:  # whatever a data set's own __reduce__ may raise
+    except Exception as error:  # a data set's own __reduce__ may raise anything
         first = (str(error).strip().splitlines() or [""])[0]
         return f"{type(error).__name__}: {first}" if first else type(error).__name__
     finally:
@@ -113,13 +113,13 @@ def _unguarded(made_line: Optional[int], began_lines: List[int]) -> str:
     name = getattr(getattr(main, "__spec__", None), "name", None) or os.path.splitext(os.path.basename(path))[0]
     source = "".join(linecache.getlines(path))
     if name.rpartition(".")[2] == NEVER_IMPORTED or not source:
-        return ""  # without a file (`python -c`) nothing is imported anew either
+        return ""  # without a file (`python -c`), workers import nothing either
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # changed since it was started
+    except SyntaxError:  # the file has changed since the start
         return ""
     if _asks_in_function(tree):
-        return ""  # `if is_main(): ...`: not known
+        return ""  # `if is_main(): ...`, which cannot be analysed
     asks = _guards(tree)
     lines = began_lines or ([] if made_line is None or (asks and _is_assigned(tree, made_line)) else [made_line])
     if all(any(_covers(each, line) for each in asks) for line in lines):
@@ -128,8 +128,8 @@ def _unguarded(made_line: Optional[int], began_lines: List[int]) -> str:
 
 
 def _guards(tree: ast.Module) -> List[ast.AST]:
-    """Returns what is run or not by the module's name: `if __name__ == ...`, wherever it stands, and `... and main()`."""
-    told = {"__name__"}  # and what was asked beforehand: is_main = __name__ == "__main__"
+    """Returns the nodes that depend on the module's name: `if __name__ == ...`, at any level, and `... and main()`."""
+    told = {"__name__"}  # and variables set from it: is_main = __name__ == "__main__"
     for each in ast.walk(tree):
         if isinstance(each, ast.Assign) and isinstance(each.value, ast.Compare) and _asks(each.value, told):
             told |= {target.id for target in each.targets if isinstance(target, ast.Name)}
@@ -153,5 +153,5 @@ def _covers(node: Any, line: int) -> bool:
 
 
 def _is_assigned(tree: ast.Module, line: int) -> bool:
-    """Whether a line only makes something (`loader = ...`); where it is used is not known from it."""
+    """Whether a line only assigns something (`loader = ...`), so that it does not show where that is used."""
     return any(isinstance(each, (ast.Assign, ast.AnnAssign)) and _covers(each, line) for each in ast.walk(tree))

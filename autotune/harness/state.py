@@ -1,4 +1,4 @@
-"""What this process is to the harness, and how it speaks to the user. Imports nothing that trains."""
+"""Holds the harness's state in this process and writes messages to the user. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 if TYPE_CHECKING:
     from .context import TrialContext
 
-session: Optional[TrialContext] = None  # this process's, once torch is there
-is_called = False  # the program itself has asked for the harness, by `autotune.apply`
-# How this process came to torch: {"is_first": of the trial's processes, "changed": names of the environment variables that the
-# program itself changed before}. {} in a warm start, where torch was there before.
+session: Optional[TrialContext] = None  # of this process, once torch is imported
+is_called = False  # whether the program itself started the harness by `autotune.apply`
+# How this process imported torch: {"is_first": whether it was the trial's first process, "changed": names of environment
+# variables that the program had changed before}. {} in a warm start, where torch is already imported.
 startup: Dict[str, Any] = {}
 
 
 def stand_aside(doing: str) -> None:
-    """Says in one line, in an `except` block, that the harness has failed; the program goes on."""
+    """Reports in one line that the harness has failed and the program goes on; called in an `except` block."""
     kind, value, trace = sys.exc_info()
     last = traceback.extract_tb(trace)[-1] if trace is not None else None
     where = f" ({os.path.basename(last.filename)}:{last.lineno})" if last is not None else ""
@@ -28,7 +28,7 @@ def stand_aside(doing: str) -> None:
 
 
 def say(lines: List[str]) -> None:
-    """Writes lines to standard error, at once, wherever that leads."""
+    """Writes lines to the program's standard error and flushes it."""
     try:
         sys.stderr.write("".join(f"autotune: {line}\n" for line in lines))
         sys.stderr.flush()

@@ -1,20 +1,20 @@
-"""Gives one module a class of its own: a subclass of its class that overrides a method or two.
+"""Gives one module its own class: a subclass of its class that overrides some methods.
 
-It survives deepcopy, pickling and `state_dict`, which see the program's class; an attribute `forward` of the instance does not:
-a deepcopy then ran the original's weights.
+deepcopy, pickle and `state_dict` work, because they see the program's class. Setting `forward` on the instance instead would
+not: a deepcopy then ran the original's weights.
 """
 
 from __future__ import annotations
 
 from typing import Any, Callable, Dict
 
-_CLASS: Any = object.__dict__["__class__"]  # the real slot, under whatever a class says of `__class__`
+_CLASS: Any = object.__dict__["__class__"]  # the real slot, even if a class overrides `__class__`
 
 
 class _NoSubclassHook:
-    """Before the program's class in the order of resolution: its `__init_subclass__` (a registry, say) is not told.
+    """Precedes the program's class in the MRO, so that its `__init_subclass__` (for example a registry) is not called.
 
-    Without `__slots__`: an object's class can only be replaced by one of the same layout.
+    It has no `__slots__`, because an object's class can only be replaced by one of the same layout.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -24,11 +24,11 @@ class _NoSubclassHook:
 def subclass(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
     """Gives a module a subclass of its own class with these methods.
 
-    `__class__`, copies and pickles show the program's own class; only `type(module)` tells.
+    `__class__`, copies and pickles show the program's own class; only `type(module)` shows the subclass.
 
     Args:
         module: the module.
-        methods: name -> function; they call the program's own by its class.
+        methods: name -> function; a function calls the program's method through the program's class.
 
     Returns:
         Whether the module could be given another class (a ScriptModule cannot).

@@ -1,12 +1,12 @@
-"""What the loader can supply: whether a queue is being emptied, whether loader and step share the cores, what can last.
+"""Estimates what rate the loader can sustain, and whether it shares the cores with the step.
 
-While the first step compiles, the workers fill their queues; until those are empty again the steps take more than the
-workers make, and what a window consumes cannot last. Counted, not guessed: batches taken by the steps (K a second), batches
-made by the workers (P a second), and what the workers can make undisturbed (L).
+While the first step compiles, the workers fill their queues. Until these are empty again, steps take more than the workers
+make, and the rate in a window cannot last. Three rates are measured, in batches per second: K, taken by the steps; P, made by
+the workers; and L, what the workers can make undisturbed.
 
-As long as the queue is level, K lasts. When it falls, each step lacks 1 - P/K of a batch; once the queue is empty it waits for
-that, at L, since then the workers have the cores to themselves. So a step takes 1/K + (1 - P/K)/L. Where the workers have cores
-of their own ("separate"), P is L and this is min(K, L); where they share them with the step ("shared"), P is less.
+As long as the queue's length is stable, K lasts. When it falls, each step lacks 1 - P/K of a batch. Once the queue is empty,
+the step waits for that fraction, made at rate L because the workers then have the cores to themselves. So a step takes
+1/K + (1 - P/K)/L. With separate cores for the workers, P is L and the rate is min(K, L); with shared cores, P is less.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from . import worker
 from .cores import num_cores
 from .protocol import SEPARATE, SHARED
 
-FALL_FRAC = 0.02  # a queue that loses less than this share of what was taken is level: the error it can make is as small
-LOOK_BACK_S = 1.0  # over which the warm-up judges whether the queue falls
-GLANCE_S = 0.1  # between two readings, but for the window's ends: ranks of a group look at every step
-SHARED_FRAC, SHARED_CORES = 0.05, 0.1  # of the cores there, and at least: asked for beyond them, step and workers share them
+FALL_FRAC = 0.02  # a queue that loses less than this share of the batches taken is stable; the error is as small
+LOOK_BACK_S = 1.0  # span over which warm-up judges whether the queue falls
+GLANCE_S = 0.1  # least time between two readings within a window, because ranks of a group look at every step
+SHARED_FRAC, SHARED_CORES = 0.05, 0.1  # demand beyond the cores (share of them, least number) that means they are shared
 
 
 class Reading(NamedTuple):
-    """Where step and workers stand at one moment; batches and seconds since the trial's start."""
+    """Counters of step and workers at one moment; batches and seconds since the trial's start."""
 
     now_s: float
     taken: float
-    cpu_s: float  # of this process
+    cpu_s: float  # CPU seconds of this process
     workers: List[worker.Counters]
 
     @property
     def made(self) -> float:
-        """Batches made so far, the parts done of those in hand included: a window of a few slow batches needs the parts."""
+        """Batches made so far, including unfinished parts, which matter in a window of few slow batches."""
         return sum(each.batches + _part_done(each, self.now_s) for each in self.workers)
 
     @property
     def stock(self) -> float:
-        """Batches made and not yet taken, in hand or queued (of epochs cut short, some never are: differences count)."""
+        """Batches made and not yet taken; only differences matter, as some of an epoch cut short are never taken."""
         return self.made - self.taken
 
 
@@ -54,14 +54,14 @@ class Supply:
     """Follows the training loader of this process.
 
     Args:
-        loaders: the watch over the loaders.
-        binder: who runs on which cores; None where nothing is bound.
+        loaders: the loader watch.
+        binder: the handler that binds processes to cores; None if nothing is bound.
     """
 
     def __init__(self, loaders: Any, binder: Any = None) -> None:
         self._loaders, self._binder = loaders, binder
-        self._before: Optional[Reading] = None  # LOOK_BACK_S ago or more
-        self._between: Optional[Reading] = None  # since
+        self._before: Optional[Reading] = None  # from LOOK_BACK_S ago or earlier
+        self._between: Optional[Reading] = None  # a later one, to replace it
         self._opened: Optional[Reading] = None
         self._closed: Optional[Reading] = None
         self._seen: Optional[Reading] = None
@@ -74,7 +74,7 @@ class Supply:
         return self._seen
 
     def read(self) -> Optional[Reading]:
-        """Returns where step and workers stand; None without a loader that has workers which count."""
+        """Returns the current counters; None without a loader whose workers count batches."""
         training = self._loaders.training
         if training is None or not training.num_workers or not training.counters_file:
             return None
@@ -86,7 +86,7 @@ class Supply:
     # --- warm-up ---
 
     def drains_within(self, most_s: float) -> bool:
-        """Returns whether the queue is falling and will be empty in so many seconds; called at each look of the warm-up."""
+        """Returns whether the queue is falling and empty within so many seconds; called at each look during warm-up."""
         now = self._glance()
         if now is None:
             return False
@@ -96,7 +96,7 @@ class Supply:
         if self._between is not None and now.now_s - self._between.now_s >= LOOK_BACK_S:
             self._before, self._between = self._between, now
         fall, seconds = before.stock - now.stock, now.now_s - before.now_s
-        left = now.stock - len(now.workers)  # with one for each worker, delivered in turn, the queue is as good as empty
+        left = now.stock - len(now.workers)  # workers deliver in turn, so one batch for each is as good as none
         if left <= 0 or fall <= max(FALL_FRAC * (now.taken - before.taken), 1):
             return False
         return left * seconds / fall <= most_s
@@ -104,17 +104,17 @@ class Supply:
     # --- window ---
 
     def open_window(self) -> None:
-        """Notes where step and workers stand as the window opens."""
+        """Reads the counters as the window opens."""
         self._opened, self._closed = self.read(), None
 
     def close_window(self) -> None:
-        """Notes where they stand as it closes."""
+        """Reads the counters as the window closes."""
         if self._closed is None:
             self._closed = self.read()
 
     @property
     def fall_frac(self) -> float:
-        """Batches that the queue lost in the window, per batch taken; below 0 when it was filled."""
+        """Batches that the queue lost in the window, per batch taken; negative if the queue grew."""
         if self._opened is None:
             return 0.0
         end = self._closed or self._glance()
@@ -131,7 +131,7 @@ class Supply:
         """Returns SEPARATE or SHARED; None without workers.
 
         Args:
-            num_threads: of a step that computes on the CPU; None when a device does and the process only drives it.
+            num_threads: threads of a step on the CPU; None if a GPU computes and the process only launches its work.
         """
         begin, end = self._opened, self._closed
         if begin is None or end is None or end.now_s <= begin.now_s:
@@ -145,8 +145,8 @@ class Supply:
     def capacity_per_s(self) -> Optional[float]:
         """Returns L, the samples per second that the loader can sustain alone; None without a loader or counts.
 
-        With workers, the sum over workers of batches per busy second (without those in which it had no core), and no more
-        than all cores can make; without, the samples per second spent in __next__.
+        With workers, this is the sum of each worker's batches per busy second (less its time without a core), at most what all
+        cores can make. Without workers, it is the samples per second spent in __next__.
         """
         training = self._loaders.training
         if training is None or not training.total_batches:
@@ -160,7 +160,7 @@ class Supply:
             made, busy_s = now.batches, now.busy_s - now.delay_s
             before = _of(self._opened, index)
             batches, cpu_s = batches + made - before.batches, cpu_s + now.cpu_s - before.cpu_s
-            if made - before.batches >= 3:  # the window alone, free of the first batch's cold start
+            if made - before.batches >= 3:  # use the window alone, without the first batch's cold start
                 made, busy_s = made - before.batches, busy_s - (before.busy_s - before.delay_s)
             if busy_s > 0:
                 rates.append(made / busy_s)

@@ -1,24 +1,24 @@
-"""Whether a step time keeps changing (a sequence that grows, a machine that slows down). Pure."""
+"""Detects a step time that keeps changing (a sequence that grows, a machine that slows down). Pure."""
 
 from __future__ import annotations
 
 import math
 from typing import List, NamedTuple
 
-CHUNKS = 10  # a trend is looked for in so many equal parts: longer ones are less correlated
-# One window raises a suspicion, a second one settles it together with the first and what lay between. Simulated with
-# independent, autocorrelated (AR(1), 0.7) and bursty steps of 0.02 to 1.2 s: of 4,800 steady programs none was flagged, 4 %
-# paid for a second window (a fifth of those with autocorrelated steps of a second, where a window is six of them).
+CHUNKS = 10  # equal parts in which a trend is sought; longer parts are less correlated
+# One window raises a suspicion; a second one, together with the first and the steps between, decides. In simulations with
+# independent, autocorrelated (AR(1), 0.7) and bursty steps of 0.02 to 1.2 s, none of 4,800 steady programs was flagged and 4 %
+# needed a second window (a fifth of those with autocorrelated steps of a second, where a window is six steps).
 SUSPECT_FRAC, SUSPECT_F = 0.03, 8.0
 CERTAIN_F = 30.0
 
 
 class Trend(NamedTuple):
-    """How the step time changes over a row of blocks.
+    """The change of the step time over a sequence of blocks.
 
     Attributes:
-        moved_frac: step time at the end over that at the start, minus 1.
-        f: F statistic of the slope: how little it looks like chance.
+        moved_frac: step time at the end divided by that at the start, minus 1.
+        f: F statistic of the slope; the higher, the less likely it is chance.
     """
 
     moved_frac: float
@@ -34,7 +34,7 @@ def trend(rates: List[float]) -> Trend:
     """Returns the slope of the step time's logarithm over up to CHUNKS equal parts, by least squares.
 
     Args:
-        rates: rate of each block, in order; fewer than five have no trend.
+        rates: rate of each block, in order; fewer than five give no trend.
     """
     size = max(1, len(rates) // CHUNKS)
     chunks = [sum(rates[i : i + size]) / size for i in range(0, len(rates) - size + 1, size)]
@@ -52,12 +52,12 @@ def trend(rates: List[float]) -> Trend:
 
 
 def keeps_changing(whole: Trend, last: Trend, least_frac: float) -> bool:
-    """Returns whether the step time has changed by more than `least_frac` for certain, and still did so at the end.
+    """Returns whether the step time has certainly changed by more than `least_frac`, and was still changing at the end.
 
     Args:
-        whole: of everything seen since the first suspicion.
-        last: of the last window alone: what settled late is steady now.
-        least_frac: change over the whole that matters.
+        whole: trend of everything since the first suspicious window.
+        last: trend of the last window alone; a step time that has settled by then is steady.
+        least_frac: smallest change over the whole that matters.
     """
     is_still = last.moved_frac * whole.moved_frac > 0 and abs(last.moved_frac) > least_frac / 2
     return abs(whole.moved_frac) > least_frac and whole.f > CERTAIN_F and is_still

@@ -1,16 +1,16 @@
-"""A warm server: a process of the program's interpreter that has imported torch, and forks the trials that may start warm.
+"""Runs a warm server: it imports torch in the program's interpreter and forks the trials that may start warm.
 
-Run by path, below the supervisor: `python warm_server.py MODULE ... FD PARENT`, in the environment and the folder that the
-trials have. It imports the modules, torch and perhaps torchvision, and nothing else: no code of the user's, no tensor (one
-operation on several threads, and those of every child hang), nothing of CUDA. FD is its end of a socket pair; PARENT is the
-supervisor's process id.
+The supervisor runs it by path as `python warm_server.py MODULE ... FD PARENT`, in the trials' environment and folder. It
+imports the modules, torch and perhaps torchvision, and nothing else. It runs no user code, initialises no CUDA and creates no
+tensor: after a single operation on several threads, those of every child would hang. FD is its end of a socket pair; PARENT is
+the supervisor's process id.
 
     server      {"ready": true} or {"failed": why}, one line of JSON
     supervisor  a byte that carries four descriptors for each trial: its standard input, output and error, and the trial's
                 own end of another socket pair
 
-The trial, forked twice so that it is the supervisor's child like any other, writes its process id on that socket and reads
-one line of JSON: {"argv", "cwd", "env"}. From there on it is what `python SCRIPT ...` or `python -m MODULE ...` would be.
+The trial is forked twice, so that it becomes the supervisor's child like any other. It writes its process id to that socket and
+reads one line of JSON: {"argv", "cwd", "env"}. From then on it behaves like `python SCRIPT ...` or `python -m MODULE ...`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from typing import Any, Dict, List, Optional
 HERE = os.path.dirname(os.path.abspath(__file__))
 HARNESS = "_autotune_harness"
 SPEC_VARIABLE, MARK_VARIABLE = "AUTOTUNE_SPEC", "AUTOTUNE_MARK"
-CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # asking whether there is CUDA must not initialise it
+CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # lets torch check for CUDA without initialising it
 NUM_DESCRIPTORS = 4
 PR_SET_PDEATHSIG = 1
 CHECK_S = 20.0  # a child's first computation takes milliseconds
-LARGE = 1 << 20  # elements: torch shares the work on so many among its threads
-IS_PATH_SAFE = bool(getattr(sys.flags, "safe_path", False))  # no folder of the script's on sys.path
+LARGE = 1 << 20  # elements; enough for torch to use several threads
+IS_PATH_SAFE = bool(getattr(sys.flags, "safe_path", False))  # the script's folder is not put on sys.path
 
 
 def main() -> None:
-    """Serves until the supervisor has gone; in a forked trial, runs the program instead."""
+    """Serves until the supervisor closes the connection; in a forked trial, runs the program instead."""
     *modules, descriptor, parent = sys.argv[1:]
     if not IS_PATH_SAFE:
         del sys.path[0]  # this folder
@@ -53,7 +53,7 @@ def main() -> None:
     try:
         load(modules)
         check()
-    except BaseException as error:  # whatever a library does as it is imported
+    except BaseException as error:  # importing a library may raise anything
         answer(control, {"failed": f"{type(error).__name__}: {error}"})
         return
     answer(control, {"ready": True})
@@ -63,10 +63,10 @@ def main() -> None:
 
 
 def load(modules: List[str]) -> None:
-    """Imports what the trials will find imported.
+    """Imports the modules that trials should find imported.
 
     Raises:
-        RuntimeError: CUDA was initialised on the way: no child of this process could use it.
+        RuntimeError: an import initialised CUDA, which no forked child could then use.
     """
     own = CUDA_CHECK not in os.environ
     if own:
@@ -80,10 +80,10 @@ def load(modules: List[str]) -> None:
 
 
 def check() -> None:
-    """Lets a child compute with all threads: whatever was imported may have started some that no child has.
+    """Checks that a forked child can compute with all threads: an import may have started threads, which no child has.
 
     Raises:
-        RuntimeError: it did not come to an end.
+        RuntimeError: the child failed or did not finish.
     """
     child = fork()
     if child == 0:
@@ -107,7 +107,7 @@ def check() -> None:
 
 
 def serve(control: socket.socket, parent: int) -> Optional[Dict[str, Any]]:
-    """Forks a trial for each request; returns in each of them what it is to run, and None here when no more requests come."""
+    """Forks a trial for each request; returns the request in each trial, and None in the server when requests end."""
     while True:
         try:
             byte, descriptors, _, _ = socket.recv_fds(control, 1, NUM_DESCRIPTORS)
@@ -117,7 +117,7 @@ def serve(control: socket.socket, parent: int) -> Optional[Dict[str, Any]]:
             return None
         try:
             between = fork()
-        except OSError:  # no process to be had: the supervisor sees the socket close
+        except OSError:  # no more processes allowed: the supervisor sees the socket close
             between = -1
         if between == 0:
             own = os.getpid()
@@ -132,18 +132,18 @@ def serve(control: socket.socket, parent: int) -> Optional[Dict[str, Any]]:
 
 
 def fork() -> int:
-    """Forks: OpenBLAS, which NumPy brings along, has threads, and Python would warn; it ends them before a fork."""
+    """Forks without Python's warning about threads: they are those of NumPy's OpenBLAS, which ends them before a fork."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def become_trial(descriptors: List[int], between: int, parent: int) -> Dict[str, Any]:
-    """Makes this forked process what a fresh one is before the first line of its program; returns the request."""
+    """Puts this forked process into the state of a fresh one before the first line of its program; returns the request."""
     os.setsid()
     while os.getppid() == between:
         time.sleep(0.0001)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # as entry_point.py does for the others
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # as entry_point.py does for trials that start cold
     if os.getppid() != parent:
         os._exit(1)
     *standard, link = descriptors
@@ -157,7 +157,7 @@ def become_trial(descriptors: List[int], between: int, parent: int) -> Dict[str,
         os.dup2(descriptor, number)
         os.close(descriptor)
     request: Dict[str, Any] = json.loads(line)
-    # What start-up has set here it sets in a fresh process, too: LC_CTYPE in a plain C locale, a sitecustomize's own.
+    # Variables set here by start-up would also be set in a fresh process: LC_CTYPE in a plain C locale, a sitecustomize's own.
     set_here = {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
     os.environ.clear()
     os.environ.update({**request["env"], **set_here})
@@ -168,7 +168,7 @@ def become_trial(descriptors: List[int], between: int, parent: int) -> Dict[str,
 
 
 def draw_anew() -> None:
-    """Draws what a fresh process draws at random as it imports; `random` does so by itself."""
+    """Redraws the random values that a fresh process draws while importing; `random` does so itself after a fork."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "multiprocessing.process" in sys.modules:
@@ -178,7 +178,7 @@ def draw_anew() -> None:
 
 
 def wake() -> None:
-    """Does what inject/sitecustomize.py does in a fresh process."""
+    """Starts the harness, as inject/sitecustomize.py does in a fresh process."""
     try:
         spec = importlib.util.spec_from_file_location(
             HARNESS, os.path.join(HERE, "__init__.py"), submodule_search_locations=[HERE]
@@ -188,15 +188,15 @@ def wake() -> None:
         module = sys.modules[HARNESS] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         module.wake(os.environ[SPEC_VARIABLE])
-    except Exception as error:  # the program must run all the same; the tuner sees that no harness answered
+    except Exception as error:  # the program must run anyway; the tuner notices that no harness answered
         sys.stderr.write(f"autotune: the harness could not start: {type(error).__name__}: {error}\n")
 
 
 def run(argv: List[str]) -> None:
-    """Runs the program as the interpreter would, to the same end; nothing of this file shows in its tracebacks.
+    """Runs the program as the interpreter would, with the same exit status and without this file in tracebacks.
 
     Args:
-        argv: interpreter, then a script or "-m" and a module, then the program's own words.
+        argv: interpreter, then a script or "-m" and a module, then the program's own arguments.
     """
     sys.orig_argv = argv
     made = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -218,7 +218,7 @@ def run(argv: List[str]) -> None:
 
 
 def run_module(name: str, words: List[str]) -> None:
-    """Runs `python -m NAME WORDS`, by the function that the interpreter itself calls."""
+    """Runs `python -m NAME WORDS` through the function that the interpreter itself calls."""
     if not IS_PATH_SAFE:
         sys.path.insert(0, os.getcwd())
     sys.argv = ["-m", *words]
@@ -230,7 +230,7 @@ def run_script(words: List[str], made: types.ModuleType) -> None:
 
     Args:
         words: the script and its arguments.
-        made: the module it becomes.
+        made: the module object to run it in.
     """
     script = words[0]
     path = script if os.path.isabs(script) else os.path.join(os.getcwd(), script)
@@ -246,7 +246,7 @@ def run_script(words: List[str], made: types.ModuleType) -> None:
 
 
 def forget_file(made: types.ModuleType) -> None:
-    """Takes away what the interpreter takes away from a script that has come to its end, before what runs at exit."""
+    """Removes the names that the interpreter removes when a script has ended, before the exit handlers run."""
     for name in ("__file__", "__cached__"):
         made.__dict__.pop(name, None)
 
@@ -262,7 +262,7 @@ def tell(error: BaseException) -> None:
         sys.last_exc = error
     try:
         sys.excepthook(type(error), error, trace)
-    except Exception as broken:  # the program's own hook is
+    except Exception as broken:  # raised by the program's own hook
         broken.__context__ = None
         if broken.__traceback__ is not None:
             broken.__traceback__ = broken.__traceback__.tb_next

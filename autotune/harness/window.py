@@ -1,4 +1,4 @@
-"""The steps of a trial: those of its warm-up, and the measured window, with all that opens and ends with it."""
+"""Feeds the steps of a trial to the meter, and opens and closes the measured window."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .context import TrialContext
 from .last_step import ANNOUNCE_AHEAD
 from .meter import DONE, STEADY, WARMUP, Meter
 
-PARITY_STEPS = 8  # a parity run makes so many, however slow they are
+PARITY_STEPS = 8  # least steps of a parity run, however slow they are
 
 
 class Window:
-    """Feeds the meter with finished steps, and everybody who counts from the window's opening on with the news of it.
+    """Feeds finished steps to the meter, and notifies all that count from the window's opening on.
 
     Attributes:
-        meter: None before the first step.
+        meter: the meter; None before the first step.
         steps: "end_s", "samples", "wait_s" of every step of the process.
         wait_s, busy_s, step_s, samples: sums over the steps of the window.
-        is_full: it has all it needs: nothing keeps the program any more.
-        is_cut_off: it was ended for want of time.
+        is_full: whether the measurement is complete, so that the program may end.
+        is_cut_off: whether the window was ended for lack of time.
     """
 
     def __init__(self, context: TrialContext) -> None:
@@ -35,14 +35,14 @@ class Window:
 
     @property
     def rate_per_s(self) -> Optional[float]:
-        """The rate so far; None before there is one."""
+        """The rate of the last block; None before the first."""
         return self.meter.rate_per_s if self.meter else None
 
     def first_step(self) -> None:
-        """Called at the first step, and when others train with this process: it is known now what the meter must know."""
+        """Makes the meter; called at the first step, and again when the number of processes that train changes."""
         self.is_full = False
         context, spec = self._context, self._context.spec
-        # Ranks keep step: each has an equal part of the rate. The part of a process that does not is unknown.
+        # Ranks step together, so each has an equal share of the rate. Processes at their own pace have unknown shares.
         race, promote = (
             None if limit is None or context.peers.is_joint else limit / context.world_size
             for limit in (spec.race_below_per_s, spec.promote_above_per_s)
@@ -55,13 +55,13 @@ class Window:
         self._context.phases.enter("compile" if self._context.modules.is_compiled() else "warmup")
 
     def is_quiet(self) -> bool:
-        """Returns whether nothing has been compiled and no memory taken since the last call, as far as it matters now."""
+        """Returns whether nothing was compiled since the last call and, outside the window, no memory allocated."""
         context = self._context
         is_steady = context.phases.now == "steady"
         segments, retries = context.memory.movement()
         if is_steady:
-            segments = 0  # one more segment disturbs nothing there
-            retries = 0  # thrashing is told by their number in the result: no reason to begin the window anew
+            segments = 0  # one more segment does not disturb the window
+            retries = 0  # the result reports their number, so thrashing need not restart the window
         seen = (context.modules.num_graphs(), segments, retries, is_steady)
         last, self._last_seen = self._last_seen, seen
         if last is not None and last[3] != seen[3]:
@@ -69,7 +69,7 @@ class Window:
         return last is None or bool(last == seen)
 
     def feed(self, steps: List[Finished]) -> None:
-        """Takes finished steps, in order."""
+        """Processes finished steps, in order."""
         context, meter = self._context, self.meter
         if meter is None or not steps:
             return
@@ -81,7 +81,7 @@ class Window:
         if context.spec.mode == "parity":
             self.is_full = self._is_parity_over()
             return
-        # With an evaluation in it, say: not training time. Where no loader feeds the steps it may be what makes their samples.
+        # Foreign steps contain an evaluation and are not training time; without a loader, it may be what makes the samples.
         may_feed = context.loaders.unit_source != "loader"
         while may_feed and (number := _next_evaluated(steps)) is not None:
             self._feed(meter, [step for step in steps[:number] if not step.is_foreign])
@@ -106,12 +106,12 @@ class Window:
             self._measure(meter, steps)
 
     def _ahead_s(self, step_s: float) -> float:
-        # The window's end takes another step to be seen; with several ranks so many as its announcement is ahead.
+        # The window's end is noticed one step later; with several ranks, by as many more as it is announced ahead.
         context = self._context
         return step_s * (1 if context.world_size == 1 else 1 + ANNOUNCE_AHEAD + context.clock.run_ahead)
 
     def _is_parity_over(self) -> bool:
-        # Nothing is measured: it is over after so many steps, or so much time since the first.
+        # Nothing is measured: a parity run is over after enough steps, or enough time since the first.
         context, ends_s = self._context, self.steps["end_s"]
         is_late = ends_s[-1] - ends_s[0] >= (context.spec.max_s or math.inf) and context.num_steps >= PARITY_STEPS
         return bool(is_late or context.num_steps >= (context.spec.max_steps or 0))
@@ -138,7 +138,7 @@ class Window:
             self.is_cut_off = meter.cut_off()
         if meter.phase == DONE:
             self._context.supply.close_window()
-        elif meter.phase == WARMUP:  # something was compiled: from the start
+        elif meter.phase == WARMUP:  # something was compiled, or the step time still changes: start again
             self._enter_warmup()
 
 

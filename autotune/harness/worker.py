@@ -1,9 +1,9 @@
-"""What runs inside a DataLoader worker: counts batches and seconds into a file that the training process reads.
+"""Runs inside a DataLoader worker: counts batches and seconds in a file that the training process reads.
 
-A short trial cannot see a loader's sustainable rate from outside: while the first step compiles, the workers fill
-workers x prefetch batches, and those look free. The producer side can be measured: a worker's capacity is batches per
-busy second. Counters lie in a memory-mapped file of the trial's folder, which works for fork, forkserver and spawn alike
-and takes no /dev/shm.
+A short trial cannot measure a loader's sustainable rate from outside: while the first step compiles, the workers prepare
+workers x prefetch batches, which then seem to cost nothing. So the workers measure it: a worker's capacity is its batches per
+busy second. The counters are in a memory-mapped file in the trial's folder, which works for fork, forkserver and spawn alike
+and takes no space in /dev/shm.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any, Callable, FrozenSet, List, NamedTuple, Optional
 from .patches import patches
 
 SLOT = struct.Struct("6d")
-COUNTS, ASKED = struct.Struct("5d"), struct.Struct("d")  # its two parts
+COUNTS, ASKED = struct.Struct("5d"), struct.Struct("d")  # the two parts of a slot
 OWN_DELAYS = "/proc/thread-self/schedstat"  # nanoseconds on a core, nanoseconds waited for one, turns
 
 
 class Counters(NamedTuple):
-    """What one worker has done so far.
+    """Counters of one worker.
 
     Attributes:
-        batches: fetched.
-        busy_s: wall seconds of fetching them.
-        cpu_s: processor seconds of the worker, whatever it did with them.
-        delay_s: of the busy seconds, those in which it could have run and had no core; 0 where the kernel does not say.
-        began_s: when the batch in hand was begun, on the monotonic clock; 0 when there is none.
+        batches: batches fetched.
+        busy_s: wall seconds spent fetching them.
+        cpu_s: all CPU seconds of the worker.
+        delay_s: busy seconds in which it was runnable but had no core; 0 if the kernel does not record them.
+        began_s: when the current batch was begun, on the monotonic clock; 0 if there is none.
         has_asked: whether the data set has asked which worker it is in.
     """
 
@@ -47,18 +47,18 @@ _note_asking: Callable[[], None] = lambda: None  # noqa: E731
 
 
 def note_asking() -> None:
-    """Called when the program asks which worker it is in; means something inside a worker only."""
+    """Notes that the program asks which worker it is in; has an effect only inside a worker."""
     _note_asking()
 
 
 class WorkerInit:
-    """`worker_init_fn` that chains the user's own and wraps the fetcher of this worker process. Picklable.
+    """A picklable `worker_init_fn` that calls the program's own and wraps the fetcher of this worker process.
 
     Args:
-        path: of the counters; "" counts nothing.
-        following: the program's own.
-        cores: that the worker goes to; None leaves it where it is.
-        is_of_bytes: whether images stay bytes until they are on the device.
+        path: path of the counters' file; "" for no counting.
+        following: the program's own `worker_init_fn`.
+        cores: to bind the worker to; None leaves it unbound.
+        is_of_bytes: whether images stay uint8 until they are on the device.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class WorkerInit:
         self.path, self.following, self.cores, self.is_of_bytes = path, following, cores, is_of_bytes
 
     def __call__(self, worker_id: int) -> None:
-        """Called by torch in the worker, before the fetcher is made."""
+        """Sets the worker up; called by torch in the worker, before the fetcher is made."""
         if self.cores is not None:
-            with contextlib.suppress(OSError):  # they were taken away from all of us
+            with contextlib.suppress(OSError):  # the job no longer has these cores
                 os.sched_setaffinity(0, self.cores)
         if self.following is not None:
             self.following(worker_id)
@@ -87,7 +87,7 @@ class WorkerInit:
         try:
             slots = _map(self.path)
         except OSError:
-            return  # the folder is gone: the loader must work all the same
+            return  # the folder is gone: the loader must work anyway
         from torch.utils.data._utils import fetch
 
         global _note_asking
@@ -97,7 +97,7 @@ class WorkerInit:
 
 
 def _counted(slots: mmap.mmap, offset: int, fetch: Callable[..., Any]) -> Callable[..., Any]:
-    earlier = Counters(*SLOT.unpack_from(slots, offset))  # an earlier epoch's worker of this number has counted, too
+    earlier = Counters(*SLOT.unpack_from(slots, offset))  # counted by the worker of this number in earlier epochs
     batches, busy_s, delay_s = earlier.batches, earlier.busy_s, earlier.delay_s
     cpu_before_s, delay_of_s = earlier.cpu_s - time.process_time(), _delays()
 
@@ -107,7 +107,7 @@ def _counted(slots: mmap.mmap, offset: int, fetch: Callable[..., Any]) -> Callab
         COUNTS.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, began_s)
         try:
             batch = fetch(self, index)
-        except BaseException:  # a stream's end, or the data set's own trouble: no batch, and none in hand
+        except BaseException:  # the end of a stream or an error in the data set: no batch, and none begun
             COUNTS.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, 0.0)
             raise
         batches += 1.0
@@ -120,7 +120,7 @@ def _counted(slots: mmap.mmap, offset: int, fetch: Callable[..., Any]) -> Callab
 
 
 def _delays() -> Callable[[], float]:
-    """Returns what tells how long this thread has waited for a core so far, in seconds (a read costs a microsecond)."""
+    """Returns a function that returns how many seconds this thread has waited for a core (a call costs a microsecond)."""
     try:
         descriptor = os.open(OWN_DELAYS, os.O_RDONLY | os.O_CLOEXEC)
         os.pread(descriptor, 64, 0).split()[1]
@@ -130,14 +130,14 @@ def _delays() -> Callable[[], float]:
 
 
 def create(path: str, num_workers: int) -> None:
-    """Makes the file for the workers of one loader, or room for more of them in it."""
+    """Creates the file for the workers of one loader, or enlarges it for more of them."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
         if file.tell() < SLOT.size * num_workers:
             file.truncate(SLOT.size * num_workers)
 
 
 def read(path: str) -> List[Counters]:
-    """Returns the counters of each worker so far; empty when the file is gone."""
+    """Returns the current counters of each worker; empty if the file is gone."""
     try:
         with open(path, "rb") as file:
             raw = file.read()

@@ -1,12 +1,11 @@
-"""Steps of programs without an optimizer of torch.optim: parameters that were written after a backward pass.
+"""Counts steps of programs without an optimizer of torch.optim: writes to parameters after backward passes.
 
-Written by hand (`p -= lr * p.grad`) or by optimizers of another make. Which tensors are trained is read from the graph of the
-loss. Whether they were written is seen by their versions, or by where their memory lies; `p.data.add_(...)` leaves both as they
-are, and there a few of their values tell. Reading these would wait for a GPU: there it is found out how many backward passes go
-into a write, and the passes are counted from then on.
+Such programs write their parameters themselves (`p -= lr * p.grad`) or use another library's optimizers. The trained tensors
+are found in the graph of the loss. A write changes a tensor's version or memory address; `p.data.add_(...)` changes neither, so
+there a few of its values are compared. On a GPU, reading values would wait for the device; there the module first finds out
+how many backward passes precede each write, and from then on counts the passes.
 
-Nothing is looked at before a second backward pass without a step of an optimizer, and nothing is left after an optimizer's
-first step.
+Nothing is examined before a second backward pass without an optimizer step; the first step of an optimizer removes the patches.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from .context import TrialContext
 from .knobs.step import NO_STEP
 from .patches import Patch, patches
 
-# Backward passes without a step that can be seen, after which a program is given up. No program accumulates over so many before
-# even making an optimizer; where one was made, nothing is looked at before.
+# Backward passes without a visible step after which the program is given up. No program accumulates over so many before it even
+# makes an optimizer; if it has made one, nothing is examined before that many passes.
 MOST_PASSES = 64
-BELIEVED, BELIEVED_UNSEEN = 3, 12  # writes before they are steps: where each is seen, where passes will be counted instead
-MIN_SHARE = 0.25  # of the tensors that change: so many are written together
-NUM_PROBES, NUM_VALUES = 3, 16  # tensors watched for a write; values looked at of each
-PATIENCE = 64  # times as many passes as a step may have: then writes can no longer be seen
+BELIEVED, BELIEVED_UNSEEN = 3, 12  # writes before they count as steps: if each is seen, and if passes will be counted
+MIN_SHARE = 0.25  # of the tensors that change, this share is written together
+NUM_PROBES, NUM_VALUES = 3, 16  # tensors watched for a write; values compared of each
+PATIENCE = 64  # multiple of the passes per step after which writes are considered no longer visible
 
 WRITTEN = "parameters that the program writes itself after a backward pass"
 COUNTED = "every {} backward passes, after which the program was seen to write its parameters itself"
@@ -46,18 +45,18 @@ IRREGULAR = (
 
 
 class Leaf:
-    """A tensor that is trained, and when it has changed.
+    """A trained tensor and the looks at which it had changed.
 
     Args:
         tensor: the tensor, which is not kept alive.
-        since: the look at which it was met.
+        since: number of the look at which it was first seen.
     """
 
     def __init__(self, tensor: Any, since: int) -> None:
         self.tensor, self.since, self.device = weakref.ref(tensor), since, str(tensor.device.type)
         self.place, self.values = place_of(tensor), values_of(tensor)
         self.changes: List[bool] = []
-        self.is_seen_by_place = True  # whenever its values had changed, and at no other time
+        self.is_seen_by_place = True  # its place has changed exactly when its values have
 
     def look(self, tensor: Any) -> None:
         """Notes whether it has changed since the last look."""
@@ -71,7 +70,7 @@ class Probe:
     """A tensor that is watched for writes.
 
     Args:
-        leaf: the tensor as it was last seen.
+        leaf: the tensor and its state when last seen.
     """
 
     def __init__(self, leaf: Leaf) -> None:
@@ -80,7 +79,7 @@ class Probe:
         self._last = self._read(leaf.tensor())
 
     def is_written(self) -> Optional[bool]:
-        """Returns whether it has changed since the last call; None when it is gone."""
+        """Returns whether it has changed since the last call; None if it no longer exists."""
         tensor = self.tensor()
         if tensor is None:
             return None
@@ -89,13 +88,13 @@ class Probe:
 
 
 class Writes:
-    """Counts the steps of this process by the writes to its parameters, where no optimizer of torch.optim steps.
+    """Counts the steps of this process by the writes to its parameters if no optimizer of torch.optim steps.
 
     Attributes:
-        source: by what steps are seen, in words; "" while optimizers are what steps, or nothing is known yet.
+        source: how steps are recognised, in words; "" while optimizers step or nothing is known yet.
 
     Args:
-        context: for what is known of optimizers, and who counts.
+        context: the trial in this process.
     """
 
     def __init__(self, context: TrialContext) -> None:
@@ -104,8 +103,8 @@ class Writes:
         self._num_passes = self._num_looks = 0
         self._leaves: Dict[int, Leaf] = {}
         self._probes: List[Probe] = []
-        self._period: Optional[int] = None  # backward passes of a step, where writes cannot be looked for
-        self._most_passes = 0  # of a step, with what to be patient for
+        self._period: Optional[int] = None  # backward passes per step, if writes cannot be watched
+        self._most_passes = 0  # largest number of passes seen in a step
         self._passes = 0  # since the last step
         self._device = ""
         self._thread = 0
@@ -131,7 +130,7 @@ class Writes:
         self._patches.append(patches.install(torch.Tensor, "backward", around))
 
     def _watch_loaders(self) -> None:
-        # The next batch is asked for once a step is done: closer to its end than the next backward pass.
+        # The next batch is requested once a step is done, which is closer to its end than the next backward pass.
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         def around(advance: Any) -> Any:
@@ -145,14 +144,14 @@ class Writes:
         self._patches.append(patches.install(_BaseDataLoaderIter, "__next__", around))
 
     def stand_down(self) -> None:
-        """Leaves torch as it was: the steps are told by an optimizer or by the program, or nothing is counted any more."""
+        """Removes the patches: an optimizer or the program reports the steps, or nothing is counted any more."""
         self._is_watching = False
         self._leaves, self._probes = {}, []
         while self._patches:
             self._patches.pop().uninstall()
 
     def optimizer_steps(self) -> None:
-        """Called before the first step of each optimizer of torch.optim."""
+        """Stops the search for writes; called before the first step of each optimizer of torch.optim."""
         if self.source and self._is_watching:
             self._context.ending.give_up(BOTH)
         self.stand_down()
@@ -201,7 +200,7 @@ class Writes:
                 self._leaves[id(tensor)] = Leaf(tensor, self._num_looks)
 
     def _believe(self) -> None:
-        """Begins to count once tensors have been written together often enough."""
+        """Starts counting once tensors have been written together often enough."""
         groups: Dict[Tuple[Any, ...], List[Leaf]] = {}
         for leaf in self._leaves.values():
             if any(leaf.changes):
@@ -228,14 +227,14 @@ class Writes:
         self.source = COUNTED.format(self._period) if self._period else WRITTEN
         self._context.gradients.stand_down(NO_STEP)
         self._context.optimizers.hold(tensor for leaf in self._leaves.values() if (tensor := leaf.tensor()) is not None)
-        self._leaves, self._num_looks, self._passes = {}, 0, 1  # the pass that begins now
+        self._leaves, self._num_looks, self._passes = {}, 0, 1  # 1 for the pass that begins now
         if is_first:
             self._watch_loaders()
 
     # --- steps ---
 
     def _count(self) -> bool:
-        """Counts a step when one was made since the last call; returns whether it was."""
+        """Counts a step if one was made since the last call; returns whether one was."""
         if not self._has_stepped():
             if self._passes > PATIENCE * self._most_passes and self._probes:
                 self._context.ending.give_up(STILL)
@@ -261,17 +260,17 @@ class Writes:
 
     @property
     def device_type(self) -> str:
-        """The kind of device that the written parameters are on; "" where there are none."""
+        """The type of device that the written parameters are on; "" if there are none."""
         return self._device
 
 
 def place_of(tensor: Any) -> Any:
-    """Returns what is different after most ways to write to a tensor: version, address."""
+    """Returns a tensor's version and address, one of which changes with most kinds of writes."""
     return tensor._version, _local(tensor).data_ptr()
 
 
 def values_of(tensor: Any) -> Any:
-    """Returns a few values of a tensor, spread over it. Waits for the device."""
+    """Returns a few values, evenly spaced in a tensor. Waits for the device."""
     flat = _local(tensor).detach().reshape(-1)
     return flat[:: max(1, flat.numel() // NUM_VALUES)][:NUM_VALUES].tolist()
 
@@ -281,7 +280,7 @@ def _local(tensor: Any) -> Any:
 
 
 def trained_by(loss: Any) -> Iterator[Any]:
-    """Yields the tensors that a backward pass from a loss puts gradients into."""
+    """Yields the tensors that get gradients in a backward pass from a loss."""
     known: Set[Any] = set()
     waiting = [loss.grad_fn]
     while waiting:
@@ -296,6 +295,6 @@ def trained_by(loss: Any) -> Iterator[Any]:
 
 
 def _gaps(changes: List[bool]) -> List[int]:
-    """Returns the looks between two that saw a change; [1] where fewer than two did."""
+    """Returns the number of looks from each change to the next; [1] if there were fewer than two changes."""
     seen = [number for number, is_changed in enumerate(changes) if is_changed]
     return [seen[number + 1] - seen[number] for number in range(len(seen) - 1)] or [1]

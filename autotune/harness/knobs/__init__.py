@@ -1,1 +1,1 @@
-"""How each family of knobs is set in the training process and read back; joined to the tuner's side by the key."""
+"""Sets each family of knobs in the training process and reads them back; keys match those on the tuner's side."""

@@ -1,7 +1,7 @@
-"""Which cores the training process and its loader's workers run on (threads.affinity, loader.own_cores).
+"""Binds the training process and its loader's workers to cores (threads.affinity, loader.own_cores).
 
-Bound before torch is imported, so that torch makes as many threads as there are cores left; a launch agent may be bound as
-well, so the cores there were before travel in the environment and each rank chooses its own from all of them.
+The process is bound before torch is imported, so that torch makes one thread for each of its cores. A launch agent may be bound
+as well, so an environment variable holds the original set of cores, and each rank chooses its own from all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNSUPPORTED = "this system binds no process to cores"
 
 
 class Core(NamedTuple):
-    """One core and where it is; in order, neighbours share caches: hyperthreads of one core come one after the other."""
+    """One core and its location; in sort order, neighbours share caches and hyperthreads of one core are adjacent."""
 
     node: int
     package: int
@@ -40,20 +40,20 @@ class Core(NamedTuple):
 
 
 def place(value: str, cores: List[Core], rank: int, num_ranks: int, *, gpu_node: Optional[int]) -> Tuple[List[Core], int, str]:
-    """Returns the cores of one rank and its workers, how many ranks have them, and why it is not as asked ("" when it is).
+    """Returns the cores of one rank and its workers, how many ranks share them, and why this differs from `value` ("" if not).
 
     Args:
-        value: of threads.affinity.
-        cores: those there are.
-        rank: of this process among those on this host.
-        num_ranks: training processes on this host.
-        gpu_node: NUMA node of this rank's GPU; None where there is none or it is not known.
+        value: value of threads.affinity.
+        cores: the available cores.
+        rank: rank of this process among those on this host.
+        num_ranks: number of training processes on this host.
+        gpu_node: NUMA node of this rank's GPU; None if there is none or it is not known.
     """
     nodes = sorted({core.node for core in cores})
     if value == NUMA and len(nodes) > 1:
         is_known = gpu_node in nodes
         chosen = gpu_node if is_known else nodes[rank % len(nodes)]
-        # Where its GPU is not known, ranks take the nodes in turn; else others are taken to be on it as well.
+        # If the GPU's node is not known, ranks take the nodes in turn; else all ranks are assumed to share the node.
         num_sharing = num_ranks if is_known else len(range(rank % len(nodes), num_ranks, len(nodes)))
         return [core for core in cores if core.node == chosen], max(1, num_sharing), ""
     if value == COMPACT and num_ranks > 1 and len(cores) >= num_ranks:
@@ -63,13 +63,13 @@ def place(value: str, cores: List[Core], rank: int, num_ranks: int, *, gpu_node:
 
 
 def part(cores: List[Core], num_workers: int) -> Tuple[List[Core], List[Core], str]:
-    """Returns the cores of the training process, those of its workers, and why they are not apart ("" when they are).
+    """Returns the cores of the training process, those of its workers, and why they are not separate ("" if they are).
 
-    The workers have one each, but never more than half.
+    The workers get one core each, but together never more than half.
 
     Args:
-        cores: of both.
-        num_workers: on these cores; 0 while it is not known.
+        cores: cores of both together.
+        num_workers: number of workers on these cores; 0 while it is not known.
     """
     if not num_workers or len(cores) < 2:
         return cores, cores, TOO_FEW if num_workers else NO_WORKERS
@@ -82,7 +82,7 @@ def _numbers(cores: List[Core]) -> FrozenSet[int]:
 
 
 class AffinityBinder(KnobHandler):
-    """Binds this process, as soon as it is made, and tells its workers where to run."""
+    """Binds this process when constructed, and determines the cores of its workers."""
 
     keys = KEYS
 
@@ -98,7 +98,7 @@ class AffinityBinder(KnobHandler):
             self._bind()
 
     def _bind(self) -> None:
-        # Every thread there is; those that are started later inherit it.
+        # Binds all existing threads; threads started later inherit the binding.
         rank, num_ranks = ranks_of_host(os.environ)
         node = gpu_node(os.environ, rank) if self._context.spec.device != "cpu" else None
         cores = cores_of(SYSTEM, allowed(os.environ))
@@ -110,16 +110,16 @@ class AffinityBinder(KnobHandler):
             own, workers, self._problems[OWN_CORES] = part(mine, self._num_workers * self._num_sharing)
         self._own, self._workers = _numbers(own), _numbers(workers)
         for thread in os.listdir("/proc/self/task"):
-            with contextlib.suppress(OSError):  # it has ended, or the cores were taken away from all of us
+            with contextlib.suppress(OSError):  # the thread has ended, or the job no longer has these cores
                 os.sched_setaffinity(int(thread), self._own)
 
     def on_activate(self) -> None:
-        """Binds a process that has been bound otherwise since."""
+        """Binds this process again if its cores have changed since."""
         if self.is_asked and os.sched_getaffinity(0) != self._own:
             self._bind()
 
     def workers_start(self, num_workers: int) -> Optional[FrozenSet[int]]:
-        """Returns the cores that workers about to be started have to go to by themselves; None where they inherit them."""
+        """Returns the cores to which workers about to start must bind themselves; None if they inherit theirs."""
         if not (self.is_asked and self._knobs.get(OWN_CORES) and num_workers):
             return None
         self._num_workers = num_workers
@@ -128,11 +128,11 @@ class AffinityBinder(KnobHandler):
 
     @property
     def num_cores(self) -> Optional[float]:
-        """Cores of this process and its workers, the part of each where several have them; None where nothing is bound."""
+        """Cores of this process and its workers, divided by the ranks that share them; None if nothing is bound."""
         return len(self._own | self._workers) / self._num_sharing if self.is_asked else None
 
     def verify(self) -> Dict[str, KnobReport]:
-        """Returns what became of the knobs, read back from this process and from its loader's workers."""
+        """Returns a report for each knob, read back from this process and from its loader's workers."""
         if not self.is_asked:
             return {key: KnobReport(NOT_APPLICABLE, UNSUPPORTED) for key in self._knobs}
         missed = self._missed(self._context.loaders.workers())
@@ -156,7 +156,7 @@ class AffinityBinder(KnobHandler):
 
 
 def _text(cores: Any) -> str:
-    """Returns "0-3,8" of core numbers."""
+    """Returns core numbers in the form "0-3,8"."""
     parts: List[List[int]] = []
     for number in sorted(cores):
         if parts and number == parts[-1][-1] + 1:
@@ -170,7 +170,7 @@ def _text(cores: Any) -> str:
 
 
 def ranks_of_host(environment: Mapping[str, str]) -> "tuple[int, int]":
-    """Returns (rank among the training processes of this host, how many they are) as the launcher says; (0, 1) without one."""
+    """Returns (rank among the training processes of this host, their number) from the launcher; (0, 1) without one."""
     try:
         rank, num_ranks = int(environment.get("LOCAL_RANK", "0")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
     except ValueError:
@@ -179,13 +179,13 @@ def ranks_of_host(environment: Mapping[str, str]) -> "tuple[int, int]":
 
 
 def allowed(environment: Mapping[str, str]) -> FrozenSet[int]:
-    """Returns the cores that this job may have."""
+    """Returns the cores that this job may use."""
     given = environment.get(CORES_VARIABLE, "")
     return frozenset(int(word) for word in given.split(",")) if given else frozenset(os.sched_getaffinity(0))
 
 
 def cores_of(system: str, numbers: FrozenSet[int]) -> List[Core]:
-    """Returns the cores of these numbers in order of neighbourhood, as the kernel describes them below `system`."""
+    """Returns the cores of these numbers, neighbours adjacent, as the kernel describes them below `system`."""
     nodes: Dict[int, int] = {}
     for path in glob.glob(f"{system}/devices/system/node/node[0-9]*/cpulist"):
         node = int(os.path.basename(os.path.dirname(path))[len("node") :])
@@ -201,7 +201,7 @@ def cores_of(system: str, numbers: FrozenSet[int]) -> List[Core]:
 
 
 def numbers_of(text: str) -> List[int]:
-    """Returns the numbers of a kernel's list such as "0-3,8"."""
+    """Returns the numbers in one of the kernel's lists such as "0-3,8"."""
     found: List[int] = []
     for part in text.split(",") if text else ():
         first, _, last = part.partition("-")
@@ -210,13 +210,13 @@ def numbers_of(text: str) -> List[int]:
 
 
 def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM, driver: str = NVIDIA) -> Optional[int]:
-    """Returns the NUMA node of the GPU that a rank will use, without touching CUDA; None where that is not known.
+    """Returns the NUMA node of the GPU that a rank will use, without touching CUDA; None if that is not known.
 
     Args:
-        environment: which GPUs are visible, by their place or UUID; else all are.
-        rank: of this process on this host: it uses the visible GPU of that place.
-        system: where the kernel describes its devices.
-        driver: where the driver lists its GPUs, in the order in which CUDA counts equal ones.
+        environment: may restrict the visible GPUs, by index or UUID.
+        rank: rank of this process on this host, which is the index of its GPU among the visible ones.
+        system: folder in which the kernel describes its devices.
+        driver: folder in which the driver lists its GPUs, in CUDA's order for GPUs of the same model.
     """
     gpus = sorted(glob.glob(f"{driver}/*/information"))
     visible = environment.get("CUDA_VISIBLE_DEVICES")
@@ -227,18 +227,18 @@ def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM,
                 gpus[int(word) : int(word) + 1] if word.isdigit() else [path for path in gpus if word and word in _read(path)]
             )
             if not same:
-                break  # CUDA's list ends at the first entry that is no GPU
+                break  # CUDA ignores everything from the first entry that is not a GPU
             found += same
         gpus = found
     if rank >= len(gpus):
         return None
     address = os.path.basename(os.path.dirname(gpus[rank])).lower()
     text = _read(f"{system}/bus/pci/devices/{address}/numa_node")
-    return int(text) if text.isdigit() else None  # -1: the machine does not say
+    return int(text) if text.isdigit() else None  # -1 means unknown
 
 
 def facts() -> Dict[str, int]:
-    """Returns "num_numa_nodes", of this job's cores, and "num_local_ranks", training processes on this host."""
+    """Returns {"num_numa_nodes" (of this job's cores), "num_local_ranks" (training processes on this host)}."""
     if not hasattr(os, "sched_getaffinity"):
         return {"num_numa_nodes": 1, "num_local_ranks": 1}
     nodes = {core.node for core in cores_of(SYSTEM, allowed(os.environ))}

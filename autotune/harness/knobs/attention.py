@@ -1,6 +1,6 @@
-"""Which kernels compute torch's scaled_dot_product_attention: set by torch's switches, read from the loss's autograd graph.
+"""Chooses the kernels of torch's scaled_dot_product_attention by torch's switches and reads them from the autograd graph.
 
-A fused kernel leaves a node of its own name there; `math` leaves none, and neither does a compiled module.
+A fused kernel adds a node with its own name to the graph of the loss; `math` adds none, and neither does a compiled module.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .base import KnobHandler
 
 KEY = "backend.sdpa"
 KINDS = ("flash", "mem_efficient", "cudnn", "math")
-NODES = {"Flash": "flash", "Efficient": "mem_efficient", "Cudnn": "cudnn"}  # words in ScaledDotProduct...Backward0 -> kind
+NODES = {"Flash": "flash", "Efficient": "mem_efficient", "Cudnn": "cudnn"}  # part of ScaledDotProduct...Backward0 -> kind
 MAX_NODES = 100_000
 UNSEEN = "no fused scaled_dot_product_attention was seen in the backward pass"
 
@@ -26,37 +26,37 @@ def enabled() -> List[str]:
 
 
 class AttentionKnobs(KnobHandler):
-    """The kernels of scaled_dot_product_attention."""
+    """Sets the kernels of scaled_dot_product_attention."""
 
     keys = (KEY,)
 
     def on_torch(self) -> None:
-        """Allows one kind of kernel; `math` stays allowed, for inputs that the kind cannot take. "default" changes nothing."""
+        """Allows one kind of kernel, and `math` for inputs that the kind does not support. "default" changes nothing."""
         import torch
 
         value = self.asked.get(KEY, "default")
         if value == "default":
             return
         for kind in KINDS:
-            switch = getattr(torch.backends.cuda, f"enable_{kind}_sdp", None)  # cuDNN's came with torch 2.5
+            switch = getattr(torch.backends.cuda, f"enable_{kind}_sdp", None)  # cuDNN's exists since torch 2.5
             if switch is not None:
                 switch(kind in (value, "math"))
 
     on_activate = on_torch  # again: the program may have set its own
 
     def observe(self) -> Dict[str, Any]:
-        """Returns what the switches stand for: a kind that is allowed alone or beside `math`, else "default"."""
+        """Returns the knob's value that the switches mean: the only kind allowed besides `math`, else "default"."""
         fused = [kind for kind in enabled() if kind != "math"]
         return {KEY: fused[0] if len(fused) == 1 else "default" if fused else "math"}
 
     @property
     def _ran(self) -> Optional[Set[str]]:
-        """Kernels that the first loss was computed with; None where that was not looked at, or compiled modules hide it."""
+        """Kernels that computed the first loss; None if its graph was not read, or is hidden by a compiled module."""
         losses = self._context.losses
         return None if losses is None or self._context.modules.is_compiled() else losses.attention
 
     def applicability(self) -> Dict[str, str]:
-        """Returns why the knob cannot be turned in this program."""
+        """Returns why the knob cannot be changed in this program."""
         return {KEY: UNSEEN} if self._ran is not None and not self._ran else {}
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
@@ -74,7 +74,7 @@ def seen(node: Any) -> Set[str]:
     """Returns the kinds of fused kernels in the graph behind a loss.
 
     Args:
-        node: its grad_fn; None where it has none.
+        node: its grad_fn; None if it has none.
     """
     found: Set[str] = set()
     waiting, known = [node], {node}

@@ -1,4 +1,4 @@
-"""The one shape of all knobs in the training process: how each is set, what is seen of it, and what became of it."""
+"""Defines the common interface of all knobs in the training process: setting, observing and verifying them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ..protocol import APPLIED, OVERRIDDEN, KnobReport
 if TYPE_CHECKING:
     from ..context import TrialContext
 
-APPLYING = "autotune_knob"  # attribute of an exception
+APPLYING = "autotune_knob"  # attribute of an exception: the knob that was being set
 ON_THE_CPU = "the program trains on the CPU"
 
 
 class KnobHandler:
-    """One knob, or a family of knobs that are set in the same place. A subclass overrides what it needs.
+    """Handles one knob, or a family of knobs that are set in the same place. A subclass overrides what it needs.
 
-    Handlers are made once torch is there, in the order of `registry.Handlers`. What belongs to one family alone (the arguments
-    of a DataLoader, a module before its first call) is a method of that family, called by the watch on those objects.
+    Handlers are made once torch is imported, in the order of `registry.Handlers`. What concerns only one family (the arguments
+    of a DataLoader, a module before its first call) is a method of that handler, called by the watch on those objects.
 
     Attributes:
-        keys: of the knobs, the same as on the tuner's side.
+        keys: keys of the knobs, the same as on the tuner's side.
 
     Args:
         context: the trial in this process.
@@ -34,7 +34,7 @@ class KnobHandler:
 
     @property
     def asked(self) -> Dict[str, Any]:
-        """Knob key -> value, of the trial's knobs that this handler sets."""
+        """Knob key -> value, for the trial's knobs that this handler sets."""
         knobs = self._context.spec.knobs
         return {key: knobs[key] for key in self.keys if key in knobs}
 
@@ -42,18 +42,18 @@ class KnobHandler:
         """Called once torch has been imported, before the program goes on."""
 
     def on_activate(self) -> None:
-        """Called before the first optimizer step is counted: the device is known, and the program has set its own values."""
+        """Called before the first step is counted, when the device is known and the program has set its own values."""
 
     def observe(self) -> Dict[str, Any]:
-        """Returns knob key -> value in force in the program; what cannot be read back is left out."""
+        """Returns knob key -> value in force in the program, without knobs that cannot be read back."""
         return {}
 
     def applicability(self) -> Dict[str, str]:
-        """Returns knob key -> why it cannot be turned in this program; asked in the baseline."""
+        """Returns knob key -> why it cannot be changed in this program; used in the baseline."""
         return {}
 
     def verify(self) -> Dict[str, KnobReport]:
-        """Returns a report for each knob that was asked for."""
+        """Returns a report for each requested knob."""
         return {key: self._verify(key, value) for key, value in self.asked.items()}
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
@@ -65,7 +65,7 @@ class KnobHandler:
 
 @contextlib.contextmanager
 def applying(key: str) -> Iterator[None]:
-    """Names the knob in whatever is raised while it is set: the search need not guess which of several it was."""
+    """Adds the knob's key to any exception raised while it is set, so that the search knows which knob caused it."""
     try:
         yield
     except Exception as error:

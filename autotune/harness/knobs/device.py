@@ -1,4 +1,4 @@
-"""Limits of the CUDA device, set and read through the runtime library that torch has loaded. Not measured on a GPU yet."""
+"""Sets and reads limits of the CUDA device through the runtime library that torch has loaded. Not measured on a GPU yet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAPS = "/proc/self/maps"
 
 
 def runtime() -> Optional[Any]:
-    """Returns the CUDA runtime library of this process; None when there is none."""
+    """Returns the CUDA runtime library of this process; None if it has none."""
     try:
         with open(MAPS, encoding="utf-8", errors="replace") as maps:
             paths = [line.split(None, 5)[5].strip() for line in maps if "libcudart" in line]
@@ -24,7 +24,7 @@ def runtime() -> Optional[Any]:
 
 
 def granularity_bytes() -> Optional[int]:
-    """Returns the most that a miss brings into the L2 cache, in bytes; None unknown."""
+    """Returns the most bytes that a miss fetches into the L2 cache; None if unknown."""
     library, value = runtime(), ctypes.c_size_t()
     if library is None or library.cudaDeviceGetLimit(ctypes.byref(value), MAX_L2_FETCH_GRANULARITY):
         return None
@@ -32,7 +32,7 @@ def granularity_bytes() -> Optional[int]:
 
 
 class DeviceKnobs(KnobHandler):
-    """Limits of the device's context, which must be there: creating one here would break a later fork."""
+    """Sets limits of the device's context, which must already exist: creating one here would break a later fork."""
 
     keys = (KEY,)
 
@@ -47,7 +47,7 @@ class DeviceKnobs(KnobHandler):
         return {KEY: granularity_bytes()} if self._context.device == "cuda" else {}
 
     def applicability(self) -> Dict[str, str]:
-        """Returns why the knob cannot be turned in this process."""
+        """Returns why the knob cannot be changed in this process."""
         return {} if self._context.device == "cuda" else {KEY: ON_THE_CPU}
 
     def _verify(self, key: str, asked: Any) -> KnobReport:

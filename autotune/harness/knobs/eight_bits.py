@@ -1,4 +1,4 @@
-"""Which loaders hand over bytes instead of floats (loader.uint8_transfer), and what came of it. How: see delayed.py."""
+"""Makes loaders yield uint8 instead of float32 (loader.uint8_transfer) and verifies it. For how it works see delayed.py."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 KEY = "loader.uint8_transfer"
 MARK = "_autotune_is_of_bytes"
 NUM_LEVELS = 256  # values of a byte
-MAX_CHANNELS = 16  # of an image; more are something else
-MAX_TENSORS, MAX_VALUES = 8, 2**18  # of the first batch, and of a sample in it: looked at in milliseconds
-MIN_SHARE = 0.5  # of the batches: with fewer it is as if the knob were off
+MAX_CHANNELS = 16  # a tensor with more is not an image
+MAX_TENSORS, MAX_VALUES = 8, 2**18  # examined of the first batch, and of a sample in it; takes milliseconds
+MIN_SHARE = 0.5  # share of the batches up to which the knob counts as not applied
 NO_IMAGES = (
     "the training batches hold no images of eight bits a value: no float32 tensor of three dimensions or more with at most "
     f"{NUM_LEVELS} different values in a channel"
@@ -31,7 +31,7 @@ ON_THE_HOST = "{} of {} batches were converted on the device: the program works 
 
 
 class EightBitKnobs(KnobHandler):
-    """Stands where loaders begin to fetch, if the knob asks for it."""
+    """Patches loaders as they begin to fetch, if the knob asks for it."""
 
     keys = (KEY,)
 
@@ -42,12 +42,12 @@ class EightBitKnobs(KnobHandler):
             self._patch_fetching()
 
     def mark(self, loader: Any) -> None:
-        """Notes that a loader is the one that trains."""
+        """Marks a loader as the training loader."""
         if self.is_asked:
             loader.__dict__[MARK] = True
 
     def is_for(self, loader: Any) -> bool:
-        """Returns whether the workers of a loader hand over bytes."""
+        """Returns whether the workers of a loader should send uint8."""
         return self.is_asked and MARK in loader.__dict__
 
     def _patch_fetching(self) -> None:
@@ -68,12 +68,12 @@ class EightBitKnobs(KnobHandler):
         patches.install(_SingleProcessDataLoaderIter, "__init__", around)
 
     def applicability(self) -> Dict[str, str]:
-        """Returns why the knob cannot be turned, for the training loader of the baseline."""
+        """Returns why the knob cannot be changed, for the training loader of the baseline."""
         training = self._context.loaders.training
         return {KEY: NO_IMAGES} if training is not None and training.is_of_bytes is False else {}
 
     def verify(self) -> Dict[str, KnobReport]:
-        """Returns the knob's report: whether bytes arrived, and were made floats on the device where there is one."""
+        """Returns the knob's report: whether uint8 batches arrived and, on a GPU, were converted there."""
         training = self._context.loaders.training
         if training is None or not self.asked:
             return {}
@@ -81,7 +81,7 @@ class EightBitKnobs(KnobHandler):
             return {KEY: KnobReport(APPLIED, "", False)}
         from ..delayed import state
 
-        # Counted as they come: a few more than are trained on, and each image of a batch that is a list of them.
+        # Counted on arrival: a few more than are trained on, and each image separately if a batch is a list of images.
         num_batches, come, moved = training.total_batches, max(state.num_batches, state.num_on_device), state.num_on_device
         if come <= MIN_SHARE * num_batches:
             return {KEY: KnobReport(NOT_APPLICABLE, NOT_DELAYED.format(come or "none", f"{num_batches:.0f}"), False)}
@@ -91,7 +91,7 @@ class EightBitKnobs(KnobHandler):
 
 
 def are_bytes(batch: Any) -> bool:
-    """Returns whether a batch looks as if it had been bytes: an image's values in a channel are few.
+    """Returns whether a batch seems to be converted from uint8: a channel of an image has few different values.
 
     Args:
         batch: as the loader yields it.

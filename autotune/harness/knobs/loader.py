@@ -1,4 +1,4 @@
-"""Knobs of the training DataLoader: changed in the arguments of its constructor, read back from the loader that yields."""
+"""Sets knobs of the training DataLoader in its constructor's arguments and reads them back from the loader."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 PREFIX = "loader."
 CONTEXT, IN_ORDER, SHARING = PREFIX + "multiprocessing_context", PREFIX + "in_order", PREFIX + "sharing_strategy"
 ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "multiprocessing_context", "in_order")
-OF_STREAMS = ("num_workers", "prefetch_factor", "persistent_workers")  # more workers would yield more data
+OF_STREAMS = ("num_workers", "prefetch_factor", "persistent_workers")  # not changed if more workers would yield more data
 OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "in_order", "sharing_strategy", "own_cores")
-# What torch refuses, or ignores, without workers.
+# Arguments that torch rejects or ignores without workers, and their neutral values.
 WITHOUT_WORKERS = {
     "prefetch_factor": None,
     "persistent_workers": False,
@@ -29,7 +29,7 @@ WITHOUT_WORKERS = {
     "timeout": 0,
     "in_order": True,
 }
-ELSEWHERE = (SHARING, affinity.OWN_CORES, eight_bits.KEY, *transfer.KEYS)  # knobs of the whole process, not of a constructor
+ELSEWHERE = (SHARING, affinity.OWN_CORES, eight_bits.KEY, *transfer.KEYS)  # not set in a constructor's arguments
 FORK = "fork"
 
 NOT_THE_BASELINE_S = "it is not the loader that trained in the baseline"
@@ -44,13 +44,13 @@ MEANT_ORDER = "the loader does not shuffle: the order of its samples may be mean
 
 
 class Making(NamedTuple):
-    """What is known of a loader that is about to be made.
+    """Facts about a loader that is about to be made.
 
     Attributes:
-        is_chained: it is made around an earlier target's batch sampler, which carries the batch size already.
-        is_unshared: the data set is a stream that does not ask which worker it is in: its workers stay as they are.
-        is_shuffled: its samples are drawn at random.
-        main_line: the line of the main module that led here; None when it was another module's.
+        is_chained: whether it is made around an earlier target's batch sampler, which already has the batch size.
+        is_unshared: whether the data set is a stream that does not ask which worker it is in; its workers must not be changed.
+        is_shuffled: whether its samples are drawn at random.
+        main_line: the line of the main module that led here; None if the call began elsewhere.
     """
 
     is_chained: bool
@@ -60,23 +60,23 @@ class Making(NamedTuple):
 
 
 class LoaderKnobs(KnobHandler):
-    """The arguments of the training DataLoader."""
+    """Sets the arguments of the training DataLoader."""
 
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
-        self._noted: Dict[str, KnobReport] = {}  # what construction could not do
+        self._noted: Dict[str, KnobReport] = {}  # for knobs that could not be set at construction
 
     @property
     def asked(self) -> Dict[str, Any]:
-        """Knob key -> value, of all that belong to loaders."""
+        """Knob key -> value, for all knobs of loaders."""
         return {key: value for key, value in self._context.spec.knobs.items() if key.startswith(PREFIX)}
 
     def on_loader(self, arguments: Dict[str, Any], made: Making) -> None:
-        """Changes the constructor's arguments in place and notes the knobs that have no hold there.
+        """Changes the constructor's arguments in place and notes knobs that cannot be applied.
 
         Args:
             arguments: bound arguments of `DataLoader.__init__`.
-            made: what is known of the loader.
+            made: facts about the loader.
         """
         for key, value in self.asked.items():
             if key in ELSEWHERE:
@@ -93,7 +93,7 @@ class LoaderKnobs(KnobHandler):
         self._drop_what_needs_workers(arguments)
 
     def _drop_what_needs_workers(self, arguments: Dict[str, Any]) -> None:
-        # torch refuses these without workers, so a program's own setting must go when the workers go.
+        # torch rejects these without workers, so the program's own settings must be reset if the trial has no workers.
         if arguments.get("num_workers", 0):
             return
         for name, neutral in WITHOUT_WORKERS.items():
@@ -103,18 +103,18 @@ class LoaderKnobs(KnobHandler):
                     self._noted[PREFIX + name] = KnobReport(NOT_APPLICABLE, NO_WORKERS)
 
     def observe(self) -> Dict[str, Any]:
-        """Returns knob key -> value as the training loader has it; {} without one."""
+        """Returns knob key -> value of the training loader; {} without one."""
         training = self._context.loaders.training
         return {} if training is None else training.settings
 
     def applicability(self) -> Dict[str, str]:
-        """Returns knob key -> why it cannot be turned, for the training loader of the baseline."""
+        """Returns knob key -> why it cannot be changed, for the training loader of the baseline."""
         training = self._context.loaders.training
-        is_asked = self._context.spec.target is None  # once a study: it takes pickling what workers get
+        is_asked = self._context.spec.target is None  # once per study, because it pickles what workers are sent
         return {**applicability(training), **(unforked(training) if is_asked else {})}
 
     def verify(self) -> Dict[str, KnobReport]:
-        """Returns a report for every loader knob of the trial, but for those that others report on."""
+        """Returns a report for every loader knob of the trial, except those that other handlers report."""
         reports = {key: self._report(key, value) for key, value in self.asked.items()}
         return {key: report for key, report in reports.items() if report is not None}
 
@@ -123,7 +123,7 @@ class LoaderKnobs(KnobHandler):
         if training is None:
             return KnobReport(NOT_APPLICABLE, NO_LOADER)
         observed = training.settings.get(key)
-        if key in self._noted and observed != value:  # else it was noted at another loader
+        if key in self._noted and observed != value:  # otherwise it was noted for another loader
             return dataclasses.replace(self._noted[key], observed=observed)
         if key[len(PREFIX) :] in OF_WORKERS and not training.num_workers:
             return KnobReport(NOT_APPLICABLE, NO_WORKERS)
@@ -156,7 +156,7 @@ def _problem(name: str, value: Any, arguments: Dict[str, Any], made: Making) -> 
 
 
 def has_in_order() -> bool:
-    """Returns whether loaders can hand over batches as they are made (torch 2.6 and later)."""
+    """Returns whether loaders can yield batches in the order in which they are finished (torch 2.6 and later)."""
     from torch.utils.data import DataLoader
 
     return "in_order" in inspect.signature(DataLoader.__init__).parameters
@@ -179,7 +179,7 @@ def _set_batch_size(arguments: Dict[str, Any], value: int) -> Optional[str]:
 
 
 def settings(loader: Any, batch_size: Optional[int]) -> Dict[str, Any]:
-    """Returns knob key -> value as the constructed loader has it; knobs it has no value for are left out."""
+    """Returns knob key -> value of a constructed loader, without knobs for which it has no value."""
     num_workers = members.attribute(loader, "num_workers", 0)
     found = {
         "loader.batch_size": batch_size,
@@ -194,25 +194,25 @@ def settings(loader: Any, batch_size: Optional[int]) -> Dict[str, Any]:
 
 
 def start_method(context: Any) -> str:
-    """Returns "fork", "forkserver" or "spawn": how workers are started.
+    """Returns how workers are started: "fork", "forkserver" or "spawn".
 
     Args:
-        context: a loader's multiprocessing_context; None for the process' own.
+        context: a loader's multiprocessing_context; None for the process's default.
     """
-    # The default is not asked for by name: that would fix it, and the program could choose no other afterwards.
+    # Without allow_none, this would fix the default, and the program could not choose another afterwards.
     own = context.get_start_method() if context is not None else multiprocessing.get_start_method(allow_none=True)
     return str(own or multiprocessing.get_all_start_methods()[0])
 
 
 def _yields(training: Any, size: int) -> bool:
-    # A batch sampler of the program's own may have its batches ready when its batch_size is changed.
+    # The program's own batch sampler may already have formed its batches when its batch_size is changed.
     sampler, largest = training.given_batch_sampler, training.largest_batch
     is_own = sampler is not None and not reads_batch_size_as_it_goes(sampler)
     return not is_own or not largest or largest == size
 
 
 def applicability(loader: Any) -> Dict[str, str]:
-    """Returns knob key -> why it cannot be turned, for the training loader of the baseline (None: no loader)."""
+    """Returns knob key -> why it cannot be changed, for the training loader of the baseline (None: no loader)."""
     if loader is None:
         names = ("batch_size", *ARGUMENTS, "sharing_strategy", "own_cores", "uint8_transfer")
         return {PREFIX + name: NO_LOADER for name in names}
@@ -232,6 +232,6 @@ def applicability(loader: Any) -> Dict[str, str]:
 
 
 def unforked(loader: Any) -> Dict[str, str]:
-    """Returns why the training loader's workers can only be forked, under the knob's key; it takes pickling what they get."""
+    """Returns {key: why workers can only be forked}; {} if they need not be. Pickles what workers are sent."""
     why = startable.problem(loader.parts(), loader.main_line, loader.began_lines) if loader is not None else ""
     return {CONTEXT: why} if why else {}

@@ -1,4 +1,4 @@
-"""Knobs of memory: the device's allocator (read by torch from the environment), its bound, and the host's allocator."""
+"""Handles knobs of memory: the device's allocator (which torch reads from the environment), its limit, and the host's."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .base import KnobHandler
 ALLOCATOR, FRACTION, MALLOC = "memory.allocator", "memory.fraction", "memory.malloc"
 NO_CUDA = "the program does not train on a CUDA device"
 OTHER_MALLOCS = re.compile(r"lib(jemalloc|tcmalloc)[^/]*\.so")
-FRACTION_TOLERANCE = 1e-3  # of what is read back: torch keeps bytes
+FRACTION_TOLERANCE = 1e-3  # of values read back, because torch stores bytes
 
 
 class MemoryKnobs(KnobHandler):
-    """The device's allocator and its bound, and the host's allocator."""
+    """Limits the device's memory and verifies both allocators."""
 
     keys = (MALLOC, ALLOCATOR, FRACTION)
 
     def on_activate(self) -> None:
-        """Bounds the device's memory; the lower one holds where `device.memory_limit` bounds it, too."""
+        """Limits the device's memory; if `device.memory_limit` is set, too, the lower limit applies."""
         if self._context.device != "cuda" or FRACTION not in self.asked:
             return
         import torch
@@ -33,11 +33,11 @@ class MemoryKnobs(KnobHandler):
         torch.cuda.set_per_process_memory_fraction(fraction)
 
     def observe(self) -> Dict[str, Any]:
-        """Returns the host's allocator: the device's tells its settings only when it is asked for one of them."""
+        """Returns the host's allocator; the device's settings can only be compared with a requested value."""
         return {MALLOC: host_allocator()}
 
     def applicability(self) -> Dict[str, str]:
-        """Returns knob key -> why it cannot be turned in this process."""
+        """Returns knob key -> why it cannot be changed in this process."""
         return {} if self._context.device == "cuda" else {ALLOCATOR: NO_CUDA, FRACTION: NO_CUDA}
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
@@ -49,7 +49,7 @@ class MemoryKnobs(KnobHandler):
 
 
 def host_allocator() -> str:
-    """Returns "glibc", "jemalloc" or "tcmalloc": whose library is mapped into this process."""
+    """Returns "glibc", "jemalloc" or "tcmalloc", by the libraries mapped into this process."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
             found = OTHER_MALLOCS.search(file.read())

@@ -1,8 +1,8 @@
-"""How often a program reads its metrics back from the device, each of which waits for it.
+"""Sets how often a program reads its metrics back from the device; each reading waits for the device.
 
-A library's loop is told (`adapters.METRIC_READERS`) before it begins to train, and looked at again when all is over. A program
-that was told by its own command line is counted: how many steps lie between two times that it reads a loss. Losses are looked
-at elsewhere (`losses.py`), whatever is said here.
+In a library's training loop (`adapters.METRIC_READERS`), the interval is set before training begins and read back at the end.
+If the program gets it on its command line, the steps between two readings of a loss are counted. The harness itself still
+reads losses independently of this knob (`losses.py`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ NEVER = "the program's trainer reads no metrics between two epochs"
 
 
 class Met:
-    """A trainer that was met as it began to train; it is not kept alive.
+    """A library's trainer that began to train; it is not kept alive.
 
     Attributes:
-        interval: the steps between two readings as it was last seen; None where it reads none.
-        is_reader: whether it read any before it was told.
-        why_not: why it cannot be told to read more seldom; "" when it can.
+        interval: steps between two readings when last seen; None if it reads no metrics.
+        is_reader: whether it read metrics before the knob was applied.
+        why_not: why its interval cannot be raised; "" if it can.
 
     Args:
         trainer: the trainer.
-        reader: its kind.
+        reader: the adapter for its library.
     """
 
     def __init__(self, trainer: Any, reader: adapters.MetricReader) -> None:
@@ -45,14 +45,14 @@ class Met:
         self.is_reader, self.why_not = self.interval is not None, reader.why_not(trainer)
 
     def look(self) -> None:
-        """Notes the settings as they are now; of a trainer that is gone they stay as they were."""
+        """Updates the interval; that of a trainer that no longer exists stays unchanged."""
         trainer = self.trainer()
         if trainer is not None:
             self.interval = self._reader.interval(trainer)
 
 
 class MetricKnobs(KnobHandler):
-    """Sees and sets how often metrics are read in this process."""
+    """Observes and sets how often metrics are read in this process."""
 
     keys = (METRICS,)
 
@@ -61,8 +61,8 @@ class MetricKnobs(KnobHandler):
         self._asked: Optional[int] = context.spec.knobs.get(METRICS)
         self._passed: Optional[int] = context.spec.passed.get(METRICS)
         self._met: List[Met] = []
-        self._last = (0, 0)  # steps, and turns of the program's loop, at its own last reading of a loss
-        self._gap = 0  # most of either between two readings; 0 before the second
+        self._last = (0, 0)  # steps and loop iterations at the program's last reading of a loss
+        self._gap = 0  # largest number of either between two readings; 0 before the second
         for name, reader in adapters.METRIC_READERS.items():
             self._await(name, reader)
         if self._passed is not None and not context.is_applying:
@@ -110,7 +110,7 @@ class MetricKnobs(KnobHandler):
         patches.install(Tensor, "item", around)
 
     def _read(self) -> None:
-        # The longest gap counts: an epoch's end, or a line that is printed beside the others, makes single ones shorter.
+        # The longest gap counts: single gaps are shorter at an epoch's end or because of an extra printed line.
         (steps, turns), (last_steps, last_turns) = self._position, self._last
         if last_steps:
             self._gap = max(self._gap, steps - last_steps, turns - last_turns)
@@ -118,7 +118,7 @@ class MetricKnobs(KnobHandler):
 
     @property
     def _position(self) -> "tuple[int, int]":
-        """Optimizer steps so far, and turns of the program's loop, several of which may make a step: it may count either."""
+        """Optimizer steps and loop iterations so far; the program may count either, and a step may take several iterations."""
         gradients, training = self._context.gradients, self._context.loaders.training
         if training is not None:
             return self._context.num_steps, int(training.total_batches) + training.num_yields
@@ -126,20 +126,20 @@ class MetricKnobs(KnobHandler):
 
     @property
     def _interval(self) -> Optional[int]:
-        """Steps between two readings by a library's loop; None where none reads."""
+        """Steps between two readings by a library's loop; None if none reads metrics."""
         for each in self._met:
             each.look()
         return min((each.interval for each in self._met if each.interval is not None), default=None)
 
     def observe(self) -> Dict[str, Any]:
-        """Returns the steps between two readings as they are now; {} where that is not known."""
+        """Returns the current number of steps between two readings; {} if not known."""
         if self._passed is not None:
-            # An epoch that ends in between may make it more.
+            # An epoch that ends between two readings may make the gap longer.
             return {METRICS: min(self._gap, self._passed)} if self._gap else {}
         return {} if self._interval is None else {METRICS: self._interval}
 
     def applicability(self) -> Dict[str, str]:
-        """Returns knob key -> why it cannot be turned in this program."""
+        """Returns knob key -> why it cannot be changed in this program."""
         if self._passed is not None:
             return {}
         why = next((each.why_not for each in self._met if each.why_not), "")
@@ -150,7 +150,7 @@ class MetricKnobs(KnobHandler):
     def _verify(self, key: str, asked: Any) -> KnobReport:
         found = self._interval
         if found is None and any(each.is_reader for each in self._met):
-            return KnobReport(APPLIED, "", asked)  # what it had read, it reads no more
+            return KnobReport(APPLIED, "", asked)  # it read metrics before and no longer does
         if found is None:
             return KnobReport(NOT_APPLICABLE, NEVER if self._met else BY_ITSELF)
         if found >= asked:

@@ -1,8 +1,8 @@
-"""Knobs of the training modules: precision, memory layout, compilation.
+"""Applies knobs to the training modules: precision, memory layout, compilation, activation checkpointing.
 
-Autocast is entered around the root's `__call__`, outside whatever is compiled, and floating outputs go back in float32, so
-that the program's own loss sees what it saw before. Layout and compilation are set on the module itself, before its first
-call or, under DDP, before the wrapper is built.
+Autocast is entered around the root's `__call__`, outside whatever is compiled. Half-precision outputs are converted to float32,
+so that the program's own loss gets the type it had before. Layout and compilation are set on the module itself, before its
+first call or, under DDP, before the wrapper is built.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHARDED = "the parameters are shared out to ranks, and FSDP wants them contiguou
 
 
 def observe(module: Any) -> Dict[str, Any]:
-    """Returns the program's own values of these knobs, as the module is about to be called."""
+    """Returns the program's own values of these knobs just before the module is first called."""
     import torch
 
     device = device_of(module)
@@ -52,10 +52,10 @@ def observe(module: Any) -> Dict[str, Any]:
 
 
 class ModuleKnobs(KnobHandler):
-    """Precision, layout, compilation and checkpointing of the modules that train.
+    """Sets precision, layout, compilation and checkpointing of the modules that train.
 
     Attributes:
-        checkpointing: what was done to repeated blocks.
+        checkpointing: applies checkpointing to repeated blocks.
     """
 
     keys = (*KEYS, DYNAMIC)
@@ -73,10 +73,10 @@ class ModuleKnobs(KnobHandler):
 
         Args:
             module: the module.
-            observed: what `observe` has said of it.
+            observed: what `observe` returned for it.
         """
         is_compiled = self._knobs.get(COMPILE, "off") != "off" or observed[COMPILE] != "off"
-        if CHECKPOINTING in self._knobs:  # before compilation, which takes modules as they are
+        if CHECKPOINTING in self._knobs:  # must come before compilation
             self._checkpoint(module, self._knobs[CHECKPOINTING], is_watched=not is_compiled)
         if LAYOUT in self._knobs:
             self._lay_out(module, self._knobs[LAYOUT], observed)
@@ -118,7 +118,7 @@ class ModuleKnobs(KnobHandler):
         self._reports[COMPILE] = KnobReport(APPLIED)
 
     def around_calls(self, module: Any) -> Optional[Callable[..., Any]]:
-        """Returns what to put around the calls of a root: autocast and inputs in the trial's layout; None for nothing."""
+        """Returns a wrapper for the calls of a root that enters autocast and sets the inputs' layout; None if not needed."""
         import torch
 
         device, mode = device_of(module), self._knobs.get(AMP)
@@ -145,12 +145,12 @@ class ModuleKnobs(KnobHandler):
 
     @property
     def is_in_float16(self) -> bool:
-        """Whether roots run in float16 because of the knob: then losses must be scaled."""
+        """Whether roots run in float16 because of the knob, so that losses must be scaled."""
         report = self._reports.get(AMP)
         return self._knobs.get(AMP) == "fp16" and report is not None and report.status == APPLIED
 
     def leave_precision(self, why: str) -> None:
-        """Sets no autocast any more: gradients cannot be scaled."""
+        """Stops using autocast because gradients cannot be scaled."""
         self._knobs = {key: value for key, value in self._knobs.items() if key != AMP}
         self._reports[AMP] = KnobReport(NOT_APPLICABLE, why, "off")
 
@@ -159,7 +159,7 @@ class ModuleKnobs(KnobHandler):
         self._reports[AMP] = KnobReport(NOT_APPLICABLE, why)
 
     def note_inner_autocast(self, context: Any) -> None:
-        """Notes that the program enters an autocast of its own inside a root's call."""
+        """Notes that the program enters its own autocast inside a root's call."""
         own = _short(context.fast_dtype)
         for root in self._context.modules.roots:
             if root.observed[AMP] == "off" and context.device == device_of(root.module):
@@ -167,10 +167,10 @@ class ModuleKnobs(KnobHandler):
         if self._knobs.get(AMP, own) != own:
             self._reports[AMP] = KnobReport(OVERRIDDEN, f"the program enters autocast({own}) inside its module", own)
 
-    # --- what became of it ---
+    # --- verification ---
 
     def observe(self) -> Dict[str, Any]:
-        """Returns knob key -> the program's own value, of its first root."""
+        """Returns knob key -> the program's own value for its first root."""
         modules = self._context.modules
         return {key: modules.reported[0].observed[key] for key in KEYS} if modules.roots else {}
 
@@ -197,7 +197,7 @@ class ModuleKnobs(KnobHandler):
         return KnobReport(APPLIED, "", asked)
 
     def applicability(self) -> Dict[str, str]:
-        """Returns knob key -> why it cannot be turned in this program."""
+        """Returns knob key -> why it cannot be changed in this program."""
         observed = [root.observed for root in self._context.modules.reported]
         if not observed:
             return dict.fromkeys(KEYS, NO_MODULE)
@@ -220,7 +220,7 @@ class ModuleKnobs(KnobHandler):
 
 
 def _lay_out(module: Any, layout: Any) -> None:
-    """Sets the memory format of a module's weights of four dimensions; torch's own `Module.to` fails on those of five."""
+    """Sets the memory format of a module's four-dimensional weights; torch's `Module.to` fails on five-dimensional ones."""
     import torch
 
     def change(tensor: Any) -> Any:
@@ -266,7 +266,7 @@ def _to_float32(out: Any) -> Any:
 
     if isinstance(out, torch.Tensor):
         return torch.Tensor.float(out) if out.dtype in (torch.bfloat16, torch.float16) else out
-    # A leaf to torch, whose fields are read and copied as its class does: it must come out as the program made it.
+    # torch's pytree treats a dataclass as a leaf. Its fields are converted in a copy, which keeps the program's own class.
     if _is_own_dataclass(out):
         fields = {field.name: getattr(out, field.name) for field in dataclasses.fields(out) if hasattr(out, field.name)}
         out = copy.copy(out)
@@ -288,7 +288,7 @@ def _verify_dynamic(knobs: Dict[str, Any], compiled: Optional[KnobReport]) -> Kn
 
 def verify_layout(roots: List[Any], asked: bool) -> KnobReport:
     """Returns the report of the layout, read back from the modules."""
-    # A depthwise or 1x1 convolution's weight lies in memory as both formats want it: it tells nothing.
+    # The weight of a depthwise or 1x1 convolution has the same memory layout in both formats and is left out.
     weights = [w for root in roots for w in _convolution_weights(root) if not _is_either_format(w)]
     found = bool(weights) and all(_is_channels_last(w) for w in weights)
     if weights and found != asked:
@@ -304,7 +304,7 @@ def _verify_compile(num_graphs: int, asked: str) -> KnobReport:
 
 
 def recompile_limit_reason() -> str:
-    """Returns why compiled code may silently run eagerly, "" when it does not: torch counts hits of its recompile limit."""
+    """Returns why compiled code may silently run eagerly, from torch's count of recompile limit hits; "" if it does not."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     reasons = list(dynamo.counters["unimplemented"]) if dynamo is not None else []
     if any("recompile_limit" in str(reason) or "recompile limit" in str(reason) for reason in reasons):
@@ -313,7 +313,7 @@ def recompile_limit_reason() -> str:
 
 
 def device_of(module: Any) -> str:
-    """Returns the type of device that a module's parameters are on."""
+    """Returns the device type of a module's parameters."""
     parameter = next(members.parameters(module), None)
     return str(parameter.device.type) if parameter is not None else "cpu"
 

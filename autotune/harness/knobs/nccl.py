@@ -1,6 +1,6 @@
-"""Knobs of NCCL: environment variables that were set before the interpreter started; read back here, in every rank.
+"""Reads back the knobs of NCCL in every rank; they are environment variables that were set before the interpreter started.
 
-NCCL does not report what it makes of them: only that the variable holds in the process can be verified.
+NCCL does not report whether it uses them, so only the value in the process's environment can be verified.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ VARIABLES = {
 }
 SWITCHES = ("nccl.nvls", "nccl.ib_disable")
 NUMBERS = ("nccl.min_nchannels", "nccl.max_nchannels", "nccl.nthreads", "nccl.buffsize", "nccl.cross_nic")
-# Values that leave the variable unset, of the knobs that have one.
+# For each knob that has one, the value that leaves the variable unset.
 UNSET = {key: 0 if key in NUMBERS else "auto" for key in VARIABLES if key not in (*SWITCHES, "nccl.cross_nic")}
 
 
 class NcclKnobs(KnobHandler):
-    """NCCL's variables."""
+    """Verifies NCCL's variables."""
 
     keys = tuple(VARIABLES)
 
     def observe(self) -> Dict[str, Any]:
-        """Returns knob key -> value, of the variables that are set in this process."""
+        """Returns knob key -> value, for the variables that are set in this process."""
         found = {key: _value(key, os.environ.get(name, "")) for key, name in VARIABLES.items()}
         return {key: value for key, value in found.items() if value is not None}
 
@@ -50,7 +50,7 @@ class NcclKnobs(KnobHandler):
 
 
 def _value(key: str, text: str) -> Optional[Any]:
-    """Returns the knob's value that a variable's text means; None for a variable that is not set."""
+    """Returns the knob's value for a variable's text; None if the variable is not set."""
     if not text:
         return None
     if key in SWITCHES:

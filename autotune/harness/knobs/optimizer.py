@@ -1,4 +1,4 @@
-"""The optimizer's implementation: torch's default choice, foreach (horizontally batched), or fused (one kernel)."""
+"""Sets the optimizer's implementation: torch's default choice, foreach (horizontally batched), or fused (one kernel)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLAGS = {"default": (None, None), "foreach": (True, None), "fused": (None, True)
 
 
 def implementation(optimizer: Any) -> str:
-    """Returns "fused", "foreach" or "default" as the optimizer's first group says."""
+    """Returns "fused", "foreach" or "default", from the optimizer's first parameter group."""
     group = optimizer.param_groups[0]
     if group.get("fused"):
         return "fused"
@@ -24,7 +24,7 @@ def implementation(optimizer: Any) -> str:
 
 
 class OptimizerKnobs(KnobHandler):
-    """The implementation of the optimizer that steps."""
+    """Sets the implementation of the optimizer that steps."""
 
     keys = (KEY,)
 
@@ -35,7 +35,7 @@ class OptimizerKnobs(KnobHandler):
         self._applicability = {KEY: NO_STEP}
 
     def on_optimizer(self, optimizer: Any) -> None:
-        """Called before an optimizer's first step."""
+        """Sets the implementation; called before an optimizer's first step."""
         if self._own is None:
             self._own, problem = implementation(optimizer), _problem(optimizer, "foreach")
             self._applicability = {KEY: problem} if problem else {}
@@ -51,7 +51,7 @@ class OptimizerKnobs(KnobHandler):
         foreach, fused = FLAGS[value]
         for group in (optimizer.defaults, *optimizer.param_groups):
             group["foreach"], group["fused"] = foreach, fused
-        # What the constructors do beside storing the flag (torch/optim/sgd.py, adam.py).
+        # The constructors do this besides storing the flag (torch/optim/sgd.py, adam.py).
         optimizer._step_supports_amp_scaling = bool(fused)
         optimizer._need_device_dtype_check_for_fused = bool(fused)
         if fused:
@@ -59,7 +59,7 @@ class OptimizerKnobs(KnobHandler):
         self._report = KnobReport(APPLIED, "", value)
 
     def observe(self) -> Dict[str, Any]:
-        """Returns the implementation that the program itself has chosen; {} before a step."""
+        """Returns the implementation that the program itself has chosen; {} before the first step."""
         return {} if self._own is None else {KEY: self._own}
 
     def applicability(self) -> Dict[str, str]:
@@ -95,7 +95,7 @@ def _problem(optimizer: Any, value: str) -> str:
 def _move_step_counters(optimizer: Any) -> None:
     import torch
 
-    # A state loaded from a checkpoint keeps its counters on the CPU; fused kernels want them beside the parameter.
+    # A state loaded from a checkpoint has its counters on the CPU; fused kernels need them on the parameter's device.
     for parameter, state in optimizer.state.items():
         counter: Any = state.get("step") if isinstance(state, dict) else None
         if isinstance(counter, torch.Tensor):

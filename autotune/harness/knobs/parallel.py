@@ -1,8 +1,8 @@
-"""Knobs of DistributedDataParallel: how gradients travel between the ranks.
+"""Applies knobs of DistributedDataParallel: how gradients are exchanged between the ranks.
 
-Buckets, views and the static graph are arguments of the wrapper, set as it is built; compression is a communication hook,
-registered before the wrapper's first call, because a program may register one of its own until then. For modules that are
-sharded instead see `sharding.py`.
+Buckets, views and the static graph are arguments of the wrapper, set when it is constructed. Compression is a communication
+hook, registered just before the wrapper's first call, because a program may register its own hook until then. For sharded
+modules see `sharding.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUCKET, STATIC = "parallel.bucket_cap_mb", "parallel.static_graph"
 VIEW, COMPRESSION = "parallel.gradient_as_bucket_view", "parallel.gradient_compression"
 ARGUMENTS = {BUCKET: "bucket_cap_mb", STATIC: "static_graph", VIEW: "gradient_as_bucket_view"}
 KEYS = (*ARGUMENTS, COMPRESSION)
-STRATEGY = "parallel.strategy"  # where the program takes it as an argument, another trial may have wrappers
+STRATEGY = "parallel.strategy"  # if it is an argument of the program, other trials may have wrappers
 MIB = 1 << 20
 NO_WRAPPER = "no module is wrapped in DistributedDataParallel"
 ALONE = "one process trains: it exchanges no gradients"
@@ -30,12 +30,12 @@ BF16_HOOK = "bf16_compress_hook"
 
 
 class ParallelKnobs(KnobHandler):
-    """The DistributedDataParallel modules of this process.
+    """Handles the DistributedDataParallel modules of this process.
 
     Attributes:
-        is_due: set where gradients are accumulated over several backward passes: says, before a forward pass, whether its
-            backward pass is to average them over the ranks; all but the last of a group need not. None leaves it to the
-            program, whose own `no_sync` holds in any case.
+        is_due: set if gradients are accumulated over several backward passes. Called before a forward pass, it returns whether
+            the backward pass must average gradients over the ranks; only the last of a group must. None leaves it to the
+            program, whose own `no_sync` applies in any case.
     """
 
     keys = KEYS
@@ -45,24 +45,24 @@ class ParallelKnobs(KnobHandler):
         self._knobs = self.asked
         self.is_due: Optional[Callable[[], bool]] = None
         self._known: List[Any] = []  # weak references
-        self._new: List[Any] = []  # not called yet, likewise
+        self._new: List[Any] = []  # weak references to those not called yet
         self._observed: List[Dict[str, Any]] = []
         self._reports: Dict[str, KnobReport] = {}
-        self._is_behind = False  # gradients are held back that the others do not know of
+        self._is_behind = False  # whether gradients are held back that have not been averaged
 
     @property
     def living(self) -> List[Any]:
-        """The wrappers that are still there."""
+        """The wrappers that still exist."""
         return [wrapper for ref in self._known if (wrapper := ref()) is not None]
 
     def arguments(self, construct: Callable[..., Any], wrapper: Any, args: Any, kwargs: Any) -> Tuple[Any, Any]:
-        """Returns the arguments to build a wrapper with: the program's, and the trial's in their place.
+        """Returns the arguments for a wrapper's construction: the program's, overridden by the trial's.
 
         Args:
             construct: the wrapper's own `__init__`.
-            wrapper: to be built.
-            args: positional arguments behind it.
-            kwargs: the others.
+            wrapper: the wrapper to be constructed.
+            args: positional arguments after it.
+            kwargs: keyword arguments.
         """
         asked = {name: self._knobs[key] for key, name in ARGUMENTS.items() if key in self._knobs}
         if not asked:
@@ -72,12 +72,12 @@ class ParallelKnobs(KnobHandler):
         return bound.args[1:], bound.kwargs
 
     def add(self, wrapper: Any) -> None:
-        """Takes note of a wrapper that was built."""
+        """Notes a wrapper that was constructed."""
         self._known.append(weakref.ref(wrapper))
         self._new.append(weakref.ref(wrapper))
 
     def called(self) -> None:
-        """Called before the first call of a module that trains: the program has said of its wrappers what it wants."""
+        """Observes new wrappers and sets their compression; called before the first call of a module that trains."""
         new, self._new = self._new, []
         for wrapper in [wrapper for ref in new if (wrapper := ref()) is not None]:
             self._observed.append(observe(wrapper))
@@ -90,17 +90,17 @@ class ParallelKnobs(KnobHandler):
         from torch.nn.parallel import DistributedDataParallel
 
         if wrapper._comm_hooks:
-            return  # found when it is read back
+            return  # the program's own hook, which is reported when it is read back
         if not any(p.requires_grad and p.dtype == torch.float32 for p in members.parameters(wrapper)):
             self._reports[COMPRESSION] = KnobReport(NOT_APPLICABLE, "the gradients are no float32 numbers")
             return
         DistributedDataParallel.register_comm_hook(wrapper, wrapper.process_group, bf16_compress_hook)
 
     def hold_back(self) -> List[Any]:
-        """Called before the forward pass of a module that trains: does what entering `no_sync` does, where it is asked for.
+        """Does what entering `no_sync` does unless averaging is due; called before the forward pass of a module that trains.
 
         Returns:
-            The wrappers that are held back, for `let_go` after that pass: what it was begun with decides for its backward pass.
+            The wrappers that are held back, for `let_go` after that pass; the setting then also holds for its backward pass.
         """
         if self.is_due is None:
             return []
@@ -114,12 +114,12 @@ class ParallelKnobs(KnobHandler):
         return held
 
     def let_go(self, held: List[Any]) -> None:
-        """Called after the forward pass: leaves `no_sync`."""
+        """Does what leaving `no_sync` does; called after the forward pass."""
         for wrapper in held:
             wrapper.require_backward_grad_sync = True
 
     def catch_up(self) -> None:
-        """Averages gradients that were held back, for a program that will step on them after all; in every rank alike."""
+        """Averages gradients that were held back, if the program steps on them after all; called in all ranks."""
         import torch.distributed as dist
 
         if not self._is_behind:
@@ -133,7 +133,7 @@ class ParallelKnobs(KnobHandler):
 
     @property
     def bytes_an_element(self) -> Optional[int]:
-        """Bytes of a gradient's element on its way where they are compressed; None where they are not."""
+        """Bytes per transmitted gradient element if gradients are compressed; None if they are not."""
         return 2 if any(observe(wrapper)[COMPRESSION] == "bf16" for wrapper in self.living) else None
 
     def observe(self) -> Dict[str, Any]:
@@ -141,7 +141,7 @@ class ParallelKnobs(KnobHandler):
         return self._observed[0] if self._observed else {}
 
     def applicability(self) -> Dict[str, str]:
-        """Returns knob key -> why it cannot be turned in this program."""
+        """Returns knob key -> why it cannot be changed in this program."""
         is_alone = self._context.world_size == 1
         if not self._observed:
             return {} if STRATEGY in self._context.spec.passed and not is_alone else dict.fromkeys(KEYS, NO_WRAPPER)
@@ -165,7 +165,7 @@ class ParallelKnobs(KnobHandler):
 
 
 def observe(wrapper: Any) -> Dict[str, Any]:
-    """Returns the values of these knobs as a wrapper has them; of compression, the name of a hook that is not known."""
+    """Returns a wrapper's values of these knobs; for compression by an unknown hook, the hook's name."""
     hooks = [getattr(hook, "__name__", type(hook).__name__) for hook, _ in wrapper._comm_hooks]
     return {
         BUCKET: int(wrapper.bucket_bytes_cap) // MIB,

@@ -1,7 +1,7 @@
-"""Knobs of the whole process: thread counts, matrix-product precision, cuDNN's choice of algorithm, environment.
+"""Sets knobs of the whole process: thread counts, matrix-product precision, cuDNN's choice of algorithm, environment.
 
-Set right after torch is imported, and again as training begins: a program that sets its own at start-up is tuned over, one
-that keeps setting them is reported as overriding.
+They are set right after torch is imported and again as training begins. Values that a program sets at start-up are thus
+replaced; a program that keeps setting its own is reported as overriding them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ NO_MKL = "torch was built without MKL"
 
 
 class ProcessKnobs(KnobHandler):
-    """What holds for the whole process; environment knobs were set before the interpreter started."""
+    """Sets knobs of the whole process; environment variables were already set before the interpreter started."""
 
     @property
     def asked(self) -> Dict[str, Any]:
-        """Knob key -> value, of this family and of all environment variables."""
+        """Knob key -> value, for this family and all environment variables."""
         return {key: value for key, value in self._context.spec.knobs.items() if key in READ_BACK or key.startswith("env.")}
 
     def on_torch(self) -> None:
-        """Sets what is asked for."""
+        """Sets the trial's knobs."""
         import torch
 
         knobs = self._context.spec.knobs
         if INTRA in knobs and torch.get_num_threads() != knobs[INTRA]:
             torch.set_num_threads(int(knobs[INTRA]))
         if knobs.get(affinity.AFFINITY, affinity.NONE) != affinity.NONE:
-            follow_cores(knobs)  # torch may have been there before (`autotune.apply`)
+            follow_cores(knobs)  # torch may have been imported before (`autotune.apply`)
         if MATMUL in knobs:
             torch.set_float32_matmul_precision(knobs[MATMUL])
         if CUDNN in knobs:
@@ -66,7 +66,7 @@ class ProcessKnobs(KnobHandler):
         return found
 
     def applicability(self) -> Dict[str, str]:
-        """Returns knob key -> why it cannot be turned in this process."""
+        """Returns knob key -> why it cannot be changed in this process."""
         reasons = {} if has_mkl() else {MKL: NO_MKL}
         if self._context.device == "cuda":
             return reasons
@@ -86,20 +86,20 @@ class ProcessKnobs(KnobHandler):
 
 
 def _set_interop(num_threads: int) -> None:
-    # It can be set once only: afterwards the program's own call would raise, and is left out.
+    # It can be set only once. The program's own call would then raise, so it is made to do nothing.
     import torch
 
     if hasattr(torch.set_num_interop_threads, "__wrapped__"):
         return
     try:
         torch.set_num_interop_threads(num_threads)
-    except RuntimeError:  # the threads are there already: it is told when it is read back
+    except RuntimeError:  # the threads already exist; reading the value back reports it
         return
     patches.install(torch, "set_num_interop_threads", lambda _: lambda num_threads: None)
 
 
 def follow_cores(knobs: Dict[str, Any]) -> None:
-    """Takes as many threads for an operator as this process has cores, where it has more and no knob asks for a number."""
+    """Lowers torch's intra-op threads to the number of this process's cores, unless a knob sets their number."""
     import torch
 
     num_cores = len(os.sched_getaffinity(0))
@@ -108,7 +108,7 @@ def follow_cores(knobs: Dict[str, Any]) -> None:
 
 
 def share(knobs: Dict[str, Any]) -> None:
-    """Sets how tensors go from one process to another, where that is asked for and possible; workers inherit it."""
+    """Sets how tensors are shared between processes, if the trial has that knob and torch supports it; workers inherit it."""
     if SHARING not in knobs:
         return
     import torch.multiprocessing
@@ -118,7 +118,7 @@ def share(knobs: Dict[str, Any]) -> None:
 
 
 def _verify_hidden(name: str, stand_in: str) -> KnobReport:
-    # The value is a secret: neither the spec nor the result may hold it, so its digest travels in the environment.
+    # The value is a secret that neither the spec nor the result may contain, so its digest is passed in the environment.
     asked = json.loads(os.environ.get(HIDDEN_VARIABLE, "{}")).get(name)
     value = os.environ.get(name, "")
     if hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest() == asked:

@@ -1,4 +1,4 @@
-"""All handlers of knobs. A new family gets a line in the class and one in `make`."""
+"""Lists all handlers of knobs. A new family needs a line in the class and one in `make`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class Handlers(NamedTuple):
-    """The handlers of a process, in the order in which they are called. Of several that report on a knob the first counts."""
+    """The handlers of a process, in the order in which they are called. If several report a knob, the first one counts."""
 
-    transfer: TransferKnobs  # replaces what the watch on loaders replaces above it, and stays where that goes
+    transfer: TransferKnobs  # patches the same methods as the watch on loaders, below it, and stays when that is removed
     eight_bits: EightBitKnobs
     loader: LoaderKnobs
     memory: MemoryKnobs
@@ -45,7 +45,7 @@ class Handlers(NamedTuple):
 
 
 def make(context: TrialContext) -> Handlers:
-    """Returns the handlers of this process; the binder was there before torch."""
+    """Returns the handlers of this process; the binder was made before torch was imported."""
     return Handlers(
         transfer=TransferKnobs(context),
         eight_bits=EightBitKnobs(context),

@@ -1,10 +1,10 @@
-"""How the replicas of a model are kept in step, and when the parameters of sharded modules are given back.
+"""Handles how the replicas of a model are kept in step, and when sharded modules free their gathered parameters.
 
-A program that shards itself with FSDP2 (`torch.distributed.fsdp.fully_shard`) has said so before its first forward pass; what
-it said of resharding can be changed until then by FSDP2's own `set_reshard_after_forward`. Between forward and backward the
-parameters that a module has registered tell which of the two it does: its shard, or all of it. Whether a model is sharded at
-all is not changed here: it decides what the optimizer holds and what is saved. A program that takes it as an argument is asked
-by that argument, and looked at.
+A program that uses FSDP2 (`torch.distributed.fsdp.fully_shard`) calls it before its first forward pass. Until then, resharding
+can be changed by FSDP2's own `set_reshard_after_forward`. It is verified between forward and backward: a module that reshards
+has only its shards registered as parameters then, any other has the whole parameters. The harness does not change whether a
+model is sharded, because that decides what the optimizer holds and what is saved. If the program has an argument for it, that
+argument is set on the command line and verified here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RESHARD = "parallel.reshard_after_forward"
 KEYS = (STRATEGY, RESHARD)
 DDP, FSDP, NEITHER = "ddp", "fsdp", "neither"
-HOMES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # of FSDP2's class, the second until torch 2.5
+HOMES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # modules of FSDP2's class; the second until torch 2.5
 RESHARDING = ("FULL_SHARD", "HYBRID_SHARD")  # FSDP 1's names
 ARGUMENT = (
     "how replicas are kept decides what the program's optimizer holds and what it saves: where the program has an argument for "
@@ -38,22 +38,22 @@ PARTLY = "the program gives its parameters back to a part of the ranks"
 
 
 class ShardingKnobs(KnobHandler):
-    """The sharded modules of this process."""
+    """Handles the sharded modules of this process."""
 
     keys = KEYS
 
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
         self._knobs, self._passed = self.asked, context.spec.passed
-        self._targets: List[Any] = []  # weak references to the modules whose parameters may be given back early
-        self._sizes: Dict[int, int] = {}  # id of such a module -> ranks that share its parameters out
-        self._first: Optional[bool] = None  # whether FSDP 1 gives them back; None without it
-        self._seen: Dict[int, Any] = {}  # id of a module -> what was seen of it between forward and backward
+        self._targets: List[Any] = []  # weak references to the modules that may reshard after the forward pass
+        self._sizes: Dict[int, int] = {}  # id of such a module -> number of ranks that hold its shards
+        self._first: Optional[bool] = None  # whether FSDP 1 reshards; None without it
+        self._seen: Dict[int, Any] = {}  # id of a module -> whether it had resharded between forward and backward, or PARTLY
         self._why = NOT_SHARDED
         self.is_found = False
 
     def meet(self, module: Any) -> None:
-        """Called before a training root's first call: notes what is sharded in it and sets what was asked."""
+        """Notes a training root's sharded modules and sets the knob; called before the root's first call."""
         self._meet_first(module)
         sharded = [each for each in _sharded_by(module) if _mesh_size(each)]
         if not sharded:
@@ -61,7 +61,7 @@ class ShardingKnobs(KnobHandler):
         self.is_found = True
         below = {id(inner) for each in sharded for inner in members.modules(each) if inner is not each}
         outermost = [each for each in sharded if id(each) not in below]
-        # The outermost of all is needed at once as the backward pass begins: torch keeps it, and so does everybody.
+        # A single outermost module is needed again at once as the backward pass begins, so torch keeps it whole.
         targets = [each for each in sharded if len(outermost) > 1 or each is not outermost[0]]
         asked, self._why = self._knobs.get(RESHARD), "" if targets or self._targets else WHOLE
         for each in targets:
@@ -71,16 +71,16 @@ class ShardingKnobs(KnobHandler):
             self._targets.append(weakref.ref(each))
             self._sizes[id(each)] = _mesh_size(each)
             if asked is not None:
-                each.set_reshard_after_forward(bool(asked), recurse=False)  # torch's class comes before the program's
+                each.set_reshard_after_forward(bool(asked), recurse=False)  # FSDP2's class precedes the program's in the MRO
 
     def _meet_first(self, module: Any) -> None:
         for each in members.modules(module):
-            if type(each).__name__ == "FullyShardedDataParallel":  # other modules are asked nothing: they may not like it
+            if type(each).__name__ == "FullyShardedDataParallel":  # other modules may not support reading attributes
                 strategy = getattr(members.attribute(each, "sharding_strategy"), "name", None)
                 self.is_found, self._first, self._why = True, strategy in RESHARDING, FIRST
 
     def look(self) -> None:
-        """Called after a training root's forward pass, before its backward pass, of the first steps only."""
+        """Notes which modules have resharded; called between a training root's forward and backward pass in the first steps."""
         for ref in self._targets:
             module = ref()
             if module is not None:
@@ -88,7 +88,7 @@ class ShardingKnobs(KnobHandler):
                 self._seen[id(module)] = bool(size) if size in (0, self._sizes[id(module)]) else PARTLY
 
     def observe(self) -> Dict[str, Any]:
-        """Returns knob key -> the program's own value; {} where replicas are kept in neither way, and it was not asked for."""
+        """Returns knob key -> the program's own value; {} if neither DDP nor FSDP is used and the knob was not requested."""
         if not self.is_found:
             neither = {STRATEGY: NEITHER} if STRATEGY in self._passed else {}
             return {STRATEGY: DDP} if self._context.handlers.parallel.observe() else neither
@@ -100,11 +100,11 @@ class ShardingKnobs(KnobHandler):
         return any(value is not False for value in seen) if seen else self._first
 
     def applicability(self) -> Dict[str, str]:
-        """Returns knob key -> why it cannot be turned in this program."""
+        """Returns knob key -> why it cannot be changed in this program."""
         if self._context.world_size == 1:
             return dict.fromkeys(KEYS, ALONE)
         if STRATEGY in self._passed:
-            return {}  # the other value has other modules
+            return {}  # with the other value, the program has other modules
         partly = PARTLY if PARTLY in self._seen.values() else ""
         why = self._why or partly
         return {STRATEGY: ARGUMENT, **({RESHARD: why} if why else {})}
@@ -134,7 +134,7 @@ def _sharded_by(module: Any) -> List[Any]:
 
 
 def _mesh_size(module: Any) -> int:
-    """Returns how many ranks share out a parameter of a module as it is now; 0 where it is there as a whole."""
+    """Returns over how many ranks a module's parameter is currently sharded; 0 if it is whole."""
     for parameter in members.parameters(module):
         for dimension, placement in enumerate(getattr(parameter, "placements", ())):
             if placement.is_shard():

@@ -1,6 +1,6 @@
-"""Knobs of the step as a whole: gradients gathered over several batches, and how they are cleared.
+"""Reports knobs of the whole step: gradient accumulation over several batches, and how gradients are cleared.
 
-`gradients.py` does it; this module reports what became of it.
+`gradients.py` applies them; this module only reports the outcome.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ OTHER_BATCH = "a step holds {:g} samples in all ranks, train.global_batch={} was
 
 
 def calls_closure_once(optimizer: Any) -> bool:
-    """Returns whether a step evaluates its closure once, before the update, as all of torch's do but LBFGS."""
+    """Returns whether a step evaluates its closure once, before the update, as all of torch's optimizers except LBFGS do."""
     kind = type(optimizer)
     return kind.__module__.startswith("torch.optim") and kind.__name__ != "LBFGS"
 
 
 class StepKnobs(KnobHandler):
-    """What `gradients.py` and `gradient_entry.py` do, as knobs."""
+    """Reports what `gradients.py` and `gradient_entry.py` do."""
 
     keys = (ACCUMULATION, SET_TO_NONE)
 
     def observe(self) -> Dict[str, Any]:
-        """Returns the batches that go into a step where a global batch asks for a number of them; {} otherwise."""
+        """Returns the number of batches per step if a global batch determines it; {} otherwise."""
         gradients = self._context.gradients
         return {ACCUMULATION: gradients.every} if gradients.global_batch and not gradients.problem else {}
 
     def applicability(self) -> Dict[str, str]:
-        """Returns why the knobs of this family cannot be turned in this program."""
+        """Returns why the knobs of this family cannot be changed in this program."""
         optimizers = self._context.optimizers
         stepping = optimizers.clock()
         if stepping is None and not optimizers.num_stepped:
@@ -51,7 +51,7 @@ class StepKnobs(KnobHandler):
         return {ACCUMULATION: reason} if reason else {}
 
     def verify(self) -> Dict[str, KnobReport]:
-        """Returns a report for each knob, and for the accumulation that a global batch asks for."""
+        """Returns a report for each knob, and for accumulation if a global batch requires it."""
         reports = super().verify()
         if ACCUMULATION not in reports and self._context.gradients.global_batch:
             reports[ACCUMULATION] = self._accumulation(None)
@@ -64,7 +64,7 @@ class StepKnobs(KnobHandler):
         gradients = self._context.gradients
         every = gradients.every if asked is None else asked
         if gradients.problem:
-            # A single batch to a step, as the program has it: nothing is asked of its gradients.
+            # One batch per step is what the program does anyway, so its gradients need not be changed.
             return KnobReport(APPLIED, "", 1) if every == 1 and asked is not None else _not(gradients.problem, 1)
         seen = 1.0 if every == 1 else gradients.calls_per_step
         if seen is None:

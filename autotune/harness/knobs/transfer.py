@@ -1,9 +1,9 @@
-"""How batches get to the device: without the program waiting for the copy, or copied one batch ahead.
+"""Copies batches to the device without making the program wait, or one batch ahead.
 
-The program keeps its own `batch.to(device)` and its batches on the host: nothing else of it changes. What is known are the
-tensors that its loaders hand over; where such a one is moved, the copy does not block (loader.non_blocking), or has been made
-on a side stream already, while the step before was computed (loader.device_prefetch). Only tensors that the program was seen
-to move are copied ahead, and one that it has changed on the host since is copied anew.
+The program keeps its own `batch.to(device)`, and its loaders still yield batches on the host. If it moves a tensor that one of
+its loaders has yielded, the copy does not block (loader.non_blocking), or has already been made on a side stream while the
+previous step was computed (loader.device_prefetch). Only tensors that the program was seen to move are copied ahead, and one
+that it has changed on the host since is copied again.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ NOT_AHEAD = "no batch was there before the program asked for it"
 
 
 class Moves:
-    """What the program does with the batches of one loader."""
+    """Where the program moves the batches of one loader."""
 
     def __init__(self) -> None:
-        self.devices: Dict[int, Any] = {}  # place of a tensor in the batch -> where it is moved to
-        self.num_waiting = 0  # copies made ahead and not asked for yet
+        self.devices: Dict[int, Any] = {}  # position of a tensor in the batch -> device it is moved to
+        self.num_waiting = 0  # copies made ahead and not used yet
 
     def __reduce__(self) -> Any:
-        return type(None), ()  # a pickled DataLoader leaves us behind
+        return type(None), ()  # a pickled DataLoader does not carry it along
 
 
 class Leaf:
-    """One tensor of one batch, as the loader handed it over."""
+    """One tensor of a batch, as the loader yielded it."""
 
     def __init__(self, tensor: Any, place: int, moves: Moves, forget: Callable[[Any], None]) -> None:
         self.tensor = weakref.ref(tensor, forget)
         self.place, self.moves = place, moves
         self.version = tensor._version
-        self.copy: Optional[Tuple[Any, Any]] = None  # on the device, and the event after which it is there
+        self.copy: Optional[Tuple[Any, Any]] = None  # on the device, and the event that says it is complete
 
     def take(self) -> Optional[Tuple[Any, Any]]:
-        """Returns the copy made ahead, once; None without one."""
+        """Returns and forgets the copy made ahead; None without one."""
         copy, self.copy = self.copy, None
         if copy is not None:
             self.moves.num_waiting -= 1
@@ -56,13 +56,13 @@ class Leaf:
 
 
 class SideStreams:
-    """Copies while the device computes; the only part that needs CUDA."""
+    """Copies tensors while the device computes; the only part that needs CUDA."""
 
     def __init__(self) -> None:
         self._streams: Dict[Any, Any] = {}
 
     def copy(self, tensor: Any, device: Any) -> Tuple[Any, Any]:
-        """Returns a tensor's copy on a device and the event after which it may be used."""
+        """Returns a tensor's copy on a device and the event that says it is complete."""
         import torch
 
         stream = self._streams.get(device)
@@ -72,7 +72,7 @@ class SideStreams:
             return torch.Tensor.to(tensor, device, non_blocking=True), stream.record_event()
 
     def hand_over(self, copy: Any, event: Any) -> None:
-        """Lets what is computed from now on wait for a copy, and its memory wait for what is computed."""
+        """Makes later work on the current stream wait for a copy, and keeps its memory until that work is done."""
         import torch
 
         current = torch.cuda.current_stream(copy.device)
@@ -81,11 +81,11 @@ class SideStreams:
 
 
 class TransferKnobs(KnobHandler):
-    """Stands between the loaders' iterators and the program, and at `Tensor.to` and `Tensor.cuda`, where a knob asks for it.
+    """Patches the loaders' iterators, `Tensor.to` and `Tensor.cuda` if a knob asks for it.
 
     Args:
         context: the trial in this process.
-        streams: what copies ahead.
+        streams: makes the copies ahead; None for `SideStreams`.
     """
 
     keys = KEYS
@@ -103,7 +103,7 @@ class TransferKnobs(KnobHandler):
             self._patch_moves()
 
     def remove(self) -> None:
-        """Takes everything back; a process keeps it, a test does not."""
+        """Removes the patches; only tests do so."""
         for patch in self._patches:
             patch.uninstall()
 
@@ -124,7 +124,7 @@ class TransferKnobs(KnobHandler):
 
         def around_advance(advance: Any) -> Any:
             def __next__(iterator: Any) -> Any:
-                # Persistent workers begin anew with the same iterator: what was fetched ahead of an epoch cut short goes.
+                # Persistent workers reuse the iterator, so a batch fetched ahead in an epoch cut short must be dropped.
                 ahead, iterator._autotune_ahead = iterator._autotune_ahead, None
                 if ahead is None or ahead[0] != iterator._num_yielded:
                     ahead = self._fetch(iterator, advance, is_ahead=False)
@@ -140,10 +140,10 @@ class TransferKnobs(KnobHandler):
         self._patches.append(patches.install(_BaseDataLoaderIter, "__next__", around_advance))
 
     def _fetch(self, iterator: Any, advance: Any, *, is_ahead: bool) -> Tuple[int, Any, Optional[Exception]]:
-        """Returns (batches yielded by then, the next batch, what was raised instead of it)."""
+        """Returns (number of batches yielded so far, the next batch, the exception raised instead)."""
         try:
             batch = advance(iterator)
-        except Exception as error:  # the end, or the data set's trouble: raised when it is the program's turn
+        except Exception as error:  # the end, or an error in the data set: raised when the program asks for the batch
             return iterator._num_yielded, None, error
         self._mark(batch, iterator._autotune_moves, is_ahead=is_ahead)
         return iterator._num_yielded, batch, None
@@ -152,13 +152,13 @@ class TransferKnobs(KnobHandler):
         from torch import Tensor
 
         is_on: Any = Tensor.device
-        # A program that collects batches would have all of them on the device: no more than the one in hand and the next.
+        # Only the current and the next batch are copied ahead; otherwise a program that collects batches would fill the device.
         begins = is_ahead and moves.num_waiting <= len(moves.devices)
         for place, tensor in enumerate(batches._tensors(batch)):
             if not isinstance(tensor, Tensor) or is_on.__get__(tensor).type != "cpu" or Tensor.is_inference(tensor):
                 continue
             key, device = id(tensor), moves.devices.get(place)
-            self._forget(key)  # the data set may have one tensor in several batches
+            self._forget(key)  # a data set may yield the same tensor in several batches
             leaf = Leaf(tensor, place, moves, functools.partial(self._forget, key))
             if begins and device is not None:
                 leaf.copy = self._streams.copy(tensor, device)
@@ -219,10 +219,10 @@ class TransferKnobs(KnobHandler):
             return to(ready[0], **wanted)
         return to(tensor, **wanted, non_blocking=non_blocking if self._non_blocking is None else self._non_blocking)
 
-    # --- what became of it ---
+    # --- verification ---
 
     def applicability(self) -> Dict[str, str]:
-        """Returns knob key -> why it cannot be turned in this process."""
+        """Returns knob key -> why it cannot be changed in this process."""
         return dict.fromkeys(KEYS, NOTHING_TO_COPY) if self._context.device == "cpu" else {}
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
@@ -233,18 +233,18 @@ class TransferKnobs(KnobHandler):
 
 
 def where_to(args: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any, bool, Any]:
-    """Returns (device, dtype, non_blocking, memory format) of a call of `Tensor.to`; no device where it asks for more."""
+    """Returns (device, dtype, non_blocking, memory format) of a call of `Tensor.to`; no device if it has other arguments."""
     import torch
 
     try:
         device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
-    except (RuntimeError, TypeError):  # copy=True, which this refuses; or a mistake, which `Tensor.to` tells the program
+    except (RuntimeError, TypeError):  # copy=True, which this rejects, or a mistake, for which `Tensor.to` will raise
         return None, None, False, None
     return device, dtype, non_blocking, layout
 
 
 def as_to(device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tuple[Any, Dict[str, Any]]:
-    """Returns the arguments of `Tensor.to` for those of `Tensor.cuda`."""
+    """Converts the arguments of `Tensor.cuda` to those of `Tensor.to`."""
     import torch
 
     where = torch.device("cuda", device) if isinstance(device, int) else torch.device("cuda" if device is None else device)
