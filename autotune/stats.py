@@ -104,15 +104,6 @@ def block_interval(
     return (mean * (1 - half), mean * (1 + half))
 
 
-def log_mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, Interval | None]:
-    """Returns the geometric mean of positive values and its t interval on the log scale (None for fewer than two values)."""
-    logs = np.log(np.asarray(values, dtype=float))
-    centre = float(logs.mean())
-    half = half_width(logs.tolist(), confidence)
-    interval = None if half is None else (math.exp(centre - half), math.exp(centre + half))
-    return math.exp(centre), interval
-
-
 @dataclass(frozen=True, kw_only=True)
 class Noise:
     """How far measurements of one configuration lie apart from process to process, as other rounds have shown.
@@ -138,6 +129,38 @@ def pooled(noises: Iterable[Noise | None]) -> Noise | None:
         return None
     variance = sum(noise.freedom * noise.spread**2 for noise in known) / freedom
     return Noise(spread=math.sqrt(variance), freedom=freedom)
+
+
+def log_mean_interval(
+    values: Sequence[float], confidence: float = 0.95, noise: Noise | None = None
+) -> tuple[float, Interval | None]:
+    """Returns the geometric mean of positive values and its t interval on the log scale (None for fewer than two values).
+
+    Args:
+        values: measurements of one thing.
+        confidence: probability that the interval holds the true mean.
+        noise: what other measurements say of the spread of one of these.
+    """
+    centre, half, _ = _log_mean(values, confidence, noise)
+    interval = None if half is None else (math.exp(centre - half), math.exp(centre + half))
+    return math.exp(centre), interval
+
+
+def spread_of(values: Sequence[float]) -> Noise | None:
+    """Returns how far measurements of one thing lie apart, on the log scale; None for fewer than two."""
+    if len(values) < 2:
+        return None
+    return Noise(spread=float(np.log(np.asarray(values, dtype=float)).std(ddof=1)), freedom=len(values) - 1)
+
+
+def _log_mean(values: Sequence[float], confidence: float, noise: Noise | None) -> tuple[float, float | None, float]:
+    """Returns the mean of the logs, the half-width of its interval (None for fewer than two) and the degrees of freedom."""
+    logs = np.log(np.asarray(values, dtype=float))
+    if len(logs) < 2:
+        return float(logs.mean()), None, 0.0
+    known = pooled([spread_of(values), noise]) or Noise(spread=0.0, freedom=len(logs) - 1)
+    half = _t_quantile(known.freedom, 0.5 + confidence / 2) * known.spread / math.sqrt(len(logs))
+    return float(logs.mean()), half, known.freedom
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,16 +200,10 @@ def paired_ratio(
     if len(rates) != len(others) or not rates:
         raise ValueError(f"rounds do not pair up: {len(rates)} against {len(others)}")
     ratios = [a / b for a, b in zip(rates, others, strict=True)]
-    if noise is None or len(ratios) < MIN_PAIRS:
-        ratio, interval = log_mean_interval(ratios, confidence)
-        return Ratio(ratio=ratio, ci=interval, num_rounds=len(ratios))
-    logs = np.log(ratios)
-    own = Noise(spread=float(logs.std(ddof=1)), freedom=len(logs) - 1)
-    known = pooled([own, Noise(spread=math.sqrt(2) * noise.spread, freedom=noise.freedom)]) or own  # of a difference of two
-    half = _t_quantile(known.freedom, 0.5 + confidence / 2) * known.spread / math.sqrt(len(logs))
-    ratio = math.exp(float(logs.mean()))
-    interval = (ratio * math.exp(-half), ratio * math.exp(half))
-    return Ratio(ratio=ratio, ci=interval, num_rounds=len(ratios), freedom=known.freedom)
+    of_ratios = noise and Noise(spread=math.sqrt(2) * noise.spread, freedom=noise.freedom)  # of a difference of two
+    ratio, interval = log_mean_interval(ratios, confidence, of_ratios)
+    freedom = _log_mean(ratios, confidence, of_ratios)[2] if noise and interval else None
+    return Ratio(ratio=ratio, ci=interval, num_rounds=len(ratios), freedom=freedom)
 
 
 def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:

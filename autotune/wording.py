@@ -283,3 +283,22 @@ def log_lines(evidence: dict[str, Any], *, most: int = 15) -> list[str]:
     log = without_our_frames(str(error.get("traceback") or evidence.get("log_tail") or ""))
     tail = plain(log).rstrip().splitlines()[-most:]
     return [f"  | {line}" for line in tail]
+
+
+def effect_text(entry: Mapping[str, Any]) -> str:
+    """Returns what a change is worth, as the summary's attribution has it: "1.62x [1.58, 1.66]", "needed: without it: oom"."""
+    return f"{effect_number(entry)} {effect_doubt(entry)}".strip()
+
+
+def effect_number(entry: Mapping[str, Any]) -> str:
+    """Returns a change's factor and interval; "" where there is none."""
+    return f"{ratio_text(entry['ratio'])} {ratio_interval_text(entry.get('ci'))}".strip() if entry.get("ratio") else ""
+
+
+def effect_doubt(entry: Mapping[str, Any]) -> str:
+    """Returns what is to be said of a factor: "ambiguous", "estimated", "not measured: no time"; "" if it was measured."""
+    verdict, reason = str(entry.get("verdict") or ""), str(entry.get("reason") or "")
+    if verdict in ("needed", "not measured", "not separated"):  # as it was called before
+        return f"{verdict}: {reason}" if reason else verdict
+    words = [verdict] if verdict in ("ambiguous", "slower") else []
+    return ", ".join([*words, *(["estimated"] if entry.get("basis") == "estimated" else [])])

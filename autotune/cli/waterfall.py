@@ -14,7 +14,7 @@ from rich.text import Text
 from autotune.knobs.base import value_text
 from autotune.quantities import rate_text, ratio_interval_text, ratio_text
 from autotune.records import Summary
-from autotune.wording import knob_phrase
+from autotune.wording import effect_doubt, effect_number, effect_text, knob_phrase
 
 BAR_WIDTH = 24
 BAR_FROM = 96  # columns from which on there is room for the bars
@@ -72,7 +72,7 @@ class Waterfall:
         reached = 1.0
         for entry in entries:
             begun, reached = reached, reached * (entry.get("ratio") or 1.0)
-            words = _doubt(entry)
+            words = effect_doubt(entry)
             doubt = Text(words, style="unsure" if entry.get("verdict") == "ambiguous" else "quiet")
             rows.append(
                 (
@@ -133,10 +133,14 @@ def dropped_lines(summary: Summary) -> list[str]:
     dropped = found.get("dropped") or []
     if not dropped:
         return []
-    words = ", ".join(f"{knob_phrase(e['knob'], e['to'])} {_number(e)}".strip() for e in dropped)
+    words = ", ".join(f"{knob_phrase(e['knob'], e['to'])} {_dropped_text(e)}".strip() for e in dropped)
     whole = f"{ratio_text(found.get('ratio'))} {ratio_interval_text(found.get('ci'))}".strip()
     lines = [f"no effect, so left as {'it was' if len(dropped) == 1 else 'they were'}: {words}"]
     return [*lines, f"all of them together: {whole}"] if len(dropped) > 1 and found.get("ratio") else lines
+
+
+def _dropped_text(entry: dict[str, Any]) -> str:
+    return f"{effect_number(entry)}{' estimated' if entry.get('basis') == 'estimated' else ''}"
 
 
 def change_lines(summary: Summary) -> list[str]:
@@ -144,26 +148,9 @@ def change_lines(summary: Summary) -> list[str]:
     lines = []
     for entry in entries_of(summary):
         words = [f"{entry['knob']}: {value_text(entry.get('from'))} -> {value_text(entry.get('to'))}"]
-        words += [_worth_text(entry)] if entry.get("verdict") or entry.get("ratio") else []
+        words += [effect_text(entry)] if entry.get("verdict") or entry.get("ratio") else []
         lines.append("  ".join(words))
     return lines
-
-
-def _worth_text(entry: dict[str, Any]) -> str:
-    return f"{_number(entry)} {_doubt(entry)}".strip()
-
-
-def _number(entry: dict[str, Any]) -> str:
-    return f"{ratio_text(entry['ratio'])} {ratio_interval_text(entry.get('ci'))}".strip() if entry.get("ratio") else ""
-
-
-def _doubt(entry: dict[str, Any]) -> str:
-    """Returns what is to be said of a factor: "ambiguous", "estimated", "not measured: no time"; "" if it was measured."""
-    verdict, reason = str(entry.get("verdict") or ""), str(entry.get("reason") or "")
-    if verdict in ("needed", "not measured", "not separated"):  # as it was called before
-        return f"{verdict}: {reason}" if reason else verdict
-    words = [verdict] if verdict in ("ambiguous", "slower") else []
-    return ", ".join([*words, *(["estimated"] if entry.get("basis") == "estimated" else [])])
 
 
 def _style(entry: dict[str, Any]) -> str:

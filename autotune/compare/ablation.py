@@ -8,7 +8,7 @@ machine that drifts from round to round favours none of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -117,6 +117,7 @@ class AblationResults:
         trials: attribution trials of this winner, by number.
         estimates: knob -> what all trials together say of its effect; see `effects.estimated`.
         noise: what other rounds say of the spread of one measurement.
+        measured: configurations with a measurement, in whatever trial.
     """
 
     def __init__(
@@ -126,8 +127,9 @@ class AblationResults:
         trials: Sequence[TrialRecord],
         estimates: Mapping[str, stats.Ratio] | None = None,
         noise: stats.Noise | None = None,
+        measured: Collection[ConfigurationKey] = (),
     ) -> None:
-        self._space, self._winner, self._estimates = space, winner, estimates or {}
+        self._space, self._winner, self._estimates, self._known = space, winner, estimates or {}, measured
         self.parts = {key: part_of(space, winner, [key]) for key in winner.changed}
         self._failed: dict[ConfigurationKey, list[TrialRecord]] = {}
         rounds: dict[int, dict[ConfigurationKey, float]] = {}
@@ -209,7 +211,8 @@ class AblationResults:
         """Returns the part to be handed over instead of the winner; None when the winner stands as it is.
 
         The one with the fewest changes that were measured against the winner and stay within the margin of it, though no wider
-        than MAX_LOSS_FRAC, and that has every knob that was shown to matter.
+        than MAX_LOSS_FRAC, and that has every knob that was shown to matter. Where there was no time for such rounds: the one
+        that the estimates speak for, if it was measured at all.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         able = [
@@ -221,7 +224,27 @@ class AblationResults:
             and ratio.ratio <= 1 + self.loss_frac
             and not self._is_missed(part)
         ]
-        return min(able, key=lambda part: (len(part.key), self._ratios[part.key].ratio), default=None)
+        if able:
+            return min(able, key=lambda part: (len(part.key), self._ratios[part.key].ratio))
+        idle = self.idle()
+        return idle if idle and idle.key in self._known else None
+
+    def idle(self) -> Part | None:
+        """Returns the winner without the changes that have no effect by their estimates; None where all seem to have one.
+
+        An estimate is what is to be expected, with doubt drawn towards no effect: so leaving those changes out is expected to
+        cost MAX_LOSS_FRAC at most. It says nothing of changes that were measured alone.
+        """
+        able = [knob for knob, part in self.parts.items() if self.worth(knob) == "not measured" and not self.failure(part)]
+        put_back: list[str] = []
+        loss = 0.0
+        for knob in sorted(able, key=self.estimate):
+            loss += max(0.0, math.log(self.estimate(knob)))
+            if loss > math.log(1 + MAX_LOSS_FRAC):
+                break
+            put_back.append(knob)
+        part = part_of(self._space, self._winner, put_back)
+        return part if put_back and part.key and not self._is_missed(part) else None
 
     def wanted(self, knobs: Sequence[str]) -> list[Part]:
         """Returns the parts that the next round should hold against the winner; none when all is decided.

@@ -8,8 +8,10 @@ In a round the winner and its ablations run once each, in random order. Two roun
 there is no time for all, these are the knobs with the largest effects in the search's trials, and the winner without all the
 others. Then the knobs without a visible effect are put back together and measured as one: if the rest stays within the margin
 of the winner they are dropped; if it does not, the one that matters most comes out again. Knobs whose effect is known well
-enough leave the rounds. It ends when all is decided or the time is used. The intervals hold all at once (see
-`stats.compare_rounds`), so they also hold for the knobs that are kept because of them.
+enough leave the rounds. It ends when all is decided or the time is used. Where there was no time for two rounds, the estimates
+decide (see `effects.estimated`): the winner without the changes that have no effect by them is measured once and goes into the
+reporting rounds. The intervals hold all at once (see `stats.compare_rounds`), so they also hold for the knobs that are kept
+because of them.
 """
 
 from __future__ import annotations
@@ -137,6 +139,11 @@ class Attributor:
                 session.measure_part(configuration, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
                 self.found = self._attribution(winner)
             evidence = self._evidence(winner)
+        idle = None if evidence.minimal() else evidence.idle()
+        if idle and self._expected_s(idle.knobs) <= session.budget.left_s - kept_s:
+            why = _why(winner, set(idle.keys))
+            session.measure_part(idle.knobs, winner=winner, round_number=number + 1, rules=rules, why=why, kept_s=kept_s)
+            self.found = self._attribution(winner)
 
     def _once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
         """Puts each knob back once: with what is known of the spread, one trial is enough for an estimate."""
@@ -181,7 +188,8 @@ class Attributor:
         key = (winner.number, len(others), len(trials))
         if key not in self._estimates:
             self._estimates[key] = estimated(winner.changed, lost, [*others, *trials], noise)
-        return AblationResults(session.resolved, winner, trials, self._estimates[key], noise)
+        measured = {configuration_key(one.changed) for one in [*others, *trials] if one.score and one.outcome.may_win}
+        return AblationResults(session.resolved, winner, trials, self._estimates[key], noise, measured)
 
     def _trials(self, winner: TrialRecord) -> list[TrialRecord]:
         """Returns the trials that took this winner apart."""

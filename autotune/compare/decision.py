@@ -37,6 +37,7 @@ class Decision:
         values: trial number -> rates of its reporting rounds, per second, the baseline (0) and the finalist.
         is_likely: whether an interval of LIKELY_CONFIDENCE from all rounds, the choosing ones too, holds no loss; None where
             all of them together have no interval.
+        noise: what is known of the spread of one measurement besides these rounds.
     """
 
     finalist: TrialRecord | None = None
@@ -47,6 +48,16 @@ class Decision:
     num_lost: int = 0
     values: dict[int, list[float]] = field(default_factory=dict)
     is_likely: bool | None = None
+    noise: stats.Noise | None = None
+
+    def rate(self, number: int) -> tuple[float, stats.Interval | None]:
+        """Returns the mean rate of a side's reporting rounds, per second, and its interval.
+
+        Two values of one side have one degree of freedom; the other side, measured in turn with it, has as many, and other
+        rounds tell how far single measurements lie apart.
+        """
+        others = [stats.spread_of(values) for key, values in self.values.items() if key != number]
+        return stats.log_mean_interval(self.values[number], noise=stats.pooled([*others, self.noise]))
 
     @property
     def is_slower(self) -> bool:
@@ -277,6 +288,7 @@ def judge(
         num_lost=num_lost,
         values={0: other, chosen.number: own},
         is_likely=likely[0] >= 1 if likely else None,
+        noise=noise,
     )
     if verdict == "ambiguous" and decision.is_better:
         reasons.append("handed over, as all rounds together hold no loss at 80 %" if decision.is_likely else "handed over")

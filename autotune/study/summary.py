@@ -159,11 +159,10 @@ def _by_tier(
             top, claim = baseline, None
         entry = _entry(top, records, standing, overrides=True)
         if claim and claim.ratio:
-            rates = claim.values[top.number]
             said = {"ratio": claim.ratio.ratio, "ci": claim.ratio.ci, "verdict": claim.verdict, "reason": claim.reason}
             entry |= {"measured_in": "finals", "speedup": said}
             if top.score == top.value:
-                entry["value"], entry["ci"] = stats.log_mean_interval(rates)
+                entry["value"], entry["ci"] = claim.rate(top.number)
         compared = parity.report(top, records, is_held=is_held) or {}
         found[str(tier)] = {**entry, "parity": compared.get("text", "")}
     return found
@@ -187,8 +186,8 @@ def _entry(
         **means(finals or [record]),
         "measured_in": "finals" if rates or finals else "search",
     }
-    if rates and record.score == record.value:
-        entry["value"], entry["ci"] = stats.log_mean_interval(rates)
+    if standing.decision and rates and record.score == record.value:
+        entry["value"], entry["ci"] = standing.decision.rate(record.number)
     if entry["ci"] is None:
         entry["why_no_ci"] = "one round only" if rates else record.why_no_ci
     if overrides:

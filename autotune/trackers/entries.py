@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.knobs.base import value_text
 from autotune.masking import without_credentials
-from autotune.quantities import interval_text, rate_text, ratio_interval_text, ratio_text, seconds_text
+from autotune.quantities import interval_text, rate_text, seconds_text
 from autotune.records import COST, ENERGY, TIME, Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord, objective_names
 from autotune.wording import (
     aims_text,
@@ -19,6 +19,7 @@ from autotune.wording import (
     command_text,
     communication_text,
     counts_text,
+    effect_text,
     machine_text,
     objective_text,
     parity_lines,
@@ -245,7 +246,9 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
     worth = {entry["knob"]: entry for entry in summary.get("attribution") or []}
     lines.append("")
     for key in [*worth, *sorted(set(overrides) - set(worth))]:
-        lines.append(f"- `{key}`: {value_text(before.get(key))} → **{value_text(overrides.get(key))}**{_worth(worth.get(key))}")
+        effect = effect_text(worth.get(key) or {})
+        change = f"`{key}`: {value_text(before.get(key))} → **{value_text(overrides.get(key))}**"
+        lines.append(f"- {change}{f', {effect}' if effect else ''}")
     if dropped := (summary.get("minimality") or {}).get("dropped"):
         named = (f"`{e['knob']}` = {value_text(e['to'])}" for e in dropped)
         lines += ["", f"No effect, so put back: {', '.join(named)}."]
@@ -281,15 +284,6 @@ def _front_lines(summary: Summary) -> list[str]:
         values = [objective_text(name, point["objectives"].get(name)) for name in names]
         lines.append(f"| {' | '.join([str(point['trial']), *values, changes_phrase(point.get('overrides') or {})])} |")
     return lines
-
-
-def _worth(entry: dict[str, Any] | None) -> str:
-    """Returns the effect of a change, starting with a comma; "" if it is unknown."""
-    if not entry:
-        return ""
-    number = f"{ratio_text(entry['ratio'])} {ratio_interval_text(entry.get('ci'))}".strip() if entry.get("ratio") else ""
-    words = "" if entry.get("verdict") in (None, "faster") else str(entry["verdict"])
-    return "".join(f", {part}" for part in (number, words) if part)
 
 
 def _source(study: StudyRecord) -> dict[str, str]:
