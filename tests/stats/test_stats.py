@@ -147,3 +147,19 @@ def test_a_comparison_without_a_round_to_spare_has_no_interval():
     assert found.ratios["a"] == stats.Ratio(ratio=pytest.approx(2.0), ci=None, num_rounds=1)
     assert found.noise is None
     assert stats.compare_rounds([], "whole").ratios == {}
+
+
+def test_two_values_have_a_usable_interval_once_the_spread_of_measurements_is_known():
+    alone = stats.log_mean_interval([100.0, 104.0])
+    helped = stats.log_mean_interval([100.0, 104.0], noise=stats.Noise(spread=0.02, freedom=12))
+    assert alone[0] == pytest.approx(helped[0]) == pytest.approx(math.sqrt(100 * 104))
+    assert alone[1][1] / alone[1][0] > 1.5
+    assert 1.03 < helped[1][1] / helped[1][0] < 1.12
+    assert stats.log_mean_interval([100.0], noise=stats.Noise(spread=0.02, freedom=12))[1] is None
+
+
+def test_spread_needs_two_measurements():
+    assert stats.spread_of([5.0]) is None
+    found = stats.spread_of([100.0, 100.0 * math.exp(0.1)])
+    assert found.freedom == 1
+    assert found.spread == pytest.approx(0.1 / math.sqrt(2))

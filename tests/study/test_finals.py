@@ -2,7 +2,7 @@ import pytest
 
 from autotune.compare.decision import Decision, choose, finalists, judge, without_finalist
 from autotune.records import Kind, Outcome, Tier, TrialRecord
-from autotune.stats import Ratio
+from autotune.stats import Noise, Ratio, log_mean_interval
 from autotune.testing.fake_launcher import Failure, Surface
 
 
@@ -118,6 +118,16 @@ def test_two_looks_are_paid_for_with_a_wider_interval():
     pairs = [(101.0, 100.0), (102.0, 100.0), (103.0, 100.0)]
     once, twice = (judge(trial(1, 150.0), pairs, looks=looks).ratio.ci for looks in (1, 2))
     assert twice[0] < once[0] < once[1] < twice[1]
+
+
+def test_the_rates_of_two_rounds_use_the_spread_of_both_sides_and_of_earlier_rounds():
+    pairs = [(150.0, 100.0), (153.0, 101.0)]
+    _, alone = log_mean_interval([150.0, 153.0])
+    rate, both = judge(trial(1, 150.0), pairs).rate(1)
+    _, known = judge(trial(1, 150.0), pairs, noise=Noise(spread=0.015, freedom=10)).rate(1)
+    assert rate == pytest.approx((150.0 * 153.0) ** 0.5)
+    assert known[1] - known[0] < both[1] - both[0] < alone[1] - alone[0]
+    assert known[0] < 150.0 < 153.0 < known[1]
 
 
 def test_a_batch_size_must_be_worth_more_than_the_spread():

@@ -158,3 +158,31 @@ def test_an_estimate_that_was_wrong_is_not_believed_once_the_whole_is_missed():
     evidence = AblationResults(SPACE, WINNER, trials, ESTIMATES)
     assert evidence.minimal() is None
     assert evidence.together().keys == {PREFETCH}
+
+
+def estimates(**effects):
+    """Returns what all trials are made to say of each change: its effect, give or take 5 %."""
+    named = {WORKERS: "workers", PREFETCH: "prefetch", AMP: "amp", PIN: "pin"}
+    return {
+        knob: Ratio(ratio=effects[name], ci=(effects[name] / 1.05, effects[name] * 1.05), num_rounds=2)
+        for knob, name in named.items()
+    }
+
+
+def test_without_ablation_rounds_changes_that_estimates_call_idle_are_dropped_once_the_rest_was_measured():
+    effects = estimates(workers=1.3, prefetch=1.004, amp=1.6, pin=0.98)
+    rest = part_of(SPACE, WINNER, [PREFETCH, PIN])
+    untried = AblationResults(SPACE, WINNER, [], effects)
+    assert untried.idle().keys == {PREFETCH, PIN}
+    assert untried.minimal() is None, "what is handed over has been measured"
+    assert AblationResults(SPACE, WINNER, [], effects, measured={rest.key}).minimal().keys == {PREFETCH, PIN}
+
+
+def test_idle_changes_that_together_would_cost_more_than_the_limit_stay():
+    effects = estimates(workers=1.3, prefetch=1.015, amp=1.6, pin=1.012)
+    assert AblationResults(SPACE, WINNER, [], effects).idle().keys == {PIN}
+
+
+def test_changes_that_all_have_an_effect_leave_nothing_to_drop():
+    effects = estimates(workers=1.3, prefetch=1.1, amp=1.6, pin=1.05)
+    assert AblationResults(SPACE, WINNER, [], effects).idle() is None
