@@ -231,6 +231,24 @@ def quotient(now: Ratio, then: Ratio, confidence: float = 0.95) -> Ratio:
     return Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=now.num_rounds)
 
 
+def pairs_to_tell(half: float, noise: Noise, *, at_most: int) -> int:
+    """Returns how many pairs bring a ratio's interval to `half` on the log scale, if they scatter as others did."""
+    for num in range(1, at_most):
+        error = math.sqrt(2 / num) * noise.spread
+        if _t_quantile(noise.freedom + num - 1, 0.975) * error <= half:
+            return num
+    return at_most
+
+
+def at_confidence(of: Ratio, confidence: float) -> Interval | None:
+    """Returns the interval of a ratio at another confidence than 95 %; None if it has none."""
+    if of.ci is None:
+        return None
+    error, freedom = _standard_error(of, of.ci, 0.95)
+    half = _t_quantile(freedom, 0.5 + confidence / 2) * error
+    return (of.ratio * math.exp(-half), of.ratio * math.exp(half))
+
+
 def _standard_error(of: Ratio, ci: Interval, confidence: float) -> tuple[float, float]:
     """Returns the standard error of a mean log ratio from its interval, and its degrees of freedom."""
     freedom = of.freedom or (of.num_rounds - 1 if of.num_rounds >= MIN_PAIRS else math.inf)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autotune import stats
+from autotune.compare.decision import LIKELY_CONFIDENCE
 from autotune.records import Knobs, KnobValue, Outcome, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.trials.session import ConfigurationKey, configuration_key
@@ -230,21 +231,31 @@ class AblationResults:
         return idle if idle and idle.key in self._known else None
 
     def idle(self) -> Part | None:
-        """Returns the winner without the changes that have no effect by their estimates; None where all seem to have one.
+        """Returns the winner without the changes that have no effect to speak of; None where all have one.
 
-        An estimate is what is to be expected, with doubt drawn towards no effect: so leaving those changes out is expected to
-        cost MAX_LOSS_FRAC at most. It says nothing of changes that were measured alone.
+        A change has none when its effect is estimated within MARGIN_FRAC, or when it is small and an interval of
+        LIKELY_CONFIDENCE holds no gain. Leaving out all of these is expected to cost ESTIMATED_FRAC at most.
         """
-        able = [knob for knob, part in self.parts.items() if self.worth(knob) == "not measured" and not self.failure(part)]
+        small = [knob for knob, part in self.parts.items() if not self.failure(part) and self._is_doubtful(knob)]
         put_back: list[str] = []
         loss = 0.0
-        for knob in sorted(able, key=self.estimate):
+        for knob in sorted(small, key=self.estimate):
             loss += max(0.0, math.log(self.estimate(knob)))
-            if loss > math.log(1 + MAX_LOSS_FRAC):
+            if loss > math.log(1 + ESTIMATED_FRAC):
                 break
             put_back.append(knob)
         part = part_of(self._space, self._winner, put_back)
         return part if put_back and part.key and not self._is_missed(part) else None
+
+    def _is_doubtful(self, knob: str) -> bool:
+        found, measured = self._estimates.get(knob), self.ratio(self.parts[knob])
+        if found is None or self.worth(knob) in ("faster", "needed"):
+            return False
+        likely = stats.at_confidence(found, LIKELY_CONFIDENCE)
+        is_unlikely = found.ratio <= 1 + stats.MARGIN_FRAC or likely is None or likely[0] < 1
+        # On a noisy machine the estimate is drawn towards no effect: it does not overrule what was measured.
+        is_contested = measured is not None and measured.ratio > 1 + stats.MARGIN_FRAC
+        return found.ratio <= 1 + ESTIMATED_FRAC and is_unlikely and not is_contested
 
     def wanted(self, knobs: Sequence[str]) -> list[Part]:
         """Returns the parts that the next round should hold against the winner; none when all is decided.

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable
 
 from autotune import stats
-from autotune.compare.ablation import MAX_LOSS_FRAC
+from autotune.compare.ablation import MAX_LOSS_FRAC, SCREENING_ROUNDS
 from autotune.compare.decision import CONTENDER_FRAC, Decision, by_round, choose, countable, finalists, judge, without_finalist
 from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import noise_besides, noise_of, rounds_of
@@ -29,8 +29,10 @@ LOOKS = (8, 16)  # rounds after which the verdict is looked at; what is ambiguou
 MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is out
 WANTED_TRIALS = 14  # the reserved time is shared by so many: five pairs, a choosing round of four
 CHOOSING_ROUNDS = 2  # of those that are within reach of the leader after the first
-KEPT_PAIRS = 4  # so many reporting pairs are left time for during the ablation; of a large effect MIN_PAIRS are enough
+KEPT_PAIRS = 4  # so many reporting pairs are left time for during the ablation where the spread is not known
 LARGE_EFFECT = 1.15  # times the baseline: worth confirming before the search has its last trials
+KNOWN_TO_FRAC = 0.5  # of the gain, on the log scale: what the interval of the reporting pairs should be expected to lie within
+MAX_KEPT_FRAC = 0.5  # of the time left may be kept for reporting pairs
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # why a final is run: what it counts for
 
 
@@ -113,10 +115,20 @@ class Finals:
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
         """Returns what is reported of the chosen configuration: all of it, or without the changes that have no effect."""
         self.decision = Decision(finalist=chosen, reason="it has not been measured again against the baseline")
-        is_large = (chosen.score or 0.0) > LARGE_EFFECT * (self._session.baseline.score or math.inf)
-        part = self._apart(chosen, (MIN_PAIRS if is_large else KEPT_PAIRS) * self._pair_s(chosen))
+        part = self._apart(chosen, self._kept_pairs(chosen) * self._pair_s(chosen))
         is_out = self._lost.get(part.number, 0) >= MAX_LOST_ROUNDS or part.outcome is Outcome.infeasible
         return chosen if is_out else part
+
+    def _kept_pairs(self, chosen: TrialRecord) -> int:
+        """Returns how many reporting pairs the ablation leaves time for: enough to tell the gain at the spread."""
+        budget, noise = self._session.budget, self._noise()
+        gain = math.log(max(1.0, (chosen.score or 0.0) / (self._session.baseline.score or math.inf)))
+        enough = KEPT_PAIRS if noise is None else stats.pairs_to_tell(KNOWN_TO_FRAC * gain, noise, at_most=LOOKS[0])
+        affordable = MAX_KEPT_FRAC * budget.left_s / self._pair_s(chosen)
+        return max(MIN_PAIRS, enough if enough <= affordable else int(affordable))
+
+    def _noise(self) -> stats.Noise | None:
+        return stats.pooled([noise_of(rounds_of(self._session.records)), self._session.earlier_noise])
 
     def _affordable_rules(self) -> MeasureRules:
         rules = self._session.inputs.config.measure.finals
@@ -148,7 +160,7 @@ class Finals:
         rates = _mean_rates(candidates, rounds)
         measured = {number for found in rounds for number in _rates_of(found)}  # a search value alone does not win
         able = [c for c in candidates if not self._lost.get(c.number)] or candidates
-        noise = stats.pooled([noise_of(rounds_of(self._session.records)), self._session.earlier_noise])
+        noise = self._noise()
         spread = noise.spread if noise else 0.0
         margin = min(max(stats.MARGIN_FRAC, spread), MAX_LOSS_FRAC)
         return choose({number: [rate] for number, rate in rates.items() if number in measured}, able, margin, spread=spread)
@@ -164,10 +176,10 @@ class Finals:
         return paid
 
     def _has_time_for_effects(self, entrants: list[TrialRecord]) -> bool:
-        """Whether another choosing round leaves time to put each change back once, which is worth more."""
+        """Whether another choosing round leaves time to screen the winner's changes one by one, which is worth more."""
         each_s = max(map(self._expected_s, entrants))
         round_s = sum(map(self._expected_s, entrants)) + self._expected_s(self._session.baseline)
-        effects_s = max(len(entrant.changed) for entrant in entrants) * each_s
+        effects_s = SCREENING_ROUNDS * (1 + max(len(entrant.changed) for entrant in entrants)) * each_s
         kept_s = MIN_PAIRS * max(map(self._pair_s, entrants))
         return round_s + effects_s + kept_s <= self._session.budget.left_s
 

@@ -41,6 +41,7 @@ COLUMNS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("p90", lambda found: count(found["to"]["0.98"]["trials"]["p90"])),
     ("trials", lambda found: count(found["trials"])),
     ("final", lambda found: percent(found["final"]["median"])),
+    ("change without effect", lambda found: percent(found["needless_frac"])),
     ("out of memory", lambda found: percent(found["out_of_memory_frac"]["20"])),
     ("verified", agreeing),
     ("overstated", lambda found: percent(found["calibration"]["overstated_frac"])),

@@ -126,6 +126,7 @@ def _strategy(studied: Sequence[tuple[Result, Sequence[Replayed]]]) -> dict[str,
         },
         "to": {str(target): _reach(studies, target) for target in TARGETS},
         "final": _spread([study.final_fraction for study in studies]),
+        "needless_frac": sum(bool(study.needless) for study in studies) / len(studies) if studies else None,
         "out_of_memory_frac": {str(num): _share(studies, num, lambda outcome: outcome.is_memory) for num in AT_TRIALS},
         "failed_frac": {
             str(num): _share(studies, num, lambda outcome: not (outcome.is_memory or outcome.has_value)) for num in AT_TRIALS

@@ -94,6 +94,7 @@ class Replayed:
         reason: why the search ended.
         apart: state after the attribution, which drops changes without an effect; None without attribution.
         final_fraction: true rate of what is handed over, as a fraction of the optimum's; of the baseline without a winner.
+        needless: knobs that are handed over changed although the table is as fast without the change, see `World.needless`.
         total_s: recorded seconds of everything, including finals and attribution.
         claim: what was claimed; None if the baseline was kept, or the winner was not shown to be faster.
         own_s: CPU time that the replay took, mostly in the sampler.
@@ -104,6 +105,7 @@ class Replayed:
     reason: str = ""
     apart: Step | None = None
     final_fraction: float = 0.0
+    needless: list[str] = field(default_factory=list)
     total_s: float = 0.0
     claim: Claim | None = None
     own_s: float = 0.0
@@ -222,6 +224,7 @@ def _judged(watched: _Watcher, summary: Summary, world: World, rng: random.Rando
         made.choice = Step(trials=num, seconds=watched.choosing[-1][1], fraction=fraction)
     handed: dict[str, Any] = summary.get("best") or {"overrides": {}}
     made.final_fraction = world.final_fraction(key_of(handed["overrides"]))
+    made.needless = world.needless(handed["overrides"])
     if watched.parts:
         left = watched.reported or key_of(handed["overrides"])
         is_whole = left == watched.chosen  # judged already

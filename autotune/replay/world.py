@@ -18,7 +18,9 @@ import random
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from autotune.replay.table import Key, Measurement, Table
+from autotune import stats
+from autotune.records import Knobs
+from autotune.replay.table import Key, Measurement, Table, key_of
 
 MIN_REPEATS = 2  # of a configuration; with fewer none can be held out
 
@@ -96,6 +98,16 @@ class World:
     def final_fraction(self, key: Key) -> float:
         """Returns the same fraction for what the finals reported, by the held-out repeats."""
         return self.held_out(key) / self.held_out(self.optimum)
+
+    def needless(self, changed: Knobs) -> list[str]:
+        """Returns the knobs whose change gains no more than MARGIN_FRAC: by all repeats, since one alone is too noisy.
+
+        A change without which the table has no rate is not among them.
+        """
+        whole = worth(self._all[key_of(changed)])
+        rest = {knob: key_of({other: value for other, value in changed.items() if other != knob}) for knob in changed}
+        without = {knob: worth(self._all.get(key, ())) for knob, key in rest.items()}
+        return [knob for knob, rate in without.items() if rate and whole <= rate * (1 + stats.MARGIN_FRAC)]
 
 
 def optimum_of(groups: Mapping[Key, Sequence[Measurement]]) -> Key:

@@ -83,3 +83,13 @@ def test_made_up_repeats_lie_round_the_served_ones_and_spread_like_recorded_ones
 
 def test_what_was_not_recorded_is_not_served():
     assert world_of(make_table()).serve(key_of({"loader.batch_size": 7})) is None
+
+
+def test_a_change_is_needless_when_the_table_is_as_fast_without_it():
+    table = make_table()
+    world = world_of(table)
+    assert world.needless(BEST) == []
+    slow_loader = {"loader.num_workers": 1, "precision.amp": "bf16", "layout.channels_last": True}
+    without = {key: rate_of({**REFERENCE, **slow_loader, key: REFERENCE[key]}) for key in slow_loader}
+    assert without["layout.channels_last"] > 0.99 * rate_of({**REFERENCE, **slow_loader}) > without["precision.amp"]
+    assert world.needless(slow_loader) == ["layout.channels_last"]

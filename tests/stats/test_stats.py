@@ -163,3 +163,20 @@ def test_spread_needs_two_measurements():
     found = stats.spread_of([100.0, 100.0 * math.exp(0.1)])
     assert found.freedom == 1
     assert found.spread == pytest.approx(0.1 / math.sqrt(2))
+
+
+def test_more_spread_takes_more_pairs_to_tell_a_ratio():
+    def pairs(half, spread):
+        return stats.pairs_to_tell(half, stats.Noise(spread=spread, freedom=6), at_most=8)
+
+    assert [pairs(0.1, 0.02), pairs(0.1, 0.05), pairs(0.1, 0.2)] == [1, 3, 8]
+    assert pairs(0.0, 0.02) == 8
+
+
+def test_an_interval_narrows_with_the_confidence_asked_of_it():
+    found = stats.Ratio(ratio=1.1, ci=(1.0, 1.21), num_rounds=8)
+    assert stats.at_confidence(found, 0.95) == pytest.approx(found.ci)
+    low, high = stats.at_confidence(found, 0.8)
+    assert found.ci[0] < low < 1.1 < high < found.ci[1]
+    assert low * high == pytest.approx(1.1**2)
+    assert stats.at_confidence(stats.Ratio(ratio=1.1, ci=None, num_rounds=1), 0.8) is None

@@ -164,7 +164,7 @@ def estimates(**effects):
     """Returns what all trials are made to say of each change: its effect, give or take 5 %."""
     named = {WORKERS: "workers", PREFETCH: "prefetch", AMP: "amp", PIN: "pin"}
     return {
-        knob: Ratio(ratio=effects[name], ci=(effects[name] / 1.05, effects[name] * 1.05), num_rounds=2)
+        knob: Ratio(ratio=effects[name], ci=(effects[name] / 1.05, effects[name] * 1.05), num_rounds=9)
         for knob, name in named.items()
     }
 
@@ -179,8 +179,22 @@ def test_without_ablation_rounds_changes_that_estimates_call_idle_are_dropped_on
 
 
 def test_idle_changes_that_together_would_cost_more_than_the_limit_stay():
-    effects = estimates(workers=1.3, prefetch=1.015, amp=1.6, pin=1.012)
+    effects = estimates(workers=1.3, prefetch=1.024, amp=1.6, pin=1.02)
     assert AblationResults(SPACE, WINNER, [], effects).idle().keys == {PIN}
+
+
+def test_a_small_change_whose_interval_holds_no_gain_is_idle_and_one_that_is_likely_to_gain_is_not():
+    doubtful = estimates(workers=1.3, prefetch=1.02, amp=1.6, pin=1.1)
+    assert AblationResults(SPACE, WINNER, [], doubtful).idle().keys == {PREFETCH}
+    likely = {**doubtful, PREFETCH: Ratio(ratio=1.02, ci=(1.005, 1.035), num_rounds=4)}
+    assert AblationResults(SPACE, WINNER, [], likely).idle() is None
+
+
+def test_an_estimate_does_not_overrule_a_gain_that_was_measured():
+    effects = estimates(workers=1.3, prefetch=1.0, amp=1.6, pin=1.3)
+    trials = rounds((PREFETCH,), values=[90.0], count=3, noise_power=8)
+    assert AblationResults(SPACE, WINNER, [], effects).idle().keys == {PREFETCH}
+    assert AblationResults(SPACE, WINNER, trials, effects).idle() is None
 
 
 def test_changes_that_all_have_an_effect_leave_nothing_to_drop():
