@@ -138,7 +138,7 @@ def objective_lines(summary: Summary) -> list[str]:
 
 
 def same_training_text(summary: Summary) -> str:
-    """Returns the speed-up that does not change the training, if the best does: "2.24x without ..."; "" otherwise."""
+    """Returns the speed-up without training-tier changes, if the best has any: "2.24x without changing the training: ..."."""
     best, tiers = summary.get("best") or {}, summary.get("best_by_tier") or {}
     lower = tiers.get(Tier.numerics.value) or {}
     if (
