@@ -1,1 +1,1 @@
-"""The command line: what a person types and sees. Each command imports what it needs when it runs, so that help is quick."""
+"""The command line. Each command imports what it needs when it runs, so that `--help` is fast."""

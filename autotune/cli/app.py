@@ -1,4 +1,4 @@
-"""The commands and their options. Every body imports its implementation when it runs: `autotune --help` stays quick."""
+"""Defines the commands and their options. Each command imports its implementation when it runs, so `--help` stays fast."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PANEL_SEARCH = "Judge the search itself"
 
 
 def build() -> Any:
-    """Returns the command line as a callable object."""
+    """Returns the command-line interface as a callable."""
     return typer.main.get_command(app)
 
 

@@ -1,4 +1,4 @@
-"""`autotune apply`: becomes the program, with a file's knobs. Nothing of this process is left once it runs."""
+"""Implements `autotune apply`: replaces this process by the program (exec), with the knobs of a best.yaml applied."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXAMPLE = "autotune apply best.yaml -- python train.py"
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the user typed: the file or the study, KEY=VALUE words for a recipe, the command behind `--`."""
+    """What the user typed: the file or study, KEY=VALUE words for a recipe, the command after `--`."""
 
     what: str
     overrides: tuple[str, ...]
@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What is started: the command, which of the knobs it carries already, the variables of its device."""
+    """What to start: the command, the knobs that its arguments already set, the environment variables of its device."""
 
     best: Best
     argv: list[str]
@@ -93,7 +93,7 @@ def _of_command(command: list[str], overrides: tuple[str, ...], best: Best) -> _
 
 
 def _of_another_program(best: Best, argv: list[str]) -> list[str]:
-    """Returns a line that says so where the file was made for another program, else nothing."""
+    """Returns a line saying so if the file was made for another program; [] otherwise."""
     from autotune.config.program import program_of
 
     was = program_of(best.command).name if best.command else ""
@@ -124,7 +124,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     claim.check_parts(asked.overrides)
     composed = compose(asked.overrides, command=None, facts=facts, document=claim.document(without=keys))
     knobs = {**composed.space.pinned, **best.knobs}
-    composed.config.train.epochs = composed.config.train.epochs or 1  # a real run has an end, which a trial needs not
+    composed.config.train.epochs = composed.config.train.epochs or 1  # unlike a trial, a real run needs an end
     template = recipe_command(composed.config, asked=knobs)
     return _Run(
         best=replace(best, knobs=knobs),
@@ -135,7 +135,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
 
 
 def _stated(placeholder: re.Match[str], knobs: Knobs) -> str:
-    """Returns a placeholder with the value that the file has for it, where it is without one."""
+    """Returns a placeholder; one without a value gets the file's value."""
     key, value = placeholder[1], placeholder[2]
     return f"{{{key}={knobs[key]}}}" if value is None and key in knobs else placeholder[0]
 
@@ -145,8 +145,8 @@ def _carried(template: CommandTemplate, knobs: Knobs) -> Knobs:
 
 
 def _become(argv: list[str], environment: dict[str, str]) -> NoReturn:
-    """Replaces this process: exit code, signals, terminal and children are the program's own from here on."""
-    raise_open_files()  # as in the trials: what worked there with many workers is to work here
+    """Replaces this process. From then on exit status, signals, terminal and children are the program's own."""
+    raise_open_files()  # as in the trials, so that as many workers can be used here
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored_by_python, signal.SIG_DFL)  # ignored signals are inherited
     with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""How a verification is shown: what the file claims and what was measured, for a terminal and as plain lines."""
+"""Renders a verification: what the file claims and what was measured, for a terminal and as plain lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Row = tuple[str, str, str, str]
 
 
 def headline(found: dict[str, Any]) -> str:
-    """Returns the verdict in a line: "holds: 2.04x now, 2.06x claimed"."""
+    """Returns the verdict as one line: "holds: 2.04x now, 2.06x claimed"."""
     now, claimed = found.get("now"), ratio_text(found["claimed"]["ratio"])
     if not found.get("verdict"):
         return f"verifying: {claimed} claimed"
@@ -29,7 +29,7 @@ def headline(found: dict[str, Any]) -> str:
 
 
 def explanation(found: dict[str, Any]) -> str:
-    """Returns why the verdict is what it is, and what to do about it; "" for a claim that holds."""
+    """Returns the reason for the verdict and what to do about it; "" if there is none, as for a claim that holds."""
     reason, verdict = str(found.get("reason") or ""), found.get("verdict")
     if verdict == "ambiguous" and found.get("now"):
         rounds = 2 * int(found["now"]["num_rounds"])
@@ -40,12 +40,12 @@ def explanation(found: dict[str, Any]) -> str:
 
 
 def broken(found: dict[str, Any]) -> str:
-    """Returns the error that a claim that does not hold ends with."""
+    """Returns the error message for a claim that does not hold."""
     return f"{found['file']}: the claim does not hold: {explanation(found)}"
 
 
 def blocks(summary: Summary) -> Group:
-    """Returns claimed and measured values side by side, and below them what else the user should know."""
+    """Returns claimed and measured values side by side; below them the long runs, and what differs from the claim's machine."""
     found, unit = summary["verification"], str(summary.get("unit") or "samples")
     made: list[RenderableType] = [
         Text.assemble((f"{found['file']}  ", "quiet"), changes_phrase(found.get("changed") or {}), overflow="fold"),
@@ -62,7 +62,7 @@ def blocks(summary: Summary) -> Group:
 
 
 def lines(summary: Summary) -> list[str]:
-    """Returns the same as plain lines."""
+    """Returns the content of `blocks` as plain lines."""
     found, unit = summary["verification"], str(summary.get("unit") or "samples")
     said = [f"file  {found['file']}: {changes_phrase(found['changed'])}"]
     for name, claimed, now, left in _compared(found):
@@ -84,7 +84,7 @@ def _table(titles: _Row, rows: list[_Row]) -> RenderableType:
 
 
 def _compared(found: dict[str, Any]) -> list[_Row]:
-    """Returns (what, claimed, now, now over claimed) of baseline, best and the speed-up."""
+    """Returns (name, claimed, now, now / claimed) for baseline, best and speed-up."""
     claimed, now, left = found["claimed"], found.get("now") or {}, found.get("left")
     rows = [_row(name, claimed[name], now.get(name) or {}) for name in SIDES]
     interval = f"{left['ratio']:.2f} {ratio_interval_text(left['ci'])}".strip() if left else ""
@@ -101,7 +101,7 @@ def _long_title(found: dict[str, Any]) -> str:
 
 
 def _long(found: dict[str, Any]) -> list[_Row]:
-    """Returns (configuration, claimed rate, achieved rate, their ratio) of the long runs; [] without any."""
+    """Returns (configuration, claimed rate, achieved rate, claimed / achieved) for the long runs; [] without any."""
     rows = []
     for name in SIDES if found.get("long") else ():
         side = found["long"][name]

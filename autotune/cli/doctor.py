@@ -1,4 +1,4 @@
-"""`autotune doctor`: checks of this machine, each ok, skipped, a warning or an error. It changes nothing."""
+"""Implements `autotune doctor`: checks this machine without changing it. Each finding is ok, skipped, a warning or an error."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ from autotune.machine.probes.data import problem
 if TYPE_CHECKING:
     from rich.console import Console
 
-SCHEMA = 2  # of the document that --json prints; 1 said "fine", "not here", "worth mending", "broken"
+SCHEMA = 2  # of the --json document; version 1 used the words "fine", "not here", "worth mending", "broken"
 DATA_ROOT = "data.root"
-# How long each probe may take, seconds. A driver without persistence mode takes about a second to initialise a GPU; torch is
-# imported in a few seconds from a local disk, and in a minute from a slow one.
+# Time limit of each probe, seconds. Without persistence mode the driver takes about a second to initialise a GPU. Importing
+# torch takes a few seconds from a local disk and up to a minute from a slow one.
 GPUS_S, HOST_S, INTERPRETER_S, DATA_S = 20.0, 10.0, 60.0, 20.0
-FOLDER_S = 2.0  # for the first look at the data folder, before anything is started
+FOLDER_S = 2.0  # for the first check of the data folder, before any probe starts
 GROUPS = ("GPU", "connections", "host", "program", "data")
 ORDER = (Status.ok, Status.skipped, Status.warning, Status.error)
 STYLES = {Status.ok: "good", Status.skipped: "quiet", Status.warning: "warn", Status.error: "bad"}
-FOUND_ERRORS = NothingWorked.exit_code  # 1 is for faults of autotune's own
+FOUND_ERRORS = NothingWorked.exit_code  # 1 is reserved for internal errors
 
 
 def doctor(
     overrides: Sequence[str], *, data: str | None, python: str | None, as_json: bool, command: Sequence[str] | None = None
 ) -> int:
-    """Prints what was found; returns 3 when there is an error, else 0.
+    """Prints the findings; returns 3 if one of them is an error, else 0.
 
     Args:
         overrides: `data.root=DIR` or nothing.
-        data: the same as an option.
-        python: the interpreter whose torch is looked at; None for the one that autotune runs in.
-        as_json: print one document instead.
-        command: what stands behind `--`, which must be nothing: no program is started.
+        data: value of --data, the same as an option.
+        python: the interpreter whose torch is checked; None for the one that runs autotune.
+        as_json: print one JSON document instead.
+        command: the words after `--`; must be None, since no program is started.
 
     Raises:
-        BadInput: there is no such folder or interpreter, or a key that means nothing here.
+        BadInput: the folder or the interpreter does not exist, a key is not data.root, or a command is given.
     """
     if command is not None:
         got = shlex.join(command)
@@ -96,7 +96,7 @@ def _folder(overrides: Sequence[str], data: str | None) -> str | None:
 
 
 def _problem(folder: str) -> str:
-    """Returns why a folder cannot be read; "" when it can, or when its file system does not answer: the probe will tell."""
+    """Returns why a folder cannot be read; "" if it can, or if its file system hangs, which the probe will report."""
     found: list[str] = []
     looking = threading.Thread(target=lambda: found.append(problem(folder)), daemon=True)
     looking.start()
@@ -114,7 +114,7 @@ def _interpreter(python: str | None) -> str:
 
 
 def _ask(python: str, folder: str | None, say: Any) -> dict[str, Answer]:
-    """Returns what each probe said: GPUs and host side by side, then torch, and the disk last, with nothing beside it."""
+    """Returns each probe's answer. GPUs and host are probed in parallel, then torch; the disk comes last and runs alone."""
     environment = own_environment()
     with contextlib.ExitStack() as stack:
 
@@ -135,7 +135,7 @@ def _ask(python: str, folder: str | None, say: Any) -> dict[str, Answer]:
 
 
 def printable(finding: Finding) -> Finding:
-    """Returns a finding without characters that would steer the terminal: names of folders may hold any."""
+    """Returns a finding without control characters, which folder names may contain."""
     found, cost, command = (_plain(text) for text in (finding.found, finding.cost, finding.command))
     return dataclasses.replace(finding, found=found, cost=cost, command=command)
 
@@ -156,7 +156,7 @@ def _findings(answers: dict[str, Answer], *, named: str) -> list[Finding]:
 
 
 def _document(findings: list[Finding], answers: dict[str, Answer], seconds: float) -> dict[str, Any]:
-    """Returns what --json prints: the worst status, how many of each, the findings, the GPUs' table and the probes' times."""
+    """Returns the --json document: worst status, count per status, findings, GPU topology and probe durations."""
     return {
         "schema": SCHEMA,
         "status": _worst(findings).value,
@@ -168,7 +168,7 @@ def _document(findings: list[Finding], answers: dict[str, Answer], seconds: floa
 
 
 def _worst(findings: list[Finding]) -> Status:
-    """Returns the worst status; what is skipped is nothing bad."""
+    """Returns the worst status; skipped checks do not count."""
     return max((f.status for f in findings if f.status is not Status.skipped), key=ORDER.index, default=Status.ok)
 
 
@@ -187,7 +187,7 @@ def _print(findings: list[Finding], topology: dict[str, Any]) -> None:
 
 
 def _grid(findings: list[Finding]) -> Table:
-    """Returns a row for each group with all that is ok, and rows of their own for what is not."""
+    """Returns the findings by group: one row per error or warning, one row for all that are ok, one for all skipped."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="name")
     grid.add_column(no_wrap=True)
@@ -239,7 +239,7 @@ def _print_matrix(out: Console, links: list[list[str]]) -> None:
 
 
 def _print_plain(findings: list[Finding], topology: dict[str, Any]) -> None:
-    """Prints one line a finding, fit for a log."""
+    """Prints one line per finding, for logs."""
     for finding in findings:
         line = f"{finding.status.value}  {finding.group}  {finding.name}: {finding.found}"
         line += f"  cost: {finding.cost}" if finding.cost else ""

@@ -1,4 +1,4 @@
-"""`autotune run --dry-run`: what would be run, and what the budget holds, as far as that is known without measuring."""
+"""Implements `autotune run --dry-run`: prints what would run and what fits the budget, as far as known without measuring."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def print_plan(asked: Asked, *, as_json: bool) -> int:
-    """Prints the plan; starts and writes nothing.
+    """Prints the plan without starting or writing anything.
 
     Args:
         asked: what the user typed.
         as_json: print one JSON document instead of lines.
 
     Raises:
-        BadInput: what was asked for cannot be done.
+        BadInput: the request is invalid.
     """
     from autotune.machine import host_facts
     from autotune.study.inheritance import check_named, foreseen
@@ -58,7 +58,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
 
 
 def _searched(composed: Composed, facts: dict[str, object]) -> tuple[list[str], list[str]]:
-    """Returns which knobs are searched, as far as machine and command tell, and which cannot be changed here."""
+    """Returns the knobs to search, as far as machine and command determine them, and those that cannot be changed here."""
     from autotune.config.program import program_of
     from autotune.knobs.catalogue import CATALOGUE
     from autotune.machine import host_context
@@ -74,7 +74,7 @@ def _searched(composed: Composed, facts: dict[str, object]) -> tuple[list[str], 
 
 
 def _warm_start(search: SearchOptions, earlier: tuple[str, float] | None) -> list[tuple[str, str]]:
-    """Returns which studies the search would begin with; [] for none."""
+    """Returns the entry for the studies that would warm-start the search; [] for none."""
     asked = search.warm_start
     if search.sampler == "grid":
         return []
@@ -85,11 +85,11 @@ def _warm_start(search: SearchOptions, earlier: tuple[str, float] | None) -> lis
 
 
 def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[tuple[str, str]]:
-    """Returns what is known of the budget before a trial has been measured.
+    """Returns the entries for the budget, as far as known before the first trial.
 
     Args:
-        composed: what was asked for.
-        earlier: a study that seems alike, and the seconds of its trials.
+        composed: the composed configuration.
+        earlier: name of a similar earlier study, and its typical seconds per trial.
     """
     from autotune.trials.budget import most_reserved_s
 
@@ -111,7 +111,7 @@ def _plan(total_s: float, finals_s: float, earlier: tuple[str, float] | None, *,
     if earlier is None:
         return "how many trials that is depends on the baseline: `run` says so once it is measured"
     name, trial_s = earlier
-    num = round(max(0.0, total_s - finals_s - trial_s) / max(trial_s, 1e-9))  # the baseline takes one's time, too
+    num = round(max(0.0, total_s - finals_s - trial_s) / max(trial_s, 1e-9))  # minus one trial's time for the baseline
     num = num if most is None else min(num, most)
     each = f"if each takes {seconds_text(trial_s)}, as those of {name} did"
     return f"about {num} trial{'' if num == 1 else 's'}, {each}; `run` says so after the baseline"

@@ -1,4 +1,4 @@
-"""`autotune export`: the best configuration as a file."""
+"""Implements `autotune export`: writes the best configuration as a file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from autotune.run_dir import StudyFolder
 def write(folder: StudyFolder, *, format_: str, tier: str | None, output: Path | None, as_json: bool = False) -> int:
     """Writes the study's best configuration to a file, or to standard output.
 
-    What the format cannot express is told on standard error.
+    Settings that the format cannot express are listed on standard error.
 
     Args:
         folder: the study.
         format_: member of `export.FORMATS`.
         tier: the highest tier that may be used; None for the study's best.
         output: file to write; None or "-" for standard output.
-        as_json: print the file and what it does not hold as one JSON document.
+        as_json: print the file's text and the settings it lacks as one JSON document, and write no file.
     """
     exported = render(read_summary(folder), format_, _tier(tier), file=str(output or ""))
     if as_json:

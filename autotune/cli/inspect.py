@@ -1,4 +1,4 @@
-"""`autotune inspect`: runs a few steps of a program under the harness and says what was found and what can be turned."""
+"""Implements `autotune inspect`: runs a few steps under the harness, prints what was detected and which knobs can change."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ ASKED = "when asked for"
 
 
 def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tuple[Path, ...], as_json: bool) -> int:
-    """Prints what was detected in a program, and which knobs it can turn.
+    """Prints what was detected in a program and which knobs can be changed.
 
     Raises:
-        BadInput: what was asked for cannot be done.
-        NothingWorked: the program did not come to its first optimizer steps; says why, with the end of its log.
+        BadInput: the request is invalid.
+        NothingWorked: the program did not reach its first optimizer steps; the message has the reason and the end of its log.
     """
     from autotune.config.compose import compose
     from autotune.machine import host_facts
@@ -117,7 +117,7 @@ def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
 
 
 def _rows(result: RankResult, composed: Composed, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns what `run` would do with each knob, as its own search space says: the two cannot disagree."""
+    """Returns what `run` would do with each knob. Both resolve the same search space, so they cannot disagree."""
     from autotune.knobs.catalogue import CATALOGUE
     from autotune.machine import host_context
     from autotune.space import resolve
@@ -188,7 +188,7 @@ def _print_refused(out: Console, rows: list[dict[str, Any]]) -> None:
 
 
 def _names(rows: list[dict[str, Any]]) -> list[str]:
-    """Returns the knobs that share a reason, each with its value where it has one; a whole family as one, "nccl.*"."""
+    """Returns the names of the knobs in `rows`, with their values if known; a complete family becomes one name, "nccl.*"."""
     from autotune.knobs.catalogue import CATALOGUE
 
     keys = [row["knob"] for row in rows]

@@ -1,4 +1,4 @@
-"""The commands that judge the search itself, and their options."""
+"""Defines the commands that evaluate the search itself, `record` and `replay`, and their options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration's keys, as the help of `autotune run` ends with them."""
+"""Prints the configuration keys at the end of the help of `autotune run`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rich.text import Text
 
 from autotune.cli.terminal import console
 
-MOST_KEY = 34  # columns; a longer key takes a second line
+MOST_KEY = 34  # columns; longer keys wrap
 
 
 def print_keys() -> None:

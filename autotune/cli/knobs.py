@@ -1,4 +1,4 @@
-"""`autotune knobs`: the catalogue, one family of it, or one knob explained."""
+"""Implements `autotune knobs`: prints the catalogue, one family of knobs, or the documentation of one knob."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from autotune.knobs.base import HostContext
     from autotune.knobs.describe import Row
 
-NAMED = "default"  # the search space of a study that names none
+NAMED = "default"  # the search space if a study names none
 
 
 def print_page() -> int:
@@ -28,10 +28,10 @@ def print_page() -> int:
 
 
 def print_knobs(name: str | None, *, as_json: bool = False) -> int:
-    """Prints every knob in a line, one family of them, or one knob's documentation.
+    """Prints one line per knob, of all or of one family, or one knob's documentation.
 
     Raises:
-        BadInput: there is no such knob; a key of the configuration is told from one.
+        BadInput: there is no such knob; the message is different for a configuration key.
     """
     from autotune.config.spaces import keys_of_spaces
     from autotune.knobs.catalogue import GROUPS

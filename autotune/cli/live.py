@@ -1,4 +1,4 @@
-"""How a study goes, on a terminal: finished trials scroll by as rows of a table, what is going on now stays below them."""
+"""Shows a running study on a terminal: finished trials scroll by as table rows, the current state stays below them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LiveView(View):
         self._now: tuple[int, Kind, Knobs, str] | None = None
         self._now_since = 0.0
         self._progress: Progress | None = None
-        self._outlook: tuple[Outlook, float] | None = None  # and when it was told
+        self._outlook: tuple[Outlook, float] | None = None  # and when it was reported
         self._spinner = Spinner("dots", style="key")
         self._live = Live(
             get_renderable=self.footer,
@@ -71,25 +71,25 @@ class LiveView(View):
         self._study = study
 
     def resumed(self, trials: Sequence[TrialRecord], spent_s: float) -> None:
-        """Shows the rows of the trials that are there already."""
+        """Shows the rows of the trials from earlier runs."""
         for trial in trials:
             self.trial_ended(trial)
 
     def planned(self, outlook: Outlook) -> None:
-        """Prints how much search the budget will hold."""
+        """Prints how much search fits the budget."""
         self._console.print(Text(f"plan: {plan_text(outlook)}", style="quiet"))
         self.time_left(outlook)
 
     def time_left(self, outlook: Outlook) -> None:
-        """Shows what is left of the search next to the clock."""
+        """Stores the remaining search time, which is shown next to the clock."""
         self._outlook = (outlook, self._clock())
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
-        """Shows what is tried now."""
+        """Shows the configuration of the current trial."""
         self._now, self._now_since, self._progress = (number, kind, knobs, why), self._clock(), None
 
     def progress(self, progress: Progress) -> None:
-        """Shows where it stands."""
+        """Shows the phase and step of the current trial."""
         self._progress = progress
 
     def trial_ended(self, trial: TrialRecord) -> None:
@@ -108,12 +108,12 @@ class LiveView(View):
         self._now = None
 
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
-        """Draws a line between search and finals."""
+        """Draws a line between the search and the finals."""
         who = "the best few and the baseline" if len(trials) > 2 else "the baseline and the other"
         self._console.print(Rule(f"finals: {who} again, in turn", style="quiet", align="left"))
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
-        """Draws a line where the ablation of the winner begins."""
+        """Draws a line before the ablation of the winner."""
         words = f"attribution: what each change of trial {trial:04d} is worth, put back one by one"
         self._console.print(Rule(words, style="quiet", align="left"))
 
@@ -128,11 +128,11 @@ class LiveView(View):
         self._console.print(verdict.panel(summary, self._path, is_said=True), width=min(self._console.width, MAX_WIDTH))
 
     def close(self) -> None:
-        """Gives the terminal back; called for every way a study can end."""
+        """Releases the terminal. Called however the study ends."""
         self._live.stop()
 
     def footer(self) -> RenderableType:
-        """Returns the live part: best so far, the trial that runs, outcomes and time left."""
+        """Returns the live part: best so far, current trial, outcomes and time left."""
         width = self._console.width
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.width = width
@@ -221,14 +221,14 @@ class LiveView(View):
         return grid
 
     def _to_search_text(self) -> str:
-        """Returns how long the search still goes on, "" once it is over: "3:52 to search"."""
+        """Returns the time left for the search, "3:52 to search"; "" once it is over."""
         outlook, told_s = self._outlook or (None, 0.0)
         if outlook is None or outlook.search_s is None:
             return ""
         return f"{clock_text(outlook.search_s - (self._clock() - told_s))} to search"
 
     def _trials_row(self) -> Table | None:
-        """Returns what is left where trials alone are counted; None where nothing is."""
+        """Returns the row with the number of trials left, for a budget in trials only; None if there is nothing to show."""
         if self._outlook is None or not (text := left_text(self._outlook[0])):
             return None
         grid = Table.grid(padding=(0, 2, 0, 0))
@@ -247,7 +247,7 @@ def _header(study: StudyRecord) -> Group:
 
 
 def _elapsed_text(seconds: float) -> str:
-    return f"{max(0, int(seconds))} s" if seconds < 60 else clock_text(seconds)  # no decimals: they would flicker
+    return f"{max(0, int(seconds))} s" if seconds < 60 else clock_text(seconds)  # decimals would flicker
 
 
 def _place(outcome: str) -> tuple[bool, str]:

@@ -1,4 +1,4 @@
-"""The entry point: splits the arguments, runs the command, turns every way it can end into an exit code and a message."""
+"""Entry point: splits the arguments, runs the command, and maps every error to an exit status and a message."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code.
+    """Runs one command and returns its exit status.
 
     Args:
-        argv: arguments without the program's name; None for those of this process.
+        argv: arguments without the program's name; None for `sys.argv`.
     """
     begin(is_process=argv is None)
     arguments, command = split(sys.argv[1:] if argv is None else argv)
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say(["interrupted"])
         return INTERRUPTED
-    except BrokenPipeError:  # `autotune show | head`: not an error of anybody
+    except BrokenPipeError:  # `autotune show | head`: not an error
         _write_nowhere()
         return 0
     except Exception as error:
@@ -56,14 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_nowhere() -> None:
-    """Lets what is still in the buffer of standard output go nowhere, instead of failing once more at the process's end."""
+    """Redirects standard output to /dev/null, so that flushing its buffer at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Returns autotune's own arguments and the program's command: what is before and behind the first `--`.
+    """Returns autotune's own arguments and the program's command: the words before and after the first `--`.
 
-    The CLI library never sees the command: its options are the program's. None = there is no `--`.
+    The CLI library never sees the command, whose options belong to the program. The command is None if there is no `--`.
     """
     if SPLIT not in argv:
         return list(argv), None
@@ -90,7 +90,7 @@ def _run(arguments: list[str], command: list[str] | None) -> int:
 def _say(problems: Sequence[str]) -> None:
     from autotune.masking import Secrets
 
-    secrets = Secrets.known(words=sys.argv[1:])  # what is wrong is quoted, and it may be a secret
+    secrets = Secrets.known(words=sys.argv[1:])  # messages quote the faulty words, which may contain secrets
     for problem in problems:
         print(f"autotune: {secrets.message(problem)}", file=sys.stderr)
 

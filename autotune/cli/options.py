@@ -1,4 +1,4 @@
-"""What several commands share: their options, how a program's command is taken, and the folders that are meant."""
+"""Holds what several commands share: options, the command after `--`, and resolving folders and addresses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Uri = Annotated[
 
 
 class WithCommand(TyperCommand):
-    """A command that takes a program's command line behind `--`; the CLI library never sees that part."""
+    """Command that takes a program's command line after `--`. The CLI library never sees that part."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Returns the words of the usage line."""
@@ -55,7 +55,7 @@ class WithCommand(TyperCommand):
 
 
 class WithKeys(WithCommand):
-    """One that also takes the whole configuration: its help ends with every key."""
+    """Command that also takes the whole configuration: its help ends with a list of all keys."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Prints the help."""
@@ -66,10 +66,10 @@ class WithKeys(WithCommand):
 
 
 def runs_folder(runs_dir: str | None) -> Path:
-    """Returns the folder of the studies for a command that reads them.
+    """Returns the runs folder for a command that reads studies; it need not exist.
 
     Raises:
-        BadInput: it is something else than a folder.
+        BadInput: the path is empty or not a folder.
     """
     path = "runs" if runs_dir is None else runs_dir
     if not path or "\0" in path or (os.path.exists(path) and not os.path.isdir(path)):
@@ -78,10 +78,10 @@ def runs_folder(runs_dir: str | None) -> Path:
 
 
 def address_of(uri: str | None) -> str | None:
-    """Returns the tracking address that was given.
+    """Returns the tracking address given with --uri.
 
     Raises:
-        BadInput: it is none.
+        BadInput: it is not a tracking address.
     """
     from autotune.config.checks import tracking_problems
 
@@ -91,10 +91,10 @@ def address_of(uri: str | None) -> str | None:
 
 
 def only_runs_dir(overrides: list[str] | None, runs_dir: str | None) -> str | None:
-    """Returns the folder of the studies as the option gives it.
+    """Returns the value of --runs-dir.
 
     Raises:
-        BadInput: the configuration gives another one.
+        BadInput: the overrides set `runs_dir` as well.
     """
     if runs_dir is not None and any(override.startswith("runs_dir=") for override in overrides or ()):
         raise BadInput(f"runs_dir: given twice, got --runs-dir {runs_dir!r} and runs_dir=.... Give one of them.")
@@ -102,10 +102,10 @@ def only_runs_dir(overrides: list[str] | None, runs_dir: str | None) -> str | No
 
 
 def folders(config_dir: list[str] | None) -> tuple[Path, ...]:
-    """Returns the user's folders of configuration files, `~` resolved.
+    """Returns the user's configuration folders, with `~` expanded.
 
     Raises:
-        BadInput: one has no name.
+        BadInput: a path is empty.
     """
     if "" in (config_dir or ()):
         raise BadInput("--config-dir: no such folder, got ''. Give one.")

@@ -1,4 +1,4 @@
-"""What is still to come of a study, in words: the plan once the baseline is measured, then what is left before each trial."""
+"""Describes the rest of a study: the plan once the baseline is measured, and what is left before each trial."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from autotune.trials.events import Outlook
 
 
 def plan_text(outlook: Outlook) -> str:
-    """Returns how many trials the search has room for, and in what time: "room for 24 trials in 3 min, ..."."""
+    """Returns how many search trials fit and how long they take: "room for 24 trials in 3 min, ..."."""
     each = f"some {seconds_text(outlook.trial_s)} each"
     more = " more" if outlook.num_searched else ""
     if outlook.num_trials is None:
@@ -24,7 +24,7 @@ def plan_text(outlook: Outlook) -> str:
 
 
 def left_text(outlook: Outlook) -> str:
-    """Returns what is left: "6:40 left, 3:52 to search"; of trials alone "12 trials left"; "" where nothing bounds it."""
+    """Returns what is left: "6:40 left, 3:52 to search"; without a time limit "12 trials left"; "" without any limit."""
     if outlook.left_s is None:
         num = outlook.num_trials
         return "" if num is None else f"{num} trial{'' if num == 1 else 's'} left"

@@ -1,4 +1,4 @@
-"""How a study goes, without a terminal: one line an event, fit for a log; or nothing at all besides the JSON document."""
+"""Shows a running study without a terminal: one line per event, for logs; only the verdict; or nothing besides the JSON."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from autotune.wording import HEADS, aims_text, changes_phrase, counts_text, mach
 
 
 class View(Listener):
-    """What `run` shows a study with."""
+    """Listener through which `run` shows a study."""
 
     def close(self) -> None:
-        """Gives the terminal back; called for every way a study can end, also by an exception."""
+        """Releases the terminal. Called however the study ends, also after an exception."""
 
 
 class Quiet(View):
-    """Says on standard error what a person must know; standard output belongs to the document."""
+    """Prints only notices, on standard error; standard output is reserved for the JSON document."""
 
     def notice(self, message: str) -> None:
-        """One line worth reading."""
+        """Prints one line on standard error."""
         with contextlib.suppress(OSError):
             print(f"autotune: {message}", file=sys.stderr, flush=True)
 
 
 class OnlyVerdict(Quiet):
-    """Prints warnings on standard error, and the verdict."""
+    """Prints only notices, on standard error, and the verdict."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def finished(self, summary: Summary) -> None:
-        """The verdict."""
+        """Prints the verdict."""
         for line in verdict.lines(summary, self._path):
             _say(line)
 
 
 class PlainLines(View):
-    """One line an event."""
+    """Prints one line per event."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -55,7 +55,7 @@ class PlainLines(View):
         self._left = ""
 
     def started(self, study: StudyRecord) -> None:
-        """The study's name, program, machine and budget; the second call says what is searched."""
+        """Prints the study's name, program, machine and budget; the second call prints what is searched."""
         if not self._is_announced:
             _say(f"study  {study.name}: {study.title}")
             _say(f"machine  {machine_text(study.machine)}")
@@ -69,26 +69,26 @@ class PlainLines(View):
         self._is_announced = True
 
     def resumed(self, trials: Sequence[TrialRecord], spent_s: float) -> None:
-        """What there is already."""
+        """Prints a line on the trials and the time of earlier runs."""
         counts = Counter(trial.outcome.value for trial in trials)
         there = "1 trial is" if len(trials) == 1 else f"{len(trials)} trials are"
         _say(f"resumed  {there} there, {counts_text(counts)}; {seconds_text(spent_s)} are used")
 
     def planned(self, outlook: Outlook) -> None:
-        """How much search the budget will hold."""
+        """Prints how much search fits the budget."""
         _say(f"plan  {plan_text(outlook)}")
 
     def time_left(self, outlook: Outlook) -> None:
-        """Kept for the trial's line."""
+        """Stores what is left, for the line of the next trial."""
         self._left = left_text(outlook)
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
-        """What is tried now and why, and what is left of the budget."""
+        """Prints what is tried and why, and what is left of the budget."""
         left = f"  {self._left}" if self._left else ""
         _say(f"{number:04d}  {kind.value} starts  {changes_phrase(knobs)}{f' ({why})' if why else ''}{left}")
 
     def trial_ended(self, trial: TrialRecord) -> None:
-        """How it ended."""
+        """Prints the trial's outcome and numbers."""
         numbers = [
             *(_objective(name, value) for name, value in trial.objectives.items() if name != THROUGHPUT),
             f"{rate_text(trial.value, trial.unit)} {interval_text(trial.ci)}".strip(),
@@ -101,28 +101,28 @@ class PlainLines(View):
         _say("  ".join(word for word in words if word))
 
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
-        """The search is over."""
+        """Prints which trials are in the finals."""
         names = ", ".join(f"{n:04d}" for n in trials)
         _say(f"finals  {names} against each other, in turn{f', {seconds_text(reserved_s)}' if reserved_s else ''}")
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
-        """The ablation of the winner begins."""
+        """Prints which changes of the winner the ablation measures."""
         time = f", at most {seconds_text(left_s)}" if left_s else ""
         words = ", ".join(sorted(knobs)) or "those that seem to have no effect, together"
         _say(f"attribution  what the changes of {trial:04d} are worth: {words}{time}")
 
     def notice(self, message: str) -> None:
-        """One line worth reading."""
+        """Prints one line."""
         _say(f"note  {message}")
 
     def finished(self, summary: Summary) -> None:
-        """The verdict."""
+        """Prints the verdict."""
         for line in verdict.lines(summary, self._path):
             _say(line)
 
 
 def has_aims(study: StudyRecord) -> bool:
-    """Returns whether a study is after something else than throughput alone."""
+    """Whether a study optimises or constrains anything besides throughput."""
     return study.objective != THROUGHPUT or bool(study.terms)
 
 
@@ -145,8 +145,8 @@ def budget_text(study: StudyRecord) -> str:
 
 def _say(line: str) -> None:
     try:
-        print(line, flush=True)  # a log that is followed must not lag
-    except OSError as error:  # its reader has gone, or its disk is full: no reason to end a study
+        print(line, flush=True)  # a log followed with `tail -f` must not lag
+    except OSError as error:  # the reader is gone or the disk is full: no reason to end the study
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -1,4 +1,4 @@
-"""How the command line starts itself again, as another process."""
+"""Re-exports the environment in which the command line starts itself in another process."""
 
 from autotune.launchers.environment import own_environment
 

@@ -1,4 +1,4 @@
-"""What the ranks of a trial did: a row each in `autotune show`, and what their communication costs."""
+"""Renders the ranks of a trial for `autotune show`: one row per rank, and the cost of their communication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.wording import communication_text
 
 
 def block(summary: Summary) -> Group | None:
-    """Returns the ranks of the best trial, of the baseline where nothing is better; None where one process trains."""
+    """Returns the ranks of the best trial, or of the baseline if there is no best; None for single-process training."""
     number = (summary.get("best") or summary.get("baseline") or {}).get("trial")
     trial: dict[str, Any] = next((each for each in summary.get("trials") or [] if each["number"] == number), {})
     ranks: dict[str, Any] = trial.get("ranks") or {}

@@ -1,4 +1,4 @@
-"""`autotune record`: measures a table of real trials, in one go or several, and writes it as one file."""
+"""Implements `autotune record`: measures a table of real trials, in one or several runs, and writes it as one file."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from autotune.records import StudyRecord
     from autotune.study import StudyInputs
 
-PREFIX = "record-"  # of the names of recordings
+PREFIX = "record-"  # of the names of recording studies
 TABLE = "table.jsonl.gz"  # in the recording's folder
-# Of every recording: a trial that is stopped early has no place in a table, and each starts as the user's own run does.
+# For every recording: tables have no trials that were stopped early, and each trial starts like the user's own run.
 FIXED = {"measure.racing": "false", "launch.warm": "off"}
 
 
 def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
-    """Records, or goes on with the recording that the same command began; returns the exit code.
+    """Starts a recording, or resumes the one that the same command started; returns the exit status.
 
     Args:
         asked: what the user typed.
-        output: where the table is written, beside the recording's folder; None for there alone.
+        output: second file for the table; None to write it only to the recording's folder.
         as_json: print the summary and nothing else.
 
     Raises:
-        BadInput: what was asked for cannot be recorded.
+        BadInput: the request cannot be recorded.
         NothingWorked, Interrupted, FolderLost: as for `run`.
     """
     from autotune.config.compose import compose
@@ -57,7 +57,7 @@ def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
 
 
 def go_on(composed: Composed, facts: dict[str, object], folder: StudyFolder, *, as_json: bool) -> int:
-    """Goes on with a recording, for `autotune resume`."""
+    """Resumes a recording, for `autotune resume`."""
     return _carry_out(composed, facts, folder, output=None, as_json=as_json, is_new=False)
 
 
@@ -69,7 +69,7 @@ def _carry_out(
     try:
         return carry_out(run_study if is_new else resume_study, _inputs(composed, facts), folder, as_json=as_json)
     except Interrupted:
-        if "record.minutes" in str(folder.read_summary().get("reason")):  # it ended as it was told to
+        if "record.minutes" in str(folder.read_summary().get("reason")):  # record.minutes is over: the regular end
             return 0
         raise
     finally:
@@ -81,12 +81,12 @@ def _inputs(composed: Composed, facts: dict[str, object]) -> StudyInputs:
 
     config = composed.config
     config.study.budget = Budget(minutes=None, trials=None)
-    config.measure.racing, config.launch.warm = False, "off"  # also of a recording that a version without these began
+    config.measure.racing, config.launch.warm = False, "off"  # also if a version without these keys started the recording
     return replace(inputs_of(composed, facts), is_recording=True)
 
 
 def _write(folder: StudyFolder, output: Path | None, *, as_json: bool) -> None:
-    """Writes the table of what there is so far; nothing where the baseline has not worked."""
+    """Writes the table of all measurements so far; nothing if the baseline has not worked."""
     from autotune.replay.export import table_of
     from autotune.replay.table import write
 
@@ -102,7 +102,7 @@ def _write(folder: StudyFolder, output: Path | None, *, as_json: bool) -> None:
 
 
 def _begun(runs: Path, composed: Composed) -> StudyFolder | None:
-    """Returns the latest recording that the same command began; None for none."""
+    """Returns the latest recording that the same command started; None if there is none."""
     found = []
     for folder in studies(runs):
         try:
@@ -115,7 +115,7 @@ def _begun(runs: Path, composed: Composed) -> StudyFolder | None:
 
 
 def _is_same(about: StudyRecord, composed: Composed) -> bool:
-    """Whether a recording is the one that was asked for: how much of it may differ, and keys that came since, too."""
+    """Whether a recording matches the request. Repeats and minutes may differ, and so may the FIXED keys, which are newer."""
     from autotune.config.keys import settings
 
     asked = {key: domain.as_json() if domain else {"auto": True} for key, domain in composed.space.domains.items()}

@@ -1,4 +1,4 @@
-"""`autotune replay`: searches run on recorded tables, and how they compare."""
+"""Implements `autotune replay`: runs search strategies on recorded tables and compares them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def replay(
     is_raw: bool,
     as_markdown: bool = False,
 ) -> int:
-    """Replays and prints the figures; returns the exit code.
+    """Replays the tables and prints the figures; returns the exit status.
 
     Raises:
-        BadInput: a table or a strategy that cannot be used.
+        BadInput: a table, a strategy or a combination of options cannot be used.
     """
     from autotune.machine.cores import num_cores
     from autotune.replay.bench import USUAL, Asked, run
@@ -120,7 +120,7 @@ def _title(table: dict[str, Any]) -> str:
 
 
 def _about(table: dict[str, Any]) -> list[str]:
-    """Returns what is to be known of a table: its size, its noise, its optimum, whether it is worth having."""
+    """Returns lines on a table: its size, noise and optimum, and whether it separates good searches from random ones."""
     best, memory = table["optimum"], table["memory"]
     left_out = "" if table["recorded"] == table["configurations"] else f" of {table['recorded']} (the rest makes no grid)"
     over = f", {best['over_baseline']:.2f}x the baseline" if best["over_baseline"] else ""
@@ -143,7 +143,7 @@ def _about(table: dict[str, Any]) -> list[str]:
 
 
 def _losses(losses: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns where the first strategy is behind, a line each."""
+    """Returns one line per table and time at which the first strategy is behind another."""
     return [
         f"{_label(loss['strategy'])} is behind {_label(loss['rival'])} on {loss['table']} after the seconds of "
         f"{loss['trials']} trials: {_percent(loss['own'])} against {_percent(loss['other'])}"
@@ -167,7 +167,7 @@ def _grid(strategies: dict[str, dict[str, Any]]) -> Grid:
 
 
 def _label(name: str) -> str:
-    """Returns a strategy's name so that it breaks between words: "default: memory_model off"."""
+    """Returns a strategy's name with spaces at which it can wrap: "default: memory_model off"."""
     return name.replace(":", ": ").replace("search.", "").replace("=false", " off")
 
 

@@ -1,4 +1,4 @@
-"""`autotune resume`: goes on with a study, however it was ended."""
+"""Implements `autotune resume`: resumes a study, however it ended."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is_quiet: bool = False) -> int:
-    """Goes on with a study and prints the verdict; says so when there is nothing left to do.
+    """Resumes a study and prints the verdict. A complete study without a new budget is only printed.
 
     Raises:
-        BadInput: there is no such study, another tuner works on it, it cannot be read, machine or program have changed, or
-            its budget would be used up already.
+        BadInput: the study does not exist, another tuner is working on it, it cannot be read, machine or program have
+            changed, or its budget is already used up.
         NothingWorked, Interrupted, FolderLost: as for `run`.
     """
     folder = find(runs, name)
@@ -60,7 +60,7 @@ def _study(folder: StudyFolder) -> StudyRecord:
 
 
 def _summary(folder: StudyFolder) -> Summary | None:
-    """Returns the summary; None without one, which takes nothing from the trials."""
+    """Returns the summary, or None if it is missing or unreadable; the trials can be resumed without it."""
     try:
         return read_summary(folder)
     except BadInput:
@@ -86,17 +86,17 @@ def _go_on(folder: StudyFolder, summary: Summary) -> str:
 
 
 def _more(summary: Summary) -> str:
-    """Returns a budget twice as large, ready to be typed."""
+    """Returns overrides for twice the budget, ready to type."""
     given = [f"study.budget.minutes={summary['budget_s'] / 30:g}"] if summary.get("budget_s") else []
     given += [f"study.budget.trials={2 * summary['budget_trials']}"] if summary.get("budget_trials") else []
     return " ".join(given)
 
 
 def _check_budget(budget: Budget, summary: Summary) -> None:
-    """Checks that a budget leaves something to do.
+    """Checks that a budget is not used up yet.
 
     Raises:
-        BadInput: as much or more is used already.
+        BadInput: it is.
     """
     spent_min = float(summary["seconds"].get("total") or 0.0) / 60
     tried = [t for t in summary["trials"] if t.get("kind") == Kind.search and t["outcome"] != Outcome.interrupted]

@@ -1,4 +1,4 @@
-"""`autotune run`: composes, checks, starts the study and shows how it goes."""
+"""Implements `autotune run`: composes and checks the configuration, runs the study and shows its progress."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LIBRARIES = ("optuna", "hydra-core", "mlflow", "numpy", "scipy")
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the user typed: KEY=VALUE words, the command behind `--`, folders of configuration, the folder of the studies."""
+    """What the user typed: KEY=VALUE words, the command after `--`, configuration folders, the runs folder."""
 
     overrides: tuple[str, ...]
     command: list[str] | None
@@ -46,7 +46,7 @@ def print_config(asked: Asked) -> int:
 
 
 def print_info(asked: Asked, what: str) -> int:
-    """Prints where configuration groups are looked for, nearest first; `searchpath` is all there is to ask."""
+    """Prints the folders searched for configuration groups, highest priority first. `searchpath` is the only valid `what`."""
     from autotune.config.compose import missing_folders
     from autotune.config.locate import folder
 
@@ -60,12 +60,12 @@ def print_info(asked: Asked, what: str) -> int:
 
 
 def run(asked: Asked, *, as_json: bool, is_quiet: bool = False) -> int:
-    """Tunes, and prints the verdict.
+    """Runs a study and prints the verdict.
 
     Raises:
-        BadInput: what was asked for cannot be done.
-        NothingWorked: the program does not train as it is, or no other way.
-        Interrupted: by the user; what was measured is kept.
+        BadInput: the request is invalid.
+        NothingWorked: the program does not train, with its own settings or any others.
+        Interrupted: by the user; all measurements are kept.
         FolderLost: the study's folder cannot be written any more.
     """
     from autotune.machine import host_facts
@@ -91,14 +91,14 @@ def carry_out(
     as_json: bool,
     is_quiet: bool = False,
 ) -> int:
-    """Runs a study from its beginning or from where it was ended, shows how it goes, and returns the exit code.
+    """Starts or resumes a study, shows its progress, and returns the exit status.
 
     Args:
         study: `run_study` or `resume_study`.
-        inputs: what it is given.
-        folder: its folder.
-        as_json: print its document and nothing else.
-        is_quiet: print warnings and the verdict alone.
+        inputs: the study's inputs.
+        folder: the study's folder.
+        as_json: print the summary as JSON and nothing else.
+        is_quiet: print only warnings and the verdict.
     """
     view = _view(folder, as_json=as_json, is_quiet=is_quiet)
     try:
@@ -120,10 +120,10 @@ def carry_out(
 
 
 def judge(verification: dict[str, Any]) -> None:
-    """Ends a verification that is complete as its verdict wants it; a warning where the rounds do not tell.
+    """Raises the error that a finished verification's verdict calls for, or prints a warning if the rounds are inconclusive.
 
     Raises:
-        ClaimBroken: the claim does not hold here and now.
+        ClaimBroken: the claim does not hold on this machine now.
         NotMeasured: no round was completed.
     """
     from autotune.cli import claims
@@ -143,10 +143,10 @@ def _interrupted(folder: StudyFolder, why: str) -> Interrupted:
 
 
 def compose_asked(asked: Asked, facts: dict[str, object] | None = None) -> Composed:
-    """Returns what was asked for, composed and checked.
+    """Returns the composed and checked configuration.
 
     Raises:
-        BadInput: it cannot be done.
+        BadInput: it is invalid.
     """
     from autotune.config.compose import compose
 
@@ -154,7 +154,7 @@ def compose_asked(asked: Asked, facts: dict[str, object] | None = None) -> Compo
 
 
 def inputs_of(composed: Composed, facts: dict[str, object]) -> StudyInputs:
-    """Returns what the study is given: the composed configuration, the launcher, the tracker, this machine."""
+    """Returns the study's inputs: the composed configuration, the launcher, the tracker, this machine."""
     from autotune.launchers import make_launcher
     from autotune.study import StudyInputs
 
@@ -175,22 +175,22 @@ def inputs_of(composed: Composed, facts: dict[str, object]) -> StudyInputs:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of autotune and its libraries; the program's torch is added by its baseline."""
+    """Returns the versions of autotune and its libraries. The baseline adds the version of the program's torch."""
     found = {"autotune": autotune.__version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+        except importlib.metadata.PackageNotFoundError:  # running from a checkout without installed dependencies
             continue
     return found
 
 
 def tracking(uri: str | None, secrets: Secrets) -> Callable[[StudyFolder], Tracking] | None:
-    """Returns what starts the process that mirrors the study while it runs; None when nothing is to be tracked.
+    """Returns a function that starts the process that mirrors the running study; None if tracking is off.
 
     Args:
         uri: `tracker.uri`.
-        secrets: what must not be uploaded.
+        secrets: values that must not be uploaded.
     """
     return None if uri == NONE else lambda folder: TrackingProcess(folder, uri, secrets)
 

@@ -1,4 +1,4 @@
-"""`autotune list` and `autotune show`: what studies there are, and one study's trials and verdict."""
+"""Implements `autotune list` and `autotune show`: prints all studies, or one study's trials and verdict."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from autotune.records import StudyRecord, Summary
 from autotune.run_dir import CUT_OFF, StudyFolder, call, find, studies
 from autotune.wording import machine_text
 
-INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # says nothing in a list: the script does
-LEAST_PROGRAM = 12  # columns; date and number of trials give way first
-MAX_HINTS = 3  # interrupted studies that `list` names the next command for
+INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # left out of the list, where only the script matters
+LEAST_PROGRAM = 12  # columns; to keep them, start time and number of trials are left out first
+MAX_HINTS = 3  # interrupted studies for which `list` prints the command to resume
 
 
 def chosen(runs: Path, name: str | None) -> StudyFolder:
-    """Returns the study a user means; the one that started last when no name is given.
+    """Returns the study with this name, or the one that started last if no name is given.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is no such study.
     """
     if name is not None:
         return find(runs, name)
@@ -37,7 +37,7 @@ def chosen(runs: Path, name: str | None) -> StudyFolder:
 
 
 def print_studies(runs: Path, *, as_json: bool) -> int:
-    """Prints one line per study, the latest last."""
+    """Prints one line per study, latest last."""
     there = [_row(folder) for folder in sorted(studies(runs), key=_place)]
     if as_json:
         print_json(there)
@@ -72,7 +72,7 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
 
 
 def print_study(folder: StudyFolder, *, as_json: bool) -> int:
-    """Prints a study's trials and verdict; with `as_json` its summary as it is stored."""
+    """Prints a study's trials and verdict, or with `as_json` its summary."""
     summary = read_summary(folder)
     if as_json:
         print_json(summary)
@@ -103,7 +103,7 @@ def read_summary(folder: StudyFolder) -> Summary:
     """Returns a study's summary.
 
     Raises:
-        BadInput: it has none yet, or it cannot be read.
+        BadInput: there is no summary yet, or it cannot be read.
     """
     try:
         return folder.current_summary()
@@ -123,7 +123,7 @@ def read_summary(folder: StudyFolder) -> Summary:
 
 
 def _place(folder: StudyFolder) -> tuple[int, float]:
-    """Returns what orders studies by their start: not the clock, which may have been set back; damaged ones come first."""
+    """Returns the sort key of a study's start: sequence number first, as clocks may be set back. Damaged studies come first."""
     study = _study(folder)
     return (study.sequence, study.started_at) if study else (-1, 0.0)
 
@@ -146,7 +146,7 @@ def _row(folder: StudyFolder) -> dict[str, Any]:
         return _unreadable(folder, StudyRecord(name=folder.name, title="", command=[], cwd=""), f"study.json: {error}")
     try:
         summary = folder.current_summary()
-    except FileNotFoundError:  # its first trial has not ended
+    except FileNotFoundError:  # the first trial has not ended yet
         is_owned = folder.is_owned
         summary = {"status": "running" if is_owned else "interrupted", "reason": "" if is_owned else CUT_OFF, "trials": []}
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""`autotune sync`: brings tracking up to date with a study's folder; the process the study starts beside itself."""
+"""Implements `autotune sync`, which mirrors a study's folder into MLflow, and starts it as a subprocess of a running study."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from autotune.trackers.parent_watch import ParentWatch
 if TYPE_CHECKING:
     from autotune.trackers.base import Synced
 
-NICENESS = 19  # during a trial that is being measured
+NICENESS = 19  # so that it does not disturb the trial being measured
 TRACKING_LOG = "tracking.log"
-SECRETS_VARIABLE = "AUTOTUNE_SECRETS"  # what the tuner was given besides its environment, a JSON list
-ENDING_S = 20.0  # for the trials of a tuner that was killed to be ended by those who watch over them
+SECRETS_VARIABLE = "AUTOTUNE_SECRETS"  # JSON list of the secrets that are not in the tuner's environment
+ENDING_S = 20.0  # how long to wait until the supervisors have ended the trials of a killed tuner
 
 
 class TrackingProcess:
-    """The process that mirrors a study while it runs. It ends by itself when the one that made it does, however that ends.
+    """Subprocess that mirrors a running study. It ends by itself after its parent ends, however the parent ends.
 
-    A process of its own because importing MLflow takes seconds and a server may hang: neither may cost a trial anything.
+    It is a separate process because importing MLflow takes seconds and a server may hang; neither may slow down a trial.
 
     Args:
         folder: the study.
-        uri: the study's `tracker.uri`, with the credentials that its folder does not hold; None for the default store.
-        secrets: what must be written nowhere.
+        uri: the study's `tracker.uri`, including credentials, which its folder does not contain; None for the default store.
+        secrets: values that must never be written.
     """
 
     def __init__(self, folder: StudyFolder, uri: str | None, secrets: Secrets) -> None:
@@ -50,26 +50,26 @@ class TrackingProcess:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             self._process = subprocess.Popen(
                 argv,
-                env={**own_environment(), **given},  # not an argument: everybody on the machine can read those
-                stdin=subprocess.PIPE,  # never written to: it closes when this process ends
+                env={**own_environment(), **given},  # not arguments: every user can read those
+                stdin=subprocess.PIPE,  # never written to; it closes when this process ends
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the study, which then lets this one finish
+                start_new_session=True,  # Ctrl-C reaches only the study, which then waits for this process
             )
 
     def wait(self, timeout: float | None = None) -> int:
-        """Says that nothing more is to come, waits for the rest to be written and returns the exit code.
+        """Signals that nothing more will come, waits until the rest is written and returns the exit status.
 
         Raises:
-            subprocess.TimeoutExpired: it is still at work.
+            subprocess.TimeoutExpired: it is still running.
         """
         self._let_go()
         return self._process.wait(timeout)
 
     def terminate(self) -> None:
-        """Ends it now."""
+        """Kills the process immediately."""
         self._let_go()
-        self._process.kill()  # it holds nothing that a kill could break
+        self._process.kill()  # killing it cannot corrupt anything
         self._process.wait()
 
     def _let_go(self) -> None:
@@ -79,14 +79,14 @@ class TrackingProcess:
 
 
 def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = False) -> int:
-    """Mirrors a study into MLflow and says where the mirror stands; with `follow` until the study is over."""
+    """Mirrors a study into MLflow, with `follow` until the study is over, and prints the state of the mirror."""
     parent, secrets = ParentWatch(), Secrets.known(typed=_given_secrets())
     if follow:
         _give_way()
         state = implementation.follow(folder, uri, parent=parent, secrets=secrets, report=_Reports())
     else:
         state = implementation.sync(folder, uri, secrets=secrets)
-    if state.problem != implementation.AT_WORK:  # else a tuner is at work, and looks after its trials itself
+    if state.problem != implementation.AT_WORK:  # otherwise the running tuner looks after its trials
         seal_leftovers(folder.path, secrets, wait_s=ENDING_S if follow else 0.0)
     if not state.is_complete:
         raise BadInput(_pending(folder, state))
@@ -98,11 +98,11 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = 
 
 
 def sync_all(runs: Path, *, uri: str | None) -> int:
-    """Mirrors every study of a runs folder that goes to the same store as without `uri`, or as was asked.
+    """Mirrors every study of a runs folder.
 
     Args:
         runs: the runs folder.
-        uri: address for all of them; studies that were configured with another one are left to it.
+        uri: address for all studies; those configured with another address are skipped. None for each study's own.
     """
     problems = []
     for folder in studies(runs):
@@ -110,7 +110,7 @@ def sync_all(runs: Path, *, uri: str | None) -> int:
             continue
         try:
             state = implementation.sync(folder, uri, wait_s=0.0)
-        except BadInput as error:  # of another version: the others can be mirrored all the same
+        except BadInput as error:  # from another version; the others can still be mirrored
             problems += error.problems
             continue
         if state.problem == implementation.AT_WORK:
@@ -125,7 +125,7 @@ def sync_all(runs: Path, *, uri: str | None) -> int:
 
 
 class _Reports:
-    """Says once that a store does not take what it is given, and once that it does again."""
+    """Callback that prints each change of the mirror's problem once: when writing fails, and when it works again."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -141,7 +141,7 @@ def _given_secrets() -> list[str]:
 
 
 def _give_way() -> None:
-    """Lets trials have the cores. Where the kernel groups processes by session, only the group's own niceness counts."""
+    """Lowers the priority of this process. With autogroup scheduling only the niceness of the session's group counts."""
     os.nice(NICENESS)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICENESS), encoding="ascii")

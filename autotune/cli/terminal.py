@@ -1,4 +1,4 @@
-"""The consoles commands print to, and the colours of outcomes and verdicts."""
+"""Makes the consoles that commands print to, and defines the colours of outcomes and verdicts."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ OUTCOME_STYLES = {
 }
 VERDICT_STYLES = {"faster": "win", "same": "name", "ambiguous": "unsure", "holds": "win", "no longer holds": "lost"}
 BORDER_STYLES = {"faster": "good", "ambiguous": "warn", "holds": "good", "no longer holds": "bad"}
-MAX_WIDTH = 120  # of a panel: wider lines of words are hard to read. Tables take the terminal's width
-PIPE_WIDTH = 10_000  # output that is not a terminal has no lines' ends: nothing wraps and nothing is cut
+MAX_WIDTH = 120  # of a panel: wider text is hard to read. Tables use the terminal's width
+PIPE_WIDTH = 10_000  # for output that is not a terminal: nothing wraps, nothing is cut
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Returns a console that never fails on a character the terminal does not know."""
+    """Returns a console that replaces characters that the stream cannot encode, instead of failing."""
     stream = sys.stderr if stderr else sys.stdout
-    with contextlib.suppress(AttributeError, ValueError):  # a captured stream has no encoding of its own
+    with contextlib.suppress(AttributeError, ValueError):  # captured streams cannot be reconfigured
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     made = Console(stderr=stderr, theme=THEME, highlight=False, width=width, soft_wrap=False)
     if width is None and not made.is_terminal and "COLUMNS" not in os.environ:
@@ -55,15 +55,15 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 
 def table_width(out: Console) -> int | None:
-    """Returns the width that a table has to keep to; None in a pipe."""
+    """Returns the maximum width of a table; None in a pipe."""
     return out.width if out.width < PIPE_WIDTH else None
 
 
 def outcome_style(outcome: str) -> str:
-    """Returns the style an outcome is written in: green for a number, red for a failure, quiet or yellow between."""
+    """Returns the style of an outcome: green for ok, red for a failure, grey or yellow in between."""
     return OUTCOME_STYLES.get(Outcome(outcome), "bad")
 
 
 def print_json(document: Any) -> None:
-    """Prints one JSON document to standard output, plain."""
+    """Prints one JSON document to standard output, without styles."""
     print(json.dumps(document, indent=2, ensure_ascii=False))

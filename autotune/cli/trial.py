@@ -1,4 +1,4 @@
-"""`autotune show STUDY --trial N`: everything that is known of one trial."""
+"""Implements `autotune show STUDY --trial N`: prints everything about one trial."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPORTED = {"applied": "applied", "not_applicable": "not available", "overridden
 
 
 def print_trial(folder: StudyFolder, number: int, *, as_json: bool) -> int:
-    """Prints one trial: what was asked and why, how it ended, phases, numbers, a report per knob, the end of its log.
+    """Prints one trial: its settings and why it was tried, outcome, phases, metrics, a report per knob, the end of its log.
 
     Raises:
         BadInput: the study has no such trial.
@@ -73,7 +73,7 @@ def _facts(record: TrialRecord) -> list[tuple[str, str]]:
 
 
 def _settings(record: TrialRecord, baseline: TrialRecord) -> Table:
-    """Returns the configuration: what it changes first, and what became of each setting."""
+    """Returns the configuration, changed knobs first, with the report on whether each setting took effect."""
     made = Table.grid(padding=(0, 2, 0, 2))
     made.add_column(style="key", overflow="fold")
     made.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""The table of trials: the same columns in the live view, where rows come one by one, and in `show`."""
+"""Renders the table of trials, with the same columns in `show` and in the live view, which prints row by row."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from autotune.quantities import bytes_text, clock_text, compact_text, number_tex
 from autotune.records import THROUGHPUT, TIME, Kind, Outcome, Summary, objective_names
 from autotune.wording import HEADS, against_phrase, changes_phrase, objective_text, score_of
 
-WIDE = 96  # from this many columns on there is room for the ratio and the memory
-NARROW = 72  # below, D and L would leave none for what changed
-QUIET_OUTCOMES = ("ok", "raced")  # a number says enough
-INDENT = 7  # where the outcome's column begins
+WIDE = 96  # columns; narrower terminals show neither ratio nor memory
+NARROW = 72  # columns; below, D and L are left out to keep room for what changed
+QUIET_OUTCOMES = ("ok", "raced")  # their value says enough, no reason is shown
+INDENT = 7  # where the outcome column begins
 
 
 def table(width: int | None, *, about: Summary, header: bool = True) -> Table:
-    """Returns an empty table of trials for a terminal of `width` columns; what a trial changes gets the room that is left.
+    """Returns an empty table of trials for a terminal of `width` columns. The last column, what changed, gets the rest.
 
     Args:
-        width: columns of the terminal; None for output without lines' ends, a pipe, where nothing wraps.
-        about: the summary, or as much of it as is known: objective and unit.
-        header: whether to show the columns' heads.
+        width: columns of the terminal; None for a pipe, where nothing wraps.
+        about: the summary, or the known part of it: objective and unit.
+        header: whether to show the column heads.
     """
     unit = str(about.get("unit") or "samples")
     made = Table(box=None, show_header=header, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False, width=width)
@@ -58,16 +58,16 @@ def add(
     best: int | None = None,
     before: dict[str, Any] | None = None,
 ) -> None:
-    """Adds a trial, given as the record's or the summary's plain values.
+    """Adds a trial, given as a dictionary of a record's or a summary's values.
 
     Args:
-        into: made by `table` for the same width.
+        into: table from `table` with the same width.
         trial: one of `Summary["trials"]`.
         width: columns of the terminal.
         about: as for `table`.
         baseline: the baseline's score, for the ratio.
-        best: number of the trial to set off.
-        before: the best trial before this one, to say what this one changes of it.
+        best: number of the trial to highlight.
+        before: the best trial before this one, against which the changes are described.
     """
     is_wide, is_narrow = width is None or width >= WIDE, width is not None and width < NARROW
     value, score, is_best = trial.get("value"), score_of(about, trial), trial["number"] == best
@@ -87,7 +87,7 @@ def add(
 
 
 def legend(about: Summary) -> Text:
-    """Returns the line that explains the columns' letters."""
+    """Returns the line that explains the column heads."""
     unit, samples = str(about.get("unit") or "samples"), (about.get("terms") or {}).get("samples")
     words = f"D: the device with a free loader, L: what the loader sustains ({unit}/s)"
     if TIME in _others(about) and samples:
@@ -96,7 +96,7 @@ def legend(about: Summary) -> Text:
 
 
 def starts(trials: Sequence[dict[str, Any]]) -> Text | None:
-    """Returns the line that says which trials were not started as the user's own run is; None where all were."""
+    """Returns a line on how many trials were started warm, unlike the user's own run; None if there are none."""
     spared_s = [float(trial.get("spared_s") or 0.0) for trial in trials if trial.get("start") == "warm"]
     if not spared_s:
         return None
@@ -106,7 +106,7 @@ def starts(trials: Sequence[dict[str, Any]]) -> Text | None:
 
 
 def rows(trials: Sequence[dict[str, Any]], *, width: int | None, summary: dict[str, Any]) -> Group:
-    """Returns the whole table of a study, header and one `row` a trial."""
+    """Returns the whole table of a study: the header and one `row` per trial."""
     best, baseline = (summary.get("best") or {}).get("trial"), score_of(summary, summary.get("baseline") or {})
     shown, before = [], None
     for trial in trials:
@@ -117,7 +117,7 @@ def rows(trials: Sequence[dict[str, Any]], *, width: int | None, summary: dict[s
 
 
 def is_better(about: Summary, trial: dict[str, Any], before: dict[str, Any] | None) -> bool:
-    """Returns whether a trial of the search is the best so far."""
+    """Whether a trial is the baseline's or the search's, may win, and scores higher than `before`, the best so far."""
     is_able = Outcome(str(trial["outcome"])).may_win and str(trial.get("kind")) in (Kind.baseline, Kind.search)
     return is_able and (score_of(about, trial) or 0.0) > (score_of(about, before) or 0.0 if before else 0.0)
 
@@ -131,25 +131,25 @@ def row(
     best: int | None = None,
     before: dict[str, Any] | None = None,
 ) -> RenderableType:
-    """Returns one trial as a row that lines up with `table`; what went wrong stands below it, indented."""
+    """Returns one trial as a row aligned with `table`; the reason of a failure follows below, indented."""
     made = table(width, about=about, header=False)
     add(made, trial, width=width, about=about, baseline=baseline, best=best, before=before)
     reason = str(trial.get("reason") or "")
     if not reason or str(trial["outcome"]) in QUIET_OUTCOMES:
         return made
-    below = Padding(Text(reason, style="quiet", overflow="fold"), (0, 0, 0, INDENT))  # whole: its end often says where
+    below = Padding(Text(reason, style="quiet", overflow="fold"), (0, 0, 0, INDENT))  # not shortened: the end often says where
     return Group(made, below)
 
 
 def _others(about: Summary) -> list[str]:
-    """Returns the objectives besides the rate, which has a column anyway."""
+    """Returns the objectives besides throughput, which always has a column."""
     return [name for name in objective_names(about.get("objective") or THROUGHPUT) if name != THROUGHPUT]
 
 
 def _cell_text(name: str, value: float | None) -> str:
     if name == TIME and value is not None:
         return clock_text(value)
-    return objective_text(name, value).removesuffix(HEADS[name]).strip()  # the unit is the column's head
+    return objective_text(name, value).removesuffix(HEADS[name]).strip()  # the unit is in the column head
 
 
 def _what(trial: dict[str, Any], before: dict[str, Any] | None, *, is_best: bool) -> Text:

@@ -1,4 +1,4 @@
-"""`autotune ui`: the MLflow UI on the right store, on the loopback address, gone without a trace when it ends."""
+"""Implements `autotune ui`: serves the MLflow UI for a store until it is stopped, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from autotune.run_dir import studies
 from autotune.trackers import store
 
 FIRST_PORT, NUM_PORTS = 5000, 100
-START_S = 60.0  # a cold disk reads MLflow's 400 MB of imports slowly
+START_S = 60.0  # MLflow imports 400 MB, which is slow from a cold disk
 END_S = 5.0
 PDEATHSIG = 1  # prctl: signal the child when its parent dies
-# One process is enough for one person: MLflow's defaults are ten, with a job queue that nothing here uses.
+# One process is enough for one user. By default MLflow starts ten, including a job queue that autotune does not use.
 SERVER_ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, `kill`, the terminal is closed
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, `kill`, closing the terminal
 
 
 def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
-    """Serves the MLflow UI until Ctrl-C, SIGTERM or the end of the terminal; leaves no process behind.
+    """Serves the MLflow UI until Ctrl-C, SIGTERM or the terminal closes; leaves no process behind.
 
     Args:
         runs: the runs folder.
         host: address to listen on.
         port: port; None for 5000 or the next free one.
-        uri: store to show instead of the runs folder's; a server's address is printed, since it serves itself.
+        uri: store to show instead of the runs folder's. The address of a tracking server is only printed: it has its own UI.
     """
     address = store.chosen_uri(runs, asked=uri)
     if address == store.NONE:
@@ -59,7 +59,7 @@ def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
     with _heard():
         try:
             _serve(address, runs, host=host, port=port)
-        except KeyboardInterrupt:  # the way this command ends
+        except KeyboardInterrupt:  # the normal end of this command
             return 0
 
 
@@ -78,11 +78,11 @@ def _serve(address: str, runs: Path, *, host: str, port: int | None) -> NoReturn
 
 
 def _port(host: str, asked: int | None) -> tuple[int, socket.socket]:
-    """Returns a port to listen on, and what keeps other `autotune ui` from it: the server takes it seconds later."""
+    """Returns a port and its reservation against other `autotune ui` processes: the server binds it only seconds later."""
     for port in range(FIRST_PORT, FIRST_PORT + NUM_PORTS) if asked is None else (asked,):
         reservation = socket.socket(socket.AF_UNIX)
         try:
-            reservation.bind(f"\0autotune-ui-{port}")  # a name without a file, given back when this process ends
+            reservation.bind(f"\0autotune-ui-{port}")  # abstract socket: no file, released when this process ends
             with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
@@ -104,7 +104,7 @@ def _bring_up_to_date(runs: Path) -> None:
     if elsewhere:
         how = f"To show one here too: autotune sync STUDY --runs-dir {shlex.quote(str(runs))} --uri {shlex.quote(here)}"
         print(f"autotune: not shown, tracked elsewhere or nowhere: {', '.join(elsewhere)}. {how}", file=sys.stderr)
-    # in a process that ends: MLflow stays in memory once imported, and this one only waits from now on
+    # In a subprocess: MLflow would stay in memory once imported, and this process only waits from now on.
     argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", here]
     child = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own_environment(), preexec_fn=_die_with_parent
@@ -112,7 +112,7 @@ def _bring_up_to_date(runs: Path) -> None:
     try:
         child.wait()
     finally:
-        child.kill()  # it holds nothing that a kill could break
+        child.kill()  # killing it cannot corrupt anything
         child.wait()
 
 
@@ -120,7 +120,7 @@ def _bring_up_to_date(runs: Path) -> None:
 def _server(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     argv = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", host, "--port", str(port)]
     argv += ["--artifacts-destination", store.artifacts_path(runs).as_uri()]
-    # The store's address may hold a password, and everybody on the machine can read arguments.
+    # Not an argument: the store's address may contain a password, and every user can read a process's arguments.
     environment = {**os.environ, **SERVER_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": uri}
     server = subprocess.Popen(
         argv,
@@ -128,21 +128,21 @@ def _server(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> It
         stdout=log,
         stderr=subprocess.STDOUT,
         env=environment,
-        start_new_session=True,  # ended as one group; Ctrl-C comes to us alone
+        start_new_session=True,  # so that it can be ended as one group and only we receive Ctrl-C
         preexec_fn=_die_with_parent,
-        umask=0o077 if uri == store.embedded_uri(runs) else -1,  # it may be the one that makes the store
+        umask=0o077 if uri == store.embedded_uri(runs) else -1,  # the server may be the process that creates the store
     )
     try:
         yield server
     finally:
-        for number in ENDING:  # nothing hurries this: it is bounded
+        for number in ENDING:  # the clean-up below is bounded, so it is not interrupted
             signal.signal(number, signal.SIG_IGN)
         _end(server)
 
 
 @contextlib.contextmanager
 def _heard() -> Iterator[None]:
-    """Hears what is to end this command as KeyboardInterrupt; what was ignored stays so, as `nohup` wants it."""
+    """Turns the ending signals into KeyboardInterrupt. Ignored signals stay ignored, as `nohup` requires."""
     before = {number: signal.getsignal(number) for number in ENDING}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
@@ -169,7 +169,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(END_S)
             break
-    with contextlib.suppress(ProcessLookupError):  # a worker that outlived the first process
+    with contextlib.suppress(ProcessLookupError):  # workers that outlived the main process
         os.killpg(server.pid, signal.SIGKILL)
 
 
@@ -179,7 +179,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], host: str, port: int, log: I
         if server.poll() is not None:
             break
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{_url(host, port)}/health", timeout=2):
-            if _is_listening(server, port):  # not another program, which was quicker to take the port
+            if _is_listening(server, port):  # not another program that took the port first
                 return
         time.sleep(0.1)
     log.seek(0)
@@ -188,7 +188,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], host: str, port: int, log: I
 
 
 def _is_listening(server: subprocess.Popen[bytes], port: int) -> bool:
-    """Whether a process of the server's listens on a port."""
+    """Whether one of the server's processes listens on a port."""
     try:
         first = psutil.Process(server.pid)
         found = [c for p in [first, *first.children(recursive=True)] for c in p.net_connections("tcp")]
@@ -205,7 +205,7 @@ def _experiment_url(host: str, port: int) -> str:
     try:
         with urllib.request.urlopen(asked, timeout=10) as answer:
             number = json.load(answer)["experiment"]["experiment_id"]
-    except (OSError, ValueError, KeyError):  # a store that no study was tracked in yet
+    except (OSError, ValueError, KeyError):  # no study has been tracked in this store yet
         return _url(host, port)
     view = urllib.parse.urlencode({"viewStateShareKey": VIEW, "workflowType": "machine_learning"})
     return f"{_url(host, port)}/#/experiments/{number}/runs?{view}"

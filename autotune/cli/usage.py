@@ -1,4 +1,4 @@
-"""The CLI library's complaints, worded as every other message is."""
+"""Rewords the CLI library's usage errors in the form of autotune's other messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.errors import one_of
 
-# What other tools have as an option, and is a key here.
+# Options of other tools that are configuration keys here.
 KEYS = {
     "--minutes": "study.budget.minutes=MINUTES",
     "--budget": "study.budget.minutes=MINUTES",
@@ -21,12 +21,12 @@ KEYS = {
 
 
 def is_usage_error(error: Exception) -> bool:
-    """Returns whether an exception is the CLI library's way to say that the arguments are wrong."""
+    """Whether an exception is a usage error of the CLI library."""
     return hasattr(error, "format_message") and getattr(error, "exit_code", None) == 2
 
 
 def usage_problem(error: Exception, arguments: list[str]) -> str:
-    """Returns the CLI library's complaint in autotune's form, with the nearest thing that exists."""
+    """Returns the CLI library's usage error in autotune's form, with the nearest valid name."""
     context = getattr(error, "ctx", None)
     path = getattr(context, "command_path", "autotune")
     option = getattr(error, "option_name", None)

@@ -1,4 +1,4 @@
-"""The verdict at a study's end: how much faster, what changed, where the files are, what to type next."""
+"""Renders the verdict at the end of a study: the speed-up, what changed, where the files are, what to type next."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from autotune.wording import (
     warm_start_text,
 )
 
-MAX_FILES = 5  # named of those the trials left
-MAX_COMMAND = 200  # characters of the user's command in a line that is there to be copied
+MAX_FILES = 5  # how many file names a line lists
+MAX_COMMAND = 200  # characters; a longer command is replaced by COMMAND in the lines to copy
 ADVICE = {
     "same": "The program already runs about as well as it can with these knobs.",
     "ambiguous": "The measurements do not tell them apart: give more time, study.budget.minutes=30.",
@@ -42,12 +42,12 @@ ADVICE = {
 
 
 def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
-    """Returns the verdict of a study, for a terminal.
+    """Returns the verdict of a study as a panel for the terminal.
 
     Args:
         summary: the study's summary.
         path: the study's folder.
-        is_said: whether why the study failed is said elsewhere, as the error that ends `autotune run`.
+        is_said: whether the reason of a failure is printed elsewhere, as the error that ends `autotune run`.
     """
     parts: list[RenderableType | None]
     if summary.get("verification"):
@@ -70,11 +70,11 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
 
 
 def headline(summary: Summary, *, is_said: bool = False) -> str:
-    """Returns the verdict in a line: "faster: 2.41x [2.36, 2.46]", "failed: every trial ...", "running".
+    """Returns the verdict as one line: "faster: 2.41x [2.36, 2.46]", "failed: every trial ...", "running".
 
     Args:
         summary: the study's summary.
-        is_said: whether why the study failed is said elsewhere.
+        is_said: whether the reason of a failure is printed elsewhere.
     """
     if is_said and summary.get("status") == "failed":
         return "failed"
@@ -97,12 +97,12 @@ def headline(summary: Summary, *, is_said: bool = False) -> str:
 
 
 def has_winner(summary: Summary) -> bool:
-    """Returns whether there is a configuration to export: a best that changes something."""
+    """Whether there is a configuration to export: a best trial that changes at least one knob."""
     return bool((summary.get("best") or {}).get("overrides"))
 
 
 def next_commands(summary: Summary, path: Path) -> list[str]:
-    """Returns what to type next, ready to copy.
+    """Returns the commands to type next, ready to copy.
 
     Args:
         summary: the study's summary.
@@ -131,14 +131,14 @@ def _headline(summary: Summary, *, is_said: bool) -> Text:
 
 
 def objective_lines(summary: Summary) -> list[str]:
-    """Returns what is to be known besides the ratio: a baseline that breaks a constraint, when a dearer start pays."""
+    """Returns notes on the ratio: a baseline that violates a constraint, the part without training changes, break-even."""
     baseline = summary.get("baseline") or {}
     barred = f"The program as it is run today may not win: {baseline.get('reason')}" if baseline.get("is_barred") else ""
     return [line for line in (barred, same_training_text(summary), break_even_text(summary)) if line]
 
 
 def same_training_text(summary: Summary) -> str:
-    """Returns what can be had without changing the training, where the best does: "2.24x without batch 16"; "" otherwise."""
+    """Returns the speed-up without training-tier changes, if the best has any: "2.24x without changing the training: ..."."""
     best, tiers = summary.get("best") or {}, summary.get("best_by_tier") or {}
     lower = tiers.get(Tier.numerics.value) or {}
     if (
@@ -164,7 +164,7 @@ def _reason(summary: Summary) -> str:
     if verification := summary.get("verification"):
         return claims.explanation(verification)
     speedup = summary.get("speedup") or {}
-    return "" if speedup.get("ratio") is None else str(speedup.get("reason") or "")  # without a ratio the headline says it
+    return "" if speedup.get("ratio") is None else str(speedup.get("reason") or "")  # without a ratio, the headline contains it
 
 
 def _grid(*, indent: int = 0) -> Table:
@@ -214,13 +214,13 @@ def _tiers(summary: Summary) -> RenderableType | None:
 
 
 def _tier_ratio(summary: Summary, side: dict[str, Any]) -> tuple[float | None, str]:
-    """Returns the ratio of a tier's best over the baseline, and its interval in words; "" without one."""
+    """Returns the ratio of a tier's best to the baseline, and its interval as text; "" without one."""
     entry = speedup_of(summary, side) or {}
     return entry.get("ratio"), ratio_interval_text(entry.get("ci"))
 
 
 def _front(summary: Summary) -> RenderableType | None:
-    """Returns the Pareto front of a study with several objectives: a row a configuration, a column an objective."""
+    """Returns the Pareto front of a study with several objectives: one row per configuration, one column per objective."""
     if not (points := summary.get("front")):
         return None
     names, unit, made = objective_names(summary["objective"]), str(summary.get("unit") or "samples"), _grid()
@@ -259,7 +259,7 @@ def _rest(summary: Summary, path: Path) -> Table:
 
 
 def front_lines(summary: Summary) -> list[str]:
-    """Returns the Pareto front as plain lines; none with one objective."""
+    """Returns the Pareto front as plain lines; [] with a single objective."""
     names, unit = objective_names(summary.get("objective") or THROUGHPUT), str(summary.get("unit") or "samples")
     said = []
     for point in summary.get("front") or []:
@@ -271,7 +271,7 @@ def front_lines(summary: Summary) -> list[str]:
 
 
 def noise_lines(summary: Summary) -> list[tuple[str, str]]:
-    """Returns what bears on the numbers, as (label, text): a lost loss, lasting noise, rates that vary, data in memory."""
+    """Returns what affects the numbers, as (label, text): non-finite loss, other load, limited cores, drift, page cache."""
     said = [("not finite", str(why))] if (why := summary.get("not_finite")) else []
     if beside := summary.get("disturbed_by"):
         since = f" from trial {beside['since_trial']} on" if beside["since_trial"] else ""
@@ -289,7 +289,7 @@ def noise_lines(summary: Summary) -> list[tuple[str, str]]:
 
 
 def file_lines(summary: Summary) -> list[tuple[str, str]]:
-    """Returns what became of the user's files during the trials, as (label, text)."""
+    """Returns what happened to the user's files during the trials, as (label, text)."""
     files = summary.get("files") or {}
     said = []
     if left := _listed([f"{_sized(entry)}, trial {entry['trial']})" for entry in files.get("left") or []]):
@@ -319,7 +319,7 @@ def _listed(texts: list[str]) -> str:
 
 
 def lines(summary: Summary, path: Path) -> list[str]:
-    """Returns the verdict as plain lines, for output that is not a terminal; why a study failed is the error that follows."""
+    """Returns the verdict as plain lines, for output that is not a terminal. A failure's reason is the error that follows."""
     said = [f"verdict  {headline(summary, is_said=True)}"]
     if summary.get("verification"):
         return [*said, *claims.lines(summary), *_last_lines(summary, path)]

@@ -1,4 +1,4 @@
-"""`autotune verify`: whether a best.yaml still keeps what it claims, here and now."""
+"""Implements `autotune verify`: checks whether the speed-up that a best.yaml claims holds on this machine now."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ YAML = (".yaml", ".yml")
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the user typed: the file or the study, KEY=VALUE words, the command behind `--`, and how much effort to spend."""
+    """What the user typed: the file or study, KEY=VALUE words, the command after `--`, and how much time to spend."""
 
     what: str
     overrides: tuple[str, ...]
@@ -38,12 +38,12 @@ class Asked:
 
 
 def verify(asked: Asked, *, as_json: bool) -> int:
-    """Measures the file's two configurations in turns and prints what is left of its claim.
+    """Measures baseline and best of the file in alternation and prints how much of the claimed speed-up is left.
 
     Raises:
         BadInput: the file, the command or a key cannot be used.
-        NothingWorked: the program does not train as it is.
-        ClaimBroken: the claim does not hold here and now.
+        NothingWorked: the program does not train with its own settings.
+        ClaimBroken: the claim does not hold on this machine now.
         Interrupted, FolderLost: as for `run`.
     """
     from autotune.config.claim import Verify, read_claim
@@ -64,7 +64,7 @@ def verify(asked: Asked, *, as_json: bool) -> int:
 
 
 def inputs_to_verify(composed: Composed, wanted: Verify, facts: dict[str, object]) -> StudyInputs:
-    """Returns the inputs of a study that verifies: nothing is searched, and its rounds end it, not a budget."""
+    """Returns the inputs of a verification: nothing is searched, and its rounds end it, not a budget."""
     from autotune.config.schema import Budget
 
     composed.config.study.budget = Budget(minutes=None, trials=None)
@@ -73,10 +73,10 @@ def inputs_to_verify(composed: Composed, wanted: Verify, facts: dict[str, object
 
 
 def inputs_to_resume(study: StudyRecord) -> Callable[[Composed, dict[str, object]], StudyInputs]:
-    """Returns what makes the inputs of a verification that was interrupted.
+    """Returns the function that makes the inputs for resuming an interrupted verification.
 
     Raises:
-        BadInput: it cannot be gone on with.
+        BadInput: it cannot be resumed.
     """
     from autotune.config.claim import Verify
     from autotune.masking import is_masked
@@ -92,10 +92,10 @@ def inputs_to_resume(study: StudyRecord) -> Callable[[Composed, dict[str, object
 
 
 def meant(runs: Path, what: str) -> StudyFolder:
-    """Returns the study that is meant by its name or its folder, wherever that lies.
+    """Returns the study with this name or folder; the folder may be outside the runs folder.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is no such study.
     """
     path = Path(what)
     if not path.is_dir() or path.parent.resolve() == runs.resolve():
@@ -108,7 +108,7 @@ def meant(runs: Path, what: str) -> StudyFolder:
 
 
 def _source(asked: Asked) -> tuple[StudyFolder | None, Path]:
-    """Returns the study whose own program is to be run, None for a file's, and the file that claims."""
+    """Returns the study whose recorded program is to be run, or None to use the file and the typed words, and the best.yaml."""
     if asked.what.endswith(YAML) or os.path.isfile(asked.what):
         return None, Path(asked.what)
     folder = meant(asked.runs, asked.what)
@@ -122,7 +122,7 @@ def _source(asked: Asked) -> tuple[StudyFolder | None, Path]:
 
 
 def _of_study(study: StudyFolder, claim: Claim) -> Composed:
-    """Returns what a study of ours was made of: as for `resume`, its own records say what to run."""
+    """Returns the configuration of an existing study, composed from its own records as in `resume`."""
     from autotune.config.recorded import recorded
 
     try:
@@ -139,7 +139,7 @@ def _of_study(study: StudyFolder, claim: Claim) -> Composed:
 
 
 def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, Composed]:
-    """Returns a file's claim, secrets hidden, and what to run: the recipe that it names, or the command that was typed."""
+    """Returns a file's claim with secrets masked, and what to run: the recipe that it names, or the typed command."""
     from autotune.config.claim import typed_command
     from autotune.config.compose import compose
     from autotune.config.overrides import RECIPE_KEYS
@@ -172,7 +172,7 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
         raise BadInput(f"{key}: a secret that the file does not hold, got nothing. Give it: {key}=VALUE." for key in absent)
     hidden = {key: composed.hidden.hide(key, value) for key, value in claim.changed.items()}
     composed.secrets = Secrets.known(words=[*asked.overrides, *(asked.command or ())], typed=composed.hidden)
-    return replace(claim, changed=hidden, pinned={}), composed  # what is pinned, composed has without its secrets
+    return replace(claim, changed=hidden, pinned={}), composed  # composed has the pinned knobs, secrets masked
 
 
 def _check(asked: Asked) -> None:
@@ -194,7 +194,7 @@ def _check(asked: Asked) -> None:
 
 
 def _name(claim: Claim, otherwise: str) -> str:
-    """Returns the name of the study that verifies: a file's own words go into no path as they are."""
+    """Returns the name of the verifying study. Names from the file are sanitised, since they become part of a path."""
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", claim.study or otherwise).strip("-_")[:60]
     return plain if plain.startswith("verify-") else f"verify-{plain or 'best'}"
 

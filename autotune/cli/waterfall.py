@@ -1,4 +1,4 @@
-"""The effect of each change of the best, from the baseline to the whole: for the verdict, on a terminal and as plain lines."""
+"""Renders the effect of each change of the best, from the baseline to all together, for a terminal and as plain lines."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from autotune.records import Summary
 from autotune.wording import effect_doubt, effect_number, effect_text, knob_phrase
 
 BAR_WIDTH = 24
-BAR_FROM = 96  # columns from which on there is room for the bars
-KNOBS_FROM = 70  # and for the knobs' names and values; below, a phrase stands for both
-PRODUCT_FROM = 84  # and for the product of the rows so far
-TOLD_APART = 0.02  # on the log scale: less than that lies between any product of factors and the whole
+BAR_FROM = 96  # columns; narrower terminals show no bars
+KNOBS_FROM = 70  # columns; below, one phrase replaces a knob's name and values
+PRODUCT_FROM = 84  # columns; below, the running product is not shown
+TOLD_APART = 0.02  # on the log scale; smaller gaps between the product of the factors and the whole are noise
 _COLUMNS = ("knob", "change", "factor", "interval", "product", "bar")
 WORTH_STYLES = {"faster": "win", "ambiguous": "unsure", "same": "quiet", "slower": "bad"}
 
 
 @dataclass(frozen=True)
 class Waterfall:
-    """The changes of the best as a table: knob, from -> to, factor with interval, product so far; bars where there is room."""
+    """Table of the best's changes: knob, from -> to, factor with interval, running product, and bars if they fit."""
 
     summary: Summary
 
@@ -89,7 +89,7 @@ class Waterfall:
     def _last_rows(
         self, entries: list[dict[str, Any]], whole: float | None, product: float, top: float
     ) -> list[tuple[Text, ...]]:
-        """Returns what the factors leave unexplained, when that is more than noise, and the whole as it was measured."""
+        """Returns a row for what the factors do not explain, if that exceeds noise, and a row for the measured whole."""
         if not whole or len(entries) < 2:
             return []
         speedup, unit = self.summary.get("speedup") or {}, str(self.summary.get("unit") or "samples")
@@ -108,7 +108,7 @@ class Waterfall:
 
 
 def entries_of(summary: Summary) -> list[dict[str, Any]]:
-    """Returns the best's changes as the summary's attribution has them, the most useful first; bare where it has none."""
+    """Returns the best's changes in the order of the summary's attribution; those not in it follow, with only their values."""
     overrides = (summary.get("best") or {}).get("overrides") or {}
     before = (summary.get("baseline") or {}).get("knobs") or {}
     known = [entry for entry in summary.get("attribution") or [] if entry.get("knob") in overrides]
@@ -117,7 +117,7 @@ def entries_of(summary: Summary) -> list[dict[str, Any]]:
 
 
 def basis_lines(summary: Summary) -> list[str]:
-    """Returns what is to be known of the numbers: which are estimates, and what it takes to know the rest."""
+    """Returns notes on the numbers: which are estimates, and how to measure the missing ones."""
     entries = summary.get("attribution") or []
     lines = []
     if any(entry.get("basis") == "estimated" for entry in entries):
@@ -128,7 +128,7 @@ def basis_lines(summary: Summary) -> list[str]:
 
 
 def dropped_lines(summary: Summary) -> list[str]:
-    """Returns what of the winner had no effect and was put back, in a line or two; none when nothing was."""
+    """Returns one or two lines on the winner's changes that had no effect and were reverted; [] without any."""
     found = summary.get("minimality") or {}
     dropped = found.get("dropped") or []
     if not dropped:
@@ -144,7 +144,7 @@ def _dropped_text(entry: dict[str, Any]) -> str:
 
 
 def change_lines(summary: Summary) -> list[str]:
-    """Returns the same as plain lines, one a change: "precision.amp: off -> bf16  1.62x [1.58, 1.66]"."""
+    """Returns the changes as plain lines, one per change: "precision.amp: off -> bf16  1.62x [1.58, 1.66]"."""
     lines = []
     for entry in entries_of(summary):
         words = [f"{entry['knob']}: {value_text(entry.get('from'))} -> {value_text(entry.get('to'))}"]
@@ -158,7 +158,7 @@ def _style(entry: dict[str, Any]) -> str:
 
 
 def _top(entries: list[dict[str, Any]], whole: float | None) -> float:
-    """Returns the largest factor that a bar reaches to."""
+    """Returns the largest factor that any bar reaches."""
     reached, top = 1.0, max(1.0, whole or 1.0)
     for entry in entries:
         reached *= entry.get("ratio") or 1.0
