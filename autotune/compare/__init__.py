@@ -1,1 +1,1 @@
-"""Who wins, and why: finals, ablation of the winner, losses side by side, tiers, verification of a file's claim."""
+"""Decides which configuration wins, and why: finals, ablation, loss parity, tiers, verification of a best.yaml."""

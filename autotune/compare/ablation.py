@@ -1,8 +1,8 @@
-"""What each change of a winner is worth, told from rounds in which it was put back: pure values, no measuring.
+"""Computes the effect of each change of a winner from ablation rounds. Nothing here measures.
 
-A round holds the winner and some of its parts, once each, in fresh processes, in random order: the winner without one knob,
-or without all the knobs together that seem to have no effect. Within a round they are compared with the same winner, so a
-machine that drifts from round to round favours none of them.
+A round measures the winner and some of its parts, once each, in fresh processes and in random order. A part is the winner
+without one change, or without all the changes that seem to have no effect. Parts are compared with the winner of the same
+round, so drift of the machine from round to round favours none of them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from autotune.trials.session import ConfigurationKey, configuration_key
 Worth = Literal["faster", "same", "slower", "ambiguous", "needed", "not measured"]
 Basis = Literal["measured", "estimated", ""]
 
-SCREENING_ROUNDS = 2  # with every knob put back alone: the least that has a spread
+SCREENING_ROUNDS = 2  # with every knob put back alone: fewer have no spread
 MAX_ROUNDS = 16  # then the intervals narrow too slowly to be worth the time
-DECIDED_AFTER = 8  # rounds of a group and the winner after which the estimate decides, within the margin or not
-SUSPECT_MARGINS = 2.0  # a knob not shown to matter and worth less than so many margins is put back with the others, on trial
-ESTIMATED_FRAC = 0.03  # an estimated gain that is tried without: noise of one measurement each
-NARROW_FRAC = 0.25  # of its gain: a knob's worth is known well enough when its interval's half is no wider
-# That fewer changes may cost by the estimate, however wide the machine's own spread is. Replayed, 50 studies a table: with
-# 0.05, 11 of those on mlp and resnet18 lost what buys 17 and 9 %, with 0.02 three. The price, simulated on 200 winners with one
-# change that is worth 30 % and three that have no effect: one of these stays in 16 % at 5 % noise, where it was 2 %.
+DECIDED_AFTER = 8  # after so many rounds of a group and the winner, the point estimate decides whether it is within the margin
+SUSPECT_MARGINS = 2.0  # a knob without a proven effect is put back together with others if its ratio is within so many margins
+ESTIMATED_FRAC = 0.03  # changes with a smaller estimated gain are left out, on trial: it is the noise of one measurement
+NARROW_FRAC = 0.25  # of the gain: an effect is known well enough once half its interval is no wider
+# The most that dropping changes may cost by the point estimate, however noisy the machine is. In replays (50 studies a table),
+# 0.05 dropped changes worth 17 and 9 % in 11 studies on mlp and resnet18, 0.02 in three. The price, simulated on 200 winners
+# with one change worth 30 % and three without an effect, at 5 % noise: one of the three stays in 16 % of the studies, not in 2
+# %.
 MAX_LOSS_FRAC = 0.02
-MAX_FAILURES = 2  # after so many a part cannot be measured: the knob is needed
+MAX_FAILURES = 2  # after so many failures a part cannot be measured: the knob is needed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +41,9 @@ class Part:
 
     Attributes:
         keys: knobs that are put back to the baseline's values.
-        also: further changes that go with them, because they mean nothing without: prefetch_factor without workers.
+        also: changes that go with them because they depend on them, such as prefetch_factor on workers.
         knobs: full configuration that is left.
-        key: what makes it the same as another one.
+        key: identity of the configuration.
     """
 
     keys: frozenset[str]
@@ -52,12 +53,12 @@ class Part:
 
 
 def part_of(space: ResolvedSpace, winner: TrialRecord, keys: Iterable[str]) -> Part:
-    """Returns a winner without the changes of some knobs.
+    """Returns the winner without the changes of some knobs.
 
     Args:
         space: the search space.
         winner: what to take apart.
-        keys: among its changes.
+        keys: knobs among its changes.
     """
     put_back = frozenset(keys)
     kept = {key: value for key, value in winner.changed.items() if key not in put_back}
@@ -69,18 +70,18 @@ def part_of(space: ResolvedSpace, winner: TrialRecord, keys: Iterable[str]) -> P
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What one knob of a winner is worth.
+    """The effect of one change of a winner.
 
     Attributes:
         knob: its key.
         before, after: the baseline's value and the winner's.
-        also: knobs that lose their meaning without it.
+        also: knobs that depend on it.
         ratio: the winner over the winner without it; None where that is not known.
         worth: "faster", "same", "slower" (the winner is faster without it), "ambiguous", "needed" (without it nothing can be
             measured) or "not measured" (not estimated either).
         basis: "measured" in rounds side by side, "estimated" from the study's trials, "" for neither.
         is_kept: whether it is part of what is handed over.
-        reason: why the worth is not plain, "" when it is.
+        reason: why there is no clear effect; "" when there is one.
     """
 
     knob: str
@@ -110,15 +111,15 @@ class Change:
 
 
 class AblationResults:
-    """What the rounds so far say of a winner's changes.
+    """What the ablation rounds so far show about a winner's changes.
 
     Args:
         space: the search space.
         winner: the trial whose changes are put back one by one.
         trials: attribution trials of this winner, by number.
-        estimates: knob -> what all trials together say of its effect; see `effects.estimated`.
-        noise: what other rounds say of the spread of one measurement.
-        measured: configurations with a measurement, in whatever trial.
+        estimates: knob -> its effect estimated from all trials; see `effects.estimated`.
+        noise: spread of one measurement, from other rounds.
+        measured: configurations that any trial has measured.
     """
 
     def __init__(
@@ -144,15 +145,15 @@ class AblationResults:
         found = stats.compare_rounds(list(rounds.values()), configuration_key(winner.changed), noise=noise)
         known = stats.pooled([found.noise, noise])
         self._ratios = found.ratios
-        self.margin = max(stats.MARGIN_FRAC, known.spread if known else 0.0)  # here too the machine's own spread
+        self.margin = max(stats.MARGIN_FRAC, known.spread if known else 0.0)  # no less than the machine's own spread
         self.loss_frac = min(self.margin, MAX_LOSS_FRAC)
 
     def ratio(self, part: Part) -> stats.Ratio | None:
-        """Returns the winner over the part; None when they were not measured in one round."""
+        """Returns the ratio of the winner to a part; None unless one round measured both."""
         return self._ratios.get(part.key)
 
     def num_rounds_of(self, part: Part) -> int:
-        """Returns how many rounds held both the winner and the part."""
+        """Returns how many rounds measured both the winner and the part."""
         ratio = self.ratio(part)
         return ratio.num_rounds if ratio else 0
 
@@ -164,7 +165,7 @@ class AblationResults:
         return failed[-1] if is_out else None
 
     def worth(self, knob: str) -> Worth:
-        """Returns what is shown of one knob."""
+        """Returns what the rounds have shown about one knob."""
         part = self.parts[knob]
         ratio = self.ratio(part)
         if self.failure(part):
@@ -174,7 +175,7 @@ class AblationResults:
         return self._judged(ratio)
 
     def estimate(self, knob: str) -> float:
-        """Returns the knob's effect as far as it is estimated; infinite where it is not, since it may be anything."""
+        """Returns the knob's estimated effect; infinite without an estimate, since it may be anything."""
         found = self._estimates.get(knob)
         return found.ratio if found else math.inf
 
@@ -183,13 +184,13 @@ class AblationResults:
         return "slower" if verdict == "ambiguous" and ratio.ci is not None and ratio.ci[1] < 1 else verdict
 
     def together(self, without: Sequence[str] = ()) -> Part | None:
-        """Returns the winner without all knobs that seem to have no effect, as far as the whole was not shown to miss them.
+        """Returns the winner without all changes that seem to have no effect; None where none can be left out.
 
-        A knob that was not measured alone is judged by its estimate. If the winner turns out to be faster than this part, the
-        knob with the largest effect is kept, until the rest makes no difference or nothing is left.
+        A knob that was not measured alone is judged by its estimate. If the winner was shown to be faster than this part, the
+        knob with the largest effect is kept after all, and so on until leaving out the rest makes no difference.
 
         Args:
-            without: knobs to leave out of it.
+            without: knobs that are not considered.
         """
         found: dict[str, float] = {}
         for knob, part in self.parts.items():
@@ -211,9 +212,9 @@ class AblationResults:
     def minimal(self) -> Part | None:
         """Returns the part to be handed over instead of the winner; None when the winner stands as it is.
 
-        The one with the fewest changes that were measured against the winner and stay within the margin of it, though no wider
-        than MAX_LOSS_FRAC, and that has every knob that was shown to matter. Where there was no time for such rounds: the one
-        that the estimates speak for, if it was measured at all.
+        Of the parts that were measured against the winner, it is the one with the fewest changes that is within the margin (at
+        most MAX_LOSS_FRAC) and has every change with a proven effect. Where there was no time for such rounds, it is `idle()`,
+        provided that configuration was measured at all.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         able = [
@@ -258,10 +259,10 @@ class AblationResults:
         return found.ratio <= 1 + ESTIMATED_FRAC and is_unlikely and not is_contested
 
     def wanted(self, knobs: Sequence[str]) -> list[Part]:
-        """Returns the parts that the next round should hold against the winner; none when all is decided.
+        """Returns the parts to compare with the winner in the next round; none once everything is decided.
 
         Args:
-            knobs: those there is time to put back alone.
+            knobs: knobs that there is time to put back one by one.
         """
         if self.num_rounds >= MAX_ROUNDS:
             return []
@@ -275,7 +276,7 @@ class AblationResults:
         return single if whole is None or self._is_settled(whole) else [whole, *single]
 
     def changes(self) -> list[Change]:
-        """Returns what is known of every change, the most useful first."""
+        """Returns every change with its effect, largest first."""
         minimal = self.minimal()
         kept = {key for key, _ in minimal.key} if minimal else set(self._winner.changed)
         found = [self._change(knob, is_kept=knob in kept) for knob in self._winner.changed]
@@ -302,7 +303,7 @@ class AblationResults:
         )
 
     def _is_open(self, knob: str) -> bool:
-        """Whether more rounds would say more of a knob: it is ambiguous, or its worth is not known well yet."""
+        """Whether more rounds are useful for a knob: its effect is ambiguous, or not known precisely enough."""
         ratio, worth = self.ratio(self.parts[knob]), self.worth(knob)
         if worth == "ambiguous":
             return True
@@ -320,7 +321,7 @@ class AblationResults:
         return is_doubtful or stats.verdict(ratio, self.margin) == "faster"
 
     def _is_settled(self, part: Part) -> bool:
-        """Whether a part that changes less is as fast as the winner for all that can be told; it is not missed."""
+        """Whether a part was shown to be as fast as the winner, as far as the rounds can tell."""
         ratio = self.ratio(part)
         if ratio is None or ratio.ci is None or ratio.num_rounds < SCREENING_ROUNDS:
             return False

@@ -1,17 +1,17 @@
 """Attribution: the effect of each change of the winner, found by ablation. Changes without an effect are put back.
 
-It stands between the two halves of the finals. The choosing rounds name a winner. Here its changes are put back one by one.
-The reporting rounds, which come last and had no part in either, measure what is left of it against the baseline. So the
-configuration that is reported is the one that is handed over, and no round that helped to pick it is quoted for it.
+It runs between the two halves of the finals. The choosing rounds pick a winner. Here its changes are put back one by one. The
+reporting rounds then measure what remains of it against the baseline. So the configuration that is reported is the one that is
+handed over, and no round that helped to pick it counts towards its reported speed-up.
 
-In a round the winner and its ablations run once each, in random order. Two rounds screen: every knob is put back alone. Where
-there is no time for all, these are the knobs with the largest effects in the search's trials, and the winner without all the
-others. Then the knobs without a visible effect are put back together and measured as one: if the rest stays within the margin
-of the winner they are dropped; if it does not, the one that matters most comes out again. Knobs whose effect is known well
-enough leave the rounds. It ends when all is decided or the time is used. Where there was no time for two rounds, the estimates
-decide (see `effects.estimated`): the winner without the changes that have no effect by them is measured once and goes into the
-reporting rounds. The intervals hold all at once (see `stats.compare_rounds`), so they also hold for the knobs that are kept
-because of them.
+A round runs the winner and its ablations once each, in random order. Two screening rounds put every knob back alone. If time is
+short, they cover only the knobs with the largest estimated effects, and one part without all the others. Next, the knobs
+without a visible effect are put back together and measured as one part. If that part stays within the margin of the winner, the
+knobs are dropped; if not, the one with the largest effect is kept. A knob leaves the rounds once its effect is known well
+enough. Attribution ends when everything is decided or the time is used up. Where there was no time for two rounds, the
+estimates decide (see `effects.estimated`): the winner without the changes that they call ineffective is measured once and goes
+into the reporting rounds. The intervals hold simultaneously (see `stats.compare_rounds`), so keeping a knob because of its
+interval does not bias it.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from autotune.records import Kind, Knobs, TrialRecord
 from autotune.trials.budget import finals_rules
 from autotune.trials.session import Session, attribution_of, configuration_key
 
-UNTIMED_ROUNDS = 8  # where no time is set: as many as the finals' pairs at most
-ROUNDS_IN_MIND = 4  # the time there is for it is shared out to so many rounds with every knob
+UNTIMED_ROUNDS = 8  # without a time budget: at most as many as the finals have pairs
+ROUNDS_IN_MIND = 4  # measurement windows are chosen so that so many rounds with every knob fit
 
 
 @dataclass(kw_only=True)
 class Attribution:
-    """What an attribution has found.
+    """The result of an attribution.
 
     Attributes:
         winner: the trial whose changes were put back.
-        best: the trial that stands for what is left of it; the winner when nothing was dropped.
-        changes: every change of the winner, the most useful first.
-        together: the winner over `best`, from the rounds that held both; None when nothing was dropped.
+        best: the trial whose configuration is handed over; the winner itself when nothing was dropped.
+        changes: every change of the winner, largest effect first.
+        together: ratio of the winner to `best`, from rounds with both; None when nothing was dropped.
         num_rounds: rounds that were measured.
-        margin: what was held to be too little to matter.
+        margin: effects up to this fraction were ignored.
     """
 
     winner: TrialRecord
@@ -68,7 +68,7 @@ class Attribution:
         return [change for change in self.changes if not change.is_kept]
 
     def minimality(self) -> dict[str, Any] | None:
-        """Returns what was dropped and what that costs, as it stands in the summary; None when nothing was."""
+        """Returns what was dropped and what that costs, as stored in the summary; None when nothing was dropped."""
         if not self.dropped:
             return None
         return {
@@ -82,10 +82,10 @@ class Attribution:
 
 
 class Attributor:
-    """Takes winners of one study apart; what earlier runs of it have measured of the same winner counts.
+    """Finds the effects of a winner's changes. Rounds that an earlier run of the study measured for the same winner count.
 
     Attributes:
-        found: what the last one was found to be made of; None before the first.
+        found: latest result; None before the first.
     """
 
     def __init__(self, session: Session) -> None:
@@ -94,7 +94,7 @@ class Attributor:
         self.found: Attribution | None = None
 
     def run(self, winner: TrialRecord, kept_s: float) -> TrialRecord:
-        """Measures until all is decided or the time is used, and returns the trial whose configuration is to be reported.
+        """Measures until everything is decided or the time is used up; returns the trial whose configuration is to be reported.
 
         Args:
             winner: what the choosing rounds chose.
@@ -106,7 +106,7 @@ class Attributor:
         return self.found.best
 
     def known_part(self, winner: TrialRecord) -> TrialRecord:
-        """Returns the trial whose configuration would be reported by what is known already."""
+        """Returns the trial whose configuration would be reported without any further measurement."""
         return self._attribution(winner).best
 
     def _measure(self, winner: TrialRecord, kept_s: float) -> None:
@@ -122,7 +122,7 @@ class Attributor:
             session.listener.notice(f"No time to find out what each is worth: {', '.join(unknown)}.")
         rules, is_announced = self._rules(evidence, knobs, kept_s), False
         while wanted := evidence.wanted(knobs):
-            num_more = max(1, SCREENING_ROUNDS - min(map(evidence.num_rounds_of, wanted)))  # one alone tells nothing
+            num_more = max(1, SCREENING_ROUNDS - min(map(evidence.num_rounds_of, wanted)))  # a single round has no spread
             configurations = self._that_fit([winner.knobs, *(part.knobs for part in wanted)], kept_s, num_more)
             is_enough = session.budget.total_s is None and evidence.num_rounds >= UNTIMED_ROUNDS
             if len(configurations) < 2 or is_enough or self._is_lost(winner):
@@ -146,7 +146,7 @@ class Attributor:
             self.found = self._attribution(winner)
 
     def _once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
-        """Puts each knob back once: with what is known of the spread, one trial is enough for an estimate."""
+        """Puts each knob back once: the spread is known from other rounds, so one trial gives an estimate."""
         session, evidence = self._session, self._evidence(winner)
         is_announced = False
         for knob in knobs:
@@ -161,7 +161,7 @@ class Attributor:
         return self._evidence(winner)
 
     def _that_fit(self, configurations: list[Knobs], kept_s: float, num_rounds: int) -> list[Knobs]:
-        """Returns the first so many configurations that there is time for, in so many rounds."""
+        """Returns the leading configurations that there is time to measure in so many rounds."""
         spare_s = (self._session.budget.left_s - kept_s) / num_rounds
         sums_s = itertools.accumulate(map(self._expected_s, configurations))
         return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
@@ -181,7 +181,7 @@ class Attributor:
 
     def _evidence(self, winner: TrialRecord) -> AblationResults:
         session, trials = self._session, self._trials(winner)
-        # What is reported later takes no part: a study that is resumed then decides as it did.
+        # Reporting rounds are left out, so that a resumed study decides as it did before them.
         others = [one for one in session.records if one.kind in (Kind.baseline, Kind.search) or one.why == CHOOSING]
         noise = stats.pooled([noise_of(rounds_of(others)), session.earlier_noise])
         lost = {knob: part_of(session.resolved, winner, [knob]).also for knob in winner.changed}
@@ -192,12 +192,12 @@ class Attributor:
         return AblationResults(session.resolved, winner, trials, self._estimates[key], noise, measured)
 
     def _trials(self, winner: TrialRecord) -> list[TrialRecord]:
-        """Returns the trials that took this winner apart."""
+        """Returns the ablation trials of this winner."""
         origin = attribution_of(winner)
         return [record for record in self._session.records if record.kind is Kind.attribution and record.origin == origin]
 
     def _is_promising(self, winner: TrialRecord) -> bool:
-        """Whether it pays: what is no faster than the baseline is not handed over, whatever it is made of."""
+        """Whether ablation pays: a winner no faster than the baseline is not handed over anyway."""
         return (winner.score or 0.0) > (self._session.baseline.score or 0.0) * (1 + stats.MARGIN_FRAC)
 
     def _is_lost(self, winner: TrialRecord) -> bool:
@@ -206,7 +206,7 @@ class Attributor:
         return sum(trial.score is None and not trial.outcome.is_no_answer for trial in own) >= MAX_FAILURES
 
     def _affordable(self, winner: TrialRecord, evidence: AblationResults, kept_s: float) -> list[str]:
-        """Returns the knobs there is time to put back alone: all, or those with the largest effects in the search."""
+        """Returns the knobs that there is time to put back alone: all, or those with the largest estimated effects."""
         left_s = self._session.budget.left_s - kept_s
         knobs = sorted(winner.changed, key=lambda knob: -evidence.estimate(knob))
         costs_s = {knob: SCREENING_ROUNDS * self._expected_s(evidence.parts[knob].knobs) for knob in knobs}
@@ -214,7 +214,7 @@ class Attributor:
         done = [knob for knob in knobs if evidence.worth(knob) != "not measured"]
         if math.isinf(left_s) or winner_s + sum(costs_s[knob] for knob in knobs if knob not in done) <= left_s:
             return knobs
-        spare_s = left_s - 2 * winner_s  # the winner, and what is left of it without those that seem to have no effect
+        spare_s = left_s - 2 * winner_s  # for the winner and for its part without the idle changes
         for knob in knobs:
             if knob not in done and costs_s[knob] <= spare_s:
                 done.append(knob)
@@ -222,7 +222,7 @@ class Attributor:
         return done
 
     def _rules(self, evidence: AblationResults, knobs: Sequence[str], kept_s: float) -> MeasureRules:
-        """Returns the finals' rules, with windows that leave time for enough rounds."""
+        """Returns the finals' rules with windows short enough for ROUNDS_IN_MIND rounds."""
         session = self._session
         rules = session.inputs.config.measure.finals
         if session.budget.total_s is None:
@@ -231,7 +231,7 @@ class Attributor:
         return finals_rules(rules, seconds_each=seconds_each, baseline=session.baseline)
 
     def _expected_s(self, knobs: Knobs) -> float:
-        """Returns what measuring a configuration will cost: as it did in the attribution, else as trials like it did."""
+        """Returns the expected seconds of a measurement: as in earlier ablation rounds, else as in similar trials."""
         session = self._session
         changed = session.resolved.changed(knobs)
         key = configuration_key(changed)

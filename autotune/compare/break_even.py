@@ -1,4 +1,4 @@
-"""When things pay: a dearer start, after so many samples; the search itself, by a training that takes so long today."""
+"""Computes when a slower start is repaid (after how many samples) and when the search is (by how long a training)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from autotune.records import ENERGY, TIME, Kind, Knobs, Summary, TrialRecord, objective_names
 from autotune.trials.objective import COMPILE_KEY, COMPILE_OFF, cold_compile_s, fixed_s
 
-MIN_DEARER_S = 2.0  # starts of one program differ by as much from process to process
-MIN_DEARER_FRAC = 0.2  # of the baseline's start: a start of a minute differs by more than two seconds
+MIN_DEARER_S = 2.0  # process starts of one program vary by as much
+MIN_DEARER_FRAC = 0.2  # of the baseline's start: long starts vary by more than two seconds
 
 
 def break_even(
     records: Sequence[TrialRecord], own: Sequence[TrialRecord], other: Sequence[TrialRecord]
 ) -> dict[str, Any] | None:
-    """Returns when T(N) = start + compile + N / throughput meets the baseline's; None when the start is no dearer.
+    """Returns the N at which T(N) = start + compile + N / throughput equals the baseline's; None if the start is no slower.
 
     Args:
-        records: all trials: the search's hold what compiling costs when nothing is cached.
+        records: all trials; those of the search show what compiling costs with nothing cached.
         own: measurements of the configuration, in fresh processes.
         other: measurements of the baseline.
 
@@ -52,15 +52,15 @@ def break_even(
 def search_cost(
     records: Sequence[TrialRecord], *, seconds: float, speedup: Summary | None, dearer_s: float, objective: str | list[str]
 ) -> dict[str, Any]:
-    """Returns what the study took, and how long a training has to be that wins as much by the best.
+    """Returns what the study cost, and how long a training must be for the best configuration to repay it.
 
-    A training that takes T as it runs today takes T / ratio with the best: the study has paid when the two differ by what it
-    took, at T = (seconds + dearer_s) ratio / (ratio - 1). Judged by the finals' paired rounds alone.
+    A training that takes T today takes T / ratio with the best configuration. The study is repaid when the difference equals
+    its cost, at T = (seconds + dearer_s) * ratio / (ratio - 1). Only the ratio of the finals' paired rounds is used.
 
     Args:
         records: all trials.
         seconds: wall time of the study, finals and all.
-        speedup: as the summary has it; None where the program is left as it is.
+        speedup: as in the summary; None if the baseline is kept.
         dearer_s: what the start of the best takes longer, once a training; part of the ratio where the objective is T(N).
         objective: of the study.
 

@@ -1,6 +1,6 @@
-"""Who comes into the finals, who is chosen, what the rounds say: the rules of the finals as functions of the trials.
+"""The rules of the finals as pure functions of the trials: who gets in, who is chosen, what the verdict is.
 
-`resume` decides as the first run would have, from what is on disk.
+A resumed study therefore decides from the stored trials exactly as the first run would have.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.trials.session import configuration_key
 
 MAX_FINALISTS = 3
-CONTENDER_FRAC = 0.85  # of the best value: below that, noise alone does not explain the difference
-NEAR_FRAC = 0.95  # the same for one whose part measured as fast: with 0.85 fewer replayed studies chose the best (76, not 86 %)
+CONTENDER_FRAC = 0.85  # of the best value: noise alone does not explain being further behind
+NEAR_FRAC = 0.95  # the same for one with a part that measured as fast: in replays this chose the best in 86 %, 0.85 in 76 %
 MIN_GAIN_FRAC = 0.97  # of the baseline's value: a finalist must at least come near it
-DEAR_FACTOR = 5.0  # times the other's compile phase: the difference is a compilation
+DEAR_FACTOR = 5.0  # times the other's compile phase: such a difference is a compilation
 DEAR_GAIN_FRAC = 0.03  # what a compilation must gain in the search to be worth its cost in every round of the finals
-LIKELY_CONFIDENCE = 0.8  # of the two-sided interval by which what is not shown to be faster is still handed over
+LIKELY_CONFIDENCE = 0.8  # of the two-sided interval that must hold no loss for an unproven finalist to be handed over
 ONE_ROUND_FRAC = 0.15  # what a single round must gain to be handed over: three times what two noisy runs, 3.5 % each, differ by
 
 
 @dataclass(kw_only=True)
 class Decision:
-    """What the finals found.
+    """The result of the finals.
 
     Attributes:
         finalist: search trial that was chosen and reported; None when no configuration came near the baseline.
         ratio: finalist over baseline, from the reporting rounds; None without a complete round.
         verdict: "faster", "same" or "ambiguous".
-        reason: why the verdict is not plain, "" when it is.
+        reason: why there is no clear verdict; "" when there is one.
         margin: equivalence margin used.
-        num_lost: reporting rounds that are left out because one of the two failed in them.
+        num_lost: reporting rounds that do not count because one of the two failed.
         values: trial number -> rates of its reporting rounds, per second, the baseline (0) and the finalist.
         is_likely: whether an interval of LIKELY_CONFIDENCE from all rounds, the choosing ones too, holds no loss; None where
             all of them together have no interval.
-        noise: what is known of the spread of one measurement besides these rounds.
+        noise: spread of one measurement, known from other rounds.
     """
 
     finalist: TrialRecord | None = None
@@ -53,8 +53,8 @@ class Decision:
     def rate(self, number: int) -> tuple[float, stats.Interval | None]:
         """Returns the mean rate of a side's reporting rounds, per second, and its interval.
 
-        Two values of one side have one degree of freedom; the other side, measured in turn with it, has as many, and other
-        rounds tell how far single measurements lie apart.
+        Two values alone have one degree of freedom. The other side's rounds add theirs, and `noise` adds what other rounds
+        showed.
         """
         others = [stats.spread_of(values) for key, values in self.values.items() if key != number]
         return stats.log_mean_interval(self.values[number], noise=stats.pooled([*others, self.noise]))
@@ -68,12 +68,12 @@ class Decision:
     def is_better(self) -> bool:
         """Whether the finalist is handed over as the best, rather than the baseline.
 
-        Shown faster; or ambiguous on the right side: by more than the margin, and by an interval of less confidence that
-        holds no loss, or by a lot where a single round is all there is. Everything else goes to the configuration with fewer
-        changes, which is the baseline.
+        That is so if it was shown to be faster. It is also so if the verdict is ambiguous but promising: the ratio exceeds the
+        margin and an interval of LIKELY_CONFIDENCE holds no loss, or a single round shows a large gain. Otherwise the baseline
+        is kept, because it needs no changes.
 
-        The verdict stays ambiguous and says so. Of equal configurations at most one in ten is handed over, and costs little: on
-        a noisy machine, or with a small budget, to hand over nothing until 95 % are reached costs more than it saves.
+        The verdict stays ambiguous and says so. Of configurations that are in fact equal at most one in ten is handed over, and
+        that costs little. Handing over nothing short of 95 % costs more on noisy machines and small budgets.
         """
         if self.finalist is None or self.ratio is None or self.verdict == "same":
             return False
@@ -85,7 +85,7 @@ class Decision:
 
 
 def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns the search trials worth measuring again, three at most: best first, then those of which a part is as good.
+    """Returns at most three search trials to measure again: the best first; one with an equally good part comes after it.
 
     Args:
         records: first measurements, the baseline first.
@@ -95,10 +95,10 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
     distinct = {configuration_key(record.changed): record for record in able if record.changed}
     ranked = sorted(distinct.values(), key=lambda record: -(record.score or 0.0))
     worthy = [record for record in ranked if not _is_superfluous(record, able)]
-    # A baseline that breaks a constraint is no measure of what may win.
+    # A baseline that breaks a constraint sets no lower limit.
     least = 0.0 if baseline.outcome is Outcome.infeasible else MIN_GAIN_FRAC * (baseline.score or 0.0)
     floor = max(CONTENDER_FRAC * (worthy[0].score or 0.0), least) if worthy else 0.0
-    # A part that measured as fast as the whole goes first. One measurement each is no proof, so the whole stands beside it
+    # A part that measured as fast as the whole goes first. One measurement each is no proof, so the whole stays in after it
     # where there is a place left: it may be worth what it changes more. A compilation has to show a gain to come in.
     near = max(floor, NEAR_FRAC * (ranked[0].score or 0.0)) if ranked else 0.0
     wholes = [record for record in ranked if record not in worthy and not _is_dear_for_nothing(record, able)]
@@ -108,7 +108,7 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
 
 
 def _with_lower_tier(chosen: list[TrialRecord], able: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns the finalists, the last one replaced by the best that leaves the training as it is, where none of them does."""
+    """Returns the finalists. If all of them change the training, the best that does not replaces the last one."""
     lower = [record for record in able if record.tier is not Tier.training]
     if not lower or any(record.tier is not Tier.training for record in chosen):
         return chosen
@@ -116,7 +116,7 @@ def _with_lower_tier(chosen: list[TrialRecord], able: list[TrialRecord]) -> list
 
 
 def _is_superfluous(record: TrialRecord, others: list[TrialRecord]) -> bool:
-    """Returns whether a part of the record's changes alone is as fast, within what one measurement each can tell."""
+    """Returns whether a part of the record's changes was as fast, as far as one measurement each can tell."""
     score = record.score or 0.0
     return any((part.score or 0.0) * (1 + _needed_frac(record, part)) >= score for part in _parts(record, others))
 
@@ -146,14 +146,14 @@ def choose(
     *,
     spread: float = 0.0,
 ) -> TrialRecord:
-    """Returns the candidate to report: the fastest, or among those within the margin of it the one with fewest changes.
+    """Returns the candidate to report: of those within the margin of the fastest, the one with the fewest changes.
 
-    What changes the training itself, a batch size, must beat the best that does not by more than the machine's spread.
+    A candidate that changes the training itself (a batch size) must beat the best that does not by more than `spread`.
 
     Args:
-        values: trial number -> rates of the choosing rounds. Who has none is not chosen before one that has: its search
-            value, which brought it here, overstates. Without any rounds all count with their search values.
-        candidates: best first by the search.
+        values: trial number -> rates of the choosing rounds. A candidate without any is chosen only if none has any, since the
+            search value that brought it here overstates. Without any rounds, search values decide.
+        candidates: by search value, best first.
         margin: equivalence margin.
         spread: of one measurement from process to process.
     """
@@ -185,7 +185,7 @@ def countable(records: list[TrialRecord]) -> list[TrialRecord]:
 
 
 def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]]:
-    """Returns the rounds of one kind, in order, each as number of the trial measured again -> its final; cut off ones left out.
+    """Returns the complete rounds of one kind, in order, each as number of the trial measured again -> its final.
 
     Args:
         finals: by number.
@@ -205,7 +205,7 @@ def _slower(chosen: TrialRecord, ratio: stats.Ratio) -> str:
 
 
 def without_finalist(records: list[TrialRecord]) -> Decision:
-    """Returns what is said when no search trial came into the finals.
+    """Returns the decision for a study in which no search trial reached the finals.
 
     Args:
         records: first measurements, the baseline first.
@@ -227,7 +227,7 @@ def without_finalist(records: list[TrialRecord]) -> Decision:
 
 def _may_be_as_fast(record: TrialRecord, baseline: TrialRecord) -> bool:
     """Whether a search trial may be as fast as the baseline, though its one measurement was lower."""
-    if not record.score or record.outcome is Outcome.raced:  # raced: certainly slower than what had been measured by then
+    if not record.score or record.outcome is Outcome.raced:  # raced: shown to be slower than the best at the time
         return False
     highest, lowest = _end(record, 1), _end(baseline, 0)
     if highest is None or lowest is None:
@@ -250,17 +250,17 @@ def judge(
     choosing: Sequence[Mapping[int, float]] = (),
     noise: stats.Noise | None = None,
 ) -> Decision:
-    """Returns what the reporting rounds say.
+    """Returns the decision that follows from the reporting rounds.
 
     Args:
         chosen: the finalist.
-        pairs: its rate and the baseline's, per round.
-        looks: how often the rounds are judged while they grow; the interval holds at all of them together.
+        pairs: rates of the finalist and the baseline, one pair per round.
+        looks: how often the rounds are judged while they accumulate; the interval is simultaneous over these looks.
         num_lost: rounds left out because one of the two failed.
-        repeats: more measurements of the baseline, in order, for the machine's own spread; None takes those of the pairs.
-        choosing: the rounds that chose it, trial number -> rate. They take no part in what is claimed, only in what is handed
-            over: two pairs alone have an interval from a tenth to ten times, whatever they show.
-        noise: what else is known of the spread of measurements here.
+        repeats: further measurements of the baseline, in order, for the spread of the machine; None for those of the pairs.
+        choosing: choosing rounds, trial number -> rate. They do not count for the claim, only for what is handed over, because
+            two pairs alone have an interval from a tenth to ten times.
+        noise: spread of one measurement, known from other rounds.
     """
     own, other = [a for a, _ in pairs], [b for _, b in pairs]
     ratio, margin = stats.paired_ratio(own, other, stats.LOOK_CONFIDENCE[looks], noise), stats.margin_frac(repeats or other)

@@ -1,10 +1,11 @@
 """Estimates what each change of a configuration contributes, from all trials of a study.
 
-A search is no experiment: knobs are changed together, and an effect depends on the others. But its trials lie around the
-configuration in question. So the log rate is modelled with that configuration as the origin: a coefficient for every knob that
-a trial has at another value, and one for every pair of them. How large effects, interactions and noise are is not assumed: the
-model is averaged over a grid of scales, each weighted by how well it explains the trials (Bayesian model averaging, Hoeting et
-al. 1999). What the trials do not tell is not estimated. tests/compare/test_effects.py simulates how well the intervals hold.
+A search is not a designed experiment: knobs change together, and effects interact. But many trials lie close to the
+configuration in question. So the log rate is modelled with that configuration as the origin. There is one coefficient for every
+knob that a trial sets to another value, and one for every pair of such knobs. The sizes of effects, interactions and noise are
+not assumed. The model is averaged over a grid of scales, each weighted by how well it explains the trials (Bayesian model
+averaging, Hoeting et al. 1999). Effects that the trials do not determine are not estimated. tests/compare/test_effects.py
+simulates how well the intervals hold.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from autotune.trials.session import ConfigurationKey, configuration_key
 EFFECT_SCALES = (0.03, 0.1, 0.3)  # standard deviation of the effect of one knob, on the log scale
 INTERACTION_SCALES = (0.01, 0.03, 0.1)  # of the interaction of two knobs
 NOISE_SCALES = (0.01, 0.025, 0.06, 0.15)  # of one measurement; its prior comes from `Noise` where that is known
-LEVEL_SCALE = 3.0  # of the rate itself: as good as unknown
-TOLD_FRAC = 0.5  # of an effect's prior variance: what the trials leave more of is not estimated
-QUANTILE = 2.3  # of a 95 % interval: a normal distribution's 1.96, and something for having picked the best of them
-MAX_CONFIGURATIONS = 60  # the nearest ones; others tell next to nothing of this one
+LEVEL_SCALE = 3.0  # of the rate itself: practically unknown
+TOLD_FRAC = 0.5  # of an effect's prior variance: no estimate where more of it is left after the trials
+QUANTILE = 2.3  # of a 95 % interval: 1.96, widened because the winner was picked for its measurements
+MAX_CONFIGURATIONS = 60  # the nearest ones; those farther away add almost nothing
 
 Feature = tuple[str, Any]
 
@@ -36,13 +37,13 @@ Feature = tuple[str, Any]
 def estimated(
     changed: Knobs, lost: Mapping[str, Sequence[str]], records: Sequence[TrialRecord], noise: Noise | None = None
 ) -> dict[str, stats.Ratio]:
-    """Returns knob -> rate of a configuration over its rate without the knob's change, for the knobs that the trials tell of.
+    """Returns knob -> rate of a configuration over its rate without that change, where the trials determine it.
 
     Args:
         changed: what the configuration changes of the baseline.
-        lost: knob -> further changes that lose their meaning without it, and are put back with it.
+        lost: knob -> changes that depend on it and are put back with it.
         records: all trials of the study.
-        noise: spread of one measurement, as rounds side by side show it.
+        noise: spread of one measurement, from rounds measured side by side.
     """
     able = [one for one in records if one.score and one.outcome.may_win and one.kind is not Kind.parity]
     logs: dict[ConfigurationKey, list[float]] = {}
@@ -68,7 +69,7 @@ def estimated(
 
 
 def _features(other: Knobs, origin: Knobs) -> list[Feature]:
-    """Returns in what a configuration differs from the origin: (knob, its value), None for the baseline's."""
+    """Returns how a configuration differs from the origin: (knob, value) pairs, None for the baseline's value."""
     return [(key, other.get(key)) for key in {**origin, **other} if other.get(key) != origin.get(key)]
 
 
@@ -80,7 +81,7 @@ def _averaged(
     noise: Noise | None,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Returns mean, variance and prior variance of some contrasts of the coefficients, over the grid of scales."""
-    shared_changes = design @ design.T  # of two trials; each pair of them is an interaction that both hold
+    shared_changes = design @ design.T  # of two trials; every pair of shared changes is a shared interaction
     shared_pairs = shared_changes * (shared_changes - 1) / 2
     weights, means, variances, priors = [], [], [], []
     centred = logs - logs.mean()

@@ -1,9 +1,9 @@
-"""The finals: the best few and the baseline measured again, in fresh processes, taking turns.
+"""The finals: the best few and the baseline are measured again, in turn and in fresh processes.
 
-Who picks the best of many noisy numbers and quotes the same numbers overstates. So the first rounds choose one, and only later
-rounds, which had no part in the choice, are reported. Who looks at the rounds again and again and stops when they please him
-claims too much as well: the verdict is looked at once, or twice where time allows, which is settled before the first look and
-paid for with a wider interval. tests/stats/test_finals_hold.py measures what is left of either mistake.
+Two mistakes are avoided. Picking the best of many noisy numbers and reporting those same numbers overstates, so the first
+rounds choose, and only later rounds are reported. Stopping as soon as the rounds look good overstates as well, so the verdict
+is judged once, or twice where time allows: this is fixed beforehand and paid for with a wider interval.
+tests/stats/test_finals_hold.py measures the error that is left.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from autotune.trials.budget import finals_rules
 from autotune.trials.session import OutOfTime, Session
 
 MIN_PAIRS = 3
-LOOKS = (8, 16)  # rounds after which the verdict is looked at; what is ambiguous then goes on to the next
-MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is out
-WANTED_TRIALS = 14  # the reserved time is shared by so many: five pairs, a choosing round of four
-CHOOSING_ROUNDS = 2  # of those that are within reach of the leader after the first
-KEPT_PAIRS = 4  # so many reporting pairs are left time for during the ablation where the spread is not known
+LOOKS = (8, 16)  # rounds after which the verdict is judged; if it is ambiguous, measuring goes on to the next look
+MAX_LOST_ROUNDS = 2  # after so many failures in the finals a configuration is excluded
+WANTED_TRIALS = 14  # measurement windows are chosen so that so many trials fit: five pairs, a choosing round of four
+CHOOSING_ROUNDS = 2  # the second only with configurations within reach of the leader
+KEPT_PAIRS = 4  # reporting pairs that ablation leaves time for if the spread is not known
 LARGE_EFFECT = 1.15  # times the baseline: worth confirming before the search has its last trials
-KNOWN_TO_FRAC = 0.5  # of the gain, on the log scale: what the interval of the reporting pairs should be expected to lie within
-MAX_KEPT_FRAC = 0.5  # of the time left may be kept for reporting pairs
-CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # why a final is run: what it counts for
+KNOWN_TO_FRAC = 0.5  # of the gain, on the log scale: half-width of the interval that the reporting pairs should reach
+MAX_KEPT_FRAC = 0.5  # of the time left: the most that is kept for reporting pairs
+CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a final, which says what it counts for
 
 
 class Finals:
-    """Runs the finals of one study; what earlier runs of it have measured counts, as far as it is fair.
+    """Runs the finals of one study. Rounds that an earlier run of the study measured count if nothing has changed since.
 
     Args:
         session: the study.
-        apart: takes the chosen configuration apart, leaving so many seconds, and returns the part of it that is to be reported.
+        apart: runs the ablation of the chosen configuration, leaving so many seconds, and returns the part of it to report.
         known_part: returns that part as far as it is known, without measuring.
     """
 
@@ -71,18 +71,18 @@ class Finals:
         self.decision = Decision()
 
     def run(self) -> Decision:
-        """Returns the decision; `decision` holds what there is of it when the user ends the finals early."""
+        """Returns the decision. If the user ends the finals early, `decision` holds the decision so far."""
         session = self._session
         candidates = self._left_in()
         if not candidates:
             self.decision = without_finalist(session.searched)
             return self.decision
-        self._rules = self._affordable_rules()  # of the time that comparing losses has left
+        self._rules = self._affordable_rules()  # after loss parity, which takes time too
         session.listener.finals_started([0, *(c.number for c in candidates)], self._left_s_or_none())
         while candidates:
             chosen = self._chosen_before(candidates) or self._chosen(candidates)
             part = self._minimal(chosen)
-            if part.number == 0:  # nothing of it was shown to matter: the baseline beside itself tells nothing
+            if part.number == 0:  # all changes were dropped, so there is nothing to compare
                 reason = f"no change of the fastest, trial {chosen.number}, had an effect when it was put back alone"
                 self.decision = Decision(verdict="same", reason=reason)
                 return self.decision
@@ -94,7 +94,7 @@ class Finals:
         return self.decision
 
     def _left_in(self) -> list[TrialRecord]:
-        """Returns the finalists, their losses compared; once one is out, of the configurations that have not failed."""
+        """Returns the finalists after loss parity, without configurations that failed too often in the finals."""
         searched = self._session.searched
         if max((count for number, count in self._lost.items() if number), default=0) >= MAX_LOST_ROUNDS:
             searched = [record for record in searched if record.number == 0 or not self._lost.get(record.number)]
@@ -105,22 +105,22 @@ class Finals:
         return candidates
 
     def _chosen_before(self, candidates: list[TrialRecord]) -> TrialRecord | None:
-        """Returns the candidate that an earlier run of the study has begun to report."""
+        """Returns the candidate that an earlier run of the study already measured reporting rounds for."""
         reported = [number for paired in by_round(self._earlier, REPORTED) for number in paired if number]
         by_part = sorted(
             candidates, key=lambda candidate: self._known_part(candidate) is candidate
-        )  # those of the ablation first
+        )  # candidates with an ablation first
         return next((c for c in by_part if reported and self._known_part(c).number == reported[-1]), None)
 
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
-        """Returns what is reported of the chosen configuration: all of it, or without the changes that have no effect."""
+        """Returns the configuration to report: the chosen one, or the part of it without the changes that have no effect."""
         self.decision = Decision(finalist=chosen, reason="it has not been measured again against the baseline")
         part = self._apart(chosen, self._kept_pairs(chosen) * self._pair_s(chosen))
         is_out = self._lost.get(part.number, 0) >= MAX_LOST_ROUNDS or part.outcome is Outcome.infeasible
         return chosen if is_out else part
 
     def _kept_pairs(self, chosen: TrialRecord) -> int:
-        """Returns how many reporting pairs the ablation leaves time for: enough to tell the gain at the spread."""
+        """Returns how many reporting pairs the ablation must leave time for to prove the gain, given the spread."""
         budget, noise = self._session.budget, self._noise()
         gain = math.log(max(1.0, (chosen.score or 0.0) / (self._session.baseline.score or math.inf)))
         enough = KEPT_PAIRS if noise is None else stats.pairs_to_tell(KNOWN_TO_FRAC * gain, noise, at_most=LOOKS[0])
@@ -139,8 +139,8 @@ class Finals:
         return finals_rules(rules, seconds_each=seconds_each, baseline=self._session.baseline)
 
     def _chosen(self, candidates: list[TrialRecord]) -> TrialRecord:
-        """Runs choosing rounds while they leave time for the pairs that report, two at most; returns the winner."""
-        # A round that was cut off is not filled up later: what stands in one was measured side by side.
+        """Runs at most two choosing rounds, as long as they leave time for the reporting pairs; returns the winner."""
+        # A round that was cut off is not completed later, because all of a round must be measured side by side.
         rounds = [measured for measured in by_round(self._earlier, CHOOSING) if len(measured) > 1]
         candidates = [c for c in candidates if self._can_be_confirmed(c)] or candidates
         entrants = list(candidates)
@@ -158,7 +158,7 @@ class Finals:
                 for entrant in order:
                     rounds[index][entrant.number] = self._measure(entrant, CHOOSING)
         rates = _mean_rates(candidates, rounds)
-        measured = {number for found in rounds for number in _rates_of(found)}  # a search value alone does not win
+        measured = {number for found in rounds for number in _rates_of(found)}  # a search value alone is not enough to win
         able = [c for c in candidates if not self._lost.get(c.number)] or candidates
         noise = self._noise()
         spread = noise.spread if noise else 0.0
@@ -166,7 +166,7 @@ class Finals:
         return choose({number: [rate] for number, rate in rates.items() if number in measured}, able, margin, spread=spread)
 
     def _that_can_be_paid(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
-        """Returns the first so many entrants that a round can hold without taking time from the reporting pairs."""
+        """Returns the leading entrants for which a round leaves enough time for the reporting pairs."""
         spare_s = self._session.budget.left_s - MIN_PAIRS * max(map(self._pair_s, entrants))
         paid: list[TrialRecord] = []
         for entrant in entrants:
@@ -189,7 +189,7 @@ class Finals:
         return [*entrants, baseline] if needed_s <= self._session.budget.left_s else entrants
 
     def _report(self, chosen: TrialRecord) -> bool:
-        """Runs reporting pairs up to the last look that is needed; returns whether `chosen` held out."""
+        """Runs the reporting pairs up to the last look needed; returns whether `chosen` survived them."""
         pairs, num_lost = self._pairs_before(chosen)
         looks = self._looks(chosen, len(pairs))
         self.decision = Decision(finalist=chosen, reason="no time was left to measure it again against the baseline")
@@ -205,34 +205,36 @@ class Finals:
                 num_lost += turns.round() is None
             except OutOfTime:
                 break
-            if pairs:  # in case the study is ended now; the rounds go on in any case
+            if pairs:  # in case the user ends the study now; it does not stop the rounds
                 self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
             if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
                 return False
-        # Without time for another pair there is nothing to choose anew.
+        # Without time for another pair, another choice is pointless.
         return bool(pairs) or not self._lost.get(chosen.number) or not self._has_time_for_pair(chosen)
 
     def _looks(self, chosen: TrialRecord, num_pairs: int) -> int:
-        """Returns how often the verdict will be looked at, by the time there is: settled before the rounds are seen."""
+        """Returns how often the verdict will be judged, given the time left. It is fixed before the rounds are seen."""
         affordable = num_pairs + self._session.budget.left_s / max(self._pair_s(chosen), 1e-9)
         return 2 if num_pairs > LOOKS[0] or affordable >= LOOKS[0] + MIN_PAIRS else 1
 
     def _judged(self, chosen: TrialRecord, pairs: list[Pair], *, looks: int, num_lost: int) -> Decision:
         records = [record for record in self._session.records if record.kind is Kind.final]
-        repeats = [record.score for record in records if record.repeats == 0 and record.score]  # of the choosing rounds too
+        repeats = [record.score for record in records if record.repeats == 0 and record.score]  # choosing rounds as well
         fair = [record for record in records if record.number not in self._unfair]
         choosing = [_rates_of(measured) for measured in by_round(fair, CHOOSING)]
         noise = noise_besides(pairs, rounds_of(self._session.records), self._session.earlier_noise)
         decision = judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats, choosing=choosing, noise=noise)
         is_kept = decision.verdict == "ambiguous" and not decision.is_better
-        if is_kept and self._session.baseline.outcome is not Outcome.infeasible:  # one that breaks a constraint gives way
+        if (
+            is_kept and self._session.baseline.outcome is not Outcome.infeasible
+        ):  # a baseline that breaks a constraint is not kept
             decision.reason += "; the baseline is kept, it needs no changes"
         return decision
 
     def _pairs_before(self, chosen: TrialRecord) -> tuple[list[Pair], int]:
-        """Returns what an earlier run of the study has reported: rates of finalist and baseline by round, and rounds lost.
+        """Returns what an earlier run of the study measured: pairs of finalist and baseline, and the number of lost rounds.
 
-        A round that was cut off half-way does not count: the two are to be measured right after each other.
+        A round that was cut off half-way does not count, because both must be measured right after each other.
         """
         both = {chosen.number, 0}
         rounds = [measured for measured in by_round(self._earlier, REPORTED) if both <= set(measured)]
@@ -241,7 +243,7 @@ class Finals:
         return pairs, len(rounds) - len(pairs)
 
     def _can_be_confirmed(self, candidate: TrialRecord) -> bool:
-        """Whether enough pairs of it fit: a configuration that takes a minute to compile may be too dear to prove."""
+        """Whether enough pairs fit: a configuration that takes a minute to compile may take too long to prove."""
         budget = self._session.budget
         return stats.MIN_PAIRS * self._pair_s(candidate) <= budget.left_s
 
@@ -266,11 +268,13 @@ class Finals:
         return self._expected_s(entrant) + self._expected_s(self._session.baseline)
 
     def _expected_s(self, first: TrialRecord) -> float:
-        """Returns what measuring a configuration again will cost: as it did in the finals, else as in the search.
+        """Returns the expected seconds of measuring a configuration again: as in the finals, else as in the search.
 
-        What was compiled in the search comes from the study's compile cache now.
+        Code compiled in the search now comes from the study's compile cache.
         """
-        finals = [record for record in self._session.records if record.kind is Kind.final]  # loss parity takes something else
+        finals = [
+            record for record in self._session.records if record.kind is Kind.final
+        ]  # loss parity runs take different times
         again = [record.attempt_s for record in finals if record.repeats == first.number]
         return max(again) if again else min(first.fresh_s, self._session.costs.again_s(first.knobs, first.changed))
 
@@ -281,18 +285,19 @@ class Finals:
 def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecord]]) -> dict[int, float]:
     """Returns trial number -> rate over the choosing rounds; empty before the first.
 
-    The search's own measurements are a round as well. They overstate, the first of them most, but two rounds tell little on a
-    noisy machine: on tables with known truth what was chosen with them is 0.3 to 0.6 % better. Of recorded studies more reached
-    95 % on one table (100 %, not 98), fewer on another (70, not 76), whose best two differ by less than its repeats do.
+    The search's own measurements count as a round. They overstate, most of all the leader's. But two rounds alone say little on
+    a noisy machine, and on tables with known truth the choice is 0.3 to 0.6 % better with them. In recorded studies, more
+    reached 95 % on one table (100 %, not 98) and fewer on another (70, not 76) whose best two differ by less than its repeats
+    do.
     """
     searched = {candidate.number: candidate for candidate in candidates}
     return stats.round_means([_rates_of(measured) for measured in [searched, *rounds]]) if any(rounds) else {}
 
 
 def _within_reach(entrants: list[TrialRecord], rounds: list[dict[int, TrialRecord]]) -> list[TrialRecord]:
-    """Returns the entrants that may still turn out the fastest, after some choosing rounds."""
+    """Returns the entrants that may still turn out to be the fastest after some choosing rounds."""
     rates = _mean_rates(entrants, rounds)
-    own = {entrant.number: rates.get(entrant.number, 0.0) for entrant in entrants}  # the baseline's is no measure
+    own = {entrant.number: rates.get(entrant.number, 0.0) for entrant in entrants}  # the baseline's rate does not count
     return [entrant for entrant in entrants if own[entrant.number] >= CONTENDER_FRAC * max(own.values())]
 
 

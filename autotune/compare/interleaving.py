@@ -13,8 +13,8 @@ Pair = tuple[float, float]  # scores of one round: the first configuration's and
 class Interleaving:
     """Rounds of one configuration against another.
 
-    ABBA or BAAB: the second round of two turns the order of the first, which is drawn, so that a steady drift of the machine
-    falls on both alike.
+    The order is ABBA or BAAB: it is drawn at random for the first of every two rounds and reversed in the second, so that a
+    steady drift of the machine affects both alike.
 
     Attributes:
         pairs: the complete rounds so far; a round in which one of the two failed is left out.
@@ -22,7 +22,7 @@ class Interleaving:
     Args:
         one, other: first measurements of the two configurations.
         measure: measures a configuration again and returns the record.
-        order: source of the first turn of every two.
+        order: random source of the order.
         pairs: rounds measured before.
     """
 
@@ -40,7 +40,7 @@ class Interleaving:
         self._index, self._is_one_first = len(self.pairs), False
 
     def round(self) -> Pair | None:
-        """Measures both once and returns their scores; None when either has none."""
+        """Measures both once and returns their scores; None if either failed."""
         self._is_one_first = not self._is_one_first if self._index % 2 else bool(self._order.getrandbits(1))
         self._index += 1
         order = [self._one, self._other] if self._is_one_first else [self._other, self._one]

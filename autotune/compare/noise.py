@@ -1,8 +1,8 @@
-"""How far measurements of one configuration lie apart on this machine, from process to process.
+"""Estimates how much measurements of one configuration vary on this machine from process to process.
 
-Two pairs have one degree of freedom, and an interval from a tenth to ten times. But a study measures more than its pairs: the
-rounds that chose the winner, those of the ablation, and the search itself, which is one more round of what was measured again.
-Earlier studies on the same machine know something, too. All of it is put together with the degrees of freedom it has.
+Two pairs have one degree of freedom, which makes an interval from a tenth to ten times. But a study measures more than its
+pairs: choosing rounds, ablation rounds, and the search itself, which is one more round of every configuration that was measured
+again. Earlier studies on the same machine add evidence, too. All of it is pooled, weighted by degrees of freedom.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from autotune.records import Kind, TrialRecord
 from autotune.stats import Noise
 from autotune.trials.session import configuration_key
 
-MAX_FREEDOM = 6.0  # of what was measured besides the pairs: with eight pairs their own spread counts as much
+MAX_FREEDOM = 6.0  # of everything but the pairs: with eight pairs, their own spread counts as much
 SAME_PROGRAM_FREEDOM = 4.0  # of earlier studies of the same program on this machine
-OTHER_PROGRAM_FREEDOM = 2.0  # of other programs, whose noise may be half or twice as large
+OTHER_PROGRAM_FREEDOM = 2.0  # of studies of other programs, whose noise may be half or twice as large
 
 Round = Mapping[Hashable, float]
 
@@ -47,18 +47,18 @@ def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
 
 
 def noise_of(rounds: Sequence[Round]) -> Noise | None:
-    """Returns the spread within some rounds; None where nothing is left to tell it from."""
+    """Returns the spread within some rounds; None if they have no degrees of freedom."""
     reference = next((arm for measured in rounds for arm in measured), None)
     return stats.compare_rounds(rounds, reference).noise if rounds else None
 
 
 def noise_besides(pairs: Sequence[Pair], rounds: Sequence[Round], earlier: Noise | None = None) -> Noise | None:
-    """Returns what is known of the spread besides the scatter of some pairs among themselves.
+    """Returns the spread of one measurement as known from everything but some pairs.
 
     Args:
         pairs: scores of two configurations.
-        rounds: all rounds of the study, those of the pairs among them.
-        earlier: what earlier studies say.
+        rounds: all rounds of the study, including those of the pairs.
+        earlier: the spread known from earlier studies.
     """
     every = noise_of(rounds)
     if every is None:
@@ -73,12 +73,12 @@ def noise_besides(pairs: Sequence[Pair], rounds: Sequence[Round], earlier: Noise
 
 
 def as_json(noise: Noise | None) -> dict[str, Any] | None:
-    """Returns the spread as it stands in summary.json and study.json."""
+    """Returns the spread as stored in summary.json and study.json."""
     return None if noise is None else {"spread": noise.spread, "freedom": noise.freedom}
 
 
 def from_json(stored: Mapping[str, Any] | None) -> Noise | None:
-    """Returns a stored spread; None where there is none, or no number."""
+    """Returns a stored spread; None if it is missing or invalid."""
     try:
         found = Noise(spread=float(stored["spread"]), freedom=float(stored["freedom"])) if stored else None
     except (KeyError, TypeError, ValueError):

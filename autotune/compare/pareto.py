@@ -1,4 +1,4 @@
-"""The Pareto front of a study with several objectives: what cannot be had better at one without losing at another."""
+"""The Pareto front of a study with several objectives: trials that no other beats at every objective."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from autotune.records import Outcome, TrialRecord
 from autotune.stats import MARGIN_FRAC
 from autotune.trials.session import Session
 
-FRONT = "Pareto front"  # why a final is run: a point of the front once more, in a fresh process
-MAX_POINTS, ROUNDS = 3, 3  # so many points are measured again so often, as far as the budget reaches
+FRONT = "Pareto front"  # the `why` of a final that measures a point of the front again
+MAX_POINTS, ROUNDS = 3, 3  # at most so many points are measured again, so often, as far as the budget allows
 
 
 def front(records: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
     """Returns the first measurements on the front, best at the deciding objective first.
 
-    By one measurement each: what is better by less than the margin at everything is noise and not shown beside the other.
+    Judged by one measurement each. A trial that is better than another by less than the margin everywhere is not listed next to
+    it.
 
     Args:
-        records: trials, by number; what broke a constraint when it was measured again is left out.
+        records: trials, by number; those that broke a constraint when measured again are left out.
         names: objectives, the deciding one first.
     """
     barred = {record.repeats for record in records if record.outcome is Outcome.infeasible}
@@ -41,7 +42,7 @@ def measured_again(point: TrialRecord, records: Sequence[TrialRecord]) -> list[T
 
 
 def confirm_front(session: Session, reported: set[int]) -> None:
-    """Measures points of the front again while time is left: the luck of the search's one measurement is not in them then.
+    """Measures points of the front again while time is left, because a single search measurement may be lucky.
 
     Args:
         session: the study, its finals over.
@@ -60,7 +61,7 @@ def confirm_front(session: Session, reported: set[int]) -> None:
 
 
 def _telling(points: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
-    """Returns the points to measure again: the best at each objective besides the deciding one, then those farthest from it."""
+    """Returns the points to measure again: the best at each secondary objective, then those farthest from the best."""
     best = [max(points, key=lambda point: point.scores[name] or 0.0) for name in names] if points else []
     distinct = {point.number: point for point in [*best, *reversed(points)]}
     return list(distinct.values())[:MAX_POINTS]

@@ -1,15 +1,16 @@
-"""Loss parity: what computes differently may win only when it trains as the baseline does.
+"""Loss parity: a configuration that computes differently may win only if it trains like the baseline.
 
-A configuration is compared in what it changes of the arithmetic (tier `numerics`, and environment variables not known to be
-safe), put on the baseline alone: same batch size, same loader, same seed, so the same batches; the first steps of a fresh
-process, nothing measured. That is one run of the baseline a study and one for each set of such changes, not for each
-configuration, and it fits where the baseline fits. The search's leader is compared at half-time, so that the second half is
-not spent on what is out; the finalists before the finals and not after, as their rounds cost far more.
+Only the changes that affect arithmetic are compared (tier `numerics`, and environment variables not known to be safe). They are
+applied to the baseline, with its batch size, loader and seed, so both see the same batches. The comparison covers the first
+steps of a fresh process; speed is not measured. So a study needs one run of the baseline and one for each set of such changes,
+rather than one for each configuration, and a run fits into memory whenever the baseline does. The search's leader is compared
+at half-time, so that the second half is not spent on a configuration that cannot win. Finalists are compared before the finals,
+whose rounds cost far more.
 
-With `train.global_batch` held, another batch size makes the same step of the same samples: then it is compared, too.
+With `train.global_batch` held, a step with another batch size sees the same samples and is compared, too.
 
-What changes the training itself (tier `training`, the batch size) has other batches and cannot be compared step by step:
-there the loss must stay finite and must not explode, in the search and in every final.
+A change of the training itself (tier `training`, such as the batch size) sees other batches, so its losses cannot be compared
+step by step. Its loss must stay finite and must not explode, in the search and in every final.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ MAX_S = 20.0  # of steps in one run: slow programs are compared over fewer
 BUDGET_FRAC = 0.03  # of the study's budget, for the steps of one run
 MIN_S = 5.0
 NO_LOSS = "no loss was seen: backward() was not called on a single number"
-# Any other outcome leaves the losses as they are: a machine that was not quiet, say, has changed none.
+# Other outcomes do not affect the losses, a disturbed machine for example.
 UNTRAINED = {
     Outcome.device_oom, Outcome.host_oom, Outcome.timeout, Outcome.crash, Outcome.error, Outcome.invalid, Outcome.interrupted,
 }  # fmt: skip
-SUSPECTS = ("precision.amp", "env.", "precision.matmul", "compile.mode")  # most likely to be at fault first
+SUSPECTS = ("precision.amp", "env.", "precision.matmul", "compile.mode")  # the most likely culprit first
 
 
 def arithmetic(changed: Knobs, *, is_held: bool = False) -> Knobs:
@@ -42,31 +43,31 @@ def arithmetic(changed: Knobs, *, is_held: bool = False) -> Knobs:
 
     Args:
         changed: what a configuration changes.
-        is_held: whether `train.global_batch` holds: then batches of another size make up the same step.
+        is_held: whether `train.global_batch` holds, so that a step has the same samples at any batch size.
     """
     tiers = {key: tier_of(knob(key), is_held=is_held) for key in changed}
     return {key: value for key, value in changed.items() if tiers[key] is Tier.numerics or knob(key).is_unknown}
 
 
 class Parity:
-    """Compares losses for one study; what earlier runs of it have compared counts."""
+    """Compares losses for one study. Comparisons of an earlier run of the study count."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._config = session, session.inputs.config
         self._seed, self._is_held = self._config.study.seed, self._config.train.global_batch is not None
         self._settled: dict[ConfigurationKey, Comparison] = {}
         self._failed: list[TrialRecord] = []
-        self._is_told = False  # that there was no time
-        self._is_late = False  # a run would not have ended in time
+        self._is_told = False  # that there is no time
+        self._is_late = False  # a run would not end in time
         for record in session.records:
-            is_over = record.kind is Kind.parity and record.outcome is not Outcome.interrupted  # else it is made again
+            is_over = record.kind is Kind.parity and record.outcome is not Outcome.interrupted  # otherwise the run is repeated
             if is_over and record.changed and (said := record.evidence.get("parity")):
                 self._settled[configuration_key(record.changed)] = Comparison(**{**said, "verdict": Verdict(said["verdict"])})
                 if said["verdict"] == Verdict.failed:
                     self._bar(record)
 
     def is_open(self, candidate: TrialRecord) -> bool:
-        """Returns whether a configuration has yet to be compared: nothing with these changes, or with more, has passed."""
+        """Whether a configuration has yet to be compared: no run with all of its changes has passed."""
         suspect = configuration_key(arithmetic(candidate.changed, is_held=self._is_held))
         can_be = self._config.parity.steps > 0 and bool(self._session.baseline.losses) and not loss_words(self._session.records)
         passed = [key for key, found in self._settled.items() if found.verdict is Verdict.passed]
@@ -74,11 +75,11 @@ class Parity:
         return bool(suspect) and can_be and not is_settled and not self._is_late and self._has_time()
 
     def _has_time(self) -> bool:
-        """Whether there is time for the first steps of the baseline and of one candidate; says once where there is none."""
+        """Whether there is time for the first steps of the baseline and of one candidate. If not, it says so once."""
         session = self._session
         runs = [record for record in session.records if record.kind is Kind.parity and not record.changed]
         each_s = max((run.seconds for run in runs), default=without_window_s(session.baseline) + MIN_S)
-        each_s = max(each_s, without_window_s(session.baseline))  # what a run has to have left
+        each_s = max(each_s, without_window_s(session.baseline))  # time that a run needs
         has_time = (1 if runs else 2) * each_s <= session.budget.left_s
         if not has_time and not self._is_told:
             session.listener.notice("No time to compare losses: whether the winner trains as the baseline does is not checked.")
@@ -86,11 +87,11 @@ class Parity:
         return has_time
 
     def barring(self, changed: Knobs) -> TrialRecord | None:
-        """Returns the run that has put a part of these changes out; None when none has."""
+        """Returns the failed run that rules out these changes; None if there is none."""
         return next((run for run in self._failed if run.changed.items() <= changed.items()), None)
 
     def check(self, candidate: TrialRecord) -> None:
-        """Compares a configuration with the baseline, where there is time. When it fails, all with the same changes are out."""
+        """Compares a configuration with the baseline, if there is time; a failure rules out its changes."""
         try:
             self._check(candidate)
         except OutOfTime:
@@ -102,7 +103,7 @@ class Parity:
         if self._of(record).verdict is not Verdict.failed:
             return
         first = min(suspect, key=_suspicion)
-        if len(suspect) > 1:  # which of the changes it is decides how many configurations are out
+        if len(suspect) > 1:  # finding the change that causes it keeps configurations without it in
             alone = self._compared({first: suspect[first]}, candidate)
             record = alone if self._of(alone).verdict is Verdict.failed else record
         numbers = self._bar(record)
@@ -116,7 +117,7 @@ class Parity:
         return self._settled[configuration_key(record.changed)]
 
     def _compared(self, changed: Knobs, candidate: TrialRecord) -> TrialRecord:
-        """Returns the run of the baseline with these changes, compared with the baseline and marked with what came of it."""
+        """Returns the run of the baseline with these changes, with the result of the comparison recorded in it."""
         reference = self._run({}, candidate, self._seed)
         if configuration_key(changed) in self._settled:
             return self._run(changed, candidate, self._seed)
@@ -126,7 +127,7 @@ class Parity:
             other = self._run({}, candidate, (self._seed + 1) % 2**32)
             found = self._comparison(record, reference, other)
         self._settled[configuration_key(changed)] = found
-        if record is reference:  # nothing to put it down in: the baseline's own run did not work
+        if record is reference:  # the baseline's own run failed, so there is nothing to compare with
             return dataclasses.replace(reference, changed=changed)
         record.evidence["parity"] = dataclasses.asdict(found)
         if found.difference_frac is not None:
@@ -150,7 +151,7 @@ class Parity:
         return compare(record.losses, reference.losses, tolerance_frac=tolerance_frac, chance=chance)
 
     def _run(self, changed: Knobs, candidate: TrialRecord, seed: int) -> TrialRecord:
-        """Returns the first steps of the baseline with these changes under a seed; of an earlier time where there is one."""
+        """Returns a run of the baseline's first steps with these changes and a seed; an earlier run if there is one."""
         session = self._session
         for record in session.records:
             is_same = record.kind is Kind.parity and record.changed == changed and record.evidence.get("seed") == seed
@@ -167,11 +168,11 @@ class Parity:
         )
 
     def _bar(self, failed: TrialRecord) -> list[int]:
-        """Marks the search's trials that hold the changes of a run that failed; returns their numbers."""
+        """Marks the search trials that contain the changes of a failed run; returns their numbers."""
         self._failed.append(failed)
         barred = [r for r in self._session.searched if r.outcome.has_value and failed.changed.items() <= r.changed.items()]
         for record in barred:
-            record.outcome = Outcome.parity  # its value stays: it was measured
+            record.outcome = Outcome.parity  # the measured value is kept
             record.evidence["barred_for"] = sorted(failed.changed)
             record.reason = f"{changes_phrase(failed.changed)}: {failed.reason} (trial {failed.number})"
             self._session.folder.write_trial(record)
@@ -179,7 +180,7 @@ class Parity:
         return [record.number for record in barred]
 
     def _give_back_raced(self) -> None:
-        """Lets trials win again that were stopped early for being slower than what is out now."""
+        """Readmits trials that were stopped early for being slower than a trial that is now ruled out."""
         searched = self._session.searched
         best = max((r.score for r in searched if r.outcome.may_win and r.score), default=0.0)
         for record in searched:
@@ -189,12 +190,12 @@ class Parity:
 
 
 def no_losses(record: TrialRecord) -> str:
-    """Returns why a trial has no losses to compare."""
+    """Returns the reason why a trial has no losses to compare."""
     return str(record.evidence.get("why_no_losses") or NO_LOSS)
 
 
 def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: bool = False) -> dict[str, Any] | None:
-    """Returns what was compared for a configuration, as `summary["parity"]`; None without any.
+    """Returns the comparisons for a configuration, as in `summary["parity"]`; None without any.
 
     Args:
         best: its first measurement.
@@ -208,7 +209,7 @@ def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: boo
     failed = [
         {"knobs": run.changed, "reason": run.evidence["parity"]["reason"], "trial": run.number}
         for run in out
-        if not any(other.changed.items() < run.changed.items() for other in out)  # the part of it that is to blame says it
+        if not any(other.changed.items() < run.changed.items() for other in out)  # names the change that causes it
     ]
     suspect = arithmetic(best.changed, is_held=is_held)
     tiers = {key: tier_of(knob(key), is_held=is_held) for key in best.changed}

@@ -1,4 +1,4 @@
-"""Best by tier: what may be gained without changing numerics or training, as a measured claim where there is time for it."""
+"""Best by tier: the gain without changing numerics or training, measured where there is time for it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.trials.budget import finals_rules
 from autotune.trials.session import Session
 
-TIERS = "finals, best of a tier"  # why such a trial is run
+TIERS = "finals, best of a tier"  # the `why` of such a trial
 
 
 def is_barred(baseline: TrialRecord) -> bool:
-    """Whether the program as it is run today breaks a constraint: then the best that breaks none wins, faster or not."""
+    """Whether the baseline breaks a constraint. If so, the best configuration that breaks none wins, faster or not."""
     return baseline.outcome is Outcome.infeasible
 
 
 def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> TrialRecord:
-    """Returns the best search trial up to a tier, or the baseline where none beat it by more than the margin."""
+    """Returns the best search trial up to a tier, or the baseline if none beat it by more than the margin."""
     able = [
         r for r in records if r.kind is Kind.search and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed
     ]
@@ -33,12 +33,12 @@ def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> Tri
 
 
 class TierFinals:
-    """Measures the search's best of each tier below the winner's against the baseline, with the time that is left.
+    """Measures the best of each tier below the winner's against the baseline, with the time that is left.
 
-    The search chose them, these rounds had no part in that: what is reported of them does not overstate.
+    The search picked them and these rounds did not, so their reported speed-ups are not overstated.
 
     Attributes:
-        decisions: number of the search trial -> what its rounds say; those that were measured.
+        decisions: number of the search trial -> decision from its rounds, for the trials that were measured.
     """
 
     def __init__(self, session: Session) -> None:
@@ -46,10 +46,10 @@ class TierFinals:
         self.decisions: dict[int, Decision] = {}
 
     def run(self, best: TrialRecord) -> None:
-        """Measures what there is time for, the lowest tier first.
+        """Measures as many tiers as there is time for, the lowest first.
 
         Args:
-            best: what is handed over; what its tier includes needs no claim of its own.
+            best: the configuration handed over; tiers from its own upwards need no claim of their own.
         """
         session = self._session
         lower = [tier for tier in Tier if tier.rank < best.tier.rank]
@@ -93,7 +93,7 @@ class TierFinals:
         return pairs
 
     def _pair_s(self, found: TrialRecord) -> float:
-        """Returns what a round will cost: two trials with windows as short as they may be."""
+        """Returns the expected seconds of a round: two trials with the shortest windows allowed."""
         costs = self._session.costs
         return costs.again_s(found.knobs, found.changed) + self._session.baseline.seconds
 

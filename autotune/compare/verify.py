@@ -1,4 +1,4 @@
-"""Verification: the baseline and the configuration of a best.yaml again, here and now, against the claim of the file."""
+"""Verification: measures the baseline and the configuration of a best.yaml again and compares with the claim of the file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from autotune.trials.budget import finals_rules
 from autotune.trials.session import Session
 
 VERIFIED = "the rounds were measured"
-FIRST, ROUND, LONG = "the file's configuration", "verify, in turn", "verify, long run"  # why a trial is run
-MAX_TEXT = 100  # of a value that the file was measured with
-MIN_ROUNDS = 2  # an interval needs a spread
-MAX_LOST_ROUNDS = 2  # rounds in which a configuration failed; then it is given up
-KEPT_FRAC = 0.5  # of the claimed gain, on the log scale: what must be shown before a claim is said to hold
+FIRST, ROUND, LONG = "the file's configuration", "verify, in turn", "verify, long run"  # the `why` of a trial
+MAX_TEXT = 100  # of a value that the file claims
+MIN_ROUNDS = 2  # fewer have no spread
+MAX_LOST_ROUNDS = 2  # rounds in which a configuration failed, before verification gives up
+KEPT_FRAC = 0.5  # of the claimed gain, on the log scale: the least that must be shown for a claim to hold
 PROGRAM_PARTS = ("machine.", "program.torch", "program.device_name", "program.executable")
 
 Verdict = Literal["holds", "no longer holds", "ambiguous"]
@@ -30,12 +30,12 @@ Verdict = Literal["holds", "no longer holds", "ambiguous"]
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What may be said of a claim.
+    """The result of comparing a claim with new measurements.
 
     Attributes:
         verdict: whether it holds.
-        reason: why, in a sentence's words.
-        left: the speed-up now over the claimed one.
+        reason: why, in words.
+        left: today's speed-up over the claimed one.
     """
 
     verdict: Verdict
@@ -44,22 +44,25 @@ class Comparison:
 
 
 def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN_FRAC) -> Comparison:
-    """Returns what today's rounds say of a claimed speed-up.
+    """Compares a claimed speed-up with today's rounds.
 
-    Two ratios, each with an error of its own: whether their intervals overlap says little (two that just touch differ by far
-    more than chance), so the quotient gets an interval, Welch's on the log scale (`stats.quotient`). The claim
+    Both ratios have an error. Whether their intervals overlap says little, since intervals that just touch differ by far more
+    than chance. So their quotient gets an interval of its own, Welch's on the log scale (`stats.quotient`). The claim
 
-    - no longer holds when even the upper end of what is left of it lies more than the margin below 1, or when the best was
-      shown not to be faster than the baseline any more (as long as more than that was claimed);
-    - holds when neither is so and today's rounds alone show at least half of the claimed gain: without that, any interval
-      wide enough would "agree" with anything;
-    - else the rounds do not tell.
+    - no longer holds if the upper end of that interval is more than the margin below 1, or if the best was shown not to be
+    faster
+      than the baseline any more although a gain was claimed;
+    - holds if neither is the case and today's rounds alone show at least half of the claimed gain. Without that condition, a
+    wide
+      enough interval would "agree" with anything;
+    - is ambiguous otherwise.
 
-    A true claim is refused in less than 2.5 % of cases: the upper end of a 95 % interval would have to miss, by the margin.
+    A true claim is rejected in less than 2.5 % of cases: the upper end of a 95 % interval would have to miss by more than the
+    margin.
 
     Args:
         claimed: best over baseline, as the file has it.
-        now: the same from today's rounds.
+        now: the same ratio from today's rounds.
         margin: equivalence margin as a fraction: this machine's own A/A spread.
     """
     left = stats.quotient(now, claimed)
@@ -80,13 +83,13 @@ def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN
 
 
 class Verification:
-    """Measures the two configurations of a study that verifies a claim; what an earlier run of it has measured counts.
+    """Measures both configurations of a verification. Rounds of an earlier run of the same verification count.
 
-    The first measurement of each is not compared: it fills caches, shows whether the knobs take effect, and says what a round
-    will cost.
+    The first measurement of each does not count. It fills caches, shows whether the knobs take effect, and how long a round
+    takes.
 
     Attributes:
-        decision: what the rounds say so far, as `Finals.decision`.
+        decision: the decision so far, as in `Finals.decision`.
     """
 
     def __init__(self, session: Session, verify: Verify) -> None:
@@ -96,7 +99,7 @@ class Verification:
         self.decision = Decision()
 
     def run(self) -> Decision:
-        """Returns the decision; `decision` holds what there is of it when the user ends the rounds early."""
+        """Returns the decision. If the user ends the rounds early, `decision` holds the decision so far."""
         best = self._first()
         if not best.outcome.has_value:
             self.decision = Decision(reason=f"the file's configuration could not be measured: {_how(best)}")
@@ -144,7 +147,7 @@ class Verification:
             self.decision = Decision(reason=f"no round could be completed: {_failures(session.records)}")
 
     def _long_runs(self, best: TrialRecord, seconds: float) -> None:
-        """Measures each once for minutes: what the short windows measured, and what training gets."""
+        """Measures each once for minutes, to compare the short windows with what long training gets."""
         rules = self._session.inputs.config.measure.finals
         length = {"min_s": seconds, "max_s": seconds, "slow_max_s": seconds, "half_width_frac": 0.0}
         done = {record.repeats for record in self._session.records if record.why == LONG and record.value}
@@ -161,13 +164,13 @@ class Verification:
         return finals_rules(self._session.inputs.config.measure.finals, seconds_each=each_s, baseline=self._session.baseline)
 
     def _round_s(self, best: TrialRecord) -> float:
-        """Returns the seconds that another round will take: as the last one did."""
+        """Returns the expected seconds of another round, those of the last one."""
         last = [record.seconds for record in self._session.records if record.why == ROUND][-2:]
         return sum(last) or best.seconds + self._session.baseline.seconds
 
 
 def verification(about: StudyRecord, records: list[TrialRecord], decision: Decision | None) -> dict[str, Any]:
-    """Returns what a summary says of a verification.
+    """Returns the verification as stored in a summary.
 
     {"file", "study", "changed": {knob: value}, "verdict": "holds|no longer holds|ambiguous" | null while it runs, "reason",
      "claimed": {"ratio", "ci", "baseline": {"value", "ci"}, "best": {"value", "ci"}}, "now": the same | null,
@@ -177,7 +180,7 @@ def verification(about: StudyRecord, records: list[TrialRecord], decision: Decis
     Args:
         about: study.json.
         records: finished trials, by number.
-        decision: what the rounds say; None before they have begun.
+        decision: the decision so far; None before the first round.
     """
     claim = Verify.from_json(about.verifies).claim
     best = _first_of(records)
@@ -198,10 +201,10 @@ def verification(about: StudyRecord, records: list[TrialRecord], decision: Decis
 
 
 def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
-    """Returns what is another machine or program than the one the claim was made with: "torch: 2.14.1 there, 2.15.0 here".
+    """Returns how machine or program differ from those of the claim, as phrases: "torch: 2.14.1 there, 2.15.0 here".
 
     Args:
-        claim: what the file says.
+        claim: the file's claim.
         now: identity of the study that verifies it.
     """
     names = [name for name in sorted(claim.identity) if name.startswith(PROGRAM_PARTS) and now.get(name) is not None]
@@ -213,16 +216,16 @@ def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
 
 
 def _already(claim: Claim, best: TrialRecord) -> list[str]:
-    """Returns which of the file's changes the program makes by itself now: they are no part of today's speed-up."""
+    """Returns the changes of the file that the program itself now makes: they are not part of today's speed-up."""
     there = [key for key in claim.changed if key in best.knobs and key not in best.changed]
     return [f"{key}: the program has {best.knobs[key]} already" for key in there]
 
 
 def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], decision: Decision | None) -> Comparison | None:
-    """Returns the verdict; None before there is one."""
+    """Returns the verdict; None if there is none yet."""
     nothing = stats.Ratio(ratio=math.nan, ci=None, num_rounds=0)
     if best and not best.outcome.has_value and best.outcome is not Outcome.interrupted:
-        # The program trains as it is and not as the file has it: whatever the reason, the claim cannot be had here.
+        # The program trains as it is but not with the configuration of the file, so the claim does not hold here.
         verdict: Verdict = "ambiguous" if best.outcome.is_no_answer else "no longer holds"
         return Comparison(verdict=verdict, reason=f"its configuration could not be measured: {_how(best)}", left=nothing)
     if decision is None:
@@ -235,12 +238,12 @@ def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], d
 
 
 def _first_of(records: list[TrialRecord]) -> TrialRecord | None:
-    """Returns the first measurement of the file's configuration; of several, after an interrupt, the last."""
+    """Returns the first measurement of the file's configuration; the last one if an interrupt led to several."""
     return next((record for record in reversed(records) if record.kind is Kind.search), None)
 
 
 def _pairs(records: list[TrialRecord], best: TrialRecord) -> list[Pair]:
-    """Returns the scores of the rounds that an earlier run has completed, of the file's configuration and the baseline."""
+    """Returns the scores of the rounds that an earlier run completed, as (file's configuration, baseline)."""
     scores = [
         [measured[number].score if number in measured else None for number in (best.number, 0)]
         for measured in by_round([record for record in records if record.kind is Kind.final], ROUND)
@@ -249,7 +252,7 @@ def _pairs(records: list[TrialRecord], best: TrialRecord) -> list[Pair]:
 
 
 def _rates(records: list[TrialRecord], number: int) -> list[float]:
-    """Returns the units a second of a configuration in the rounds, whatever the objective that they are compared by."""
+    """Returns the rates of a configuration in the rounds, in units per second, whatever the objective."""
     return [r.value for r in records if r.why == ROUND and r.repeats == number and r.value is not None]
 
 
@@ -262,7 +265,7 @@ def _now(records: list[TrialRecord], decision: Decision, ratio: stats.Ratio, bes
 
 
 def _long(claim: Claim, records: list[TrialRecord], best: TrialRecord | None) -> dict[str, Any] | None:
-    """Returns the rates of the long runs, in units a second whatever the objective, beside those of the rounds."""
+    """Returns the rates of the long runs and those of the rounds, in units per second, whatever the objective."""
     runs = {record.repeats: record for record in records if record.why == LONG and record.value is not None}
     if not runs or best is None:
         return None
