@@ -1,4 +1,4 @@
-"""Which change a failed configuration of several owes it to: asked in the next trial, so that no further one is lost to it."""
+"""Finds out in the next trial which of several changes made a configuration fail, so that no further trial is lost to it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from autotune.wording import knob_phrase
 
 
 class Culprits:
-    """Follows the failures of a search, memory and chance apart: those that came of what a configuration changes.
+    """Tracks the failures that a configuration's changes caused; out of memory and chance failures are left out.
 
-    A change is tried on the best so far, without the others of the trial that failed. Where that fails it is the cause; where
-    it works the others are left. One of a higher tier goes first: precision, layout and compilation fail more often than a
-    loader's workers.
+    A change is tried on the best so far, without the other changes of the failed trial. If that fails, the change is the cause.
+    If it works, the others remain suspects. One of a higher tier goes first: precision, layout and compilation fail more often
+    than a loader's workers.
 
     Args:
         space: what is searched.
@@ -31,14 +31,14 @@ class Culprits:
         self._failure_model = FailureModel([], [])
 
     def learn(self, records: Sequence[TrialRecord]) -> None:
-        """Takes in all trials of the search so far."""
+        """Updates the suspects from all search trials so far."""
         answers = [record for record in records if not record.outcome.is_no_answer]
-        worked = [record.changed for record in answers if record.value is not None]  # put out for its losses, it worked
+        worked = [record.changed for record in answers if record.value is not None]  # ruled out by loss parity, but it ran
         self._failed = [record for record in answers if record.value is None and not _is_other(record)]
         self._failure_model = FailureModel([{}, *worked], [may_be_to_blame(record) for record in self._failed])
 
     def barring(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns a trial that failed for a value of this configuration, or for a part of it; None where it may work."""
+        """Returns a trial that failed because of a part of this configuration; None if it may work."""
         changed = self._space.changed(knobs)
         blamed = ((one, may_be_to_blame(one)) for one in self._failed)
         part = next((one for one, part in blamed if part and part.items() <= changed.items()), None)
@@ -49,7 +49,7 @@ class Culprits:
         return next(same, None)
 
     def mended(self, proposal: Proposal) -> Proposal:
-        """Returns a proposal with the baseline's values in the place of those that are known not to work."""
+        """Returns a proposal in which values known to fail are replaced with the baseline's."""
         failing = self._failure_model.failing(self._space.changed(proposal.knobs))
         if not failing:
             return proposal
@@ -59,7 +59,7 @@ class Culprits:
         return replace(proposal, knobs=knobs, why=f"{proposal.why}, without {left_out}: a trial failed with it")
 
     def questions(self, best: TrialRecord) -> Iterator[tuple[str, Knobs, str]]:
-        """Yields (key, full configuration, why) of the trials that would tell what a failure was, the last failure's first.
+        """Yields (key, full configuration, why) of trials that would find the cause of a failure, latest failure first.
 
         Args:
             best: the trial to start from.
@@ -76,6 +76,6 @@ class Culprits:
 
 
 def _is_other(record: TrialRecord) -> bool:
-    """Whether a trial without a value may have failed for something else than what works with what: memory, or chance."""
+    """Whether a trial may have failed for memory or by chance, rather than because of its changes."""
     is_certain = "earlier_attempt" in record.evidence or record.evidence.get("hang", {}).get("kind") in NO_CHANCE
     return record.outcome.is_memory or (record.outcome in CHANCE and not is_certain)

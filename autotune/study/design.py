@@ -1,7 +1,7 @@
-"""Which configurations a recording measures: the whole search space where it is small enough, else a sample of it.
+"""Chooses the configurations that a recording measures: the whole search space if it is small enough, else a sample.
 
-A sample must answer what samplers ask, so it is made where they look: the baseline and the expert's seeds, everything one
-change away from these, and for the rest points drawn over the whole space, so that unexpected regions are there, too.
+A sample must contain what samplers propose. So it has the baseline and the expert seeds, everything one change away from these,
+and random points of the whole space, so that unexpected regions are covered, too.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from autotune.search.samplers import grid_levels
 from autotune.space import ResolvedSpace
 from autotune.trials.session import configuration_key
 
-MAX_GRID_POINTS = 100_000  # of the plain product, inactive knobs included, that are looked at
-NEIGHBOUR_FRAC = 2 / 3  # of a sample: what lies one change away from a seed; the rest is drawn from everywhere
-MAX_DRAWS = 200  # in a row without a new configuration: the space has no more
+MAX_GRID_POINTS = 100_000  # of the full product, including inactive knobs, that are considered
+NEIGHBOUR_FRAC = 2 / 3  # of a sample: points one change away from a seed; the rest is random
+MAX_DRAWS = 200  # draws in a row without a new configuration, after which the space counts as exhausted
 
 
 def configurations(space: ResolvedSpace, host_context: HostContext | None, *, most: int, seed: int) -> tuple[list[Knobs], bool]:
     """Returns the configurations to record, the baseline first, and whether they are the whole space.
 
     Args:
-        space: what can be varied.
-        host_context: machine and program, for the expert's seeds; None leaves these out.
-        most: how many at most.
-        seed: of the sample; the same seed gives the same.
+        space: the search space.
+        host_context: machine and program, for the expert seeds; None for no seeds.
+        most: the largest number of configurations.
+        seed: random seed of the sample.
     """
     whole = _grid(space, most)
     if whole is not None:
@@ -52,7 +52,7 @@ def configurations(space: ResolvedSpace, host_context: HostContext | None, *, mo
 
 
 class _Distinct:
-    """Configurations without repetitions, in the order they came."""
+    """Distinct configurations, in order of arrival."""
 
     def __init__(self, space: ResolvedSpace) -> None:
         self.kept: list[Knobs] = []
@@ -60,7 +60,7 @@ class _Distinct:
         self._seen: set[frozenset[tuple[str, object]]] = set()
 
     def add(self, knobs: Knobs) -> bool:
-        """Keeps a configuration when it is new, and says whether it was."""
+        """Adds a configuration if it is new; returns whether it was."""
         key = configuration_key(self._space.changed(knobs))
         if key in self._seen:
             return False
@@ -70,12 +70,12 @@ class _Distinct:
 
 
 def levels(space: ResolvedSpace) -> dict[str, list[KnobValue]]:
-    """Returns knob key -> the values that are recorded: every choice, every whole number, powers of two on a log scale."""
+    """Returns knob key -> values to record: every choice, every integer, powers of two on a log scale."""
     return {key: grid_levels(distribution) for key, distribution in space.distributions().items()}
 
 
 def _grid(space: ResolvedSpace, most: int) -> list[Knobs] | None:
-    """Returns every configuration there is; None for more than `most`."""
+    """Returns every configuration; None if there are more than `most`."""
     listed = levels(space)
     found = _Distinct(space)
     found.add(space.baseline)

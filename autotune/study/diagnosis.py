@@ -1,4 +1,4 @@
-"""One honest sentence on what holds a configuration back, from its own rates."""
+"""Says in one sentence what limits a configuration, from its own rates."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from autotune.wording import communication_text
 
 HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # thresholds of the trusted profilers
 HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = 0.15, 0.03  # theirs for collectives
-LEAST_GAIN_FRAC = 0.03  # what a free loader must give for input to be called what binds
+LEAST_GAIN_FRAC = 0.03  # gain from an infinitely fast loader above which a trial is called input-bound
 
 Finding = dict[str, str]
 
 
 def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]:
-    """Returns what binds a trial: its input or its device, its communication; nothing when the numbers to tell are missing.
+    """Returns what limits a trial: input, device or communication; nothing if the numbers are missing.
 
     Args:
-        record: the winner, or the baseline when nothing was better.
-        device: "cuda" or "cpu", where the program trains; None unknown.
+        record: the winner, or the baseline if nothing was better.
+        device: "cuda" or "cpu", where the program trains; None if unknown.
     """
     if not record.value:
         return []
@@ -27,10 +27,10 @@ def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]
 
 
 def _led(found: list[Finding]) -> list[Finding]:
-    """Returns the findings with what costs most first, and without what it contradicts.
+    """Returns the findings, the most costly first, without those that it contradicts.
 
-    What bounds several ranks is their communication where it takes more than input does: "device-bound" would be wrong, and
-    "at most +1 %" of input is no diagnosis beside it.
+    If communication costs several ranks more than input does, it is what limits them. "Device-bound" would then be wrong, and a
+    finding of "at most +1 %" for input would distract.
     """
     rank = {"input-bound": 0, "communication-bound": 1, "shared cores": 2, "ranks out of step": 3, "partly input-bound": 4}
     ordered = sorted(found, key=lambda finding: rank.get(finding["finding"], 5))
@@ -40,11 +40,11 @@ def _led(found: list[Finding]) -> list[Finding]:
 
 
 def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
-    if not record.value or record.data_wait_frac is None or record.loader_rate is None:  # no DataLoader: input is not known
+    if not record.value or record.data_wait_frac is None or record.loader_rate is None:  # the last: no DataLoader
         return []
     if _shares_cores(record, device):
         # Measured: one worker on two cores slowed the step from 58 to 42 samples/s and hardly ever let it wait, where a free
-        # loader would have given 36 % more. Waiting does not tell there; without workers it does.
+        # loader would have given 36 % more. So waiting time is used only without workers.
         return [
             _finding(
                 "shared cores",
@@ -67,7 +67,7 @@ def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
 
 
 def _of_ranks(record: TrialRecord, device: str | None) -> list[Finding]:
-    """Returns what several ranks lose to each other."""
+    """Returns the findings on communication between ranks."""
     if not record.ranks:
         return []
     found, communication = [], record.ranks["communication"] or {}
@@ -89,7 +89,7 @@ def _of_ranks(record: TrialRecord, device: str | None) -> list[Finding]:
 
 
 def free_loader_gain_frac(record: TrialRecord) -> float | None:
-    """Returns D / throughput - 1, what an infinitely fast loader would add; None when D is unknown."""
+    """Returns D / throughput - 1, the gain from an infinitely fast loader; None if D is unknown."""
     if not record.value or not record.device_rate:
         return None
     return max(0.0, record.device_rate / record.value - 1)
@@ -98,7 +98,7 @@ def free_loader_gain_frac(record: TrialRecord) -> float | None:
 def _shares_cores(record: TrialRecord, device: str | None) -> bool:
     if record.regime:
         return record.regime == SHARED
-    return device == "cpu" and bool(record.knobs.get("loader.num_workers"))  # a record from before it was measured
+    return device == "cpu" and bool(record.knobs.get("loader.num_workers"))  # a record from a version that did not measure it
 
 
 def _evidence(record: TrialRecord) -> str:

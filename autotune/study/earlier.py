@@ -1,4 +1,4 @@
-"""What earlier runs of a study have left in its folder: where a resumed study goes on."""
+"""Reads what earlier runs of a study left in its folder, where a resumed study continues."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from autotune.launchers.rank_results import RankResults
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
 
-CUT_OFF_CAUSE = "cut off"  # in a record's evidence: autotune itself was ended while the trial ran
+CUT_OFF_CAUSE = "cut off"  # in a record's evidence: autotune ended while the trial ran
 
 
 @dataclass(kw_only=True)
 class Earlier:
-    """An earlier run's remains.
+    """The results of earlier runs.
 
     Attributes:
         about: study.json.
-        records: trials that are over, by number, those that were cut off included; without the baseline when it has to be
-            measured again.
-        cut_off: those of `records` that were found without one, to be written.
-        spent_s: wall time that was used.
-        first: rank 0's result of the baseline; None when it has to be measured (again).
-        why_no_baseline: why a baseline that was measured cannot be used, "" when it can or there is none.
-        failed_baseline: the baseline's record when it brought no number.
+        records: ended trials, by number, including those that were cut off; without the baseline if it must be measured
+            again.
+        cut_off: those of `records` that have no file yet.
+        spent_s: wall time used.
+        first: rank 0's result of the baseline; None if the baseline must be measured.
+        why_no_baseline: why a measured baseline cannot be used; "" if it can, or if there is none.
+        failed_baseline: record of a baseline without a measurement.
     """
 
     about: StudyRecord
@@ -42,10 +42,10 @@ class Earlier:
 
 
 def read_earlier(folder: StudyFolder) -> Earlier:
-    """Returns what is in a study's folder.
+    """Returns the earlier results in a study's folder.
 
     Raises:
-        BadInput: a document of it cannot be read; names the file.
+        BadInput: a file cannot be read; with its name.
     """
     try:
         about, records = folder.read_study(), folder.read_trials()
@@ -76,7 +76,7 @@ def _take_baseline(earlier: Earlier, folder: StudyFolder) -> None:
 
 
 def _first_result(path: Path) -> RankResult:
-    """Returns what rank 0 of a trial wrote.
+    """Returns the result that rank 0 of a trial wrote.
 
     Raises:
         OSError, ValueError, KeyError, TypeError: it cannot be read, or belongs to another attempt.
@@ -96,7 +96,7 @@ def _noted_s(folder: StudyFolder) -> float:
 
 
 def _cut_off(request: TrialRequest, path: Path) -> TrialRecord:
-    """Returns the record of a trial that has none: who would have written it was ended."""
+    """Returns a record for a trial that has none, because autotune ended before it was written."""
     progress = ProgressFile(path / protocol.PROGRESS_FILE)
     progress.read()
     seconds = progress.changed_s - min(progress.entered_s.values(), default=progress.changed_s)

@@ -1,7 +1,7 @@
-"""What a study takes over from earlier ones: configurations to begin with, and what is known to run out of memory.
+"""What a study takes over from earlier ones: first configurations, and configurations that run out of memory.
 
-Nothing of it counts as measured here: a configuration is tried before others, or is left out, and that is all. It is written
-into study.json before the search begins, so that the study needs the others no more, and goes on with the same when resumed:
+None of it counts as measured here. It only decides which configurations come first and which are left out. It is written into
+study.json before the search begins, so that the study no longer depends on the others and uses the same when resumed:
 
     {"asked": search.warm_start,
      "sources": [{"study", "is_same", "differs": [name of the identity]}],     the latest first
@@ -33,15 +33,15 @@ from autotune.trials.inputs import StudyInputs
 from autotune.trials.session import Session
 from autotune.trials.settings import capacity_bytes
 
-MAX_SOURCES = 8  # the latest ones; what older ones knew, these knew too
-MAX_SEEDS = 8  # more than are tried: some may mean the same here, or nothing
-DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # an edited study is no reason to end this one
-MAX_OUT = 20  # each is compared with every configuration that may be proposed
-# What makes two studies ones of the same program on the same machine. What was searched, pinned or aimed at may differ.
+MAX_SOURCES = 8  # the latest ones, which took over from older ones
+MAX_SEEDS = 8  # more than are tried: some may be equal or meaningless here
+DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # a damaged study is no reason to end this one
+MAX_OUT = 20  # each is compared with every proposal
+# The identity of program and machine. Search space, pins and objective may differ.
 ALIKE = ("machine.", "program.", "device.kind", "device.index", "train.global_batch")
 MACHINE = ("machine.", "device.")
 UNLIKE = ("machine.price_per_hour",)
-RECENT = ("program.script", "program.torch")  # what changes under one's hands: worth a word when nothing else does
+RECENT = ("program.script", "program.torch")  # what changes during development: worth a note if nothing else differs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +49,11 @@ class Source:
     """An earlier study.
 
     Attributes:
-        name: as the user would call it.
+        name: as the user would write it.
         about: study.json.
         records: its trials.
-        summary: of it; None where it cannot be read.
-        differs: names of what makes its program or machine another one.
+        summary: its summary; None if it cannot be read.
+        differs: names of the parts of its identity that differ.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Source:
 
 
 def check_named(asked: Any, runs: Path) -> None:
-    """Checks that the studies exist that `search.warm_start` names.
+    """Checks that the studies named by `search.warm_start` exist.
 
     Raises:
         BadInput: one does not, or cannot be read.
@@ -79,7 +79,7 @@ def check_named(asked: Any, runs: Path) -> None:
 
 
 def inherit(session: Session) -> dict[str, Any]:
-    """Returns what a study takes over, as study.json holds it; {} for nothing. Only asked for after the baseline.
+    """Returns what a study takes over, as stored in study.json; {} for nothing. Needs the baseline.
 
     Args:
         session: the study, before its search.
@@ -98,9 +98,9 @@ def inherit(session: Session) -> dict[str, Any]:
 
 
 def earlier_noise(session: Session) -> stats.Noise | None:
-    """Returns what earlier studies of the runs folder know of this machine's spread from process to process.
+    """Returns the spread from process to process on this machine, from earlier studies in the runs folder.
 
-    Those of the same program count for more than others, whose noise may be half or twice as large.
+    Studies of the same program count more than others, whose noise may be half or twice as large.
     """
     if not session.folder.is_kept:
         return None
@@ -116,10 +116,10 @@ def earlier_noise(session: Session) -> stats.Noise | None:
 
 
 def why_nothing(session: Session) -> str:
-    """Returns what is worth a word where nothing was taken over; "" for nothing.
+    """Returns a note on why nothing was taken over; "" if none is needed.
 
-    A study that the user named had nothing to give; or there is one of the same command whose script or torch was another, that
-    only its name brings in.
+    That is the case if a named study had nothing useful, or if there is a study of the same command with another script or
+    torch, which is used only if it is named.
     """
     config = session.inputs.config.search
     if not session.folder.is_kept:
@@ -141,7 +141,7 @@ def why_nothing(session: Session) -> str:
 
 
 def _typed(folder: StudyFolder) -> str:
-    """Returns what means a study as `search.warm_start`: its name, or its path where the name means a later one."""
+    """Returns the value of `search.warm_start` that means a study: its name, or its path if the name means a later one."""
     with contextlib.suppress(BadInput):
         if find(folder.path.parent, folder.name).path == folder.path:
             return folder.name
@@ -149,9 +149,9 @@ def _typed(folder: StudyFolder) -> str:
 
 
 def foreseen(inputs: StudyInputs, runs: Path) -> tuple[str, float] | None:
-    """Returns (study, seconds of its trials, typically) for the latest study that seems alike before a baseline has run.
+    """Returns (study, typical seconds of its trials) for the latest similar study; needs no baseline.
 
-    What only a baseline can tell (torch, the device) is not compared.
+    Facts that only a baseline reveals (torch, the device) are not compared.
     """
     own = identity(inputs, None, None)
     told = {f"program.{name}" for name in PROGRAM_FACTS}
@@ -170,7 +170,7 @@ def _names(asked: Any) -> list[str]:
 
 
 def _named(runs: Path, name: str, *, without: Path | None) -> StudyFolder:
-    """Returns the study of that name, or in that folder."""
+    """Returns the study with that name or in that folder."""
     path = Path(os.path.expanduser(name))
     if os.sep in name:
         if (path / "study.json").is_file():
@@ -186,7 +186,9 @@ def _sources(session: Session, asked: Any) -> list[Source]:
     own, found = session.about.identity, []
     if names := _names(asked):
         for name in names:
-            with contextlib.suppress(BadInput, OSError, ValueError):  # checked before the start; gone or damaged since
+            with contextlib.suppress(
+                BadInput, OSError, ValueError
+            ):  # it was checked before the start and has been removed or damaged since
                 folder = _named(session.folder.path.parent, name, without=session.folder.path)
                 found.append((folder, folder.read_study()))
     else:
@@ -197,7 +199,7 @@ def _sources(session: Session, asked: Any) -> list[Source]:
 
 
 def _others(runs: Path, *, without: Path | None = None) -> list[tuple[StudyFolder, StudyRecord]]:
-    """Returns the studies of a runs folder that have searched, the latest first."""
+    """Returns the studies of a runs folder that have a search, latest first."""
     found = []
     for folder in studies(runs):
         with contextlib.suppress(OSError, ValueError):  # damaged, or of another version
@@ -228,18 +230,18 @@ def _differing(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _seeds(sources: Sequence[Source], about: StudyRecord) -> list[dict[str, Any]]:
-    """Returns the configurations that beat their baseline, those that finals have proven first, then by how much."""
+    """Returns the configurations that beat their baseline: those proven by finals first, then by ratio."""
     found: dict[frozenset[tuple[str, Any]], dict[str, Any]] = {}
     for source in sources:
         with contextlib.suppress(*DAMAGED):
-            is_same_aim = source.about.objective == about.objective  # of another aim the finals have proven something else
+            is_same_aim = source.about.objective == about.objective  # finals with another objective prove something else
             for entry in [*(_proven(source) if is_same_aim else []), *_measured(source, is_same_aim=is_same_aim)]:
                 found.setdefault(frozenset(entry["knobs"].items()), entry)
     return sorted(found.values(), key=lambda entry: (not entry["is_proven"], -entry["ratio"]))[:MAX_SEEDS]
 
 
 def _proven(source: Source) -> list[dict[str, Any]]:
-    """Returns the winner that the finals have shown to be faster; [] without one."""
+    """Returns the winner that the finals showed to be faster; [] without one."""
     summary = source.summary or {}
     best, speedup = summary.get("best") or {}, summary.get("speedup") or {}
     if speedup.get("verdict") != "faster" or not best.get("overrides") or not best.get("knobs"):
@@ -250,7 +252,7 @@ def _proven(source: Source) -> list[dict[str, Any]]:
 
 
 def _measured(source: Source, *, is_same_aim: bool) -> list[dict[str, Any]]:
-    """Returns what the search measured to be better than its baseline, and what no loss has put out."""
+    """Returns the search trials that beat their baseline and were not ruled out by loss parity."""
     barred = [entry["knobs"] for entry in ((source.summary or {}).get("parity") or {}).get("failed") or []]
 
     def aim(record: TrialRecord) -> float:
@@ -292,10 +294,10 @@ def _entry(
 
 
 def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
-    """Returns the smallest configurations that ran out of memory where there was as much of it, in the same program.
+    """Returns the smallest configurations that ran out of memory in the same program with no less memory than here.
 
-    One that another of these studies has measured, or a larger one, or the baseline here, is no limit: something else took the
-    memory then.
+    A configuration does not count if one of these studies measured it or a larger one, or if the baseline here is as large:
+    something else must have used the memory.
     """
     alike = [source for source in sources if not source.differs]
     ran = [baseline.knobs, *(record.knobs for source in alike for record in source.records if record.outcome.has_value)]
@@ -318,13 +320,13 @@ def _reaches(knobs: Knobs, out: dict[str, Any]) -> bool:
 
 
 def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bool:
-    """Returns whether a study has no more of the memory that ran out than another; False where it is not known."""
+    """Whether a study has no more of the exhausted memory than another; False if unknown."""
     own, there = _memory_bytes(about, outcome), _memory_bytes(other, outcome)
     return own is not None and there is not None and own <= there
 
 
 def _memory_bytes(about: StudyRecord, outcome: Outcome) -> int | None:
-    """Returns the memory that a trial of a study may fill: of the host beside a GPU all, else the limit, or the device's."""
+    """Returns the memory available to a trial: all of the host's next to a GPU, else the limit, or the device's."""
     with contextlib.suppress(BadInput, *DAMAGED):
         if outcome is Outcome.host_oom and about.machine.get("gpus"):
             return int(about.machine["memory_bytes"])

@@ -1,4 +1,4 @@
-"""What a search begins with: the best of earlier studies, then what an expert would try first."""
+"""The first configurations of a search: the best of earlier studies, then what an expert would try."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from autotune.records import Knobs, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.trials.session import Session, configuration_key
 
-NUM_EARLIER_SEEDS = 3  # in replays of two tables better than one by 1 % after a short study, no worse after a long one
-NUM_LED_SEEDS = 2  # an expert's choice at two batches tells what memory a sample takes; from then on the models know better
-DISPROVED_FRAC = 0.85  # of the baseline's value: noise alone does not explain less
-FITS_FRAC = 0.97  # of the memory, as for the sampler: what a configuration took elsewhere it takes here
+NUM_EARLIER_SEEDS = 3  # in replays of two tables 1 % better than one after a short study, no worse after a long one
+NUM_LED_SEEDS = 2  # an expert's choice at two batch sizes shows the memory per sample; after that the models know better
+DISPROVED_FRAC = 0.85  # of the baseline's value: noise alone does not explain a lower one
+FITS_FRAC = 0.97  # of the memory, as for the sampler: a configuration is expected to take as much here as elsewhere
 BATCH = "loader.batch_size"
-EXPERT, EARLIER = "expert", "earlier"  # where a proposal comes from; see TrialRecord.origin
+EXPERT, EARLIER = "expert", "earlier"  # origins of proposals; see TrialRecord.origin
 
 
 @dataclass(kw_only=True)
@@ -29,7 +29,7 @@ class Proposal:
         knobs: full configuration.
         why: one line.
         origin: as in TrialRecord.
-        trial: Optuna's trial when its sampler proposed it.
+        trial: Optuna's trial, if a sampler of Optuna proposed it.
     """
 
     knobs: Knobs
@@ -39,7 +39,7 @@ class Proposal:
 
 
 def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], bool]) -> Iterator[Proposal]:
-    """Yields the best configurations of earlier studies as far as this space has them, each once.
+    """Yields the best configurations of earlier studies, translated to this space, each once.
 
     Args:
         session: the study.
@@ -47,7 +47,9 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
         is_known: whether a configuration needs no trial.
     """
     space = session.resolved
-    num = len({configuration_key(record.changed) for record in session.searched if record.origin == EARLIER})  # when resumed
+    num = len(
+        {configuration_key(record.changed) for record in session.searched if record.origin == EARLIER}
+    )  # in a resumed study
     for seed in session.about.warm_start.get("seeds", []):
         if num >= NUM_EARLIER_SEEDS:
             return
@@ -60,28 +62,28 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
 
 
 def translated(space: ResolvedSpace, knobs: Knobs) -> Knobs:
-    """Returns a configuration of another study in this space: what is searched here as it was there, the rest as here.
+    """Translates a configuration of another study: knobs searched here take its values, the others stay as they are here.
 
-    A number that may not be proposed here becomes the nearest that may; another value stays the baseline's.
+    A number outside the space here becomes the nearest one inside. Any other unknown value becomes the baseline's.
     """
     found = {key: domain.nearest(knobs[key]) for key, domain in space.domains.items() if key in knobs}
     return {**space.reference, **{key: value for key, value in found.items() if value is not None}}
 
 
 def _fits(session: Session, seed: dict[str, Any]) -> bool:
-    """Whether what a configuration took of the memory elsewhere is there."""
+    """Whether the memory that a configuration took elsewhere is available here."""
     peak, capacity = seed.get("peak_memory_bytes"), session.memory_capacity_bytes
     return not peak or not capacity or peak <= FITS_FRAC * capacity
 
 
 def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool], *, is_led: bool) -> Iterator[Proposal]:
-    """Yields an expert's first tries, but not again what was slower than the baseline.
+    """Yields an expert's first choices, without repeating changes that were slower than the baseline.
 
     Args:
         session: the study.
         hold: knobs that wait for their turn, with the values they have until then.
-        may_fit: whether a configuration is not expected to run out of memory.
-        is_led: whether the sampler of rates proposes from then on, which needs fewer.
+        may_fit: whether a configuration is expected to fit into memory.
+        is_led: whether the sampler of rates follows, which needs fewer seeds.
     """
     space, host_context = session.resolved, session.host_context
     if not session.inputs.config.search.seeds or host_context is None:
@@ -93,7 +95,9 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
             continue
         if may_fit(knobs):
             yield Proposal(knobs=knobs, why=why, origin=EXPERT)
-        elif host_context.has_cuda and (smaller := space.with_smaller_batch(knobs)):  # on a CPU the process takes most
+        elif host_context.has_cuda and (
+            smaller := space.with_smaller_batch(knobs)
+        ):  # on a CPU, most of it is taken by the process itself
             why = "expert's choice at a smaller batch: what memory a sample takes"
             yield Proposal(knobs=smaller, why=why, origin=EXPERT)
 
@@ -101,12 +105,12 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
 def filling_seed(
     session: Session, best: TrialRecord, filling_batch: Callable[[Knobs, list[int]], int | None]
 ) -> Iterator[Proposal]:
-    """Yields the best so far with a batch that fills the memory, where a larger batch than the program's was the best.
+    """Yields the best so far with a batch that fills the memory, if a larger batch than the program's was the best.
 
     Args:
         session: the study.
         best: so far.
-        filling_batch: the largest of some batch sizes that a configuration is expected to fit with; None unknown.
+        filling_batch: returns the largest of some batch sizes that is expected to fit; None if unknown.
     """
     space = session.resolved
     own, batch = space.reference.get(BATCH), best.knobs.get(BATCH)
@@ -122,7 +126,7 @@ def filling_seed(
 
 
 def _is_disproved(session: Session, knobs: Knobs) -> bool:
-    """Whether the same changes beside the loader's were slower than the baseline: bf16 emulated in software is."""
+    """Whether the same changes, apart from loader knobs, were slower than the baseline, as emulated bf16 is."""
     floor = DISPROVED_FRAC * (session.baseline.score or 0.0)
     part = _beside_loader(session.resolved.changed(knobs))
     slower = [record for record in session.searched[1:] if record.score is not None and record.score < floor]

@@ -1,6 +1,6 @@
 """Runs a study: baseline, search, finals with attribution; after every trial the summary is on disk.
 
-A study that was ended is gone on with.
+An interrupted study can be resumed.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from autotune.trials.settings import memory_seen_bytes
 from autotune.trials.trial_metrics import cycle
 from autotune.wording import cycles_text, log_lines
 
-NO_MODULE = "No module named"  # what Python says of it
-DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # for the tracker to catch up at the end; a budget in time is kept
-LETTING_GO_S = 5.0  # for the tracker's process to end when it is told to
+NO_MODULE = "No module named"  # Python's own message
+DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # for the tracker to catch up at the end; a time budget is kept
+LETTING_GO_S = 5.0  # for the tracker's process to end after it was asked to
 
 
 def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> Summary:
-    """Runs a study to its verdict and returns its summary; everything in it is on disk by then.
+    """Runs a study to its verdict and returns its summary, which is on disk by then.
 
-    An interrupt is no exception here: the summary's status is "interrupted" and holds what there is.
+    An interrupt raises no exception: the summary then has the status "interrupted" and the results so far.
 
     Args:
         inputs: what to do.
@@ -62,7 +62,7 @@ def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> S
         listener: whom to tell.
 
     Raises:
-        NothingWorked: the program cannot be measured as it is run today, or no other way; says why, with the end of its log.
+        NothingWorked: the program cannot be measured, neither as it is nor otherwise; with the reason and the end of its log.
         FolderLost: the study's folder cannot be written any more.
         BadInput: another tuner works on the study.
     """
@@ -70,17 +70,17 @@ def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> S
 
 
 def resume_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> Summary:
-    """Goes on with a study, however it ended, and returns its summary, as `run_study` does.
+    """Resumes a study, however it ended, and returns its summary, as `run_study` does.
 
-    Trials that are over are neither repeated nor lost; what was cut off is tried again; time that was used stays used.
+    Finished trials are neither repeated nor lost, trials that were cut off run again, and time already used counts.
 
     Args:
-        inputs: what the study was given, its budget perhaps extended.
+        inputs: the inputs of the study; its budget may be larger than before.
         folder: the study's folder.
         listener: whom to tell.
 
     Raises:
-        BadInput: also when machine or program are not those that the study has measured; names what differs.
+        BadInput: also if machine or program are not those of the earlier trials; says what differs.
     """
     return _run(inputs, folder, listener, is_new=False)
 
@@ -97,7 +97,7 @@ def _run(inputs: StudyInputs, folder: StudyFolder, told: Listener, *, is_new: bo
 
 
 class _Study:
-    """One run from start to end; the parts do the work, this holds their order."""
+    """One run from start to end. The parts do the work; this class defines their order."""
 
     def __init__(
         self, inputs: StudyInputs, folder: StudyFolder, listener: Listener, interrupts: Interrupts, earlier: Earlier | None
@@ -136,7 +136,7 @@ class _Study:
         try:
             tracking = self._open()
             status, reason, failure = self._outcome()
-            if self._finals and self._decision is None:  # ended by the user in the middle of the finals
+            if self._finals and self._decision is None:  # the user ended it in the middle of the finals
                 self._decision = self._finals.decision if self._finals.decision.finalist else None
             summary = self._write(status, reason)
         except BaseException as fault:
@@ -151,7 +151,7 @@ class _Study:
         return summary
 
     def _outcome(self) -> tuple[str, str, NothingWorked | None]:
-        """Returns the status the study ends with, why, and the failure to be raised once everything is on disk."""
+        """Returns the final status, its reason, and the failure to raise once everything is on disk."""
         try:
             self._baseline()
             if self._inputs.is_recording:
@@ -173,7 +173,7 @@ class _Study:
         return "complete", ended_because, None
 
     def _confirm_others(self, decision: Decision) -> None:
-        """Measures again, with the time that is left, what is reported besides the winner: other tiers, other objectives."""
+        """Uses the remaining time to measure the other configurations that are reported: other tiers, other objectives."""
         with contextlib.suppress(OutOfTime):
             if decision.is_better and decision.finalist:
                 self._tiers.run(decision.finalist)
@@ -196,12 +196,12 @@ class _Study:
             self._listener.resumed(self._earlier.records, self._earlier.spent_s)
         try:
             return self._inputs.start_tracking(self._folder) if self._inputs.start_tracking else None
-        except OSError as error:  # no process to be had, a full disk
+        except OSError as error:  # no process can be started, or the disk is full
             self._listener.notice(incomplete(self._folder, f"it could not be started ({error.strerror})"))
             return None
 
     def _check_identity(self, now: dict[str, Any]) -> None:
-        """Checks that machine, program and space are those that the trials of earlier runs were measured with."""
+        """Checks that machine, program and space are those of the trials of earlier runs."""
         earlier = self._earlier
         if earlier is None or not earlier.records:
             return
@@ -212,7 +212,7 @@ class _Study:
             )
 
     def _baseline(self) -> None:
-        """Measures trial 0, or takes it from an earlier run; from then on it is known what can be searched."""
+        """Measures trial 0, or takes it from an earlier run. It determines what can be searched."""
         session, earlier = self._session, self._earlier
         first = earlier.first if earlier else None
         if first is None:
@@ -238,7 +238,7 @@ class _Study:
         session.runner.goal.check_baseline(record)
         session.about = about(self._inputs, self._folder, session.about, space=session.space, first=first)
         self._check_identity(session.about.identity)
-        record.knobs = session.space.baseline  # what the program does by itself is known only now
+        record.knobs = session.space.baseline  # only now is it known what the program sets by itself
         self._take_over()
         self._budget.reserve(record)
         self._folder.write_trial(record)
@@ -249,7 +249,7 @@ class _Study:
             self._listener.planned(session.outlook())
 
     def _take_over(self) -> None:
-        """Takes over what earlier studies know, before the search begins; what was taken over then holds from then on."""
+        """Takes over results of earlier studies before the search begins; they stay the same when the study is resumed."""
         session, inputs = self._session, self._inputs
         is_new = not session.about.warm_start and len(session.searched) <= 1
         if is_new and not inputs.is_recording:
@@ -262,7 +262,7 @@ class _Study:
             self._listener.notice(why)
 
     def _name_dropped(self, dropped: dict[str, str]) -> None:
-        """Says which of the knobs that the user named are not searched; `autotune inspect` has the rest."""
+        """Tells the user which of the knobs they named are not searched; `autotune inspect` has the rest."""
         for key in sorted(self._inputs.space.typed & dropped.keys()):
             self._listener.notice(f"{key} is not searched here: {dropped[key]}.")
 
@@ -310,18 +310,18 @@ class _Study:
             self._listener.notice(incomplete(self._folder, why))
 
     def _cause_of(self, fault: BaseException) -> BaseException:
-        """Returns FolderLost for what a library or the launcher stumbled over when the folder cannot be written."""
+        """Returns FolderLost if an error was caused by a folder that cannot be written; else the error itself."""
         if isinstance(fault, Exception) and not isinstance(fault, FolderLost):
             try:
                 self._folder.check()
             except FolderLost as lost:
                 return lost
-            if isinstance(fault, OSError) and fault.errno in FULL:  # there is room again
+            if isinstance(fault, OSError) and fault.errno in FULL:  # there is space again
                 return self._folder.lost(fault)
         return fault
 
     def _abandon(self, fault: BaseException, tracking: Tracking | None) -> None:
-        """Leaves nothing running after a fault, and says on disk what happened, where that can still be written."""
+        """Ends all processes after a fault and records on disk what happened, if that is still possible."""
         for let_go in (self._inputs.launcher.close, self._session.runner.close):
             with contextlib.suppress(Exception):
                 let_go()
@@ -334,7 +334,7 @@ class _Study:
                 self._write("failed" if is_ours else "interrupted", self._inputs.secrets.text(reason))
 
     def _drain(self, tracking: Tracking) -> str:
-        """Waits for the tracker to catch up, and returns why it did not; it reads the summary's status and ends by itself."""
+        """Waits for the tracker to catch up; returns why it did not. It ends by itself once it has read the summary."""
         self._session.interrupts.hear_again()
         drain_s = DRAIN_S if self._session.budget.total_s is None else BUDGETED_DRAIN_S
         try:

@@ -1,4 +1,4 @@
-"""What is known to run out of memory: configurations that did so in earlier studies, and those that take as much or more."""
+"""Configurations that are known to run out of memory: those that did in earlier studies, and any that need as much."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from autotune.knobs.catalogue import is_knob, knob
 from autotune.records import Kind, Knobs, KnobValue, Outcome, TrialRecord
 
 BATCH = "loader.batch_size"
-# What takes more memory the larger it is: of the device the batch alone, of the host what its workers hold as well.
+# Knobs that need more memory the larger they are: on a device the batch size, on the host also what workers hold.
 DEVICE_GROWING, HOST_GROWING = (BATCH,), (BATCH, "loader.num_workers", "loader.prefetch_factor")
-# What changes the memory of a sample, and must be the same for one configuration to tell of another; a program may read a
-# variable and be another one.
+# Knobs that change the memory per sample and must be equal for two configurations to be comparable. A program may also read
+# environment variables and behave differently.
 ALIKE, ALIKE_GROUPS = ("precision.amp", "compile.mode"), ("memory.", "parallel.", "env.")
-ELSEWHERE = -1  # number of a trial that is none of this study's
+ELSEWHERE = -1  # trial number that stands for a trial of another study
 
 
 class Frontier:
-    """Answers for configurations that are not worth trying, since they ran out of memory elsewhere.
+    """Rules out configurations that ran out of memory in earlier studies.
 
     Args:
         out: "out_of_memory" of `inheritance.inherit`.
@@ -35,7 +35,7 @@ class Frontier:
         )) for entry in out]  # fmt: skip
 
     def beyond(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns a record of having run out of memory for a configuration that would; None for any other."""
+        """Returns an out-of-memory record for a configuration that is ruled out; None for any other."""
         for out, record in self._out:
             if dominates(knobs, out, is_host=record.outcome is Outcome.host_oom):
                 return record
@@ -43,14 +43,14 @@ class Frontier:
 
 
 def dominates(knobs: Knobs, out: Knobs, *, is_host: bool) -> bool:
-    """Returns whether a configuration takes at least the memory that another one did.
+    """Whether a configuration needs at least as much memory as another one.
 
-    Without a batch size in both it has to be the same configuration.
+    Unless both have a batch size, they must be the same configuration.
 
     Args:
         knobs: full configuration.
         out: the other.
-        is_host: whether memory of the host is meant, of which loader workers take their part.
+        is_host: whether host memory is meant, which loader workers use as well.
     """
     if BATCH not in knobs or BATCH not in out:
         return knobs == out

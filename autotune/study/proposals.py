@@ -1,4 +1,4 @@
-"""What is tried next: expert seeds, then single changes and the sampler, late the costly values. Never the same twice."""
+"""Proposes the next trial: expert seeds, then single changes and the sampler, and costly values last. Nothing runs twice."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from autotune.trials.budget import CONFIRMING_ROUNDS
 from autotune.trials.session import ConfigurationKey, Ending, Session, configuration_key
 from autotune.wording import log_lines
 
-MAX_REPEATED_PROPOSALS = 40  # the sampler proposes what is known already this often in a row: the space is used up
-SAMPLER_GIVES_UP_AFTER = 10  # from then on random ones: a sampler may insist on its favourite
-MAX_REPEATED_GRID_POINTS = 5000  # grid points that differ only in knobs without meaning there
-MAX_TOO_DEAR = 8  # proposals in a row that do not fit what is left of the budget
-NUM_SAME_FAILURES = 4  # first trials that all fail alike, memory apart: more of the same teaches nothing
-ANSWER_GAIN_FRAC = 0.03  # expected improvement below which time for the answer is worth more than a trial ...
+MAX_REPEATED_PROPOSALS = 40  # known configurations that the sampler may propose in a row before the space counts as used up
+SAMPLER_GIVES_UP_AFTER = 10  # of these, after which random ones are drawn: a sampler may insist on its favourite
+MAX_REPEATED_GRID_POINTS = 5000  # grid points in a row that differ only in inactive knobs
+MAX_TOO_DEAR = 8  # proposals in a row that do not fit the remaining budget
+NUM_SAME_FAILURES = 4  # first trials that all fail alike, except for memory: more of them would not help
+ANSWER_GAIN_FRAC = 0.03  # expected improvement below which time for ablation and finals is worth more than a trial ...
 ANSWER_AFTER = 2  # ... in so many proposals in a row
-ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]  # of the ablation and of the finals: what a plain answer takes
-UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as none, where the machine's spread is not known
-MAX_CHANCES = 2  # trials of a configuration that were disturbed, or cut off with autotune: a third would go the same way
-SINGLE, SAMPLER, LATE = "single", "sampler", "late"  # where a proposal comes from; see TrialRecord.origin
+ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]  # rounds of ablation and finals that time is kept for
+UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the spread of the machine is not known
+MAX_CHANCES = 2  # trials of a configuration that may be disturbed or cut off; a third would probably be as well
+SINGLE, SAMPLER, LATE = "single", "sampler", "late"  # origins of proposals; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
 TOO_RISKY = "what is left to try would run out of memory, or may and has too small an expected gain for that risk"
-OUT_OF_TIME = "the search's part of the budget is used"  # what is left is the finals'
+OUT_OF_TIME = "the search's part of the budget is used"  # the remaining time belongs to the finals
 TOO_DEAR = "no configuration that is left to try fits the rest of the budget together with its finals"
 OUT_OF_TRIALS = "the trial budget is used"
 ANSWER_FIRST = "little improvement is expected: the time is better used to find out what each change contributes"
@@ -51,13 +51,14 @@ NO_IMPROVEMENT = "no improvement is expected: no configuration is forecast to be
 
 
 class Search:
-    """Proposes, measures and tells until time, trials or ideas run out.
+    """Proposes and measures configurations until time, trials or ideas run out.
 
-    A search has two halves: until most of its time is used, cheap configurations; then the values that cost a compilation,
-    each on the best so far, and what that best is worth at the lower tiers; then cheap ones again with whatever time is left.
+    A search first tries cheap configurations, until most of its time is used. Then it tries the values that cost a compilation,
+    each on the best configuration so far, and the best configuration restricted to lower tiers. Any remaining time goes to
+    cheap configurations again.
 
-    A search that goes on begins the same way: what earlier runs of the study have tried is told to the sampler and counts as
-    tried, in each of the steps; what they were kept from finishing comes first.
+    A resumed search follows the same steps. Trials of earlier runs are passed to the sampler and count as tried. Trials that an
+    earlier run could not finish come first.
     """
 
     def __init__(self, session: Session) -> None:
@@ -65,7 +66,7 @@ class Search:
         self._session, self._space = session, space
         self._sampler_name = config.search.sampler
         self._names = session.runner.goal.names
-        # Where the rate decides, its sampler makes single changes and weighs compilations itself; elsewhere TPE proposes.
+        # The sampler of rates makes single changes and weighs compilations itself. Other objectives use TPE.
         self._is_led = self._sampler_name == "rates" and len(self._names) == 1 and session.runner.goal.follows_rate
         self._costly = [] if self._is_led else space.costly()
         self._hold: Knobs = {key: space.reference[key] for _, key, _ in self._costly}
@@ -73,7 +74,7 @@ class Search:
         free = {key: found for key, found in self._distributions.items() if key not in self._hold}
         self._single_changes = SingleChanges(space, list(free), session.host_context)
         self._num_free = len(free)
-        num_known = len(session.records) - 1  # a sampler that begins with the same seed again would propose the same again
+        num_known = len(session.records) - 1  # with the same seed as before, the sampler would repeat its proposals
         self._random = make_sampler("random", seed=config.study.seed + num_known + 1, distributions=free)
         sampler = make_sampler(self._sampler_name, seed=config.study.seed + num_known, distributions=free)
         journal, name = session.folder.journal_file, session.folder.name
@@ -87,13 +88,13 @@ class Search:
         self._num_singles = 0
         self._unfinished: list[TrialRecord] = []
         self._is_too_dear = False
-        self._left_out: dict[ConfigurationKey, Knobs] = {}  # what the sampler proposed and did not fit
+        self._left_out: dict[ConfigurationKey, Knobs] = {}  # proposals of the sampler that did not fit
         self._reason = OUT_OF_TIME
         self._num_small = 0  # proposals in a row whose expected improvement is small
         self._recall(session.searched)
 
     def _recall(self, records: list[TrialRecord]) -> None:
-        """Takes in the trials there are: the baseline, and those of earlier runs of the study."""
+        """Loads the existing trials: the baseline and those of earlier runs of the study."""
         for record in records:
             self._note(record)
             self._teach(record)
@@ -113,10 +114,10 @@ class Search:
             self._hold_what_is_best()
 
     def run(self) -> str:
-        """Searches and returns why it ended.
+        """Searches and returns the reason why it ended.
 
         Raises:
-            NothingWorked: the first configurations all failed alike, and not for want of memory.
+            NothingWorked: the first configurations all failed in the same way, other than out of memory.
         """
         for proposal in self._with_questions(self._proposals()):
             self._measure(proposal)
@@ -125,14 +126,14 @@ class Search:
         return self._why_nothing_was_tried() or self._reason
 
     def _keep_for_finals(self) -> None:
-        """Keeps time for an interval: the best so far may be dearer to measure again than the baseline is."""
+        """Reserves time to confirm the best so far, which may take longer to measure than the baseline."""
         session, best = self._session, self._incumbent
         pair_s = session.costs.again_s(best.knobs, best.changed) + session.costs.again_s(session.baseline.knobs, {})
         is_large = (best.score or 0.0) > LARGE_EFFECT * (session.baseline.score or math.inf)
         session.budget.keep_for(CONFIRMING_ROUNDS * pair_s, is_large=is_large)
 
     def _why_nothing_was_tried(self) -> str:
-        """Returns what budget one configuration takes, where not even one fitted; "" otherwise."""
+        """Returns the budget needed if not even one configuration fitted; "" otherwise."""
         session = self._session
         total_s, baseline = session.budget.total_s, session.baseline
         is_for_want_of_time = self._reason in (OUT_OF_TIME, TOO_DEAR)
@@ -140,7 +141,7 @@ class Search:
             return ""
         expected_s, again_s = self._costs_of(baseline.knobs, {})
         if session.budget.fits(expected_s, again_s=again_s, is_first=True):
-            return ""  # one that costs what the baseline does would have fitted
+            return ""  # one as cheap as the baseline would have fitted
         needed_s = session.budget.needed_s(expected_s, again_s=again_s)
         needed_s = max(needed_s, 60 * (math.floor(total_s / 60) + 1))
         return (
@@ -148,11 +149,11 @@ class Search:
             f"{seconds_text(baseline.attempt_s)} here, so give study.budget.minutes={needed_s / 60:.0f} at least"
         )
 
-    # In which order -------------------------------------------------------------------------------------------------------
+    # Order -------------------------------------------------------------------------------------------------------
 
     def _proposals(self) -> Iterator[Proposal]:
         yield from self._fitting(self._again())
-        if self._sampler_name != "grid":  # which visits them anyway
+        if self._sampler_name != "grid":  # a grid visits them anyway
             yield from self._fitting(earlier_seeds(self._session, self._hold, self._is_known))
             yield from self._fitting(expert_seeds(self._session, self._hold, self._may_fit, is_led=self._is_led))
             if self._is_led:
@@ -161,7 +162,7 @@ class Search:
         if not any(record.origin == LATE for record in self._session.searched):
             yield from self._cheap(until=self._is_time_for_late)
         self._compare_losses()
-        if self._is_led:  # what there is to do late are the lower tiers alone, which are reported besides the winner
+        if self._is_led:  # the late part only has the lower tiers, which are reported next to the winner
             yield from self._cheap(until=self._is_time_for_tiers)
         if self._may_go_on():
             yield from self._fitting(self._late())
@@ -169,7 +170,7 @@ class Search:
             yield from self._cheap(until=lambda: False)
 
     def _with_questions(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
-        """Yields proposals, and after one that failed what tells which of its changes it was."""
+        """Yields proposals, and after a failed one the proposals that find out which change caused it."""
         yield from self._questions()
         for proposal in proposals:
             yield proposal
@@ -185,7 +186,7 @@ class Search:
             yield Proposal(knobs=knobs, why=why, origin=f"{SINGLE} {key}")
 
     def _compare_losses(self) -> None:
-        """Compares the losses of the best so far: where they put it out, the second half looks for another."""
+        """Runs loss parity for the best so far, so that the second half looks for another one if it fails."""
         best = self._incumbent
         while self._may_go_on() and self._parity.is_open(self._incumbent):
             self._parity.check(self._incumbent)
@@ -196,7 +197,7 @@ class Search:
         self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}
 
     def _cheap(self, *, until: Callable[[], bool]) -> Iterator[Proposal]:
-        """Yields proposals until it is time for something else, the end of the budget, or nothing new is proposed."""
+        """Yields proposals until it is time for the next step, the budget ends, or there is nothing new."""
         while self._may_go_on() and not until():
             proposal = self._next()
             if proposal is None:
@@ -204,7 +205,7 @@ class Search:
             yield proposal
 
     def _fitting(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
-        """Yields the proposals that are new and fit the budget; says which do not."""
+        """Yields the proposals that are new and fit the budget; tells the user which do not fit."""
         for proposal in proposals:
             if not self._may_go_on():
                 return
@@ -216,35 +217,35 @@ class Search:
             else:
                 self._session.listener.notice(f"Left out, it would not fit the budget: {proposal.why}.")
 
-    # Where proposals come from --------------------------------------------------------------------------------------------
+    # Sources of proposals --------------------------------------------------------------------------------------------
 
     def _again(self) -> Iterator[Proposal]:
-        """Yields what earlier runs of the study did not come to the end of."""
+        """Yields the configurations that earlier runs of the study could not finish."""
         for record in self._unfinished:
             knobs = self._space.active({**self._space.reference, **record.changed})
             yield Proposal(knobs=knobs, why=f"again: trial {record.number} was not finished", origin=record.origin)
 
     def _name_what_is_too_dear(self) -> None:
-        """Says which costly values the sampler of rates will not try."""
+        """Tells the user which costly values the sampler of rates will not try."""
         best = self._incumbent
         for why, key, value in self._space.costly() if self._is_led else []:
             if not self._fits(self._space.active({**best.knobs, key: value})):
                 self._session.listener.notice(f"Left out, it would not fit the budget: {why}.")
 
     def _filling_batch(self, knobs: Knobs, batches: list[int]) -> int | None:
-        """Returns the largest of some batch sizes with which a configuration is expected to fit the memory; None unknown."""
+        """Returns the largest of some batch sizes that is expected to fit into memory; None if unknown."""
         sampler = self._study.sampler
         searched = {key: value for key, value in knobs.items() if key in self._distributions}
         return sampler.filling_batch(self._study, searched, batches) if isinstance(sampler, RatesSampler) else None
 
     def _may_fit(self, knobs: Knobs) -> bool:
-        """Whether the sampler, where it can tell, does not expect a configuration to run out of memory."""
+        """Whether a configuration is expected to fit into memory; True if the sampler has no forecast."""
         sampler = self._study.sampler
         searched = {key: value for key, value in knobs.items() if key in self._distributions}
         return not isinstance(sampler, RatesSampler) or sampler.may_fit(self._study, searched)
 
     def _late(self) -> Iterator[Proposal]:
-        """Yields the best so far at the lower tiers, and with each costly value."""
+        """Yields the best so far restricted to lower tiers, and the best so far with each costly value."""
         best = self._incumbent
         for why, key, value in self._costly:
             if not self._is_measured(key, value):
@@ -259,7 +260,7 @@ class Search:
                 yield Proposal(knobs=knobs, why=why, origin=LATE)
 
     def _trimmed(self) -> Proposal | None:
-        """Returns the best so far without the changes that show no effect: what is handed over is to be in the finals."""
+        """Returns the best so far without its ineffective changes, so that the finals measure what is handed over."""
         session, best = self._session, self._incumbent
         lost = {key: part_of(self._space, best, [key]).also for key in best.changed}
         margin = max(stats.MARGIN_FRAC, session.earlier_noise.spread if session.earlier_noise else UNKNOWN_MARGIN_FRAC)
@@ -285,7 +286,7 @@ class Search:
         return self._session.budget.is_time_for_late(self._num_searched, [each_s] * len(Tier), late_frac=1.0)
 
     def _next(self) -> Proposal | None:
-        """Returns the next cheap proposal; None when there is none, `_reason` says why."""
+        """Returns the next cheap proposal; None if there is none, with the reason in `_reason`."""
         sampler = self._study.sampler
         if self._num_free == 0:
             self._reason = EXHAUSTED
@@ -299,10 +300,10 @@ class Search:
         return (self._single_change() if self._is_turn_of_single_change() else None) or self._asked()
 
     def _is_turn_of_single_change(self) -> bool:
-        """Whether a single change goes before TPE: one for each knob first, then every other time.
+        """Whether a single change comes before TPE: once for each knob, then every other time.
 
-        They stand in for the random trials TPE would start with. Random points of a space of ten knobs are mostly worse than
-        the baseline, and a study of a slow program has fifteen trials in all.
+        Single changes replace the random trials that TPE would start with. Random points in a space of ten knobs are mostly
+        worse than the baseline, and a study of a slow program has only fifteen trials.
         """
         is_starting = self._num_singles < self._num_free
         is_tpe = self._sampler_name == "tpe" or (self._sampler_name == "rates" and not self._is_led)
@@ -319,7 +320,7 @@ class Search:
         return None
 
     def _asked(self) -> Proposal | None:
-        """Returns what the sampler proposes, passing over what is known or too dear; None when it has nothing new."""
+        """Returns the sampler's next proposal that is new and fits the budget; None if it has none."""
         is_grid = self._sampler_name == "grid"
         limit, limit_too_dear = (MAX_REPEATED_GRID_POINTS,) * 2 if is_grid else (MAX_REPEATED_PROPOSALS, MAX_TOO_DEAR)
         self._is_too_dear = False
@@ -364,7 +365,7 @@ class Search:
         return trial, Proposal(knobs=knobs, why=why, origin=f"{SAMPLER} {name}", trial=trial)
 
     def _weigh(self, expected_improvement: float | None) -> None:
-        """Counts proposals that are worth less than the time they take from finals and ablation."""
+        """Counts proposals whose expected improvement is too small for the time they take from ablation and finals."""
         session, best = self._session, self._incumbent
         again_s = session.costs.again_s(best.knobs, best.changed)
         pairs_s = ANSWER_PAIRS * (again_s + session.costs.again_s(session.baseline.knobs, {}))
@@ -372,7 +373,7 @@ class Search:
         is_small = expected_improvement is not None and expected_improvement < ANSWER_GAIN_FRAC
         self._num_small = self._num_small + 1 if is_short and is_small and session.inputs.config.search.stop else 0
 
-    # What comes of them ---------------------------------------------------------------------------------------------------
+    # Results ---------------------------------------------------------------------------------------------------
 
     def _measure(self, proposal: Proposal) -> None:
         asked = proposal.trial
@@ -389,7 +390,7 @@ class Search:
             tell(self._study, asked, record, **self._limits())
 
     def _note(self, record: TrialRecord) -> None:
-        """Remembers a configuration as tried, unless chance kept it from showing what it is worth."""
+        """Marks a configuration as tried, unless its trial was disturbed or cut off."""
         key = configuration_key(record.changed)
         is_wanted = record.outcome is Outcome.interrupted and record.evidence.get("cause") != CUT_OFF_CAUSE  # by the user
         if record.outcome.is_no_answer and not is_wanted:
@@ -410,14 +411,14 @@ class Search:
         return self._known_as(knobs) is not None
 
     def _known_as(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns what tells how a configuration would end: its own trial, or one that has put out a part of it, or less."""
+        """Returns the trial that decides about a configuration: its own, or one that rules out a part of it."""
         changed = self._space.changed(knobs)
         own = self._known.get(configuration_key(changed)) or self._parity.barring(changed)
         own = own or self._frontier.beyond(knobs)
         return own or (self._culprits.barring(knobs) if self._sampler_name != "grid" else None)
 
     def _is_open(self, knobs: Knobs) -> bool:
-        """Returns whether a configuration is new and fits what is left of the budget; remembers when one does not fit."""
+        """Whether a configuration is new and fits the remaining budget; remembers one that does not fit."""
         if self._is_known(knobs):
             return False
         if not self._fits(knobs):
@@ -430,12 +431,12 @@ class Search:
         return self._session.budget.fits(expected_s, again_s=again_s, is_first=not self._num_searched)
 
     def _why_too_dear(self) -> str:
-        """Returns why nothing fits: there is no time for any trial, or what is left to try could not be confirmed."""
+        """Returns why nothing fits: no time for any trial, or no time to confirm those that are left."""
         expected_s, _ = self._costs_of(self._session.baseline.knobs, {})
         return TOO_DEAR if expected_s <= self._session.budget.search_left_s else OUT_OF_TIME
 
     def _costs_of(self, knobs: Knobs, changed: Knobs) -> tuple[float, float]:
-        """Returns the seconds that a configuration will take now and in each round of the finals."""
+        """Returns the expected seconds of a configuration now and in each round of the finals."""
         costs = self._session.costs
         return costs.expected_s(knobs, changed), costs.again_s(knobs, changed)
 
@@ -445,7 +446,7 @@ class Search:
 
     @property
     def _incumbent(self) -> TrialRecord:
-        """The best so far; with several objectives the best at one of them, each in its turn."""
+        """The best so far; with several objectives, the best at each of them in turn."""
         turn = self._num_searched % len(self._names)
         able = [record for record in self._session.searched if record.outcome.may_win and record.score is not None]
         return max(able, key=lambda record: scores_of(record)[turn] or 0.0, default=self._session.baseline)
@@ -464,14 +465,14 @@ class Search:
         return (budget.search_left_s if self._num_searched else budget.left_s) > 0
 
     def _check_hope(self) -> None:
-        """Raises NothingWorked when every configuration tried so far has failed for one reason that none of them explains."""
+        """Raises NothingWorked if all configurations so far failed for the same reason and share no change that explains it."""
         tried = [record for record in self._session.searched[1:] if not record.outcome.is_no_answer]
         if len(tried) < NUM_SAME_FAILURES or any(record.outcome.has_value or record.outcome.is_memory for record in tried):
             return
         if len({_cause(record) for record in tried}) > 1:
             return
         if frozenset.intersection(*(configuration_key(record.changed) for record in tried)):
-            return  # they have a change in common, which may be what does not work
+            return  # they share a change, which may be the cause
         last, path = tried[-1], self._session.folder.trial_path(tried[-1].number)
         lines = [f"search: the first {len(tried)} configurations all failed alike, got {last.outcome}: {last.reason}."]
         lines += log_lines(last.evidence)
@@ -480,5 +481,5 @@ class Search:
 
 
 def _cause(record: TrialRecord) -> tuple[Outcome, str]:
-    """Returns why a trial failed, without the numbers that differ from one to the other."""
+    """Returns why a trial failed, without numbers, so that equal causes compare equal."""
     return record.outcome, re.sub(r"\d+", "#", record.reason)

@@ -1,10 +1,10 @@
-"""A recording: configurations of the search space measured several times each, for the replay of searches.
+"""Records configurations of the search space, several measurements each, for replaying searches.
 
-Round after round, each in an order of its own, so that a recording that is cut off is still a fair sample, and a machine that
-changes in the course of an hour changes all configurations alike. Every trial is run as the search runs it, without racing.
+Every round measures all configurations once, in random order. So a recording that is cut off is still a fair sample, and a
+machine that changes over an hour affects all configurations alike. Trials run as in a search, without racing.
 
-Searches end among the best few, which may differ by less than two measurements of one of them do. So these can be measured more
-often; which ones is settled by the rounds of all, and further rounds are no part of that.
+Searches end among the best few, which may differ by less than two measurements of one of them. So the best few can be measured
+more often. They are chosen by the rounds of all; their further rounds do not count for that choice.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from autotune.study.earlier import CUT_OFF_CAUSE
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 RECORDED = "recorded"  # origin of its trials
-MAX_CHANCES = 2  # as often a measurement is tried that chance kept from giving an answer
-MAX_BEST, BEST_FRAC = 5, 0.8  # how many are measured more often, and of the best value what they reach at least
+MAX_CHANCES = 2  # attempts at a measurement that was disturbed or cut off
+MAX_BEST, BEST_FRAC = 5, 0.8  # how many are measured more often, and the fraction of the best value that they must reach
 
 Place = tuple[ConfigurationKey, int]  # configuration and round
 
 
 class Recording:
-    """Measures what is still missing; what earlier runs of it have measured counts."""
+    """Measures what is missing. Measurements of earlier runs count."""
 
     def __init__(self, session: Session) -> None:
         config = session.inputs.config
@@ -37,7 +37,7 @@ class Recording:
         )
 
     def run(self) -> tuple[bool, str]:
-        """Measures until all is recorded or the time is used; returns whether it is all, and why it ended."""
+        """Measures until everything is recorded or the time is used; returns whether it is complete, and why it ended."""
         num, repeats, further = len(self._configurations), self._config.record.repeats, self._config.record.repeats_of_best
         self._session.listener.notice(
             f"{_of_all(num, repeats)}: "
@@ -65,7 +65,7 @@ class Recording:
         )
 
     def _todo(self) -> list[tuple[Knobs, int]]:
-        """Returns what is still to be measured, in order: of the rounds of all, and when those are over of the best."""
+        """Returns what is still to be measured, in order: the rounds of all first, then those of the best few."""
         num_all, further = self._config.record.repeats, self._config.record.repeats_of_best
         todo = self._missing(self._configurations, range(1, num_all + 1))
         return todo or (self._missing(self._best(num_all), range(num_all + 1, num_all + further + 1)) if further else [])
@@ -83,10 +83,10 @@ class Recording:
         return found
 
     def _best(self, num_rounds: int) -> list[Knobs]:
-        """Returns the best few by the mean of the first rounds, the best first.
+        """Returns the best few by the mean of the rounds of all, best first.
 
-        As a replay takes them, one that may not win in half of its measurements is not among them; by a single unsteady one of
-        three the best would not get its further ones.
+        As in a replay, a configuration that may not win in half of its measurements is left out. A stricter rule would drop the
+        best one for a single unsteady measurement out of three.
         """
         values: dict[ConfigurationKey, list[float | None]] = defaultdict(list)
         for record in self._session.records:
@@ -110,7 +110,7 @@ class Recording:
         return configuration_key(self._session.resolved.changed(knobs))
 
     def _is_time_for(self, knobs: Knobs) -> bool:
-        """Whether another trial fits this go; the first one always does."""
+        """Whether another trial fits the time; the first one always does."""
         session, minutes = self._session, self._config.record.minutes
         if minutes is None:
             return True
@@ -131,13 +131,16 @@ def _worth(scores: list[float | None]) -> float:
 
 
 def _counted(records: list[TrialRecord]) -> tuple[Counter[Place], Counter[Place]]:
-    """Returns how often each configuration was answered in each round, and how often chance kept it from answering."""
+    """Returns how often each configuration was measured in each round, and how often that was disturbed or cut off."""
     answered: Counter[Place] = Counter()
     chances: Counter[Place] = Counter()
     for record in records:
         if record.kind not in (Kind.baseline, Kind.search):
             continue
-        place = (configuration_key(record.changed), record.round or 1)  # the baseline is its own first measurement
+        place = (
+            configuration_key(record.changed),
+            record.round or 1,
+        )  # the baseline trial is the first measurement of the baseline
         is_stopped = record.outcome is Outcome.interrupted and record.evidence.get("cause") != CUT_OFF_CAUSE
         if not record.outcome.is_no_answer:
             answered[place] += 1
@@ -147,7 +150,7 @@ def _counted(records: list[TrialRecord]) -> tuple[Counter[Place], Counter[Place]
 
 
 def recorded(about: StudyRecord, records: list[TrialRecord]) -> dict[str, Any]:
-    """Returns what a summary says of a recording.
+    """Returns a recording's entry in the summary.
 
     {"configurations": measured at least once, "repeats": wanted of each, "trials": measurements with an answer}
 

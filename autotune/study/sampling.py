@@ -1,4 +1,4 @@
-"""What the study tells its sampler of the machine and of configurations, besides the trials in the journal."""
+"""Passes the sampler facts about the machine and configurations that the trials in the journal do not hold."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ WORKERS, THREADS = "loader.num_workers", "threads.intra"
 OWN_FORECAST = (
     WORKERS,
     "loader.batch_size",
-)  # what these do is forecast; of the others an expert's word is all there is at first
+)  # the effects of these are forecast; for others, expert knowledge is all there is at first
 
 
 def machine_of(session: Session) -> Machine:
-    """Returns the machine as a sampler sees it; only asked for after the baseline."""
+    """Returns the facts of the machine that a sampler uses. Needs the baseline."""
     here, reference = session.host_context, session.resolved.reference
     memory_bytes = session.memory_capacity_bytes
     keep_free_frac = session.inputs.config.constraints.memory_free_frac
@@ -39,13 +39,13 @@ def inform(
     is_open: Callable[[Knobs], bool],
     may_win: Callable[[Knobs], bool],
 ) -> None:
-    """Tells a sampler that can use it which configurations there are, which may still be tried, and what they cost.
+    """Passes a sampler which configurations exist, which of them may still be tried, and what they cost.
 
     Args:
-        sampler: any; only RatesSampler listens.
+        sampler: any sampler; only RatesSampler uses it.
         session: the study.
         is_open: whether a full configuration is new and fits the budget.
-        may_win: whether nothing was found against one since it was measured.
+        may_win: whether a measured configuration has not been ruled out since.
     """
     if not isinstance(sampler, RatesSampler):
         return

@@ -1,4 +1,4 @@
-"""One change at a time on the best so far: what an expert does by hand, and what a short study can afford."""
+"""Changes one knob at a time on the best so far, as an expert does by hand; a short study cannot afford more."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from autotune.knobs.catalogue import knob
 from autotune.records import Knobs, KnobValue, TrialRecord
 from autotune.space import ResolvedSpace
 
-WAITING_FRAC = 0.2  # share of time waiting for input from which the loader is what binds
+WAITING_FRAC = 0.2  # fraction of time waiting for input above which a trial is input-bound
 
 
 class SingleChanges:
-    """Proposes neighbours of a configuration; remembers which knobs had their turn."""
+    """Proposes neighbours of a configuration and remembers how often each knob was changed."""
 
     def __init__(self, space: ResolvedSpace, keys: list[str], host_context: HostContext | None) -> None:
         self._space, self._keys = space, keys
@@ -24,8 +24,8 @@ class SingleChanges:
     def of(self, best: TrialRecord) -> Iterator[tuple[str, Knobs]]:
         """Yields (key, full configuration), the most promising first.
 
-        Knobs with fewest turns first; among them those that were not decided yet, before taking back what an expert's seed
-        brought in; among them those on the side that binds.
+        Knobs that were changed least often come first. Among these, undecided knobs come before undoing a change of an expert
+        seed, and then knobs on the side (input or device) that limits the trial.
 
         Args:
             best: the trial to start from.
@@ -41,7 +41,7 @@ class SingleChanges:
                 yield key, self._space.active({**self._space.reference, **best.knobs, key: value})
 
     def taken(self, key: str) -> None:
-        """Notes that a change of this knob is being tried."""
+        """Records that a change of this knob is being tried."""
         self._turns[key] += 1
 
     def _is_ordered(self, key: str) -> bool:
@@ -49,7 +49,7 @@ class SingleChanges:
         return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
     def _neighbours(self, key: str, best: TrialRecord) -> list[KnobValue]:
-        """Returns an expert's value, then those next to the best's own, the larger first; all where there is no order."""
+        """Returns the expert's value, then the current value's neighbours, larger first; all values if they have no order."""
         values = list(self._space.domains[key].values)
         own = best.knobs.get(key, self._space.reference[key])
         if own not in values or not self._is_ordered(key):
@@ -57,5 +57,5 @@ class SingleChanges:
         place = values.index(own)
         near = [values[n] for n in (place + 1, place - 1) if 0 <= n < len(values)]
         expert = self._expert.get(key)
-        # One step from 0 workers is 1 worker, which gains next to nothing: an expert goes further at once.
+        # From 0 workers the next value is 1, which gains almost nothing, so an expert goes further at once.
         return [expert, *near] if expert in values and expert != own else near
