@@ -268,15 +268,15 @@ class Finals:
         return self._expected_s(entrant) + self._expected_s(self._session.baseline)
 
     def _expected_s(self, first: TrialRecord) -> float:
-        """Returns the expected seconds of measuring a configuration again: as in the finals, else as in the search.
+        """Returns the expected seconds of measuring a configuration again, as in the finals or else the search.
 
-        Code compiled in the search now comes from the study's compile cache.
+        Code compiled in the search now comes from the study's compile cache. A disturbed trial takes longer than others will.
         """
-        finals = [
-            record for record in self._session.records if record.kind is Kind.final
-        ]  # loss parity runs take different times
-        again = [record.attempt_s for record in finals if record.repeats == first.number]
-        return max(again) if again else min(first.fresh_s, self._session.costs.again_s(first.knobs, first.changed))
+        finals = [record for record in self._session.records if record.kind is Kind.final]
+        again = [record for record in finals if record.repeats == first.number]
+        taken = [record.attempt_s for record in again if record.outcome is not Outcome.disturbed]
+        taken = taken or [record.attempt_s for record in again]
+        return max(taken) if taken else min(first.fresh_s, self._session.costs.again_s(first.knobs, first.changed))
 
     def _left_s_or_none(self) -> float | None:
         return None if self._session.budget.total_s is None else max(0.0, self._session.budget.left_s)

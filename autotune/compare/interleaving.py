@@ -40,13 +40,11 @@ class Interleaving:
         self._index, self._is_one_first = len(self.pairs), False
 
     def round(self) -> Pair | None:
-        """Measures both once and returns their scores; None if either failed."""
+        """Measures both once and returns their scores; None if one failed. The second is spared if the first fails."""
         self._is_one_first = not self._is_one_first if self._index % 2 else bool(self._order.getrandbits(1))
         self._index += 1
-        order = [self._one, self._other] if self._is_one_first else [self._other, self._one]
-        scores = {entrant.number: self._measure(entrant).score for entrant in order}
-        own, other = scores[self._one.number], scores[self._other.number]
-        if own is None or other is None:
+        first, second = (self._one, self._other) if self._is_one_first else (self._other, self._one)
+        if (first_score := self._measure(first).score) is None or (second_score := self._measure(second).score) is None:
             return None
-        self.pairs.append((own, other))
+        self.pairs.append((first_score, second_score) if self._is_one_first else (second_score, first_score))
         return self.pairs[-1]

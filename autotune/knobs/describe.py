@@ -115,6 +115,8 @@ def uses(found: Knob, host_context: HostContext) -> tuple[str, str]:
     values = found.examples or tuple(found.domain(host_context))
     if len(values) < 2:
         values = found.choices or found.numbers[:4] or tuple(found.domain(HostContext(num_cores=8)))
+    if len(values) < 2 and found.type is bool:
+        values = (False, True)
     other = next((value for value in reversed(values) if value != found.default), values[-1])
     return _argument(found.key, [other]), _argument(found.key, values)
 

@@ -38,7 +38,8 @@ def test_what_it_says_to_type_is_accepted(key: str) -> None:
         override = parse(typed)
         assert override.is_sweep_override() is is_sweep
         if is_sweep:
-            assert len(domain_of(knob(key), override, machine).values) > 1
+            values = domain_of(knob(key), override, machine).values
+            assert len(values) > 1, f"{key}: give the knob `examples`, its domain here has {values} only"
         else:
             value_of(knob(key), override.value(), machine)
         assert word in describe(key, machine)

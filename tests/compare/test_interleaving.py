@@ -1,0 +1,37 @@
+import random
+
+from autotune.compare.interleaving import Interleaving
+from autotune.records import Kind, Outcome, TrialRecord
+
+
+def trial(number, value=None, outcome=Outcome.ok):
+    return TrialRecord(number=number, kind=Kind.search, knobs={}, changed={}, outcome=outcome, value=value)
+
+
+def taking_turns(answers, seed=0):
+    """Returns an interleaving of trials 1 and 0 and the numbers that it measures, in order; `answers` are the values given."""
+    measured, left = [], list(answers)
+
+    def measure(first):
+        measured.append(first.number)
+        value = left.pop(0)
+        return trial(first.number, value, Outcome.ok if value else Outcome.disturbed)
+
+    return Interleaving(trial(1, 9.0), trial(0, 5.0), measure=measure, order=random.Random(seed)), measured
+
+
+def test_of_every_two_rounds_the_second_turns_the_order():
+    turns, measured = taking_turns(range(1, 41))
+    pairs = [turns.round() for _ in range(20)]
+    orders = [measured[at : at + 2] for at in range(0, 40, 2)]
+    assert all(first == second[::-1] for first, second in zip(orders[::2], orders[1::2], strict=True))
+    assert {tuple(order) for order in orders[::2]} == {(0, 1), (1, 0)}
+    assert all(own - other == (1 if order == [0, 1] else -1) for (own, other), order in zip(pairs, orders, strict=True))
+
+
+def test_once_the_first_of_a_round_has_failed_the_other_is_not_measured():
+    turns, measured = taking_turns([None, 3.0, None, 6.0, 5.0])
+    assert (turns.round(), len(measured)) == (None, 1)
+    assert (turns.round(), len(measured)) == (None, 3)
+    assert turns.round() is not None
+    assert len(turns.pairs) == 1
