@@ -1,10 +1,12 @@
 """Whether a study keeps its budget: `autotune run` on every program of the matrix, by the wall clock of the whole command.
 
-    python -m tests.benchmarks.budget [--minutes 3] [--only NAME ...] [--down] [-- KEY=VALUE ...]
+    python -m tests.benchmarks.budget [--minutes 3] [--only NAME ...] [--down] [--verify ROUNDS] [-- KEY=VALUE ...]
 
 The programs are those of tests/programs, started as its tests start them, one after another, each in a folder of its own; they
 train until they are ended. The time is that of the command as a user waits for it: start-up, trials, tracking into the embedded
-store. With --down the store is a server that accepts and never answers. Exit status 1 where a study took longer.
+store. With --down the store is a server that accepts and never answers. With --verify every winner is compared with its
+baseline again afterwards, in so many pairs of fresh processes: does the interval of the short study hold that ratio? Exit
+status 1 where a study took longer or an interval misses.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.benchmarks.outage import server_that_is
-from tests.benchmarks.reporting import machine_lines, table
+from tests.benchmarks.reporting import interval, machine_lines, table
 from tests.harness.conftest import REPOSITORY, SCRIPTS
 from tests.programs.expectations import PROGRAMS, Program
 from tests.programs.starting import environment
@@ -42,6 +45,8 @@ class Ran:
         verdict: what it ended with.
         trials: how many have a rate.
         said: what it printed of tracking.
+        claim: the speed-up with its interval, as the summary has it.
+        later: the same from the comparison afterwards.
     """
 
     program: str
@@ -51,10 +56,18 @@ class Ran:
     verdict: str
     trials: int
     said: str
+    claim: dict[str, Any]
+    later: dict[str, Any]
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the interval of the study holds the ratio of the comparison afterwards; None without either."""
+        low, high = self.claim.get("ci") or (None, None)
+        return low <= self.later["ratio"] <= high if low is not None and self.later else None
 
 
-def run(program: Program, place: Path, *, minutes: float, keys: list[str], uri: str | None) -> Ran:
-    """Runs a study of a program as a user would, and returns what it took."""
+def run(program: Program, place: Path, *, minutes: float, keys: list[str], uri: str | None, rounds: int = 0) -> Ran:
+    """Runs a study of a program as a user would, then compares its winner again if `rounds` are given."""
     place.mkdir(parents=True)
     words = [word.format(python=sys.executable, scripts=SCRIPTS, folder=place) for word in (*program.starter, *program.argv)]
     keys = [*keys, f"study.name={NAME}", f"study.budget.minutes={minutes:g}", *([f"tracker.uri={uri}"] if uri else [])]
@@ -69,6 +82,9 @@ def run(program: Program, place: Path, *, minutes: float, keys: list[str], uri: 
         seconds = time.monotonic() - started_s
     lines = (place / "said.txt").read_text().splitlines()
     summary = _summary(place / "runs" / NAME / "summary.json")
+    best = place / "runs" / NAME / "best.yaml"
+    is_claimed = (summary.get("best") or {}).get("overrides") and best.exists()
+    later = _later(best, words, rounds=rounds, place=place, env=env) if rounds and is_claimed else {}
     return Ran(
         program=program.name,
         exit_code=code,
@@ -77,7 +93,18 @@ def run(program: Program, place: Path, *, minutes: float, keys: list[str], uri: 
         verdict=(summary.get("speedup") or {}).get("verdict") or summary.get("status") or (lines or ["nothing"])[-1][:60],
         trials=sum(trial["value"] is not None for trial in summary.get("trials", [])),
         said=" ".join(line.removeprefix("note").strip() for line in lines if "Tracking is" in line)[:60],
+        claim=summary.get("speedup") or {},
+        later=later,
     )
+
+
+def _later(best: Path, words: list[str], *, rounds: int, place: Path, env: dict[str, str]) -> dict[str, Any]:
+    """Returns the speed-up of a best.yaml as `autotune verify` finds it; {} where it finds none."""
+    argv = [sys.executable, "-m", "autotune", "verify", str(best), "--rounds", str(rounds), "--minutes", "15", "--json"]
+    ran = subprocess.run([*argv, "--", *words], cwd=place, env=env, capture_output=True, text=True, check=False)
+    (place / "verified.json").write_text(ran.stdout + ran.stderr)
+    verified = json.loads(ran.stdout) if ran.stdout.startswith("{") else {}
+    return (verified.get("verification") or {}).get("now") or {}
 
 
 def _summary(path: Path) -> dict:
@@ -91,6 +118,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--down", action="store_true", help="the tracking server never answers")
+    parser.add_argument("--verify", type=int, default=0, metavar="ROUNDS", help="compare every winner again")
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="for `autotune run`, behind --")
     asked = parser.parse_args()
     print(*machine_lines(), sep="\n", flush=True)
@@ -98,17 +126,37 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="autotune-budget-") as place, contextlib.ExitStack() as server:
         uri = server.enter_context(server_that_is("hanging")) if asked.down else None
         for program in chosen:
-            ran.append(run(program, Path(place, program.name), minutes=asked.minutes, keys=asked.keys, uri=uri))
+            folder = Path(place, program.name)
+            ran.append(run(program, folder, minutes=asked.minutes, keys=asked.keys, uri=uri, rounds=asked.verify))
             last = ran[-1]
-            print(f"{last.program}  {last.seconds:.1f} s  {last.verdict}  {last.said}", file=sys.stderr, flush=True)
-    header = ("program", "exit code", "wall, s", "over (+) or under, s", "trials", "verdict", "tracking")
-    rows = [
-        (r.program, r.exit_code, f"{r.seconds:.1f}", f"{r.over_s:+.1f}", r.trials, r.verdict, r.said or "complete") for r in ran
-    ]
+            words = (last.program, f"{last.seconds:.1f} s", last.verdict, _ratio(last.claim), _ratio(last.later), last.said)
+            print(*words, sep="  ", file=sys.stderr, flush=True)
+    header = (
+        "program",
+        "exit code",
+        "wall, s",
+        "over (+) or under, s",
+        "trials",
+        "verdict",
+        "speed-up",
+        "afterwards",
+        "tracking",
+    )
+    rows = []
+    for r in ran:
+        took = (r.program, r.exit_code, f"{r.seconds:.1f}", f"{r.over_s:+.1f}", r.trials)
+        rows.append((*took, r.verdict, _ratio(r.claim), _ratio(r.later), r.said or "complete"))
     print(table(header, rows))
     num_kept = sum(each.over_s <= GRACE_S and each.exit_code == 0 for each in ran)
     print(f"{num_kept} of {len(ran)} within {asked.minutes:g} min {GRACE_S:.0f} s")
-    sys.exit(num_kept < len(ran))
+    inside = [each.is_inside for each in ran if each.is_inside is not None]
+    if asked.verify:
+        print(f"{sum(inside)} of {len(inside)} intervals hold the ratio that was measured afterwards")
+    sys.exit(num_kept < len(ran) or not all(inside))
+
+
+def _ratio(found: dict[str, Any]) -> str:
+    return f"{found['ratio']:.2f}x {interval(found.get('ci'))}" if found.get("ratio") else "-"
 
 
 if __name__ == "__main__":
