@@ -179,6 +179,11 @@ class AblationResults:
         found = self._estimates.get(knob)
         return found.ratio if found else math.inf
 
+    def vagueness(self, knob: str) -> float:
+        """Returns half the width of the estimate's interval, on the log scale; infinite without an estimate."""
+        found = self._estimates.get(knob)
+        return math.log(found.ci[1] / found.ci[0]) / 2 if found and found.ci else math.inf
+
     def _judged(self, ratio: stats.Ratio) -> Worth:
         verdict = stats.verdict(ratio, self.margin)
         return "slower" if verdict == "ambiguous" and ratio.ci is not None and ratio.ci[1] < 1 else verdict

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,9 @@ from autotune.trials.budget import finals_rules
 from autotune.trials.session import Session, attribution_of, configuration_key
 
 UNTIMED_ROUNDS = 8  # without a time budget: at most as many as the finals have pairs
+VAGUE = (
+    0.1  # half-width of an estimate's interval, on the log scale, above which one trial without the change is worth its time
+)
 ROUNDS_IN_MIND = 4  # measurement windows are chosen so that so many rounds with every knob fit
 
 
@@ -118,8 +121,10 @@ class Attributor:
         if unknown := [knob for knob in skipped if math.isinf(evidence.estimate(knob))]:
             number += 1
             evidence = self._once(winner, unknown, number, kept_s)
-        if unknown := [knob for knob in unknown if math.isinf(evidence.estimate(knob))]:
+        if unknown := [knob for knob in skipped if math.isinf(evidence.estimate(knob))]:
             session.listener.notice(f"No time to find out what each is worth: {', '.join(unknown)}.")
+        if skipped:
+            self._without_idle(winner, number + 1, kept_s)
         rules, is_announced = self._rules(evidence, knobs, kept_s), False
         while wanted := evidence.wanted(knobs):
             num_more = max(1, SCREENING_ROUNDS - min(map(evidence.num_rounds_of, wanted)))  # a single round has no spread
@@ -139,10 +144,20 @@ class Attributor:
                 session.measure_part(configuration, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
                 self.found = self._attribution(winner)
             evidence = self._evidence(winner)
+        self._without_idle(winner, number + 1, kept_s)
+        evidence = self._evidence(winner)
+        for knob in sorted(skipped, key=lambda knob: -evidence.vagueness(knob)):
+            if self._evidence(winner).vagueness(knob) > VAGUE:
+                self._once(winner, [knob], number + 1, kept_s)
+                self._without_idle(winner, number + 1, kept_s)
+
+    def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
+        """Measures the winner without its idle changes once, if there are any, it has not been measured and there is time."""
+        session, evidence = self._session, self._evidence(winner)
         idle = None if evidence.minimal() else evidence.idle()
         if idle and self._expected_s(idle.knobs) <= session.budget.left_s - kept_s:
-            why = _why(winner, set(idle.keys))
-            session.measure_part(idle.knobs, winner=winner, round_number=number + 1, rules=rules, why=why, kept_s=kept_s)
+            rules, why = self._rules(evidence, idle.keys, kept_s), _why(winner, set(idle.keys))
+            session.measure_part(idle.knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
             self.found = self._attribution(winner)
 
     def _once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
@@ -221,7 +236,7 @@ class Attributor:
                 spare_s -= costs_s[knob]
         return done
 
-    def _rules(self, evidence: AblationResults, knobs: Sequence[str], kept_s: float) -> MeasureRules:
+    def _rules(self, evidence: AblationResults, knobs: Collection[str], kept_s: float) -> MeasureRules:
         """Returns the finals' rules with windows short enough for ROUNDS_IN_MIND rounds."""
         session = self._session
         rules = session.inputs.config.measure.finals

@@ -48,7 +48,7 @@ def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optun
 
 
 def _tpe(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
-    # Multivariate and constant liar are Optuna 5's defaults for one objective; explicit because METHOD relies on them.
+    # Multivariate and constant liar are Optuna 5's defaults for one objective; explicit because the search relies on them.
     # Not `group`: it is experimental, and conditional knobs, its purpose, are only one or two here, which TPE then samples
     # independently (`begin_study` silences the log line about that).
     return optuna.samplers.TPESampler(

@@ -1,5 +1,7 @@
 """What rounds say of a winner's parts, without a study."""
 
+import math
+
 import pytest
 
 from autotune.compare import ablation as parts
@@ -195,6 +197,15 @@ def test_an_estimate_does_not_overrule_a_gain_that_was_measured():
     trials = rounds((PREFETCH,), values=[90.0], count=3, noise_power=8)
     assert AblationResults(SPACE, WINNER, [], effects).idle().keys == {PREFETCH}
     assert AblationResults(SPACE, WINNER, trials, effects).idle() is None
+
+
+def test_an_estimate_is_as_vague_as_its_interval_is_wide():
+    effects = {**estimates(workers=1.3, prefetch=1.0, amp=1.6, pin=1.1), PIN: Ratio(ratio=1.0, ci=None, num_rounds=1)}
+    del effects[AMP]
+    evidence = AblationResults(SPACE, WINNER, [], effects)
+    assert evidence.vagueness(WORKERS) == pytest.approx(math.log(1.05))
+    assert math.isinf(evidence.vagueness(AMP))
+    assert math.isinf(evidence.vagueness(PIN))
 
 
 def test_changes_that_all_have_an_effect_leave_nothing_to_drop():
