@@ -218,8 +218,8 @@ class AblationResults:
         """Returns the part to be handed over instead of the winner; None when the winner stands as it is.
 
         Of the parts that were measured against the winner, it is the one with the fewest changes that is within the margin (at
-        most MAX_LOSS_FRAC) and has every change with a proven effect. Where there was no time for such rounds, it is `idle()`,
-        provided that configuration was measured at all.
+        most MAX_LOSS_FRAC) and has every change with a proven effect. If `idle()` has even fewer and was measured at all, it is
+        that one: there may have been no time for more rounds.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         able = [
@@ -231,10 +231,11 @@ class AblationResults:
             and ratio.ratio <= 1 + self.loss_frac
             and not self._is_missed(part)
         ]
-        if able:
-            return min(able, key=lambda part: (len(part.key), self._ratios[part.key].ratio))
         idle = self.idle()
-        return idle if idle and idle.key in self._known else None
+        found = min(able, key=lambda part: (len(part.key), self._ratios[part.key].ratio)) if able else None
+        if idle and idle.key in self._known and (found is None or len(idle.key) < len(found.key)):
+            return idle
+        return found
 
     def idle(self) -> Part | None:
         """Returns the winner without the changes that have no effect to speak of; None where all have one.

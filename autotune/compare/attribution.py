@@ -154,7 +154,9 @@ class Attributor:
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
         """Measures the winner without its idle changes once, if there are any, it has not been measured and there is time."""
         session, evidence = self._session, self._evidence(winner)
-        idle = None if evidence.minimal() else evidence.idle()
+        idle, minimal = evidence.idle(), evidence.minimal()
+        if idle and minimal and len(minimal.key) <= len(idle.key):
+            return
         if idle and self._expected_s(idle.knobs) <= session.budget.left_s - kept_s:
             rules, why = self._rules(evidence, idle.keys, kept_s), _why(winner, set(idle.keys))
             session.measure_part(idle.knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
