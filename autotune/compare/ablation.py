@@ -25,7 +25,7 @@ SCREENING_ROUNDS = 2  # with each change reverted on its own: fewer have no spre
 MAX_ROUNDS = 16  # then the intervals narrow too slowly to be worth the time
 DECIDED_AFTER = 8  # after so many rounds of a group and the winner, the point estimate decides whether it is within the margin
 SUSPECT_MARGINS = (
-    2.0  # a change without a proven effect is reverted together with others if its ratio is within so many margins
+    2.0  # a change without a proven effect is reverted with others if its ratio is within so many margins
 )
 ESTIMATED_FRAC = 0.03  # changes with a smaller estimated gain are left out, on trial: it is the noise of one measurement
 NARROW_FRAC = 0.25  # of the gain: an effect is known well enough once half its interval is no wider

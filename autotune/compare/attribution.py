@@ -1,16 +1,17 @@
 """Attribution: measures the effect of each change of the winner by ablation. Changes without an effect are reverted.
 
-It runs between the two halves of the finals. The choosing rounds pick a winner. Attribution then reverts its changes one by one, and
-the reporting rounds measure the winner that remains against the baseline. So the configuration that is reported is the one that is
-handed over, and no round that helped to pick it counts towards its reported speed-up.
+It runs between the two halves of the finals. The choosing rounds pick a winner. Attribution then reverts its changes one by
+one, and the reporting rounds measure the winner that remains against the baseline. So the configuration that is reported is the
+one that is handed over, and no round that helped to pick it counts towards its reported speed-up.
 
-A round runs the winner and its ablations once each, in random order. In two screening rounds each change is reverted on its own. If
-time is short, only the changes with the largest estimated effects are, and the others are reverted together in one more ablation. Next,
-all changes without a visible effect are reverted together. If the result stays within the margin of the winner, these changes are
-dropped; if not, the one with the largest effect is kept. A change leaves the rounds once its effect is known well enough. Attribution
-ends when everything is decided or the time is used up. Where there was no time for two rounds, the estimates decide (see
-`effects.estimated`): the winner without the changes that they call ineffective is measured once and goes into the reporting rounds.
-The intervals hold simultaneously (see `stats.compare_rounds`), so keeping a change because of its interval does not bias it.
+A round runs the winner and its ablations once each, in random order. In two screening rounds each change is reverted on its
+own. If time is short, only the changes with the largest estimated effects are, and the others are reverted together in one more
+ablation. Next, all changes without a visible effect are reverted together. If the result stays within the margin of the winner,
+these changes are dropped; if not, the one with the largest effect is kept. A change leaves the rounds once its effect is known
+well enough. Attribution ends when everything is decided or the time is used up. Where there was no time for two rounds, the
+estimates decide (see `effects.estimated`): the winner without the changes that they call ineffective is measured once and goes
+into the reporting rounds. The intervals hold simultaneously (see `stats.compare_rounds`), so keeping a change because of its
+interval does not bias it.
 """
 
 from __future__ import annotations
