@@ -34,9 +34,7 @@ from autotune.trials.budget import finals_rules
 from autotune.trials.session import Session, attribution_of, configuration_key
 
 UNTIMED_ROUNDS = 8  # without a time budget: at most as many as the finals have pairs
-VAGUE = (
-    0.1  # half-width of an estimate's interval, on the log scale, above which one trial without the change is worth its time
-)
+VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; above it one more trial pays
 ROUNDS_IN_MIND = 4  # measurement windows are made short enough for so many rounds over all knobs
 
 
