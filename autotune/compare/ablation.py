@@ -24,9 +24,7 @@ Basis = Literal["measured", "estimated", ""]
 SCREENING_ROUNDS = 2  # with each change reverted on its own: fewer have no spread
 MAX_ROUNDS = 16  # then the intervals narrow too slowly to be worth the time
 DECIDED_AFTER = 8  # after so many rounds of a group and the winner, the point estimate decides whether it is within the margin
-SUSPECT_MARGINS = (
-    2.0  # a change without a proven effect is reverted with others if its ratio is within so many margins
-)
+SUSPECT_MARGINS = 2.0  # a change without a proven effect is reverted with others if its ratio is within so many margins
 ESTIMATED_FRAC = 0.03  # changes with a smaller estimated gain are left out, on trial: it is the noise of one measurement
 NARROW_FRAC = 0.25  # of the gain: an effect is known well enough once half its interval is no wider
 # The most that dropping changes may cost by the point estimate, however noisy the machine is. In replays (50 studies a table),
