@@ -1,17 +1,19 @@
-"""Attribution: the effect of each change of the winner, found by ablation. Changes without an effect are put back.
+"""Finds the effect of each change of the winner by ablation and puts changes without an effect back.
 
-It runs between the two halves of the finals. The choosing rounds pick a winner. Here its changes are put back one by one. The
-reporting rounds then measure what remains of it against the baseline. So the configuration that is reported is the one that is
-handed over, and no round that helped to pick it counts towards its reported speed-up.
+Attribution runs between the two halves of the finals. The choosing rounds pick a winner. Attribution puts its changes back one
+by one. The reporting rounds then measure what remains of the winner against the baseline. So the reported configuration is the
+one that is handed over, and no round that helped to pick it counts towards its reported speed-up.
 
-A round runs the winner and its ablations once each, in random order. Two screening rounds put every knob back alone. If time is
-short, they cover only the knobs with the largest estimated effects, and one part without all the others. Next, the knobs
-without a visible effect are put back together and measured as one part. If that part stays within the margin of the winner, the
-knobs are dropped; if not, the one with the largest effect is kept. A knob leaves the rounds once its effect is known well
-enough. Attribution ends when everything is decided or the time is used up. Where there was no time for two rounds, the
-estimates decide (see `effects.estimated`): the winner without the changes that they call ineffective is measured once and goes
-into the reporting rounds. The intervals hold simultaneously (see `stats.compare_rounds`), so keeping a knob because of its
-interval does not bias it.
+A round runs the winner and its ablations once each, in random order. Two screening rounds put every knob back alone. Next, the
+knobs without a visible effect are put back together and measured as one part. If that part stays within the margin of the
+winner, the knobs are dropped; if not, the one with the largest effect is kept. A knob leaves the rounds once its effect is
+known well enough. Attribution ends when everything is decided or the time is used up.
+
+If time is short, rounds put only the knobs with the largest estimated effects back alone (see `effects.estimated`). Estimates
+decide about the others, so one trial each improves those that are missing or vague. The winner without the changes that the
+estimates call idle is measured once and goes into the reporting rounds.
+
+The intervals hold simultaneously (see `stats.compare_rounds`), so keeping a knob because of its interval does not bias it.
 """
 
 from __future__ import annotations
@@ -33,11 +35,9 @@ from autotune.records import Kind, Knobs, TrialRecord
 from autotune.trials.budget import finals_rules
 from autotune.trials.session import Session, attribution_of, configuration_key
 
-UNTIMED_ROUNDS = 8  # without a time budget: at most as many as the finals have pairs
-VAGUE = (
-    0.1  # half-width of an estimate's interval, on the log scale, above which one trial without the change is worth its time
-)
-ROUNDS_IN_MIND = 4  # measurement windows are chosen so that so many rounds with every knob fit
+UNTIMED_ROUNDS = 8  # limit without a time budget: as many as the finals have pairs at most
+VAGUE = 0.1  # half-width of an estimate's interval, on the log scale, above which one more trial is worth its time
+ROUNDS_IN_MIND = 4  # measurement windows are chosen so that this many rounds with every knob fit
 
 
 @dataclass(kw_only=True)
@@ -46,11 +46,11 @@ class Attribution:
 
     Attributes:
         winner: the trial whose changes were put back.
-        best: the trial whose configuration is handed over; the winner itself when nothing was dropped.
+        best: the trial whose configuration is handed over; the winner itself if nothing was dropped.
         changes: every change of the winner, largest effect first.
-        together: ratio of the winner to `best`, from rounds with both; None when nothing was dropped.
-        num_rounds: rounds that were measured.
-        margin: effects up to this fraction were ignored.
+        together: ratio of the winner to `best`, from rounds with both; None if there are none.
+        num_rounds: number of ablation rounds.
+        margin: dropping changes may cost up to this fraction.
     """
 
     winner: TrialRecord
@@ -71,7 +71,7 @@ class Attribution:
         return [change for change in self.changes if not change.is_kept]
 
     def minimality(self) -> dict[str, Any] | None:
-        """Returns what was dropped and what that costs, as stored in the summary; None when nothing was dropped."""
+        """Returns what was dropped and what that costs, as stored in the summary; None if nothing was dropped."""
         if not self.dropped:
             return None
         return {
@@ -85,10 +85,10 @@ class Attribution:
 
 
 class Attributor:
-    """Finds the effects of a winner's changes. Rounds that an earlier run of the study measured for the same winner count.
+    """Finds the effects of a winner's changes. Rounds of earlier runs of the study count if they had the same winner.
 
     Attributes:
-        found: latest result; None before the first.
+        found: the latest result; None before the first.
     """
 
     def __init__(self, session: Session) -> None:
@@ -97,10 +97,10 @@ class Attributor:
         self.found: Attribution | None = None
 
     def run(self, winner: TrialRecord, kept_s: float) -> TrialRecord:
-        """Measures until everything is decided or the time is used up; returns the trial whose configuration is to be reported.
+        """Measures until everything is decided or the time is used up; returns the trial with the configuration to report.
 
         Args:
-            winner: what the choosing rounds chose.
+            winner: the trial that the choosing rounds chose.
             kept_s: seconds of the budget to leave for the reporting rounds.
         """
         self.found = self._attribution(winner)
@@ -152,7 +152,7 @@ class Attributor:
                 self._without_idle(winner, number + 1, kept_s)
 
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
-        """Measures the winner without its idle changes once, if there are any, it has not been measured and there is time."""
+        """Measures the winner without its idle changes, if it has any, if that is not decided yet and if there is time."""
         session, evidence = self._session, self._evidence(winner)
         idle = None if evidence.minimal() else evidence.idle()
         if idle and self._expected_s(idle.knobs) <= session.budget.left_s - kept_s:
@@ -161,7 +161,7 @@ class Attributor:
             self.found = self._attribution(winner)
 
     def _once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
-        """Puts each knob back once: the spread is known from other rounds, so one trial gives an estimate."""
+        """Measures one trial without each knob; that gives an estimate, as the spread is known from other rounds."""
         session, evidence = self._session, self._evidence(winner)
         is_announced = False
         for knob in knobs:
@@ -176,7 +176,7 @@ class Attributor:
         return self._evidence(winner)
 
     def _that_fit(self, configurations: list[Knobs], kept_s: float, num_rounds: int) -> list[Knobs]:
-        """Returns the leading configurations that there is time to measure in so many rounds."""
+        """Returns the leading configurations that there is time to measure in `num_rounds` rounds."""
         spare_s = (self._session.budget.left_s - kept_s) / num_rounds
         sums_s = itertools.accumulate(map(self._expected_s, configurations))
         return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
@@ -196,7 +196,7 @@ class Attributor:
 
     def _evidence(self, winner: TrialRecord) -> AblationResults:
         session, trials = self._session, self._trials(winner)
-        # Reporting rounds are left out, so that a resumed study decides as it did before them.
+        # Reporting rounds are left out, so that a resumed study decides as it did before it measured them.
         others = [one for one in session.records if one.kind in (Kind.baseline, Kind.search) or one.why == CHOOSING]
         noise = stats.pooled([noise_of(rounds_of(others)), session.earlier_noise])
         lost = {knob: part_of(session.resolved, winner, [knob]).also for knob in winner.changed}
@@ -212,7 +212,7 @@ class Attributor:
         return [record for record in self._session.records if record.kind is Kind.attribution and record.origin == origin]
 
     def _is_promising(self, winner: TrialRecord) -> bool:
-        """Whether ablation pays: a winner no faster than the baseline is not handed over anyway."""
+        """Whether ablation is worthwhile: a winner that is no faster than the baseline will not be handed over."""
         return (winner.score or 0.0) > (self._session.baseline.score or 0.0) * (1 + stats.MARGIN_FRAC)
 
     def _is_lost(self, winner: TrialRecord) -> bool:
@@ -221,7 +221,7 @@ class Attributor:
         return sum(trial.score is None and not trial.outcome.is_no_answer for trial in own) >= MAX_FAILURES
 
     def _affordable(self, winner: TrialRecord, evidence: AblationResults, kept_s: float) -> list[str]:
-        """Returns the knobs that there is time to put back alone: all, or those with the largest estimated effects."""
+        """Returns the knobs that there is time to put back alone: all of them, or those with the largest estimated effects."""
         left_s = self._session.budget.left_s - kept_s
         knobs = sorted(winner.changed, key=lambda knob: -evidence.estimate(knob))
         costs_s = {knob: SCREENING_ROUNDS * self._expected_s(evidence.parts[knob].knobs) for knob in knobs}
@@ -229,7 +229,7 @@ class Attributor:
         done = [knob for knob in knobs if evidence.worth(knob) != "not measured"]
         if math.isinf(left_s) or winner_s + sum(costs_s[knob] for knob in knobs if knob not in done) <= left_s:
             return knobs
-        spare_s = left_s - 2 * winner_s  # for the winner and for its part without the idle changes
+        spare_s = left_s - 2 * winner_s  # twice: the winner itself and the winner without its idle changes
         for knob in knobs:
             if knob not in done and costs_s[knob] <= spare_s:
                 done.append(knob)
@@ -237,7 +237,7 @@ class Attributor:
         return done
 
     def _rules(self, evidence: AblationResults, knobs: Collection[str], kept_s: float) -> MeasureRules:
-        """Returns the finals' rules with windows short enough for ROUNDS_IN_MIND rounds."""
+        """Returns the finals' rules, with windows short enough for ROUNDS_IN_MIND rounds in the time left."""
         session = self._session
         rules = session.inputs.config.measure.finals
         if session.budget.total_s is None:
@@ -246,7 +246,7 @@ class Attributor:
         return finals_rules(rules, seconds_each=seconds_each, baseline=session.baseline)
 
     def _expected_s(self, knobs: Knobs) -> float:
-        """Returns the expected seconds of a measurement: as in earlier ablation rounds, else as in similar trials."""
+        """Returns the expected seconds of a measurement, from earlier ablation rounds or else from similar trials."""
         session = self._session
         changed = session.resolved.changed(knobs)
         key = configuration_key(changed)

@@ -1,4 +1,4 @@
-"""Finds out which of several changes made a trial fail, in the next trial, so that no more trials fail for it."""
+"""Finds the change that made a trial fail by trying suspects right after it, so that no more trials are lost to it."""
 
 from __future__ import annotations
 
