@@ -21,10 +21,12 @@ from autotune.trials.session import ConfigurationKey, configuration_key
 Worth = Literal["faster", "same", "slower", "ambiguous", "needed", "not measured"]
 Basis = Literal["measured", "estimated", ""]
 
-SCREENING_ROUNDS = 2  # with every knob put back alone: fewer have no spread
+SCREENING_ROUNDS = 2  # with each change reverted on its own: fewer have no spread
 MAX_ROUNDS = 16  # then the intervals narrow too slowly to be worth the time
 DECIDED_AFTER = 8  # after so many rounds of a group and the winner, the point estimate decides whether it is within the margin
-SUSPECT_MARGINS = 2.0  # a knob without a proven effect is put back together with others if its ratio is within so many margins
+SUSPECT_MARGINS = (
+    2.0  # a change without a proven effect is reverted with others if its ratio is within so many margins
+)
 ESTIMATED_FRAC = 0.03  # changes with a smaller estimated gain are left out, on trial: it is the noise of one measurement
 NARROW_FRAC = 0.25  # of the gain: an effect is known well enough once half its interval is no wider
 # The most that dropping changes may cost by the point estimate, however noisy the machine is. In replays (50 studies a table),
@@ -40,7 +42,7 @@ class Part:
     """A winner without some of its changes.
 
     Attributes:
-        keys: knobs that are put back to the baseline's values.
+        keys: knobs that are reverted to the baseline's values.
         also: changes that go with them because they depend on them, such as prefetch_factor on workers.
         knobs: full configuration that is left.
         key: identity of the configuration.
@@ -115,7 +117,7 @@ class AblationResults:
 
     Args:
         space: the search space.
-        winner: the trial whose changes are put back one by one.
+        winner: the trial whose changes are reverted one by one.
         trials: attribution trials of this winner, by number.
         estimates: knob -> its effect estimated from all trials; see `effects.estimated`.
         noise: spread of one measurement, from other rounds.
@@ -218,8 +220,8 @@ class AblationResults:
         """Returns the part to be handed over instead of the winner; None when the winner stands as it is.
 
         Of the parts that were measured against the winner, it is the one with the fewest changes that is within the margin (at
-        most MAX_LOSS_FRAC) and has every change with a proven effect. Where there was no time for such rounds, it is `idle()`,
-        provided that configuration was measured at all.
+        most MAX_LOSS_FRAC) and has every change with a proven effect. If `idle()` has even fewer and was measured at all, it is
+        that one: there may have been no time for more rounds.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         able = [
@@ -231,16 +233,17 @@ class AblationResults:
             and ratio.ratio <= 1 + self.loss_frac
             and not self._is_missed(part)
         ]
-        if able:
-            return min(able, key=lambda part: (len(part.key), self._ratios[part.key].ratio))
         idle = self.idle()
-        return idle if idle and idle.key in self._known else None
+        found = min(able, key=lambda part: (len(part.key), self._ratios[part.key].ratio)) if able else None
+        if idle and idle.key in self._known and (found is None or len(idle.key) < len(found.key)):
+            return idle
+        return found
 
     def idle(self) -> Part | None:
-        """Returns the winner without the changes that have no effect to speak of; None where all have one.
+        """Returns the winner without its ineffective changes; None if all of them have an effect.
 
-        A change has none when its effect is estimated within MARGIN_FRAC, or when it is small and an interval of
-        LIKELY_CONFIDENCE holds no gain. Leaving out all of these is expected to cost ESTIMATED_FRAC at most.
+        A change is ineffective if its effect is estimated to be within MARGIN_FRAC, or if it is small and the lower end of its
+        LIKELY_CONFIDENCE interval is below 1. Leaving out all of them is expected to cost ESTIMATED_FRAC at most.
         """
         small = [knob for knob, part in self.parts.items() if not self.failure(part) and self._is_doubtful(knob)]
         put_back: list[str] = []
@@ -259,7 +262,7 @@ class AblationResults:
             return False
         likely = stats.at_confidence(found, LIKELY_CONFIDENCE)
         is_unlikely = found.ratio <= 1 + stats.MARGIN_FRAC or likely is None or likely[0] < 1
-        # On a noisy machine the estimate is drawn towards no effect: it does not overrule what was measured.
+        # On a noisy machine estimates shrink towards no effect, so they do not overrule a measured gain.
         is_contested = measured is not None and measured.ratio > 1 + stats.MARGIN_FRAC
         return found.ratio <= 1 + ESTIMATED_FRAC and is_unlikely and not is_contested
 
@@ -267,7 +270,7 @@ class AblationResults:
         """Returns the parts to compare with the winner in the next round; none once everything is decided.
 
         Args:
-            knobs: knobs that there is time to put back one by one.
+            knobs: knobs that there is time to revert one by one.
         """
         if self.num_rounds >= MAX_ROUNDS:
             return []

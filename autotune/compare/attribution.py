@@ -1,19 +1,19 @@
-"""Finds the effect of each change of the winner by ablation and puts changes without an effect back.
+"""Attribution: measures the effect of each change of the winner by ablation. Changes without an effect are reverted.
 
-Attribution runs between the two halves of the finals. The choosing rounds pick a winner. Attribution puts its changes back one
-by one. The reporting rounds then measure what remains of the winner against the baseline. So the reported configuration is the
+It runs between the two halves of the finals. The choosing rounds pick a winner. Attribution then reverts its changes one by
+one, and the reporting rounds measure the winner that remains against the baseline. So the configuration that is reported is the
 one that is handed over, and no round that helped to pick it counts towards its reported speed-up.
 
-A round runs the winner and its ablations once each, in random order. Two screening rounds put every knob back alone. Next, the
-knobs without a visible effect are put back together and measured as one part. If that part stays within the margin of the
-winner, the knobs are dropped; if not, the one with the largest effect is kept. A knob leaves the rounds once its effect is
-known well enough. Attribution ends when everything is decided or the time is used up.
+A round runs the winner and its ablations once each, in random order. In two screening rounds each change is reverted on its
+own. If time is short, only the changes with the largest estimated effects are, and the others are reverted together in one more
+ablation. Next, all changes without a visible effect are reverted together. If the result stays within the margin of the winner,
+these changes are dropped; if not, the one with the largest effect is kept. A change leaves the rounds once its effect is known
+well enough. Attribution ends when everything is decided or the time is used up.
 
-If time is short, rounds put only the knobs with the largest estimated effects back alone (see `effects.estimated`). Estimates
-decide about the others, so one trial each improves those that are missing or vague. The winner without the changes that the
-estimates call idle is measured once and goes into the reporting rounds.
+Without time for two rounds, estimates decide (see `effects.estimated`), and one trial each improves those that are missing or
+vague. The winner without the changes that seem ineffective is then measured once and goes into the reporting rounds.
 
-The intervals hold simultaneously (see `stats.compare_rounds`), so keeping a knob because of its interval does not bias it.
+The intervals hold simultaneously (see `stats.compare_rounds`), so keeping a change because of its interval does not bias it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from autotune.records import Kind, Knobs, TrialRecord
 from autotune.trials.budget import finals_rules
 from autotune.trials.session import Session, attribution_of, configuration_key
 
-UNTIMED_ROUNDS = 8  # limit without a time budget: as many as the finals have pairs at most
-VAGUE = 0.1  # half-width of an estimate's interval, on the log scale, above which one more trial is worth its time
-ROUNDS_IN_MIND = 4  # measurement windows are chosen so that this many rounds with every knob fit
+UNTIMED_ROUNDS = 8  # without a time budget: at most as many as the finals have pairs
+VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; above it one more trial pays
+ROUNDS_IN_MIND = 4  # measurement windows are made short enough for this many rounds over all knobs
 
 
 @dataclass(kw_only=True)
@@ -45,7 +45,7 @@ class Attribution:
     """The result of an attribution.
 
     Attributes:
-        winner: the trial whose changes were put back.
+        winner: the trial whose changes were reverted.
         best: the trial whose configuration is handed over; the winner itself if nothing was dropped.
         changes: every change of the winner, largest effect first.
         together: ratio of the winner to `best`, from rounds with both; None if there are none.
@@ -67,7 +67,7 @@ class Attribution:
 
     @property
     def dropped(self) -> list[Change]:
-        """The changes that were put back to the baseline's values."""
+        """The changes that were reverted to the baseline's values."""
         return [change for change in self.changes if not change.is_kept]
 
     def minimality(self) -> dict[str, Any] | None:
@@ -152,16 +152,18 @@ class Attributor:
                 self._without_idle(winner, number + 1, kept_s)
 
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
-        """Measures the winner without its idle changes, if it has any, if that is not decided yet and if there is time."""
+        """Measures the winner without its ineffective changes once, if there are any, it is not known yet and time allows."""
         session, evidence = self._session, self._evidence(winner)
-        idle = None if evidence.minimal() else evidence.idle()
+        idle, minimal = evidence.idle(), evidence.minimal()
+        if idle and minimal and len(minimal.key) <= len(idle.key):
+            return
         if idle and self._expected_s(idle.knobs) <= session.budget.left_s - kept_s:
             rules, why = self._rules(evidence, idle.keys, kept_s), _why(winner, set(idle.keys))
             session.measure_part(idle.knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
             self.found = self._attribution(winner)
 
     def _once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
-        """Measures one trial without each knob; that gives an estimate, as the spread is known from other rounds."""
+        """Reverts each change once: the spread is known from other rounds, so one trial gives an estimate."""
         session, evidence = self._session, self._evidence(winner)
         is_announced = False
         for knob in knobs:
@@ -221,7 +223,7 @@ class Attributor:
         return sum(trial.score is None and not trial.outcome.is_no_answer for trial in own) >= MAX_FAILURES
 
     def _affordable(self, winner: TrialRecord, evidence: AblationResults, kept_s: float) -> list[str]:
-        """Returns the knobs that there is time to put back alone: all of them, or those with the largest estimated effects."""
+        """Returns the knobs that there is time to revert one by one: all, or those with the largest estimated effects."""
         left_s = self._session.budget.left_s - kept_s
         knobs = sorted(winner.changed, key=lambda knob: -evidence.estimate(knob))
         costs_s = {knob: SCREENING_ROUNDS * self._expected_s(evidence.parts[knob].knobs) for knob in knobs}
@@ -229,7 +231,7 @@ class Attributor:
         done = [knob for knob in knobs if evidence.worth(knob) != "not measured"]
         if math.isinf(left_s) or winner_s + sum(costs_s[knob] for knob in knobs if knob not in done) <= left_s:
             return knobs
-        spare_s = left_s - 2 * winner_s  # twice: the winner itself and the winner without its idle changes
+        spare_s = left_s - 2 * winner_s  # two trials: the winner, and the winner without its ineffective changes
         for knob in knobs:
             if knob not in done and costs_s[knob] <= spare_s:
                 done.append(knob)

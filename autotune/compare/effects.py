@@ -41,7 +41,7 @@ def estimated(
 
     Args:
         changed: what the configuration changes of the baseline.
-        lost: knob -> changes that depend on it and are put back with it.
+        lost: knob -> changes that depend on it and are reverted with it.
         records: all trials of the study.
         noise: spread of one measurement, from rounds measured side by side.
     """

@@ -341,7 +341,7 @@ def _attribution(baseline: TrialRecord | None, best: TrialRecord | None, standin
 
 
 def _minimality(best: TrialRecord | None, standing: Standing) -> dict[str, Any] | None:
-    """Returns the changes that were put back because they had no effect; None if there are none."""
+    """Returns the changes that were reverted because they had no effect; None if there are none."""
     found = _of_best(best, standing)
     return found.minimality() if found and best and best.number == found.best.number else None
 

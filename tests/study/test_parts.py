@@ -199,6 +199,14 @@ def test_an_estimate_does_not_overrule_a_gain_that_was_measured():
     assert AblationResults(SPACE, WINNER, trials, effects).idle() is None
 
 
+def test_a_change_that_is_idle_by_its_estimate_goes_together_with_one_that_was_measured_to_be():
+    trials = rounds((PIN,), values=[100.0], count=8)
+    effects = estimates(workers=1.3, prefetch=0.99, amp=1.6, pin=1.0)
+    rest = part_of(SPACE, WINNER, [PREFETCH, PIN])
+    assert AblationResults(SPACE, WINNER, trials, effects).minimal().keys == {PIN}
+    assert AblationResults(SPACE, WINNER, trials, effects, measured={rest.key}).minimal().keys == {PREFETCH, PIN}
+
+
 def test_an_estimate_is_as_vague_as_its_interval_is_wide():
     effects = {**estimates(workers=1.3, prefetch=1.0, amp=1.6, pin=1.1), PIN: Ratio(ratio=1.0, ci=None, num_rounds=1)}
     del effects[AMP]
