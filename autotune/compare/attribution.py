@@ -8,10 +8,12 @@ A round runs the winner and its ablations once each, in random order. In two scr
 own. If time is short, only the changes with the largest estimated effects are, and the others are reverted together in one more
 ablation. Next, all changes without a visible effect are reverted together. If the result stays within the margin of the winner,
 these changes are dropped; if not, the one with the largest effect is kept. A change leaves the rounds once its effect is known
-well enough. Attribution ends when everything is decided or the time is used up. Where there was no time for two rounds, the
-estimates decide (see `effects.estimated`): the winner without the changes that they call ineffective is measured once and goes
-into the reporting rounds. The intervals hold simultaneously (see `stats.compare_rounds`), so keeping a change because of its
-interval does not bias it.
+well enough. Attribution ends when everything is decided or the time is used up.
+
+Without time for two rounds, estimates decide (see `effects.estimated`), and one trial each improves those that are missing or
+vague. The winner without the changes that seem ineffective is then measured once and goes into the reporting rounds.
+
+The intervals hold simultaneously (see `stats.compare_rounds`), so keeping a change because of its interval does not bias it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from autotune.trials.session import Session, attribution_of, configuration_key
 
 UNTIMED_ROUNDS = 8  # without a time budget: at most as many as the finals have pairs
 VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; above it one more trial pays
-ROUNDS_IN_MIND = 4  # measurement windows are made short enough for so many rounds over all knobs
+ROUNDS_IN_MIND = 4  # measurement windows are made short enough for this many rounds over all knobs
 
 
 @dataclass(kw_only=True)
@@ -44,11 +46,11 @@ class Attribution:
 
     Attributes:
         winner: the trial whose changes were reverted.
-        best: the trial whose configuration is handed over; the winner itself when nothing was dropped.
+        best: the trial whose configuration is handed over; the winner itself if nothing was dropped.
         changes: every change of the winner, largest effect first.
-        together: ratio of the winner to `best`, from rounds with both; None when nothing was dropped.
-        num_rounds: rounds that were measured.
-        margin: effects up to this fraction were ignored.
+        together: ratio of the winner to `best`, from rounds with both; None if there are none.
+        num_rounds: number of ablation rounds.
+        margin: dropping changes may cost up to this fraction.
     """
 
     winner: TrialRecord
@@ -69,7 +71,7 @@ class Attribution:
         return [change for change in self.changes if not change.is_kept]
 
     def minimality(self) -> dict[str, Any] | None:
-        """Returns what was dropped and what that costs, as stored in the summary; None when nothing was dropped."""
+        """Returns what was dropped and what that costs, as stored in the summary; None if nothing was dropped."""
         if not self.dropped:
             return None
         return {
@@ -83,10 +85,10 @@ class Attribution:
 
 
 class Attributor:
-    """Finds the effects of a winner's changes. Rounds that an earlier run of the study measured for the same winner count.
+    """Finds the effects of a winner's changes. Rounds of earlier runs of the study count if they had the same winner.
 
     Attributes:
-        found: latest result; None before the first.
+        found: the latest result; None before the first.
     """
 
     def __init__(self, session: Session) -> None:
@@ -95,10 +97,10 @@ class Attributor:
         self.found: Attribution | None = None
 
     def run(self, winner: TrialRecord, kept_s: float) -> TrialRecord:
-        """Measures until everything is decided or the time is used up; returns the trial whose configuration is to be reported.
+        """Measures until everything is decided or the time is used up; returns the trial with the configuration to report.
 
         Args:
-            winner: what the choosing rounds chose.
+            winner: the trial that the choosing rounds chose.
             kept_s: seconds of the budget to leave for the reporting rounds.
         """
         self.found = self._attribution(winner)
@@ -176,7 +178,7 @@ class Attributor:
         return self._evidence(winner)
 
     def _that_fit(self, configurations: list[Knobs], kept_s: float, num_rounds: int) -> list[Knobs]:
-        """Returns the leading configurations that there is time to measure in so many rounds."""
+        """Returns the leading configurations that there is time to measure in `num_rounds` rounds."""
         spare_s = (self._session.budget.left_s - kept_s) / num_rounds
         sums_s = itertools.accumulate(map(self._expected_s, configurations))
         return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
@@ -196,7 +198,7 @@ class Attributor:
 
     def _evidence(self, winner: TrialRecord) -> AblationResults:
         session, trials = self._session, self._trials(winner)
-        # Reporting rounds are left out, so that a resumed study decides as it did before them.
+        # Reporting rounds are left out, so that a resumed study decides as it did before it measured them.
         others = [one for one in session.records if one.kind in (Kind.baseline, Kind.search) or one.why == CHOOSING]
         noise = stats.pooled([noise_of(rounds_of(others)), session.earlier_noise])
         lost = {knob: part_of(session.resolved, winner, [knob]).also for knob in winner.changed}
@@ -212,7 +214,7 @@ class Attributor:
         return [record for record in self._session.records if record.kind is Kind.attribution and record.origin == origin]
 
     def _is_promising(self, winner: TrialRecord) -> bool:
-        """Whether ablation pays: a winner no faster than the baseline is not handed over anyway."""
+        """Whether ablation is worthwhile: a winner that is no faster than the baseline will not be handed over."""
         return (winner.score or 0.0) > (self._session.baseline.score or 0.0) * (1 + stats.MARGIN_FRAC)
 
     def _is_lost(self, winner: TrialRecord) -> bool:
@@ -237,7 +239,7 @@ class Attributor:
         return done
 
     def _rules(self, evidence: AblationResults, knobs: Collection[str], kept_s: float) -> MeasureRules:
-        """Returns the finals' rules with windows short enough for ROUNDS_IN_MIND rounds."""
+        """Returns the finals' rules, with windows short enough for ROUNDS_IN_MIND rounds in the time left."""
         session = self._session
         rules = session.inputs.config.measure.finals
         if session.budget.total_s is None:
@@ -246,7 +248,7 @@ class Attributor:
         return finals_rules(rules, seconds_each=seconds_each, baseline=session.baseline)
 
     def _expected_s(self, knobs: Knobs) -> float:
-        """Returns the expected seconds of a measurement: as in earlier ablation rounds, else as in similar trials."""
+        """Returns the expected seconds of a measurement, from earlier ablation rounds or else from similar trials."""
         session = self._session
         changed = session.resolved.changed(knobs)
         key = configuration_key(changed)

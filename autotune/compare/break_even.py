@@ -1,4 +1,4 @@
-"""Computes when a slower start is repaid (after how many samples) and when the search is (by how long a training)."""
+"""Computes after how many samples a slower start is repaid, and how long a training must be to repay the search."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import numpy as np
 from autotune.records import ENERGY, TIME, Kind, Knobs, Summary, TrialRecord, objective_names
 from autotune.trials.objective import COMPILE_KEY, COMPILE_OFF, cold_compile_s, fixed_s
 
-MIN_DEARER_S = 2.0  # process starts of one program vary by as much
-MIN_DEARER_FRAC = 0.2  # of the baseline's start: long starts vary by more than two seconds
+MIN_DEARER_S = 2.0  # starts of the same program vary by as much
+MIN_DEARER_FRAC = 0.2  # of the baseline's start, since long starts vary by more than two seconds
 
 
 def break_even(
     records: Sequence[TrialRecord], own: Sequence[TrialRecord], other: Sequence[TrialRecord]
 ) -> dict[str, Any] | None:
-    """Returns the N at which T(N) = start + compile + N / throughput equals the baseline's; None if the start is no slower.
+    """Returns the N at which T(N) = start + compile + N / throughput equals the baseline's; None if the start is not slower.
 
     Args:
-        records: all trials; those of the search show what compiling costs with nothing cached.
+        records: all trials; those of the search show what compiling costs without a cache.
         own: measurements of the configuration, in fresh processes.
         other: measurements of the baseline.
 
     Returns:
-        samples: N; steps: the same in steps of the configuration's batch, None unknown; seconds: T(N); dearer_s: what the start
-        costs more; compile_s: of that, compiling with nothing cached, as the search saw it; None of samples, steps and seconds
-        when it never pays, because the configuration is not faster.
+        samples: N; steps: N in steps of the configuration's batch, None if unknown; seconds: T(N); dearer_s: how much longer
+        the start takes; compile_s: compile time without a cache, as measured in the search. If the configuration is not faster,
+        it never pays, and samples, steps and seconds are None.
     """
     first = own[0]
     start_s, rate = _typical(records, own)
@@ -54,20 +54,20 @@ def search_cost(
 ) -> dict[str, Any]:
     """Returns what the study cost, and how long a training must be for the best configuration to repay it.
 
-    A training that takes T today takes T / ratio with the best configuration. The study is repaid when the difference equals
-    its cost, at T = (seconds + dearer_s) * ratio / (ratio - 1). Only the ratio of the finals' paired rounds is used.
+    A training that takes T today takes T / ratio with the best configuration. The study is repaid if the difference equals its
+    cost, at T = (seconds + dearer_s) * ratio / (ratio - 1). Only the ratio of the finals' paired rounds is used.
 
     Args:
         records: all trials.
-        seconds: wall time of the study, finals and all.
+        seconds: wall time of the study, including the finals.
         speedup: as in the summary; None if the baseline is kept.
-        dearer_s: what the start of the best takes longer, once a training; part of the ratio where the objective is T(N).
-        objective: of the study.
+        dearer_s: how much longer the best's start takes; ignored if the objective is T(N), whose ratio contains it.
+        objective: the study's objective or objectives.
 
     Returns:
-        seconds; trials: those of the search; repaid_after_s: T, None when it is not known or never; ci: T at the upper and at
-        the lower end of the ratio's interval, None for an end that never comes; why_not: "" or why there is no T: "never: ..."
-        or "not known: ...".
+        seconds; trials: number of search trials; repaid_after_s: T, None if unknown or never; ci: T at the upper and the lower
+        end of the ratio's interval, None for an end at which it is never repaid; why_not: why there is no T, as "never: ..." or
+        "not known: ..."; "" if there is one.
     """
     found: dict[str, Any] = {
         "seconds": seconds,
@@ -95,13 +95,13 @@ def search_cost(
 
 
 def step_batch(knobs: Knobs) -> int | None:
-    """Returns the samples that a rank's step holds as far as knobs say: batch size times accumulation; None unknown."""
+    """Returns the samples in a step of one rank: batch size times accumulation; None if no knob has the batch size."""
     batch = knobs.get("loader.batch_size")
     return batch * int(knobs.get("step.accumulation", 1)) if isinstance(batch, int) else None
 
 
 def _typical(records: Sequence[TrialRecord], measured: Sequence[TrialRecord]) -> tuple[float, float]:
-    """Returns (seconds before it trains at its rate, rate per second), medians over fresh processes."""
+    """Returns (seconds until training runs at its rate, rate per second), medians over fresh processes."""
     cold_s = cold_compile_s(records, measured[0].knobs)
     starts = [fixed_s(record, cold_s) for record in measured]
     return float(np.median(starts)), float(np.median([record.value or 0.0 for record in measured]))

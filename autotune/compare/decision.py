@@ -1,6 +1,6 @@
-"""The rules of the finals as pure functions of the trials: who gets in, who is chosen, what the verdict is.
+"""The rules of the finals as pure functions of the trials: finalists, choice of one of them, verdict.
 
-A resumed study therefore decides from the stored trials exactly as the first run would have.
+A resumed study therefore decides from its stored trials exactly as an uninterrupted one would.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.trials.session import configuration_key
 
 MAX_FINALISTS = 3
-CONTENDER_FRAC = 0.85  # of the best value: noise alone does not explain being further behind
-NEAR_FRAC = 0.95  # the same for one with a part that measured as fast: in replays this chose the best in 86 %, 0.85 in 76 %
+CONTENDER_FRAC = 0.85  # of the best value: noise alone does not explain a larger gap
+NEAR_FRAC = 0.95  # the same for one with an equally fast part: in replays this found the best in 86 % of cases, 0.85 in 76 %
 MIN_GAIN_FRAC = 0.97  # of the baseline's value: a finalist must at least come near it
-DEAR_FACTOR = 5.0  # times the other's compile phase: such a difference is a compilation
+DEAR_FACTOR = 5.0  # ratio of compile phases above which a compilation explains the difference
 DEAR_GAIN_FRAC = 0.03  # what a compilation must gain in the search to be worth its cost in every round of the finals
-LIKELY_CONFIDENCE = 0.8  # of the two-sided interval that must hold no loss for an unproven finalist to be handed over
-ONE_ROUND_FRAC = 0.15  # what a single round must gain to be handed over: three times what two noisy runs, 3.5 % each, differ by
+LIKELY_CONFIDENCE = 0.8  # of the two-sided interval that must exclude a loss for an unproven finalist to be handed over
+ONE_ROUND_FRAC = 0.15  # needed gain of a single round: three times the difference of two runs with 3.5 % noise each
 
 
 @dataclass(kw_only=True)
@@ -28,15 +28,15 @@ class Decision:
     """The result of the finals.
 
     Attributes:
-        finalist: search trial that was chosen and reported; None when no configuration came near the baseline.
+        finalist: search trial that was chosen and reported; None if no configuration came near the baseline.
         ratio: finalist over baseline, from the reporting rounds; None without a complete round.
         verdict: "faster", "same" or "ambiguous".
-        reason: why there is no clear verdict; "" when there is one.
+        reason: why there is no clear verdict; "" if there is one.
         margin: equivalence margin used.
-        num_lost: reporting rounds that do not count because one of the two failed.
+        num_lost: reporting rounds that do not count because one of the two trials failed.
         values: trial number -> rates of its reporting rounds, per second, the baseline (0) and the finalist.
-        is_likely: whether an interval of LIKELY_CONFIDENCE from all rounds, the choosing ones too, holds no loss; None where
-            all of them together have no interval.
+        is_likely: whether an interval of LIKELY_CONFIDENCE from all rounds, including the choosing ones, excludes a loss; None
+            if these rounds give no interval.
         noise: spread of one measurement, known from other rounds.
     """
 
@@ -51,10 +51,9 @@ class Decision:
     noise: stats.Noise | None = None
 
     def rate(self, number: int) -> tuple[float, stats.Interval | None]:
-        """Returns the mean rate of a side's reporting rounds, per second, and its interval.
+        """Returns the mean rate of the reporting rounds of one of the two trials, per second, and its interval.
 
-        Two values alone have one degree of freedom. The other side's rounds add theirs, and `noise` adds what other rounds
-        showed.
+        Two values alone have one degree of freedom. The other trial's rounds and `noise` add theirs.
         """
         others = [stats.spread_of(values) for key, values in self.values.items() if key != number]
         return stats.log_mean_interval(self.values[number], noise=stats.pooled([*others, self.noise]))
@@ -68,12 +67,12 @@ class Decision:
     def is_better(self) -> bool:
         """Whether the finalist is handed over as the best, rather than the baseline.
 
-        That is so if it was shown to be faster. It is also so if the verdict is ambiguous but promising: the ratio exceeds the
-        margin and an interval of LIKELY_CONFIDENCE holds no loss, or a single round shows a large gain. Otherwise the baseline
-        is kept, because it needs no changes.
+        It is if it was shown to be faster. It also is if the verdict is ambiguous but promising: the ratio exceeds the margin
+        and an interval of LIKELY_CONFIDENCE excludes a loss, or a single round shows a large gain. The verdict reported is
+        still "ambiguous" then. Otherwise the baseline is kept, because it needs no changes.
 
-        The verdict stays ambiguous and says so. Of configurations that are in fact equal at most one in ten is handed over, and
-        that costs little. Handing over nothing short of 95 % costs more on noisy machines and small budgets.
+        Of finalists that are in fact as fast as the baseline, at most one in ten is handed over, and that costs little.
+        Requiring 95 % would cost more on noisy machines and with small budgets.
         """
         if self.finalist is None or self.ratio is None or self.verdict == "same":
             return False
@@ -85,7 +84,7 @@ class Decision:
 
 
 def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns at most three search trials to measure again: the best first; one with an equally good part comes after it.
+    """Returns at most three search trials to measure again: the best first, but those with an equally fast part last.
 
     Args:
         records: first measurements, the baseline first.
@@ -98,8 +97,8 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
     # A baseline that breaks a constraint sets no lower limit.
     least = 0.0 if baseline.outcome is Outcome.infeasible else MIN_GAIN_FRAC * (baseline.score or 0.0)
     floor = max(CONTENDER_FRAC * (worthy[0].score or 0.0), least) if worthy else 0.0
-    # A part that measured as fast as the whole goes first. One measurement each is no proof, so the whole stays in after it
-    # where there is a place left: it may be worth what it changes more. A compilation has to show a gain to come in.
+    # A configuration with fewer changes that measured as fast goes first. One measurement each is no proof, so the one with
+    # more changes follows if there is a place left. If its further changes include a compilation, it must have shown a gain.
     near = max(floor, NEAR_FRAC * (ranked[0].score or 0.0)) if ranked else 0.0
     wholes = [record for record in ranked if record not in worthy and not _is_dear_for_nothing(record, able)]
     entrants = [record for record in worthy if (record.score or 0.0) >= floor]
@@ -108,7 +107,7 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
 
 
 def _with_lower_tier(chosen: list[TrialRecord], able: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns the finalists. If all of them change the training, the best that does not replaces the last one."""
+    """Returns the finalists. If all are of tier `training`, the best entrant of a lower tier replaces the last one."""
     lower = [record for record in able if record.tier is not Tier.training]
     if not lower or any(record.tier is not Tier.training for record in chosen):
         return chosen
@@ -116,13 +115,13 @@ def _with_lower_tier(chosen: list[TrialRecord], able: list[TrialRecord]) -> list
 
 
 def _is_superfluous(record: TrialRecord, others: list[TrialRecord]) -> bool:
-    """Returns whether a part of the record's changes was as fast, as far as one measurement each can tell."""
+    """Whether a trial with only some of the record's changes was as fast, judged by one measurement each."""
     score = record.score or 0.0
     return any((part.score or 0.0) * (1 + _needed_frac(record, part)) >= score for part in _parts(record, others))
 
 
 def _is_dear_for_nothing(record: TrialRecord, others: list[TrialRecord]) -> bool:
-    """Returns whether a part without the record's compilation is as fast."""
+    """Whether a trial with only some of the record's changes was as fast without its compilation."""
     cheaper = [part for part in _parts(record, others) if _is_dearer(record, part)]
     return _is_superfluous(record, cheaper)
 
@@ -146,16 +145,16 @@ def choose(
     *,
     spread: float = 0.0,
 ) -> TrialRecord:
-    """Returns the candidate to report: of those within the margin of the fastest, the one with the fewest changes.
+    """Returns the candidate to report: among those within the margin of the fastest, the one with the fewest changes.
 
-    A candidate that changes the training itself (a batch size) must beat the best that does not by more than `spread`.
+    A candidate of tier `training` (a batch size) must beat those of lower tiers by more than max(margin, spread).
 
     Args:
-        values: trial number -> rates of the choosing rounds. A candidate without any is chosen only if none has any, since the
-            search value that brought it here overstates. Without any rounds, search values decide.
+        values: trial number -> rates of the choosing rounds. If any candidate has rates, those without are left out, because
+            search values overstate. If none has, search values decide.
         candidates: by search value, best first.
         margin: equivalence margin.
-        spread: of one measurement from process to process.
+        spread: relative spread of one measurement from process to process.
     """
     measured = [candidate for candidate in candidates if values.get(candidate.number)]
     candidates = measured or candidates
@@ -169,7 +168,7 @@ def choose(
 
 
 def countable(records: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns the finals measured so far that still count: the search has found no other finalists since.
+    """Returns the finals that still count: those measured when the finalists were the same as now.
 
     Args:
         records: all trials, by number.
@@ -185,11 +184,11 @@ def countable(records: list[TrialRecord]) -> list[TrialRecord]:
 
 
 def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]]:
-    """Returns the complete rounds of one kind, in order, each as number of the trial measured again -> its final.
+    """Returns the rounds of one kind, in order, each as number of the trial measured again -> its final.
 
     Args:
         finals: by number.
-        why: CHOOSING or REPORTED.
+        why: `why` of these finals, such as CHOOSING or REPORTED.
     """
     rounds: dict[int, dict[int, TrialRecord]] = {}
     for final in finals:
@@ -227,7 +226,7 @@ def without_finalist(records: list[TrialRecord]) -> Decision:
 
 def _may_be_as_fast(record: TrialRecord, baseline: TrialRecord) -> bool:
     """Whether a search trial may be as fast as the baseline, though its one measurement was lower."""
-    if not record.score or record.outcome is Outcome.raced:  # raced: shown to be slower than the best at the time
+    if not record.score or record.outcome is Outcome.raced:  # raced: stopped early because it was slower than the best
         return False
     highest, lowest = _end(record, 1), _end(baseline, 0)
     if highest is None or lowest is None:
@@ -236,7 +235,7 @@ def _may_be_as_fast(record: TrialRecord, baseline: TrialRecord) -> bool:
 
 
 def _end(record: TrialRecord, side: int) -> float | None:
-    """Returns an end of a trial's interval as a score; None without one."""
+    """Returns an end of a trial's interval; None without one, or if the score is not the rate."""
     return record.ci[side] if record.ci is not None and record.score == record.value else None
 
 
@@ -255,19 +254,19 @@ def judge(
     Args:
         chosen: the finalist.
         pairs: rates of the finalist and the baseline, one pair per round.
-        looks: how often the rounds are judged while they accumulate; the interval is simultaneous over these looks.
-        num_lost: rounds left out because one of the two failed.
-        repeats: further measurements of the baseline, in order, for the spread of the machine; None for those of the pairs.
-        choosing: choosing rounds, trial number -> rate. They do not count for the claim, only for what is handed over, because
-            two pairs alone have an interval from a tenth to ten times.
+        looks: how often the rounds are judged while they accumulate; the interval holds simultaneously over all looks.
+        num_lost: rounds left out because one of the two trials failed.
+        repeats: the baseline's measurements, in order, for the machine's spread; None for those of the pairs.
+        choosing: choosing rounds, trial number -> rate. They do not count towards the verdict, only towards what is handed
+            over, because two pairs alone give an interval from a tenth to ten times.
         noise: spread of one measurement, known from other rounds.
     """
     own, other = [a for a, _ in pairs], [b for _, b in pairs]
     ratio, margin = stats.paired_ratio(own, other, stats.LOOK_CONFIDENCE[looks], noise), stats.margin_frac(repeats or other)
     verdict = stats.verdict(ratio, margin)
     every = [*choosing, *({chosen.number: a, 0: b} for a, b in pairs)]
-    beside = stats.compare_rounds(every, chosen.number, LIKELY_CONFIDENCE).ratios.get(0)  # none for the baseline itself
-    likely = beside.ci if beside else None  # as many were compared, the wider: it holds for the one that was picked of them
+    beside = stats.compare_rounds(every, chosen.number, LIKELY_CONFIDENCE).ratios.get(0)
+    likely = beside.ci if beside else None  # widened for the number of arms compared, so it holds for the chosen one
     reasons = []
     if ratio.ci is None:
         reasons.append("one round only: no interval")

@@ -1,4 +1,4 @@
-"""Two configurations measured in turns, each time in a fresh process: the fair comparison behind every claim."""
+"""Measures two configurations in turns, each time in a fresh process: the fair comparison behind every claim."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Pair = tuple[float, float]  # scores of one round: the first configuration's and
 
 
 class Interleaving:
-    """Rounds of one configuration against another.
+    """Measures rounds of one configuration against another.
 
     The order is ABBA or BAAB: it is drawn at random for the first of every two rounds and reversed in the second, so that a
-    steady drift of the machine affects both alike.
+    steady drift of the machine affects both configurations alike.
 
     Attributes:
         pairs: the complete rounds so far; a round in which one of the two failed is left out.
@@ -23,7 +23,7 @@ class Interleaving:
         one, other: first measurements of the two configurations.
         measure: measures a configuration again and returns the record.
         order: random source of the order.
-        pairs: rounds measured before.
+        pairs: complete rounds measured before; new ones are appended to this list.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Interleaving:
         self._index, self._is_one_first = len(self.pairs), False
 
     def round(self) -> Pair | None:
-        """Measures both once and returns their scores; None if one failed. The second is spared if the first fails."""
+        """Measures both once and returns their scores; None if one failed. If the first fails, the second is not measured."""
         self._is_one_first = not self._is_one_first if self._index % 2 else bool(self._order.getrandbits(1))
         self._index += 1
         first, second = (self._one, self._other) if self._is_one_first else (self._other, self._one)

@@ -1,7 +1,7 @@
-"""Estimates how much measurements of one configuration vary on this machine from process to process.
+"""Estimates how much measurements of the same configuration vary on this machine from process to process.
 
-Two pairs have one degree of freedom, which makes an interval from a tenth to ten times. But a study measures more than its
-pairs: choosing rounds, ablation rounds, and the search itself, which is one more round of every configuration that was measured
+Two pairs have one degree of freedom, which gives an interval from a tenth to ten times. But a study measures more than its
+pairs: choosing rounds, ablation rounds, and the search itself, which is one more round of all configurations that were measured
 again. Earlier studies on the same machine add evidence, too. All of it is pooled, weighted by degrees of freedom.
 """
 
@@ -16,9 +16,9 @@ from autotune.records import Kind, TrialRecord
 from autotune.stats import Noise
 from autotune.trials.session import configuration_key
 
-MAX_FREEDOM = 6.0  # of everything but the pairs: with eight pairs, their own spread counts as much
-SAME_PROGRAM_FREEDOM = 4.0  # of earlier studies of the same program on this machine
-OTHER_PROGRAM_FREEDOM = 2.0  # of studies of other programs, whose noise may be half or twice as large
+MAX_FREEDOM = 6.0  # limit for everything but the pairs, so that the spread of eight pairs themselves counts as much
+SAME_PROGRAM_FREEDOM = 4.0  # limit for earlier studies of the same program on this machine
+OTHER_PROGRAM_FREEDOM = 2.0  # limit for studies of other programs, whose noise may be half or twice as large
 
 Round = Mapping[Hashable, float]
 
@@ -26,8 +26,8 @@ Round = Mapping[Hashable, float]
 def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
     """Returns the rounds in which configurations were measured next to each other, as configuration -> score.
 
-    The search counts as one round of those configurations that were measured again; its windows are shorter, so it can only
-    make the spread look larger.
+    The search counts as one round of the configurations that were measured again. Its windows are shorter, so it can only make
+    the spread look larger.
 
     Args:
         records: all trials, by number.
@@ -53,10 +53,10 @@ def noise_of(rounds: Sequence[Round]) -> Noise | None:
 
 
 def noise_besides(pairs: Sequence[Pair], rounds: Sequence[Round], earlier: Noise | None = None) -> Noise | None:
-    """Returns the spread of one measurement as known from everything but some pairs.
+    """Returns the spread of one measurement, estimated from everything except some pairs.
 
     Args:
-        pairs: scores of two configurations.
+        pairs: the pairs to leave out.
         rounds: all rounds of the study, including those of the pairs.
         earlier: the spread known from earlier studies.
     """
@@ -73,7 +73,7 @@ def noise_besides(pairs: Sequence[Pair], rounds: Sequence[Round], earlier: Noise
 
 
 def as_json(noise: Noise | None) -> dict[str, Any] | None:
-    """Returns the spread as stored in summary.json and study.json."""
+    """Returns a spread as stored in summary.json and study.json."""
     return None if noise is None else {"spread": noise.spread, "freedom": noise.freedom}
 
 

@@ -1,4 +1,4 @@
-"""The Pareto front of a study with several objectives: trials that no other beats at every objective."""
+"""Finds the Pareto front of a study with several objectives: trials that no other beats at every objective."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from autotune.stats import MARGIN_FRAC
 from autotune.trials.session import Session
 
 FRONT = "Pareto front"  # the `why` of a final that measures a point of the front again
-MAX_POINTS, ROUNDS = 3, 3  # at most so many points are measured again, so often, as far as the budget allows
+MAX_POINTS, ROUNDS = 3, 3  # at most this many points are measured again, this often, as far as the budget allows
 
 
 def front(records: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
-    """Returns the first measurements on the front, best at the deciding objective first.
+    """Returns the first measurements of the trials on the front, best at the deciding objective first.
 
-    Judged by one measurement each. A trial that is better than another by less than the margin everywhere is not listed next to
-    it.
+    A trial must be better than each one before it by more than the margin at some objective, since it has one measurement only.
 
     Args:
-        records: trials, by number; those that broke a constraint when measured again are left out.
+        records: trials, by number; those that broke a constraint in any measurement are left out.
         names: objectives, the deciding one first.
     """
     barred = {record.repeats for record in records if record.outcome is Outcome.infeasible}
@@ -42,10 +41,10 @@ def measured_again(point: TrialRecord, records: Sequence[TrialRecord]) -> list[T
 
 
 def confirm_front(session: Session, reported: set[int]) -> None:
-    """Measures points of the front again while time is left, because a single search measurement may be lucky.
+    """Measures points of the front again while there is time, because a single search measurement may be too high.
 
     Args:
-        session: the study, its finals over.
+        session: the study, after its finals.
         reported: trials that the finals have measured already.
     """
     names = session.runner.goal.names
@@ -54,14 +53,14 @@ def confirm_front(session: Session, reported: set[int]) -> None:
     for index in range(ROUNDS):
         for point in points:
             if len([r for r in session.records if r.why == FRONT and r.repeats == point.number]) > index:
-                continue  # an earlier run of the study has this round
+                continue  # measured by an earlier run of the study
             if min(point.seconds + point.spared_s, session.costs.again_s(point.knobs, point.changed)) > session.budget.left_s:
                 return
             session.measure_again(point, round_number=index + 1, rules=session.inputs.config.measure.finals, why=FRONT)
 
 
 def _telling(points: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
-    """Returns the points to measure again: the best at each secondary objective, then those farthest from the best."""
+    """Returns the points to measure again: the best at each secondary objective, then the worst at the deciding one."""
     best = [max(points, key=lambda point: point.scores[name] or 0.0) for name in names] if points else []
     distinct = {point.number: point for point in [*best, *reversed(points)]}
     return list(distinct.values())[:MAX_POINTS]

@@ -1,16 +1,16 @@
-"""Loss parity: a configuration that computes differently may win only if it trains like the baseline.
+"""Checks loss parity: a configuration that computes differently may win only if its losses follow the baseline's.
 
-Only the changes that affect arithmetic are compared (tier `numerics`, and environment variables not known to be safe). They are
-applied to the baseline, with its batch size, loader and seed, so both see the same batches. The comparison covers the first
-steps of a fresh process; speed is not measured. So a study needs one run of the baseline and one for each set of such changes,
-rather than one for each configuration, and a run fits into memory whenever the baseline does. The search's leader is compared
-at half-time, so that the second half is not spent on a configuration that cannot win. Finalists are compared before the finals,
-whose rounds cost far more.
+Only changes that affect arithmetic are compared (tier `numerics`, and environment variables not known to be safe). They are
+applied to the baseline, with its batch size, loader and seed, so both runs see the same batches. The comparison covers the
+first steps of a fresh process; speed is not measured. So a study needs one run of the baseline and one for each set of such
+changes, rather than one for each configuration, and a run fits into memory whenever the baseline does. The search's leader is
+compared at half-time, so that the second half is not spent on a configuration that cannot win. Finalists are compared before
+the finals, whose rounds cost far more.
 
-With `train.global_batch` held, a step with another batch size sees the same samples and is compared, too.
+If `train.global_batch` is set, a step with another batch size sees the same samples, so its losses are compared, too.
 
-A change of the training itself (tier `training`, such as the batch size) sees other batches, so its losses cannot be compared
-step by step. Its loss must stay finite and must not explode, in the search and in every final.
+With a change of tier `training`, such as the batch size, the program sees other batches, so its losses cannot be compared step
+by step. They must stay finite and must not explode, in the search and in every final.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from autotune.trials.losses import Comparison, Verdict, compare
 from autotune.trials.session import RACED_FRAC, ConfigurationKey, OutOfTime, Session, configuration_key
 from autotune.wording import changes_phrase
 
-MAX_S = 20.0  # of steps in one run: slow programs are compared over fewer
-BUDGET_FRAC = 0.03  # of the study's budget, for the steps of one run
+MAX_S = 20.0  # of steps in one run, so slow programs are compared over fewer steps
+BUDGET_FRAC = 0.03  # fraction of the study's budget for the steps of one run
 MIN_S = 5.0
 NO_LOSS = "no loss was seen: backward() was not called on a single number"
-# Other outcomes do not affect the losses, a disturbed machine for example.
+# With these outcomes a run has no losses to compare. Others, such as `disturbed`, do not affect the losses.
 UNTRAINED = {
     Outcome.device_oom, Outcome.host_oom, Outcome.timeout, Outcome.crash, Outcome.error, Outcome.invalid, Outcome.interrupted,
 }  # fmt: skip
@@ -39,35 +39,35 @@ SUSPECTS = ("precision.amp", "env.", "precision.matmul", "compile.mode")  # the 
 
 
 def arithmetic(changed: Knobs, *, is_held: bool = False) -> Knobs:
-    """Returns the changes that may alter what a step computes from the same weights and the same samples.
+    """Returns the changes that may alter what a step computes from the same weights and samples.
 
     Args:
         changed: what a configuration changes.
-        is_held: whether `train.global_batch` holds, so that a step has the same samples at any batch size.
+        is_held: whether `train.global_batch` is set, so that a step has the same samples at any batch size.
     """
     tiers = {key: tier_of(knob(key), is_held=is_held) for key in changed}
     return {key: value for key, value in changed.items() if tiers[key] is Tier.numerics or knob(key).is_unknown}
 
 
 class Parity:
-    """Compares losses for one study. Comparisons of an earlier run of the study count."""
+    """Compares losses for one study. Comparisons of earlier runs of the study count."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._config = session, session.inputs.config
         self._seed, self._is_held = self._config.study.seed, self._config.train.global_batch is not None
         self._settled: dict[ConfigurationKey, Comparison] = {}
         self._failed: list[TrialRecord] = []
-        self._is_told = False  # that there is no time
-        self._is_late = False  # a run would not end in time
+        self._is_told = False  # whether the user was notified that there is no time
+        self._is_late = False  # whether a run did not fit the time left
         for record in session.records:
-            is_over = record.kind is Kind.parity and record.outcome is not Outcome.interrupted  # otherwise the run is repeated
+            is_over = record.kind is Kind.parity and record.outcome is not Outcome.interrupted  # an interrupted run is repeated
             if is_over and record.changed and (said := record.evidence.get("parity")):
                 self._settled[configuration_key(record.changed)] = Comparison(**{**said, "verdict": Verdict(said["verdict"])})
                 if said["verdict"] == Verdict.failed:
                     self._bar(record)
 
     def is_open(self, candidate: TrialRecord) -> bool:
-        """Whether a configuration has yet to be compared: no run with all of its changes has passed."""
+        """Whether a configuration still needs a comparison of its arithmetic changes, and one is possible in the time left."""
         suspect = configuration_key(arithmetic(candidate.changed, is_held=self._is_held))
         can_be = self._config.parity.steps > 0 and bool(self._session.baseline.losses) and not loss_words(self._session.records)
         passed = [key for key, found in self._settled.items() if found.verdict is Verdict.passed]
@@ -75,11 +75,11 @@ class Parity:
         return bool(suspect) and can_be and not is_settled and not self._is_late and self._has_time()
 
     def _has_time(self) -> bool:
-        """Whether there is time for the first steps of the baseline and of one candidate. If not, it says so once."""
+        """Whether there is time for the first steps of the baseline and of one candidate. If not, notifies the user once."""
         session = self._session
         runs = [record for record in session.records if record.kind is Kind.parity and not record.changed]
         each_s = max((run.seconds for run in runs), default=without_window_s(session.baseline) + MIN_S)
-        each_s = max(each_s, without_window_s(session.baseline))  # time that a run needs
+        each_s = max(each_s, without_window_s(session.baseline))
         has_time = (1 if runs else 2) * each_s <= session.budget.left_s
         if not has_time and not self._is_told:
             session.listener.notice("No time to compare losses: whether the winner trains as the baseline does is not checked.")
@@ -103,7 +103,7 @@ class Parity:
         if self._of(record).verdict is not Verdict.failed:
             return
         first = min(suspect, key=_suspicion)
-        if len(suspect) > 1:  # finding the change that causes it keeps configurations without it in
+        if len(suspect) > 1:  # finding the cause keeps configurations without it in the running
             alone = self._compared({first: suspect[first]}, candidate)
             record = alone if self._of(alone).verdict is Verdict.failed else record
         numbers = self._bar(record)
@@ -117,7 +117,7 @@ class Parity:
         return self._settled[configuration_key(record.changed)]
 
     def _compared(self, changed: Knobs, candidate: TrialRecord) -> TrialRecord:
-        """Returns the run of the baseline with these changes, with the result of the comparison recorded in it."""
+        """Returns the run of the baseline with these changes, which holds the result of the comparison."""
         reference = self._run({}, candidate, self._seed)
         if configuration_key(changed) in self._settled:
             return self._run(changed, candidate, self._seed)
@@ -151,7 +151,7 @@ class Parity:
         return compare(record.losses, reference.losses, tolerance_frac=tolerance_frac, chance=chance)
 
     def _run(self, changed: Knobs, candidate: TrialRecord, seed: int) -> TrialRecord:
-        """Returns a run of the baseline's first steps with these changes and a seed; an earlier run if there is one."""
+        """Returns a run of the baseline's first steps with these changes and a seed; reuses an earlier run if there is one."""
         session = self._session
         for record in session.records:
             is_same = record.kind is Kind.parity and record.changed == changed and record.evidence.get("seed") == seed
@@ -180,7 +180,7 @@ class Parity:
         return [record.number for record in barred]
 
     def _give_back_raced(self) -> None:
-        """Readmits trials that were stopped early for being slower than a trial that is now ruled out."""
+        """Readmits trials that were stopped early because they were slower than a trial that is now ruled out."""
         searched = self._session.searched
         best = max((r.score for r in searched if r.outcome.may_win and r.score), default=0.0)
         for record in searched:
@@ -195,12 +195,12 @@ def no_losses(record: TrialRecord) -> str:
 
 
 def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: bool = False) -> dict[str, Any] | None:
-    """Returns the comparisons for a configuration, as in `summary["parity"]`; None without any.
+    """Returns the comparisons for a configuration, as in `summary["parity"]`; None without a configuration.
 
     Args:
-        best: its first measurement.
+        best: the configuration's first measurement.
         records: all trials, by number.
-        is_held: whether `train.global_batch` holds.
+        is_held: whether `train.global_batch` is set.
     """
     if best is None:
         return None
@@ -209,7 +209,7 @@ def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: boo
     failed = [
         {"knobs": run.changed, "reason": run.evidence["parity"]["reason"], "trial": run.number}
         for run in out
-        if not any(other.changed.items() < run.changed.items() for other in out)  # names the change that causes it
+        if not any(other.changed.items() < run.changed.items() for other in out)  # only the smallest sets of changes that fail
     ]
     suspect = arithmetic(best.changed, is_held=is_held)
     tiers = {key: tier_of(knob(key), is_held=is_held) for key in best.changed}

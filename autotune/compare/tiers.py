@@ -1,4 +1,4 @@
-"""Best by tier: the gain without changing numerics or training, measured where there is time for it."""
+"""Finds the best of each tier: the gain without changing numerics or training, measured again if there is time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIERS = "finals, best of a tier"  # the `why` of such a trial
 
 
 def is_barred(baseline: TrialRecord) -> bool:
-    """Whether the baseline breaks a constraint. If so, the best configuration that breaks none wins, faster or not."""
+    """Whether the baseline breaks a constraint. If so, the best configuration that breaks none wins even if it is slower."""
     return baseline.outcome is Outcome.infeasible
 
 
@@ -35,10 +35,10 @@ def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> Tri
 class TierFinals:
     """Measures the best of each tier below the winner's against the baseline, with the time that is left.
 
-    The search picked them and these rounds did not, so their reported speed-ups are not overstated.
+    The search picked these configurations, not the rounds measured here, so the reported speed-ups are not overstated.
 
     Attributes:
-        decisions: number of the search trial -> decision from its rounds, for the trials that were measured.
+        decisions: number of the search trial -> decision from its rounds.
     """
 
     def __init__(self, session: Session) -> None:
@@ -49,7 +49,7 @@ class TierFinals:
         """Measures as many tiers as there is time for, the lowest first.
 
         Args:
-            best: the configuration handed over; tiers from its own upwards need no claim of their own.
+            best: the trial that is handed over; it is also the best of its own and all higher tiers.
         """
         session = self._session
         lower = [tier for tier in Tier if tier.rank < best.tier.rank]
@@ -83,7 +83,7 @@ class TierFinals:
         return judge(found, pairs, noise=noise_besides(pairs, rounds_of(session.records), session.earlier_noise))
 
     def _pairs_before(self, found: TrialRecord) -> list[Pair]:
-        """Returns the rounds that an earlier run of the study has measured."""
+        """Returns the complete rounds so far, including those of earlier runs of the study."""
         finals = [record for record in self._session.records if record.kind is Kind.final]
         pairs = []
         for measured in by_round(finals, TIERS):
@@ -93,7 +93,7 @@ class TierFinals:
         return pairs
 
     def _pair_s(self, found: TrialRecord) -> float:
-        """Returns the expected seconds of a round: two trials with the shortest windows allowed."""
+        """Returns the expected seconds of a round, which has two trials."""
         costs = self._session.costs
         return costs.again_s(found.knobs, found.changed) + self._session.baseline.seconds
 

@@ -1,4 +1,4 @@
-"""Verification: measures the baseline and the configuration of a best.yaml again and compares with the claim of the file."""
+"""Verifies a best.yaml: measures its configuration and the baseline again and compares the speed-up with the file's claim."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from autotune.trials.session import Session
 
 VERIFIED = "the rounds were measured"
 FIRST, ROUND, LONG = "the file's configuration", "verify, in turn", "verify, long run"  # the `why` of a trial
-MAX_TEXT = 100  # of a value that the file claims
-MIN_ROUNDS = 2  # fewer have no spread
+MAX_TEXT = 100  # characters of a value from the file
+MIN_ROUNDS = 2  # a single round has no spread
 MAX_LOST_ROUNDS = 2  # rounds in which a configuration failed, before verification gives up
 KEPT_FRAC = 0.5  # of the claimed gain, on the log scale: the least that must be shown for a claim to hold
 PROGRAM_PARTS = ("machine.", "program.torch", "program.device_name", "program.executable")
@@ -34,8 +34,8 @@ class Comparison:
 
     Attributes:
         verdict: whether it holds.
-        reason: why, in words.
-        left: today's speed-up over the claimed one.
+        reason: why the claim does not hold or the rounds do not decide; "" if it holds.
+        left: today's speed-up divided by the claimed one.
     """
 
     verdict: Verdict
@@ -46,24 +46,22 @@ class Comparison:
 def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN_FRAC) -> Comparison:
     """Compares a claimed speed-up with today's rounds.
 
-    Both ratios have an error. Whether their intervals overlap says little, since intervals that just touch differ by far more
-    than chance. So their quotient gets an interval of its own, Welch's on the log scale (`stats.quotient`). The claim
+    Both ratios have an error. Whether their intervals overlap says little: two ratios whose intervals just touch differ by far
+    more than chance. So their quotient gets an interval of its own, Welch's on the log scale (`stats.quotient`). The claim
 
-    - no longer holds if the upper end of that interval is more than the margin below 1, or if the best was shown not to be
-    faster
-      than the baseline any more although a gain was claimed;
-    - holds if neither is the case and today's rounds alone show at least half of the claimed gain. Without that condition, a
-    wide
-      enough interval would "agree" with anything;
+    - no longer holds if the upper end of that interval is more than the margin below 1, or if a gain was claimed but today's
+      rounds show that the best is not faster than the baseline;
+    - holds if neither is the case and today's rounds alone show at least half of the claimed gain. Without that condition, any
+      claim would agree with a wide enough interval;
     - is ambiguous otherwise.
 
     A true claim is rejected in less than 2.5 % of cases: the upper end of a 95 % interval would have to miss by more than the
     margin.
 
     Args:
-        claimed: best over baseline, as the file has it.
+        claimed: best over baseline, from the file.
         now: the same ratio from today's rounds.
-        margin: equivalence margin as a fraction: this machine's own A/A spread.
+        margin: equivalence margin as a fraction: this machine's A/A spread.
     """
     left = stats.quotient(now, claimed)
     if now.ci is None or left.ci is None:
@@ -85,8 +83,8 @@ def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN
 class Verification:
     """Measures both configurations of a verification. Rounds of an earlier run of the same verification count.
 
-    The first measurement of each does not count. It fills caches, shows whether the knobs take effect, and how long a round
-    takes.
+    The first measurement of each configuration does not count towards the result. It fills caches and shows whether the knobs
+    take effect and how long a round takes.
 
     Attributes:
         decision: the decision so far, as in `Finals.decision`.
@@ -99,7 +97,7 @@ class Verification:
         self.decision = Decision()
 
     def run(self) -> Decision:
-        """Returns the decision. If the user ends the rounds early, `decision` holds the decision so far."""
+        """Measures and returns the decision. If the user interrupts the rounds, `decision` holds the decision so far."""
         best = self._first()
         if not best.outcome.has_value:
             self.decision = Decision(reason=f"the file's configuration could not be measured: {_how(best)}")
@@ -116,7 +114,7 @@ class Verification:
         return self.decision
 
     def _first(self) -> TrialRecord:
-        """Measures the file's configuration for the first time, unless an earlier run has."""
+        """Returns the first measurement of the file's configuration, from an earlier run if there is one."""
         session = self._session
         if (before := _first_of(session.records)) and before.outcome is not Outcome.interrupted:
             return before
@@ -147,7 +145,7 @@ class Verification:
             self.decision = Decision(reason=f"no round could be completed: {_failures(session.records)}")
 
     def _long_runs(self, best: TrialRecord, seconds: float) -> None:
-        """Measures each once for minutes, to compare the short windows with what long training gets."""
+        """Measures each configuration once for minutes, to compare the rates of short windows with those of a long run."""
         rules = self._session.inputs.config.measure.finals
         length = {"min_s": seconds, "max_s": seconds, "slow_max_s": seconds, "half_width_frac": 0.0}
         done = {record.repeats for record in self._session.records if record.why == LONG and record.value}
@@ -164,7 +162,7 @@ class Verification:
         return finals_rules(self._session.inputs.config.measure.finals, seconds_each=each_s, baseline=self._session.baseline)
 
     def _round_s(self, best: TrialRecord) -> float:
-        """Returns the expected seconds of another round, those of the last one."""
+        """Returns the expected seconds of another round: those of the last one, else of the first measurements."""
         last = [record.seconds for record in self._session.records if record.why == ROUND][-2:]
         return sum(last) or best.seconds + self._session.baseline.seconds
 
@@ -201,7 +199,7 @@ def verification(about: StudyRecord, records: list[TrialRecord], decision: Decis
 
 
 def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
-    """Returns how machine or program differ from those of the claim, as phrases: "torch: 2.14.1 there, 2.15.0 here".
+    """Returns how machine and program differ from those of the claim, as phrases such as "torch: 2.14.1 there, 2.15.0 here".
 
     Args:
         claim: the file's claim.
@@ -216,16 +214,16 @@ def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
 
 
 def _already(claim: Claim, best: TrialRecord) -> list[str]:
-    """Returns the changes of the file that the program itself now makes: they are not part of today's speed-up."""
+    """Returns phrases on the file's changes that the program now makes itself: they are not part of today's speed-up."""
     there = [key for key in claim.changed if key in best.knobs and key not in best.changed]
     return [f"{key}: the program has {best.knobs[key]} already" for key in there]
 
 
 def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], decision: Decision | None) -> Comparison | None:
-    """Returns the verdict; None if there is none yet."""
+    """Returns the comparison with the claim; None if there is none yet."""
     nothing = stats.Ratio(ratio=math.nan, ci=None, num_rounds=0)
     if best and not best.outcome.has_value and best.outcome is not Outcome.interrupted:
-        # The program trains as it is but not with the configuration of the file, so the claim does not hold here.
+        # The baseline could be measured, but not the file's configuration. So the claim does not hold here.
         verdict: Verdict = "ambiguous" if best.outcome.is_no_answer else "no longer holds"
         return Comparison(verdict=verdict, reason=f"its configuration could not be measured: {_how(best)}", left=nothing)
     if decision is None:
@@ -238,7 +236,7 @@ def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], d
 
 
 def _first_of(records: list[TrialRecord]) -> TrialRecord | None:
-    """Returns the first measurement of the file's configuration; the last one if an interrupt led to several."""
+    """Returns the first measurement of the file's configuration; the latest one if interrupts led to several."""
     return next((record for record in reversed(records) if record.kind is Kind.search), None)
 
 
@@ -252,7 +250,7 @@ def _pairs(records: list[TrialRecord], best: TrialRecord) -> list[Pair]:
 
 
 def _rates(records: list[TrialRecord], number: int) -> list[float]:
-    """Returns the rates of a configuration in the rounds, in units per second, whatever the objective."""
+    """Returns the rates of a configuration in the rounds, in units per second even if the objective is another one."""
     return [r.value for r in records if r.why == ROUND and r.repeats == number and r.value is not None]
 
 
@@ -265,7 +263,7 @@ def _now(records: list[TrialRecord], decision: Decision, ratio: stats.Ratio, bes
 
 
 def _long(claim: Claim, records: list[TrialRecord], best: TrialRecord | None) -> dict[str, Any] | None:
-    """Returns the rates of the long runs and those of the rounds, in units per second, whatever the objective."""
+    """Returns the rates of long runs and rounds, in units per second even if the objective is another one; None without any."""
     runs = {record.repeats: record for record in records if record.why == LONG and record.value is not None}
     if not runs or best is None:
         return None

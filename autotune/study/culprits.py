@@ -1,4 +1,4 @@
-"""Finds out in the next trial which of several changes made a configuration fail, so that no further trial is lost to it."""
+"""Finds the change that made a trial fail by trying suspects right after it, so that no more trials are lost to it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from autotune.wording import knob_phrase
 
 
 class Culprits:
-    """Tracks the failures that a configuration's changes caused; out of memory and chance failures are left out.
+    """Tracks failures caused by a configuration's changes; those for lack of memory or by chance are left out.
 
-    A change is tried on the best so far, without the other changes of the failed trial. If that fails, the change is the cause.
-    If it works, the others remain suspects. One of a higher tier goes first: precision, layout and compilation fail more often
-    than a loader's workers.
+    Each suspected change is tried on the best so far, without the other changes of the failed trial. If that fails, the change
+    is the cause. If it works, the other changes remain suspects. Changes of higher tiers are tried first, since precision,
+    layout and compilation fail more often than loader workers.
 
     Args:
-        space: what is searched.
+        space: the search space.
     """
 
     def __init__(self, space: ResolvedSpace) -> None:
@@ -33,12 +33,12 @@ class Culprits:
     def learn(self, records: Sequence[TrialRecord]) -> None:
         """Updates the suspects from all search trials so far."""
         answers = [record for record in records if not record.outcome.is_no_answer]
-        worked = [record.changed for record in answers if record.value is not None]  # ruled out by loss parity, but it ran
+        worked = [record.changed for record in answers if record.value is not None]  # trials ruled out by loss parity ran, too
         self._failed = [record for record in answers if record.value is None and not _is_other(record)]
         self._failure_model = FailureModel([{}, *worked], [may_be_to_blame(record) for record in self._failed])
 
     def barring(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns a trial that failed because of a part of this configuration; None if it may work."""
+        """Returns a failed trial that shows that this configuration fails, too; None if it may work."""
         changed = self._space.changed(knobs)
         blamed = ((one, may_be_to_blame(one)) for one in self._failed)
         part = next((one for one, part in blamed if part and part.items() <= changed.items()), None)
@@ -59,10 +59,10 @@ class Culprits:
         return replace(proposal, knobs=knobs, why=f"{proposal.why}, without {left_out}: a trial failed with it")
 
     def questions(self, best: TrialRecord) -> Iterator[tuple[str, Knobs, str]]:
-        """Yields (key, full configuration, why) of trials that would find the cause of a failure, latest failure first.
+        """Yields (key, full configuration, why) of trials that help to find the cause of a failure, latest failure first.
 
         Args:
-            best: the trial to start from.
+            best: the trial to apply the suspected change to.
         """
         for record in reversed(self._failed):
             keys = self._failure_model.suspected(may_be_to_blame(record))
@@ -76,6 +76,6 @@ class Culprits:
 
 
 def _is_other(record: TrialRecord) -> bool:
-    """Whether a trial may have failed for memory or by chance, rather than because of its changes."""
+    """Whether a trial may have failed for lack of memory or by chance, rather than because of its changes."""
     is_certain = "earlier_attempt" in record.evidence or record.evidence.get("hang", {}).get("kind") in NO_CHANCE
     return record.outcome.is_memory or (record.outcome in CHANCE and not is_certain)

@@ -1,7 +1,7 @@
 """Chooses the configurations that a recording measures: the whole search space if it is small enough, else a sample.
 
-A sample must contain what samplers propose. So it has the baseline and the expert seeds, everything one change away from these,
-and random points of the whole space, so that unexpected regions are covered, too.
+A sample must contain what samplers are likely to propose. So it has the baseline and the expert seeds, points one change away
+from these, and random points of the whole space, so that unexpected regions are covered, too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from autotune.search.samplers import grid_levels
 from autotune.space import ResolvedSpace
 from autotune.trials.session import configuration_key
 
-MAX_GRID_POINTS = 100_000  # of the full product, including inactive knobs, that are considered
-NEIGHBOUR_FRAC = 2 / 3  # of a sample: points one change away from a seed; the rest is random
+MAX_GRID_POINTS = 100_000  # most points of the full product, including inactive knobs, that are enumerated
+NEIGHBOUR_FRAC = 2 / 3  # of a sample: seeds and points one change away from a seed; the rest is random
 MAX_DRAWS = 200  # draws in a row without a new configuration, after which the space counts as exhausted
 
 
@@ -28,7 +28,7 @@ def configurations(space: ResolvedSpace, host_context: HostContext | None, *, mo
     Args:
         space: the search space.
         host_context: machine and program, for the expert seeds; None for no seeds.
-        most: the largest number of configurations.
+        most: upper limit for the number of configurations.
         seed: random seed of the sample.
     """
     whole = _grid(space, most)

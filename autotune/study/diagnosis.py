@@ -7,15 +7,15 @@ from autotune.quantities import number_text
 from autotune.records import TrialRecord
 from autotune.wording import communication_text
 
-HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # thresholds of the trusted profilers
-HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = 0.15, 0.03  # theirs for collectives
-LEAST_GAIN_FRAC = 0.03  # gain from an infinitely fast loader above which a trial is called input-bound
+HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # thresholds that common profilers use
+HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = 0.15, 0.03  # the same for collectives
+LEAST_GAIN_FRAC = 0.03  # gain from an infinitely fast loader from which on a trial is called partly input-bound
 
 Finding = dict[str, str]
 
 
 def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]:
-    """Returns what limits a trial: input, device or communication; nothing if the numbers are missing.
+    """Returns what limits a trial: input, device or communication; [] if the numbers are missing.
 
     Args:
         record: the winner, or the baseline if nothing was better.
@@ -27,10 +27,10 @@ def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]
 
 
 def _led(found: list[Finding]) -> list[Finding]:
-    """Returns the findings, the most costly first, without those that it contradicts.
+    """Returns the findings, the most important first, without "device-bound" if there is any other.
 
-    If communication costs several ranks more than input does, it is what limits them. "Device-bound" would then be wrong, and a
-    finding of "at most +1 %" for input would distract.
+    Several ranks may be limited by communication or by each other. "Device-bound" would then be wrong, and its "at most +1 %"
+    from a faster loader would distract.
     """
     rank = {"input-bound": 0, "communication-bound": 1, "shared cores": 2, "ranks out of step": 3, "partly input-bound": 4}
     ordered = sorted(found, key=lambda finding: rank.get(finding["finding"], 5))
@@ -40,11 +40,11 @@ def _led(found: list[Finding]) -> list[Finding]:
 
 
 def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
-    if not record.value or record.data_wait_frac is None or record.loader_rate is None:  # the last: no DataLoader
+    if not record.value or record.data_wait_frac is None or record.loader_rate is None:  # no loader_rate: no DataLoader
         return []
     if _shares_cores(record, device):
-        # Measured: one worker on two cores slowed the step from 58 to 42 samples/s and hardly ever let it wait, where a free
-        # loader would have given 36 % more. So waiting time is used only without workers.
+        # Measured: one worker on two cores slowed the step from 58 to 42 samples/s, yet the step hardly ever waited. An
+        # infinitely fast loader would have given 36 % more. So waiting time means little when workers share the cores.
         return [
             _finding(
                 "shared cores",
@@ -67,7 +67,7 @@ def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
 
 
 def _of_ranks(record: TrialRecord, device: str | None) -> list[Finding]:
-    """Returns the findings on communication between ranks."""
+    """Returns the findings on communication between ranks and on stragglers."""
     if not record.ranks:
         return []
     found, communication = [], record.ranks["communication"] or {}
@@ -98,7 +98,7 @@ def free_loader_gain_frac(record: TrialRecord) -> float | None:
 def _shares_cores(record: TrialRecord, device: str | None) -> bool:
     if record.regime:
         return record.regime == SHARED
-    return device == "cpu" and bool(record.knobs.get("loader.num_workers"))  # a record from a version that did not measure it
+    return device == "cpu" and bool(record.knobs.get("loader.num_workers"))  # a record from a version without regimes
 
 
 def _evidence(record: TrialRecord) -> str:

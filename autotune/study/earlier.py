@@ -1,4 +1,4 @@
-"""Reads what earlier runs of a study left in its folder, where a resumed study continues."""
+"""Reads what earlier runs of a study left in its folder, so that a resumed study can continue from there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.launchers.rank_results import RankResults
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
 
-CUT_OFF_CAUSE = "cut off"  # in a record's evidence: autotune ended while the trial ran
+CUT_OFF_CAUSE = "cut off"  # in a record's evidence: autotune was killed while the trial ran
 
 
 @dataclass(kw_only=True)
@@ -23,9 +23,8 @@ class Earlier:
 
     Attributes:
         about: study.json.
-        records: ended trials, by number, including those that were cut off; without the baseline if it must be measured
-            again.
-        cut_off: those of `records` that have no file yet.
+        records: ended trials, by number, including cut-off ones; without the baseline if it must be measured again.
+        cut_off: those of `records` whose file is yet to be written.
         spent_s: wall time used.
         first: rank 0's result of the baseline; None if the baseline must be measured.
         why_no_baseline: why a measured baseline cannot be used; "" if it can, or if there is none.
@@ -45,7 +44,7 @@ def read_earlier(folder: StudyFolder) -> Earlier:
     """Returns the earlier results in a study's folder.
 
     Raises:
-        BadInput: a file cannot be read; with its name.
+        BadInput: a file cannot be read; names the file.
     """
     try:
         about, records = folder.read_study(), folder.read_trials()
@@ -96,7 +95,7 @@ def _noted_s(folder: StudyFolder) -> float:
 
 
 def _cut_off(request: TrialRequest, path: Path) -> TrialRecord:
-    """Returns a record for a trial that has none, because autotune ended before it was written."""
+    """Returns a record for a trial that has none, because autotune was killed while it ran."""
     progress = ProgressFile(path / protocol.PROGRESS_FILE)
     progress.read()
     seconds = progress.changed_s - min(progress.entered_s.values(), default=progress.changed_s)

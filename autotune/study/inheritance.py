@@ -1,10 +1,10 @@
-"""What a study takes over from earlier ones: first configurations, and configurations that run out of memory.
+"""Takes over results of earlier studies: configurations to try first, and configurations that run out of memory.
 
 None of it counts as measured here. It only decides which configurations come first and which are left out. It is written into
-study.json before the search begins, so that the study no longer depends on the others and uses the same when resumed:
+study.json before the search begins, so that the study no longer depends on the others and is the same when resumed:
 
     {"asked": search.warm_start,
-     "sources": [{"study", "is_same", "differs": [name of the identity]}],     the latest first
+     "sources": [{"study", "is_same", "differs": [key of the identity]}],     the latest first
      "seeds": [{"study", "trial", "knobs", "ratio", "is_proven", "peak_memory_bytes"}],     the best first
      "out_of_memory": [{"study", "trial", "knobs", "outcome"}]}     the smallest ones
 """
@@ -33,15 +33,15 @@ from autotune.trials.inputs import StudyInputs
 from autotune.trials.session import Session
 from autotune.trials.settings import capacity_bytes
 
-MAX_SOURCES = 8  # the latest ones, which took over from older ones
-MAX_SEEDS = 8  # more than are tried: some may be equal or meaningless here
-DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # a damaged study is no reason to end this one
-MAX_OUT = 20  # each is compared with every proposal
-# The identity of program and machine. Search space, pins and objective may differ.
+MAX_SOURCES = 8  # the latest ones, which have taken over what older ones found
+MAX_SEEDS = 8  # more than are tried, since some may be equal or meaningless here
+DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # from a damaged study, which must not end this one
+MAX_OUT = 20  # kept small because each is compared with every proposal
+# Parts of the identity that must be equal. Search space, pins and objective may differ.
 ALIKE = ("machine.", "program.", "device.kind", "device.index", "train.global_batch")
 MACHINE = ("machine.", "device.")
 UNLIKE = ("machine.price_per_hour",)
-RECENT = ("program.script", "program.torch")  # what changes during development: worth a note if nothing else differs
+RECENT = ("program.script", "program.torch")  # what changes during development: the user is notified if nothing else differs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +49,11 @@ class Source:
     """An earlier study.
 
     Attributes:
-        name: as the user would write it.
+        name: name of its folder.
         about: study.json.
         records: its trials.
         summary: its summary; None if it cannot be read.
-        differs: names of the parts of its identity that differ.
+        differs: keys of its identity that differ from this study's.
     """
 
     name: str
@@ -67,7 +67,7 @@ def check_named(asked: Any, runs: Path) -> None:
     """Checks that the studies named by `search.warm_start` exist.
 
     Raises:
-        BadInput: one does not, or cannot be read.
+        BadInput: one does not exist or cannot be read.
     """
     for name in _names(asked):
         folder = _named(runs, name, without=None)
@@ -79,7 +79,7 @@ def check_named(asked: Any, runs: Path) -> None:
 
 
 def inherit(session: Session) -> dict[str, Any]:
-    """Returns what a study takes over, as stored in study.json; {} for nothing. Needs the baseline.
+    """Returns what a study takes over, as stored in study.json; {} for nothing. Call it after the baseline.
 
     Args:
         session: the study, before its search.
@@ -100,7 +100,7 @@ def inherit(session: Session) -> dict[str, Any]:
 def earlier_noise(session: Session) -> stats.Noise | None:
     """Returns the spread from process to process on this machine, from earlier studies in the runs folder.
 
-    Studies of the same program count more than others, whose noise may be half or twice as large.
+    Studies of the same program count more than those of others, whose noise may be half or twice as large.
     """
     if not session.folder.is_kept:
         return None
@@ -118,8 +118,8 @@ def earlier_noise(session: Session) -> stats.Noise | None:
 def why_nothing(session: Session) -> str:
     """Returns a note on why nothing was taken over; "" if none is needed.
 
-    That is the case if a named study had nothing useful, or if there is a study of the same command with another script or
-    torch, which is used only if it is named.
+    There is one if a named study had nothing useful, or if a study of the same command differs only in the script or torch:
+    such a study is used only if it is named.
     """
     config = session.inputs.config.search
     if not session.folder.is_kept:
@@ -141,7 +141,7 @@ def why_nothing(session: Session) -> str:
 
 
 def _typed(folder: StudyFolder) -> str:
-    """Returns the value of `search.warm_start` that means a study: its name, or its path if the name means a later one."""
+    """Returns the value of `search.warm_start` for a study: its name, or its path if the name would find another one."""
     with contextlib.suppress(BadInput):
         if find(folder.path.parent, folder.name).path == folder.path:
             return folder.name
@@ -149,7 +149,7 @@ def _typed(folder: StudyFolder) -> str:
 
 
 def foreseen(inputs: StudyInputs, runs: Path) -> tuple[str, float] | None:
-    """Returns (study, typical seconds of its trials) for the latest similar study; needs no baseline.
+    """Returns (name, median seconds of a trial) for the latest similar study; None if there is none. Needs no baseline.
 
     Facts that only a baseline reveals (torch, the device) are not compared.
     """
@@ -170,7 +170,7 @@ def _names(asked: Any) -> list[str]:
 
 
 def _named(runs: Path, name: str, *, without: Path | None) -> StudyFolder:
-    """Returns the study with that name or in that folder."""
+    """Returns the study with a name, or in a folder if the name contains a separator."""
     path = Path(os.path.expanduser(name))
     if os.sep in name:
         if (path / "study.json").is_file():
@@ -186,9 +186,7 @@ def _sources(session: Session, asked: Any) -> list[Source]:
     own, found = session.about.identity, []
     if names := _names(asked):
         for name in names:
-            with contextlib.suppress(
-                BadInput, OSError, ValueError
-            ):  # it was checked before the start and has been removed or damaged since
+            with contextlib.suppress(BadInput, OSError, ValueError):  # removed or damaged since `check_named`
                 folder = _named(session.folder.path.parent, name, without=session.folder.path)
                 found.append((folder, folder.read_study()))
     else:
@@ -202,7 +200,7 @@ def _others(runs: Path, *, without: Path | None = None) -> list[tuple[StudyFolde
     """Returns the studies of a runs folder that have a search, latest first."""
     found = []
     for folder in studies(runs):
-        with contextlib.suppress(OSError, ValueError):  # damaged, or of another version
+        with contextlib.suppress(OSError, ValueError):  # damaged, or written by another version
             about = folder.read_study()
             if folder.path != without and about.identity and not (about.verifies or about.recording):
                 found.append((folder, about))
@@ -210,7 +208,7 @@ def _others(runs: Path, *, without: Path | None = None) -> list[tuple[StudyFolde
 
 
 def _source(folder: StudyFolder, about: StudyRecord, differs: list[str]) -> Source | None:
-    """Returns a study with its trials; None without a baseline."""
+    """Returns a study with its trials; None if it has no measured baseline or is damaged."""
     with contextlib.suppress(*DAMAGED):
         records = folder.read_trials()
         if records and records[0].kind is Kind.baseline and records[0].value:
@@ -230,18 +228,18 @@ def _differing(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _seeds(sources: Sequence[Source], about: StudyRecord) -> list[dict[str, Any]]:
-    """Returns the configurations that beat their baseline: those proven by finals first, then by ratio."""
+    """Returns the configurations that beat their baseline: those that finals showed to be faster first, then by ratio."""
     found: dict[frozenset[tuple[str, Any]], dict[str, Any]] = {}
     for source in sources:
         with contextlib.suppress(*DAMAGED):
-            is_same_aim = source.about.objective == about.objective  # finals with another objective prove something else
+            is_same_aim = source.about.objective == about.objective  # finals with another objective do not show this
             for entry in [*(_proven(source) if is_same_aim else []), *_measured(source, is_same_aim=is_same_aim)]:
                 found.setdefault(frozenset(entry["knobs"].items()), entry)
     return sorted(found.values(), key=lambda entry: (not entry["is_proven"], -entry["ratio"]))[:MAX_SEEDS]
 
 
 def _proven(source: Source) -> list[dict[str, Any]]:
-    """Returns the winner that the finals showed to be faster; [] without one."""
+    """Returns the winner if the finals showed it to be faster; else []."""
     summary = source.summary or {}
     best, speedup = summary.get("best") or {}, summary.get("speedup") or {}
     if speedup.get("verdict") != "faster" or not best.get("overrides") or not best.get("knobs"):
@@ -296,7 +294,7 @@ def _entry(
 def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
     """Returns the smallest configurations that ran out of memory in the same program with no less memory than here.
 
-    A configuration does not count if one of these studies measured it or a larger one, or if the baseline here is as large:
+    A configuration is left out if one of these studies measured it or a larger one, or if the baseline here is as large:
     something else must have used the memory.
     """
     alike = [source for source in sources if not source.differs]
@@ -326,7 +324,7 @@ def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bo
 
 
 def _memory_bytes(about: StudyRecord, outcome: Outcome) -> int | None:
-    """Returns the memory available to a trial: all of the host's next to a GPU, else the limit, or the device's."""
+    """Returns the memory available to a trial; None if unknown. With a GPU, host memory has no limit but its size."""
     with contextlib.suppress(BadInput, *DAMAGED):
         if outcome is Outcome.host_oom and about.machine.get("gpus"):
             return int(about.machine["memory_bytes"])

@@ -13,10 +13,10 @@ from autotune.records import Knobs, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.trials.session import Session, configuration_key
 
-NUM_EARLIER_SEEDS = 3  # in replays of two tables 1 % better than one after a short study, no worse after a long one
-NUM_LED_SEEDS = 2  # an expert's choice at two batch sizes shows the memory per sample; after that the models know better
+NUM_EARLIER_SEEDS = 3  # in replays of two recordings 1 % better than one seed after a short study, no worse after a long one
+NUM_LED_SEEDS = 2  # an expert's choice at two batch sizes shows the memory per sample; after that the models choose better
 DISPROVED_FRAC = 0.85  # of the baseline's value: noise alone does not explain a lower one
-FITS_FRAC = 0.97  # of the memory, as for the sampler: a configuration is expected to take as much here as elsewhere
+FITS_FRAC = 0.97  # of the memory, as in the sampler; a configuration is expected to need as much here as in the earlier study
 BATCH = "loader.batch_size"
 EXPERT, EARLIER = "expert", "earlier"  # origins of proposals; see TrialRecord.origin
 
@@ -29,7 +29,7 @@ class Proposal:
         knobs: full configuration.
         why: one line.
         origin: as in TrialRecord.
-        trial: Optuna's trial, if a sampler of Optuna proposed it.
+        trial: Optuna's trial, if the sampler proposed it.
     """
 
     knobs: Knobs
@@ -43,13 +43,12 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
 
     Args:
         session: the study.
-        hold: knobs that wait for their turn, with the values they have until then.
+        hold: knobs that are not varied yet, with their values.
         is_known: whether a configuration needs no trial.
     """
     space = session.resolved
-    num = len(
-        {configuration_key(record.changed) for record in session.searched if record.origin == EARLIER}
-    )  # in a resumed study
+    # Seeds that an earlier run of this study has tried count, too.
+    num = len({configuration_key(record.changed) for record in session.searched if record.origin == EARLIER})
     for seed in session.about.warm_start.get("seeds", []):
         if num >= NUM_EARLIER_SEEDS:
             return
@@ -62,28 +61,28 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
 
 
 def translated(space: ResolvedSpace, knobs: Knobs) -> Knobs:
-    """Translates a configuration of another study: knobs searched here take its values, the others stay as they are here.
+    """Translates a configuration of another study: knobs searched here take its values, the others keep those they have here.
 
-    A number outside the space here becomes the nearest one inside. Any other unknown value becomes the baseline's.
+    A number outside this space becomes the nearest one inside. Any other unknown value becomes the baseline's.
     """
     found = {key: domain.nearest(knobs[key]) for key, domain in space.domains.items() if key in knobs}
     return {**space.reference, **{key: value for key, value in found.items() if value is not None}}
 
 
 def _fits(session: Session, seed: dict[str, Any]) -> bool:
-    """Whether the memory that a configuration took elsewhere is available here."""
+    """Whether the memory that a configuration used in its own study is available here; True if unknown."""
     peak, capacity = seed.get("peak_memory_bytes"), session.memory_capacity_bytes
     return not peak or not capacity or peak <= FITS_FRAC * capacity
 
 
 def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool], *, is_led: bool) -> Iterator[Proposal]:
-    """Yields an expert's first choices, without repeating changes that were slower than the baseline.
+    """Yields an expert's first choices, except those whose changes have proved slower than the baseline.
 
     Args:
         session: the study.
-        hold: knobs that wait for their turn, with the values they have until then.
+        hold: knobs that are not varied yet, with their values.
         may_fit: whether a configuration is expected to fit into memory.
-        is_led: whether the sampler of rates follows, which needs fewer seeds.
+        is_led: whether RatesSampler takes over afterwards, which needs fewer seeds.
     """
     space, host_context = session.resolved, session.host_context
     if not session.inputs.config.search.seeds or host_context is None:
@@ -95,9 +94,8 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
             continue
         if may_fit(knobs):
             yield Proposal(knobs=knobs, why=why, origin=EXPERT)
-        elif host_context.has_cuda and (
-            smaller := space.with_smaller_batch(knobs)
-        ):  # on a CPU, most of it is taken by the process itself
+        elif host_context.has_cuda and (smaller := space.with_smaller_batch(knobs)):
+            # Not on a CPU, where the process itself takes most of the memory.
             why = "expert's choice at a smaller batch: what memory a sample takes"
             yield Proposal(knobs=smaller, why=why, origin=EXPERT)
 
@@ -105,11 +103,11 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
 def filling_seed(
     session: Session, best: TrialRecord, filling_batch: Callable[[Knobs, list[int]], int | None]
 ) -> Iterator[Proposal]:
-    """Yields the best so far with a batch that fills the memory, if a larger batch than the program's was the best.
+    """Yields the best so far with a batch that fills the memory, if the best so far has a larger batch than the program.
 
     Args:
         session: the study.
-        best: so far.
+        best: the best trial so far.
         filling_batch: returns the largest of some batch sizes that is expected to fit; None if unknown.
     """
     space = session.resolved
@@ -126,7 +124,7 @@ def filling_seed(
 
 
 def _is_disproved(session: Session, knobs: Knobs) -> bool:
-    """Whether the same changes, apart from loader knobs, were slower than the baseline, as emulated bf16 is."""
+    """Whether the same changes, apart from loader knobs, were clearly slower than the baseline, as emulated bf16 is."""
     floor = DISPROVED_FRAC * (session.baseline.score or 0.0)
     part = _beside_loader(session.resolved.changed(knobs))
     slower = [record for record in session.searched[1:] if record.score is not None and record.score < floor]

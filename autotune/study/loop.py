@@ -1,6 +1,6 @@
-"""Runs a study: baseline, search, finals with attribution; after every trial the summary is on disk.
+"""Runs a study: baseline, search, finals with attribution.
 
-An interrupted study can be resumed.
+The summary on disk is updated after every trial, so an interrupted study can be resumed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from autotune.trials.trial_metrics import cycle
 from autotune.wording import cycles_text, log_lines
 
 NO_MODULE = "No module named"  # Python's own message
-DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # for the tracker to catch up at the end; a time budget is kept
-LETTING_GO_S = 5.0  # for the tracker's process to end after it was asked to
+DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # for the tracker to catch up at the end; short if there is a time budget
+LETTING_GO_S = 5.0  # for the tracker's process to exit after it was terminated
 
 
 def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> Summary:
@@ -58,13 +58,13 @@ def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> S
 
     Args:
         inputs: what to do.
-        folder: the study's folder, as `run_dir.create` made it.
-        listener: whom to tell.
+        folder: the study's folder, created by `run_dir.create`.
+        listener: receives events and notices.
 
     Raises:
-        NothingWorked: the program cannot be measured, neither as it is nor otherwise; with the reason and the end of its log.
-        FolderLost: the study's folder cannot be written any more.
-        BadInput: another tuner works on the study.
+        NothingWorked: the baseline or all of the first configurations failed; with the reason and the end of the log.
+        FolderLost: the study's folder can no longer be written.
+        BadInput: another autotune process is working on the study.
     """
     return _run(inputs, folder, listener, is_new=True)
 
@@ -77,10 +77,10 @@ def resume_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -
     Args:
         inputs: the inputs of the study; its budget may be larger than before.
         folder: the study's folder.
-        listener: whom to tell.
+        listener: receives events and notices.
 
     Raises:
-        BadInput: also if machine or program are not those of the earlier trials; says what differs.
+        BadInput: also if machine or program differ from those of the earlier trials; names the differences.
     """
     return _run(inputs, folder, listener, is_new=False)
 
@@ -136,7 +136,7 @@ class _Study:
         try:
             tracking = self._open()
             status, reason, failure = self._outcome()
-            if self._finals and self._decision is None:  # the user ended it in the middle of the finals
+            if self._finals and self._decision is None:  # the user interrupted the finals
                 self._decision = self._finals.decision if self._finals.decision.finalist else None
             summary = self._write(status, reason)
         except BaseException as fault:
@@ -173,7 +173,7 @@ class _Study:
         return "complete", ended_because, None
 
     def _confirm_others(self, decision: Decision) -> None:
-        """Uses the remaining time to measure the other configurations that are reported: other tiers, other objectives."""
+        """Uses the remaining time to measure the other reported configurations again: best by tier, Pareto front."""
         with contextlib.suppress(OutOfTime):
             if decision.is_better and decision.finalist:
                 self._tiers.run(decision.finalist)
@@ -212,7 +212,7 @@ class _Study:
             )
 
     def _baseline(self) -> None:
-        """Measures trial 0, or takes it from an earlier run. It determines what can be searched."""
+        """Measures trial 0, or takes it from an earlier run; then resolves the search space, which depends on it."""
         session, earlier = self._session, self._earlier
         first = earlier.first if earlier else None
         if first is None:
@@ -249,7 +249,7 @@ class _Study:
             self._listener.planned(session.outlook())
 
     def _take_over(self) -> None:
-        """Takes over results of earlier studies before the search begins; they stay the same when the study is resumed."""
+        """Takes over results of earlier studies before the search begins; a resumed study keeps those it took over first."""
         session, inputs = self._session, self._inputs
         is_new = not session.about.warm_start and len(session.searched) <= 1
         if is_new and not inputs.is_recording:
@@ -262,7 +262,7 @@ class _Study:
             self._listener.notice(why)
 
     def _name_dropped(self, dropped: dict[str, str]) -> None:
-        """Tells the user which of the knobs they named are not searched; `autotune inspect` has the rest."""
+        """Notifies the user of knobs that they named but that are not searched; `autotune inspect` lists the others."""
         for key in sorted(self._inputs.space.typed & dropped.keys()):
             self._listener.notice(f"{key} is not searched here: {dropped[key]}.")
 
@@ -291,7 +291,7 @@ class _Study:
             attribution=self._attributor.found,
             tiers=self._tiers.decisions,
         )
-        # Through JSON, so that the document handed over is the one on disk, tuples and all.
+        # The JSON round trip makes the returned document equal to the one on disk (tuples become lists).
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
         self._folder.write_summary(summary)
         if summary["best"] and self._folder.is_kept and not self._inputs.is_recording:
@@ -310,18 +310,18 @@ class _Study:
             self._listener.notice(incomplete(self._folder, why))
 
     def _cause_of(self, fault: BaseException) -> BaseException:
-        """Returns FolderLost if an error was caused by a folder that cannot be written; else the error itself."""
+        """Returns FolderLost if an error came from a folder that cannot be written; else the error itself."""
         if isinstance(fault, Exception) and not isinstance(fault, FolderLost):
             try:
                 self._folder.check()
             except FolderLost as lost:
                 return lost
-            if isinstance(fault, OSError) and fault.errno in FULL:  # there is space again
+            if isinstance(fault, OSError) and fault.errno in FULL:  # the disk was full but has space again
                 return self._folder.lost(fault)
         return fault
 
     def _abandon(self, fault: BaseException, tracking: Tracking | None) -> None:
-        """Ends all processes after a fault and records on disk what happened, if that is still possible."""
+        """Ends all subprocesses after a fault and writes the failure to the summary, if that is still possible."""
         for let_go in (self._inputs.launcher.close, self._session.runner.close):
             with contextlib.suppress(Exception):
                 let_go()
@@ -334,7 +334,7 @@ class _Study:
                 self._write("failed" if is_ours else "interrupted", self._inputs.secrets.text(reason))
 
     def _drain(self, tracking: Tracking) -> str:
-        """Waits for the tracker to catch up; returns why it did not. It ends by itself once it has read the summary."""
+        """Waits for the tracker, which exits once it has read the summary; returns why it is incomplete, "" if it is not."""
         self._session.interrupts.hear_again()
         drain_s = DRAIN_S if self._session.budget.total_s is None else BUDGETED_DRAIN_S
         try:

@@ -1,4 +1,4 @@
-"""Configurations that are known to run out of memory: those that did in earlier studies, and any that need as much."""
+"""Rules out configurations that ran out of memory in earlier studies, and those that need at least as much."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from autotune.records import Kind, Knobs, KnobValue, Outcome, TrialRecord
 BATCH = "loader.batch_size"
 # Knobs that need more memory the larger they are: on a device the batch size, on the host also what workers hold.
 DEVICE_GROWING, HOST_GROWING = (BATCH,), (BATCH, "loader.num_workers", "loader.prefetch_factor")
-# Knobs that change the memory per sample and must be equal for two configurations to be comparable. A program may also read
-# environment variables and behave differently.
+# Knobs that change the memory per sample and must be equal for two configurations to be comparable. Environment variables are
+# among them, since a program may read them.
 ALIKE, ALIKE_GROUPS = ("precision.amp", "compile.mode"), ("memory.", "parallel.", "env.")
 ELSEWHERE = -1  # trial number that stands for a trial of another study
 
 
 class Frontier:
-    """Rules out configurations that ran out of memory in earlier studies.
+    """Finds the earlier out-of-memory trial that rules out a configuration.
 
     Args:
         out: "out_of_memory" of `inheritance.inherit`.
@@ -35,7 +35,7 @@ class Frontier:
         )) for entry in out]  # fmt: skip
 
     def beyond(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns an out-of-memory record for a configuration that is ruled out; None for any other."""
+        """Returns a record of the failure that rules out a configuration; None if there is none."""
         for out, record in self._out:
             if dominates(knobs, out, is_host=record.outcome is Outcome.host_oom):
                 return record
@@ -45,12 +45,12 @@ class Frontier:
 def dominates(knobs: Knobs, out: Knobs, *, is_host: bool) -> bool:
     """Whether a configuration needs at least as much memory as another one.
 
-    Unless both have a batch size, they must be the same configuration.
+    If one of them has no batch size, only equal configurations count.
 
     Args:
         knobs: full configuration.
-        out: the other.
-        is_host: whether host memory is meant, which loader workers use as well.
+        out: full configuration of the other, which ran out of memory.
+        is_host: whether it ran out of host memory, which loader workers use as well.
     """
     if BATCH not in knobs or BATCH not in out:
         return knobs == out

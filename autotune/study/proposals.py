@@ -1,4 +1,4 @@
-"""Proposes the next trial: expert seeds, then single changes and the sampler, and costly values last. Nothing runs twice."""
+"""Proposes the next trial: expert seeds, then single changes and the sampler, and costly values last. None is repeated."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from autotune.trials.session import ConfigurationKey, Ending, Session, configura
 from autotune.wording import log_lines
 
 MAX_REPEATED_PROPOSALS = 40  # known configurations that the sampler may propose in a row before the space counts as used up
-SAMPLER_GIVES_UP_AFTER = 10  # of these, after which random ones are drawn: a sampler may insist on its favourite
+SAMPLER_GIVES_UP_AFTER = 10  # known configurations in a row, after which random ones are drawn
 MAX_REPEATED_GRID_POINTS = 5000  # grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # proposals in a row that do not fit the remaining budget
-NUM_SAME_FAILURES = 4  # first trials that all fail alike, except for memory: more of them would not help
-ANSWER_GAIN_FRAC = 0.03  # expected improvement below which time for ablation and finals is worth more than a trial ...
-ANSWER_AFTER = 2  # ... in so many proposals in a row
-ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]  # rounds of ablation and finals that time is kept for
-UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the spread of the machine is not known
-MAX_CHANCES = 2  # trials of a configuration that may be disturbed or cut off; a third would probably be as well
+NUM_SAME_FAILURES = 4  # first trials that all fail alike, other than out of memory, after which the search gives up
+ANSWER_GAIN_FRAC = 0.03  # expected improvement below which ablation and finals need the time more than another trial
+ANSWER_AFTER = 2  # proposals in a row with so small an expected improvement, after which the search ends
+ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]  # rounds of ablation and pairs of finals that the search leaves time for
+UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
+MAX_CHANCES = 2  # attempts at a configuration whose trials are disturbed or cut off; a third would probably fare no better
 SINGLE, SAMPLER, LATE = "single", "sampler", "late"  # origins of proposals; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
 TOO_RISKY = "what is left to try would run out of memory, or may and has too small an expected gain for that risk"
@@ -54,7 +54,7 @@ class Search:
     """Proposes and measures configurations until time, trials or ideas run out.
 
     A search first tries cheap configurations, until most of its time is used. Then it tries the values that cost a compilation,
-    each on the best configuration so far, and the best configuration restricted to lower tiers. Any remaining time goes to
+    each on the best configuration so far, and then the best configuration restricted to lower tiers. Any remaining time goes to
     cheap configurations again.
 
     A resumed search follows the same steps. Trials of earlier runs are passed to the sampler and count as tried. Trials that an
@@ -66,7 +66,7 @@ class Search:
         self._session, self._space = session, space
         self._sampler_name = config.search.sampler
         self._names = session.runner.goal.names
-        # The sampler of rates makes single changes and weighs compilations itself. Other objectives use TPE.
+        # RatesSampler makes single changes and weighs compilations itself. Other objectives use TPE.
         self._is_led = self._sampler_name == "rates" and len(self._names) == 1 and session.runner.goal.follows_rate
         self._costly = [] if self._is_led else space.costly()
         self._hold: Knobs = {key: space.reference[key] for _, key, _ in self._costly}
@@ -74,7 +74,7 @@ class Search:
         free = {key: found for key, found in self._distributions.items() if key not in self._hold}
         self._single_changes = SingleChanges(space, list(free), session.host_context)
         self._num_free = len(free)
-        num_known = len(session.records) - 1  # with the same seed as before, the sampler would repeat its proposals
+        num_known = len(session.records) - 1  # added to the seed, so that a resumed sampler does not repeat its proposals
         self._random = make_sampler("random", seed=config.study.seed + num_known + 1, distributions=free)
         sampler = make_sampler(self._sampler_name, seed=config.study.seed + num_known, distributions=free)
         journal, name = session.folder.journal_file, session.folder.name
@@ -126,14 +126,14 @@ class Search:
         return self._why_nothing_was_tried() or self._reason
 
     def _keep_for_finals(self) -> None:
-        """Reserves time to confirm the best so far, which may take longer to measure than the baseline."""
+        """Reserves time to confirm the best so far, whose trials may take longer than the baseline's."""
         session, best = self._session, self._incumbent
         pair_s = session.costs.again_s(best.knobs, best.changed) + session.costs.again_s(session.baseline.knobs, {})
         is_large = (best.score or 0.0) > LARGE_EFFECT * (session.baseline.score or math.inf)
         session.budget.keep_for(CONFIRMING_ROUNDS * pair_s, is_large=is_large)
 
     def _why_nothing_was_tried(self) -> str:
-        """Returns the budget needed if not even one configuration fitted; "" otherwise."""
+        """Returns a message with the budget needed if not even one configuration fitted; "" otherwise."""
         session = self._session
         total_s, baseline = session.budget.total_s, session.baseline
         is_for_want_of_time = self._reason in (OUT_OF_TIME, TOO_DEAR)
@@ -141,7 +141,7 @@ class Search:
             return ""
         expected_s, again_s = self._costs_of(baseline.knobs, {})
         if session.budget.fits(expected_s, again_s=again_s, is_first=True):
-            return ""  # one as cheap as the baseline would have fitted
+            return ""  # a configuration as cheap as the baseline would have fitted
         needed_s = session.budget.needed_s(expected_s, again_s=again_s)
         needed_s = max(needed_s, 60 * (math.floor(total_s / 60) + 1))
         return (
@@ -162,7 +162,7 @@ class Search:
         if not any(record.origin == LATE for record in self._session.searched):
             yield from self._cheap(until=self._is_time_for_late)
         self._compare_losses()
-        if self._is_led:  # the late part only has the lower tiers, which are reported next to the winner
+        if self._is_led:  # its late part has only the lower tiers, which are reported next to the winner
             yield from self._cheap(until=self._is_time_for_tiers)
         if self._may_go_on():
             yield from self._fitting(self._late())
@@ -170,7 +170,7 @@ class Search:
             yield from self._cheap(until=lambda: False)
 
     def _with_questions(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
-        """Yields proposals, and after a failed one the proposals that find out which change caused it."""
+        """Yields proposals; after a failed one, inserts proposals that find out which change caused the failure."""
         yield from self._questions()
         for proposal in proposals:
             yield proposal
@@ -186,7 +186,7 @@ class Search:
             yield Proposal(knobs=knobs, why=why, origin=f"{SINGLE} {key}")
 
     def _compare_losses(self) -> None:
-        """Runs loss parity for the best so far, so that the second half looks for another one if it fails."""
+        """Runs loss parity for the best so far, so that the second half of the search looks for another one if it fails."""
         best = self._incumbent
         while self._may_go_on() and self._parity.is_open(self._incumbent):
             self._parity.check(self._incumbent)
@@ -197,7 +197,7 @@ class Search:
         self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}
 
     def _cheap(self, *, until: Callable[[], bool]) -> Iterator[Proposal]:
-        """Yields proposals until it is time for the next step, the budget ends, or there is nothing new."""
+        """Yields cheap proposals until it is time for the next step, the budget ends, or there is nothing new."""
         while self._may_go_on() and not until():
             proposal = self._next()
             if proposal is None:
@@ -205,7 +205,7 @@ class Search:
             yield proposal
 
     def _fitting(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
-        """Yields the proposals that are new and fit the budget; tells the user which do not fit."""
+        """Yields the proposals that are new and fit the budget; notifies the user of those that do not fit."""
         for proposal in proposals:
             if not self._may_go_on():
                 return
@@ -226,7 +226,7 @@ class Search:
             yield Proposal(knobs=knobs, why=f"again: trial {record.number} was not finished", origin=record.origin)
 
     def _name_what_is_too_dear(self) -> None:
-        """Tells the user which costly values the sampler of rates will not try."""
+        """Notifies the user of costly values that RatesSampler will not try because they do not fit the budget."""
         best = self._incumbent
         for why, key, value in self._space.costly() if self._is_led else []:
             if not self._fits(self._space.active({**best.knobs, key: value})):
@@ -245,7 +245,7 @@ class Search:
         return not isinstance(sampler, RatesSampler) or sampler.may_fit(self._study, searched)
 
     def _late(self) -> Iterator[Proposal]:
-        """Yields the best so far restricted to lower tiers, and the best so far with each costly value."""
+        """Yields the best so far with each costly value, without ineffective changes, and restricted to each lower tier."""
         best = self._incumbent
         for why, key, value in self._costly:
             if not self._is_measured(key, value):
@@ -300,7 +300,7 @@ class Search:
         return (self._single_change() if self._is_turn_of_single_change() else None) or self._asked()
 
     def _is_turn_of_single_change(self) -> bool:
-        """Whether a single change comes before TPE: once for each knob, then every other time.
+        """Whether the next proposal is a single change instead of TPE's: at first one for each knob, then every other time.
 
         Single changes replace the random trials that TPE would start with. Random points in a space of ten knobs are mostly
         worse than the baseline, and a study of a slow program has only fifteen trials.
@@ -365,7 +365,7 @@ class Search:
         return trial, Proposal(knobs=knobs, why=why, origin=f"{SAMPLER} {name}", trial=trial)
 
     def _weigh(self, expected_improvement: float | None) -> None:
-        """Counts proposals whose expected improvement is too small for the time they take from ablation and finals."""
+        """Counts proposals in a row whose expected improvement does not justify the time they take from ablation and finals."""
         session, best = self._session, self._incumbent
         again_s = session.costs.again_s(best.knobs, best.changed)
         pairs_s = ANSWER_PAIRS * (again_s + session.costs.again_s(session.baseline.knobs, {}))
@@ -411,14 +411,14 @@ class Search:
         return self._known_as(knobs) is not None
 
     def _known_as(self, knobs: Knobs) -> TrialRecord | None:
-        """Returns the trial that decides about a configuration: its own, or one that rules out a part of it."""
+        """Returns the trial that makes a configuration unnecessary to measure: its own, or one that rules it out; else None."""
         changed = self._space.changed(knobs)
         own = self._known.get(configuration_key(changed)) or self._parity.barring(changed)
         own = own or self._frontier.beyond(knobs)
         return own or (self._culprits.barring(knobs) if self._sampler_name != "grid" else None)
 
     def _is_open(self, knobs: Knobs) -> bool:
-        """Whether a configuration is new and fits the remaining budget; remembers one that does not fit."""
+        """Whether a configuration is new and fits the remaining budget; notes in `_is_too_dear` if a new one does not fit."""
         if self._is_known(knobs):
             return False
         if not self._fits(knobs):
@@ -431,7 +431,7 @@ class Search:
         return self._session.budget.fits(expected_s, again_s=again_s, is_first=not self._num_searched)
 
     def _why_too_dear(self) -> str:
-        """Returns why nothing fits: no time for any trial, or no time to confirm those that are left."""
+        """Returns why nothing fits: no time for even a cheap trial, or no time to confirm those that are left."""
         expected_s, _ = self._costs_of(self._session.baseline.knobs, {})
         return TOO_DEAR if expected_s <= self._session.budget.search_left_s else OUT_OF_TIME
 
@@ -446,7 +446,7 @@ class Search:
 
     @property
     def _incumbent(self) -> TrialRecord:
-        """The best so far; with several objectives, the best at each of them in turn."""
+        """The best trial so far; with several objectives, the best at each of them in turn."""
         turn = self._num_searched % len(self._names)
         able = [record for record in self._session.searched if record.outcome.may_win and record.score is not None]
         return max(able, key=lambda record: scores_of(record)[turn] or 0.0, default=self._session.baseline)
@@ -465,7 +465,7 @@ class Search:
         return (budget.search_left_s if self._num_searched else budget.left_s) > 0
 
     def _check_hope(self) -> None:
-        """Raises NothingWorked if all configurations so far failed for the same reason and share no change that explains it."""
+        """Raises NothingWorked if NUM_SAME_FAILURES or more trials all failed for the same reason and share no change."""
         tried = [record for record in self._session.searched[1:] if not record.outcome.is_no_answer]
         if len(tried) < NUM_SAME_FAILURES or any(record.outcome.has_value or record.outcome.is_memory for record in tried):
             return
@@ -481,5 +481,5 @@ class Search:
 
 
 def _cause(record: TrialRecord) -> tuple[Outcome, str]:
-    """Returns why a trial failed, without numbers, so that equal causes compare equal."""
+    """Returns why a trial failed, with numbers masked, so that equal causes compare equal."""
     return record.outcome, re.sub(r"\d+", "#", record.reason)

@@ -3,8 +3,8 @@
 Every round measures all configurations once, in random order. So a recording that is cut off is still a fair sample, and a
 machine that changes over an hour affects all configurations alike. Trials run as in a search, without racing.
 
-Searches end among the best few, which may differ by less than two measurements of one of them. So the best few can be measured
-more often. They are chosen by the rounds of all; their further rounds do not count for that choice.
+Searches end among the best few, which may differ by less than two measurements of the same one do. So the best few can be
+measured more often. They are chosen by the rounds of all configurations; their further rounds do not affect that choice.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 RECORDED = "recorded"  # origin of its trials
 MAX_CHANCES = 2  # attempts at a measurement that was disturbed or cut off
-MAX_BEST, BEST_FRAC = 5, 0.8  # how many are measured more often, and the fraction of the best value that they must reach
+MAX_BEST, BEST_FRAC = 5, 0.8  # most that are measured more often, and the fraction of the best value that they must reach
 
 Place = tuple[ConfigurationKey, int]  # configuration and round
 
 
 class Recording:
-    """Measures what is missing. Measurements of earlier runs count."""
+    """Takes the measurements that are missing. Those of earlier runs count."""
 
     def __init__(self, session: Session) -> None:
         config = session.inputs.config
@@ -37,7 +37,7 @@ class Recording:
         )
 
     def run(self) -> tuple[bool, str]:
-        """Measures until everything is recorded or the time is used; returns whether it is complete, and why it ended."""
+        """Measures until the recording is complete or its time is used up; returns whether it is complete, and why it ended."""
         num, repeats, further = len(self._configurations), self._config.record.repeats, self._config.record.repeats_of_best
         self._session.listener.notice(
             f"{_of_all(num, repeats)}: "
@@ -65,7 +65,7 @@ class Recording:
         )
 
     def _todo(self) -> list[tuple[Knobs, int]]:
-        """Returns what is still to be measured, in order: the rounds of all first, then those of the best few."""
+        """Returns (configuration, round) of the missing measurements: the rounds of all first, then those of the best few."""
         num_all, further = self._config.record.repeats, self._config.record.repeats_of_best
         todo = self._missing(self._configurations, range(1, num_all + 1))
         return todo or (self._missing(self._best(num_all), range(num_all + 1, num_all + further + 1)) if further else [])
@@ -85,8 +85,8 @@ class Recording:
     def _best(self, num_rounds: int) -> list[Knobs]:
         """Returns the best few by the mean of the rounds of all, best first.
 
-        As in a replay, a configuration that may not win in half of its measurements is left out. A stricter rule would drop the
-        best one for a single unsteady measurement out of three.
+        As in a replay, a configuration that may not win in half or more of its measurements is left out. A stricter rule would
+        drop the best one for a single unsteady measurement out of three.
         """
         values: dict[ConfigurationKey, list[float | None]] = defaultdict(list)
         for record in self._session.records:
@@ -110,7 +110,7 @@ class Recording:
         return configuration_key(self._session.resolved.changed(knobs))
 
     def _is_time_for(self, knobs: Knobs) -> bool:
-        """Whether another trial fits the time; the first one always does."""
+        """Whether another trial fits into `record.minutes`; always True without that limit."""
         session, minutes = self._session, self._config.record.minutes
         if minutes is None:
             return True
@@ -131,16 +131,13 @@ def _worth(scores: list[float | None]) -> float:
 
 
 def _counted(records: list[TrialRecord]) -> tuple[Counter[Place], Counter[Place]]:
-    """Returns how often each configuration was measured in each round, and how often that was disturbed or cut off."""
+    """Returns how often each configuration was measured in each round, and how often that attempt was disturbed or cut off."""
     answered: Counter[Place] = Counter()
     chances: Counter[Place] = Counter()
     for record in records:
         if record.kind not in (Kind.baseline, Kind.search):
             continue
-        place = (
-            configuration_key(record.changed),
-            record.round or 1,
-        )  # the baseline trial is the first measurement of the baseline
+        place = (configuration_key(record.changed), record.round or 1)  # trial 0 is the baseline's first round
         is_stopped = record.outcome is Outcome.interrupted and record.evidence.get("cause") != CUT_OFF_CAUSE
         if not record.outcome.is_no_answer:
             answered[place] += 1
@@ -152,7 +149,7 @@ def _counted(records: list[TrialRecord]) -> tuple[Counter[Place], Counter[Place]
 def recorded(about: StudyRecord, records: list[TrialRecord]) -> dict[str, Any]:
     """Returns a recording's entry in the summary.
 
-    {"configurations": measured at least once, "repeats": wanted of each, "trials": measurements with an answer}
+    {"configurations": measured at least once, "repeats": wanted of each, "trials": (configuration, round) pairs measured}
 
     Args:
         about: study.json.

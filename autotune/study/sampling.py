@@ -1,4 +1,4 @@
-"""Passes the sampler facts about the machine and configurations that the trials in the journal do not hold."""
+"""Passes the sampler facts about machine and configurations that the journal's trials do not contain."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from autotune.search import Machine, RatesSampler, Rules, SamplerOptions
 from autotune.trials.session import Session
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
-OWN_FORECAST = (
-    WORKERS,
-    "loader.batch_size",
-)  # the effects of these are forecast; for others, expert knowledge is all there is at first
+# The sampler forecasts the effects of these. For other knobs, expert knowledge is all there is at first.
+OWN_FORECAST = (WORKERS, "loader.batch_size")
 
 
 def machine_of(session: Session) -> Machine:
-    """Returns the facts of the machine that a sampler uses. Needs the baseline."""
+    """Returns the facts about the machine that a sampler uses. Call it after the baseline."""
     here, reference = session.host_context, session.resolved.reference
     memory_bytes = session.memory_capacity_bytes
     keep_free_frac = session.inputs.config.constraints.memory_free_frac
@@ -39,13 +37,13 @@ def inform(
     is_open: Callable[[Knobs], bool],
     may_win: Callable[[Knobs], bool],
 ) -> None:
-    """Passes a sampler which configurations exist, which of them may still be tried, and what they cost.
+    """Gives a sampler access to which configurations exist, which of them may still be tried, and what they cost.
 
     Args:
         sampler: any sampler; only RatesSampler uses it.
         session: the study.
         is_open: whether a full configuration is new and fits the budget.
-        may_win: whether a measured configuration has not been ruled out since.
+        may_win: whether a measured configuration has not been ruled out by loss parity since.
     """
     if not isinstance(sampler, RatesSampler):
         return

@@ -1,4 +1,4 @@
-"""Changes one knob at a time on the best so far, as an expert does by hand; a short study cannot afford more."""
+"""Changes one knob at a time on the best so far, as an expert does by hand; a short study has no time for more."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class SingleChanges:
     def of(self, best: TrialRecord) -> Iterator[tuple[str, Knobs]]:
         """Yields (key, full configuration), the most promising first.
 
-        Knobs that were changed least often come first. Among these, undecided knobs come before undoing a change of an expert
-        seed, and then knobs on the side (input or device) that limits the trial.
+        Knobs that were changed least often come first. Among these, knobs come last if the best changed them and they are
+        categorical, since another value would undo the change. Knobs on the limiting side (input or device) come first.
 
         Args:
             best: the trial to start from.
@@ -57,5 +57,5 @@ class SingleChanges:
         place = values.index(own)
         near = [values[n] for n in (place + 1, place - 1) if 0 <= n < len(values)]
         expert = self._expert.get(key)
-        # From 0 workers the next value is 1, which gains almost nothing, so an expert goes further at once.
+        # The expert's value comes first: next to 0 workers is 1, which gains almost nothing.
         return [expert, *near] if expert in values and expert != own else near

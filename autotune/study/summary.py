@@ -43,7 +43,7 @@ class Standing:
         status: "running", "complete", "interrupted" or "failed".
         reason: why it ended; "" while it runs.
         seconds: wall time so far.
-        decision: result of the finals; None before they have run.
+        decision: result of the finals; None before they run.
         attribution: the effects of the chosen configuration's changes; None before the ablation.
         tiers: trial number of the best of a lower tier -> decision from measuring it again.
     """
@@ -131,7 +131,7 @@ def _best(records: list[TrialRecord], baseline: TrialRecord | None, standing: St
 
 
 def _kept(top: TrialRecord, records: list[TrialRecord], standing: Standing) -> TrialRecord:
-    """Returns the leader by unpaired measurements, or the baseline if measuring the leader again refuted it."""
+    """Returns the search's leader, or the baseline if unpaired measurements do not confirm the leader's gain."""
     baseline = records[0]
     if is_barred(baseline) or not _unpaired(baseline, records, standing):
         return top
@@ -169,7 +169,7 @@ def _by_tier(
 
 
 def _finals_of(record: TrialRecord, standing: Standing) -> Decision | None:
-    """Returns the finals' decision if they measured this configuration and did not hand it over."""
+    """Returns the finals' decision if they measured this configuration but kept the baseline."""
     decision = standing.decision
     if decision is None or decision.ratio is None or decision.finalist is None or decision.is_better:
         return None
@@ -179,7 +179,7 @@ def _finals_of(record: TrialRecord, standing: Standing) -> Decision | None:
 def _entry(
     record: TrialRecord, records: list[TrialRecord], standing: Standing, *, knobs: bool = False, overrides: bool = False
 ) -> dict[str, Any]:
-    """Returns trial, values and intervals, from the reporting rounds if there are any, else from the search."""
+    """Returns trial number, value and interval, from the reporting rounds if there are any, else from the search."""
     rates, finals = _scores(record, standing), _reported(record, records, standing)
     entry: dict[str, Any] = {
         "trial": record.number,
@@ -198,9 +198,9 @@ def _entry(
 
 
 def _reported(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:
-    """Returns a configuration's finals: its reporting rounds, or its rounds as a point of the Pareto front.
+    """Returns a configuration's reporting rounds, or else its rounds as a point of the Pareto front.
 
-    If the finals ended before the first pair, its other measurements are returned.
+    If it has neither because the finals ended before the first pair, returns its other measurements.
     """
     scores = _scores(record, standing)
     found = [final for final in records if final.repeats == record.number and final.score in scores]
@@ -208,9 +208,9 @@ def _reported(record: TrialRecord, records: list[TrialRecord], standing: Standin
 
 
 def _unpaired(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:
-    """Returns the measurements of a configuration that count if there is no pair; [] if it was not measured again.
+    """Returns the measurements of a configuration to use if the finals have no pair; [] if it was not measured again.
 
-    A measurement without an interval may be dominated by one slow step. It counts only if none has an interval.
+    A measurement without an interval may be dominated by one slow step, so it is used only if none has an interval.
     """
     if standing.decision is not None and standing.decision.ratio is not None:
         return []
@@ -220,7 +220,7 @@ def _unpaired(record: TrialRecord, records: list[TrialRecord], standing: Standin
 
 
 def _unpaired_ratio(top: TrialRecord, records: list[TrialRecord], standing: Standing) -> float | None:
-    """Returns the ratio to the baseline from all measurements that count; None if those of one side disagree."""
+    """Returns the ratio to the baseline from unpaired measurements; None if those of one side contradict each other."""
     means_of = []
     for record in (top, records[0]):
         counted = _unpaired(record, records, standing) or [record]
@@ -248,7 +248,7 @@ def _break_even(
 def _search_cost(
     about: StudyRecord, records: list[TrialRecord], standing: Standing, best: TrialRecord | None, speedup: Summary | None
 ) -> dict[str, Any] | None:
-    """Returns the cost of the search and when it is repaid; None without a search or before its end."""
+    """Returns the cost of the search and when it is repaid; None if there was no search or the study is not complete."""
     if about.verifies or about.recording or best is None or standing.status != "complete":
         return None
     dearer_s = float((_break_even(records, records[0], best, standing) or {}).get("dearer_s") or 0.0)
@@ -267,7 +267,7 @@ def _front(records: list[TrialRecord], about: StudyRecord, standing: Standing) -
 
 
 def _baseline(baseline: TrialRecord, records: list[TrialRecord], standing: Standing) -> dict[str, Any]:
-    """Returns the baseline's entry, which says so if the baseline breaks a constraint and may not win."""
+    """Returns the baseline's entry, marked `is_barred` if the baseline breaks a constraint and may not win."""
     entry = _entry(baseline, records, standing, knobs=True)
     return {**entry, "is_barred": True, "reason": baseline.reason} if is_barred(baseline) else entry
 
@@ -285,7 +285,7 @@ def _speedup(
     decision = standing.decision
     if decision is None or decision.ratio is None:
         return _unproven(baseline, best, records, standing)
-    if decision.is_slower and not best.changed:  # the baseline is kept, which is as fast as itself
+    if decision.is_slower and not best.changed:  # the baseline is kept, whose ratio to itself is 1
         rounds = decision.ratio.num_rounds
         return {"ratio": 1.0, "ci": None, "verdict": decision.verdict, "reason": decision.reason, "num_rounds": rounds}
     return {
@@ -304,11 +304,11 @@ def _speedup(
 def _unproven(
     baseline: TrialRecord, best: TrialRecord, records: list[TrialRecord], standing: Standing
 ) -> dict[str, Any] | None:
-    """Returns the speed-up without a pair, mostly from one measurement each, the best one picked; None if unknown."""
+    """Returns the speed-up if there is no pair, mostly from one measurement each; None if there is nothing to compare."""
     decision = standing.decision
     if decision is None and not best.changed:
         return None  # comparing the baseline with itself gives no verdict
-    if decision is not None and decision.finalist is None:  # no configuration but the baseline was worth measuring
+    if decision is not None and decision.finalist is None:  # only the baseline was worth measuring again
         reason = f"the program as it is run today {baseline.reason}" if is_barred(baseline) else ""
         reason = f"no configuration that was tried keeps the constraints; {reason}" if reason else decision.reason
         return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": reason}
@@ -326,13 +326,13 @@ def _unproven(
 
 
 def _attribution(baseline: TrialRecord | None, best: TrialRecord | None, standing: Standing) -> list[dict[str, Any]]:
-    """Returns the effect of each change of the best, largest first, each with the cumulative product."""
+    """Returns the effect of each change of the best, largest first, each with the product of the effects up to it."""
     found = _of_best(best, standing)
     if baseline is None or best is None or not best.changed or found is None:
         return []
     entries = [change.as_json() for change in found.changes if change.knob in best.changed]
     decision = standing.decision
-    if len(entries) == 1 and decision and decision.ratio:  # a single change has the effect of the whole
+    if len(entries) == 1 and decision and decision.ratio:  # the effect of a single change is the whole speed-up
         whole = decision.ratio
         alone = {"ratio": whole.ratio, "ci": whole.ci, "num_rounds": whole.num_rounds, "basis": "measured"}
         entries[0] |= {**alone, "verdict": decision.verdict, "reason": decision.reason}
@@ -347,7 +347,7 @@ def _minimality(best: TrialRecord | None, standing: Standing) -> dict[str, Any] 
 
 
 def _of_best(best: TrialRecord | None, standing: Standing) -> Attribution | None:
-    """Returns the attribution if it belongs to the best configuration; the finals may have ended with another."""
+    """Returns the attribution if it belongs to the best configuration; the finals may have chosen another one."""
     found = standing.attribution
     return found if found and best and best.number in (found.best.number, found.winner.number) else None
 
@@ -366,7 +366,7 @@ def _seconds(records: list[TrialRecord], total_s: float) -> dict[str, float]:
 
 
 def _files(records: list[TrialRecord]) -> dict[str, Any]:
-    """Returns what happened to the user's files during the trials; see launchers/user_files.Report."""
+    """Returns what the trials did to the user's files; see launchers/user_files.Report."""
     named = {"left": "files_left", "new": "files_new"}
     sizes = {
         what: [
@@ -395,7 +395,7 @@ def _files(records: list[TrialRecord]) -> dict[str, Any]:
 
 
 def _cycles(records: list[TrialRecord]) -> str | None:
-    """Returns the program's cycles as measured in the baseline; None if its steps have no cycle."""
+    """Returns a phrase on the cycle of the program's steps, as measured in the baseline; None if there is none."""
     return cycles_text(records[0].metrics) or None if records else None
 
 
