@@ -76,10 +76,10 @@ class Change:
         knob: its key.
         before, after: the baseline's value and the winner's.
         also: knobs that depend on it.
-        ratio: the winner over the winner without it; None where that is not known.
+        ratio: the winner over the winner without it; None if unknown.
         worth: "faster", "same", "slower" (the winner is faster without it), "ambiguous", "needed" (without it nothing can be
             measured) or "not measured" (not estimated either).
-        basis: "measured" in rounds side by side, "estimated" from the study's trials, "" for neither.
+        basis: "measured" in the same rounds, "estimated" from the study's trials, "" for neither.
         is_kept: whether it is part of what is handed over.
         reason: why there is no clear effect; "" when there is one.
     """
@@ -95,7 +95,7 @@ class Change:
     reason: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the change as it stands in the summary."""
+        """Returns the change as stored in the summary."""
         return {
             "knob": self.knob,
             "from": self.before,
@@ -189,7 +189,7 @@ class AblationResults:
         return "slower" if verdict == "ambiguous" and ratio.ci is not None and ratio.ci[1] < 1 else verdict
 
     def together(self, without: Sequence[str] = ()) -> Part | None:
-        """Returns the winner without all changes that seem to have no effect; None where none can be left out.
+        """Returns the winner without all changes that seem to have no effect; None if none can be left out.
 
         A knob that was not measured alone is judged by its estimate. If the winner was shown to be faster than this part, the
         knob with the largest effect is kept after all, and so on until leaving out the rest makes no difference.
@@ -215,11 +215,11 @@ class AblationResults:
         return None
 
     def minimal(self) -> Part | None:
-        """Returns the part to be handed over instead of the winner; None when the winner stands as it is.
+        """Returns the part to be handed over instead of the winner; None if the winner itself is.
 
-        Of the parts that were measured against the winner, it is the one with the fewest changes that is within the margin (at
-        most MAX_LOSS_FRAC) and has every change with a proven effect. If `idle()` has even fewer and was measured at all, it is
-        that one: there may have been no time for more rounds.
+        This is the part with the fewest changes among those that were measured against the winner, are within the margin (at
+        most MAX_LOSS_FRAC) and have every change with a proven effect. If `idle()` has even fewer changes, one measurement of
+        it is enough to prefer it, since there may have been no time for more rounds.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         able = [
@@ -241,7 +241,7 @@ class AblationResults:
         """Returns the winner without its ineffective changes; None if all of them have an effect.
 
         A change is ineffective if its effect is estimated to be within MARGIN_FRAC, or if it is small and the lower end of its
-        LIKELY_CONFIDENCE interval is below 1. Leaving out all of them is expected to cost ESTIMATED_FRAC at most.
+        LIKELY_CONFIDENCE interval is below 1. The least effective go first, while the expected cost is ESTIMATED_FRAC at most.
         """
         small = [knob for knob, part in self.parts.items() if not self.failure(part) and self._is_doubtful(knob)]
         put_back: list[str] = []

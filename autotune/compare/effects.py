@@ -37,10 +37,10 @@ Feature = tuple[str, Any]
 def estimated(
     changed: Knobs, lost: Mapping[str, Sequence[str]], records: Sequence[TrialRecord], noise: Noise | None = None
 ) -> dict[str, stats.Ratio]:
-    """Returns knob -> rate of a configuration over its rate without that change, where the trials determine it.
+    """Returns knob -> rate of a configuration over its rate without that change, if the trials determine it.
 
     Args:
-        changed: what the configuration changes of the baseline.
+        changed: the configuration's changes to the baseline.
         lost: knob -> changes that depend on it and are reverted with it.
         records: all trials of the study.
         noise: spread of one measurement, from rounds measured side by side.
@@ -107,7 +107,7 @@ def _log_likelihood(factor: tuple[np.ndarray[Any, Any], bool], logs: np.ndarray[
 
 
 def _log_prior(spread: float, noise: Noise | None) -> float:
-    """Returns the log density of a spread: a scaled inverse chi square with what is known of it, flat otherwise."""
+    """Returns the log density of a spread: scaled inverse chi-squared if `noise` is given, flat otherwise."""
     if noise is None:
         return 0.0
     return -noise.freedom * (math.log(spread) + 0.5 * (noise.spread / spread) ** 2)

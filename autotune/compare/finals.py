@@ -286,9 +286,9 @@ def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecor
     """Returns trial number -> rate over the choosing rounds; empty before the first.
 
     The search's own measurements count as a round. They overstate, most of all the leader's. But two rounds alone say little on
-    a noisy machine, and on tables with known truth the choice is 0.3 to 0.6 % better with them. In recorded studies, more
-    reached 95 % on one table (100 %, not 98) and fewer on another (70, not 76) whose best two differ by less than its repeats
-    do.
+    a noisy machine, and on tables with known truth the choice is 0.3 to 0.6 % better with them. In recorded studies,
+    100 % instead of 98 % reached 95 % on one table, but 70 % instead of 76 % on another, whose best two differ by less than
+    its repeats do.
     """
     searched = {candidate.number: candidate for candidate in candidates}
     return stats.round_means([_rates_of(measured) for measured in [searched, *rounds]]) if any(rounds) else {}
