@@ -1,7 +1,8 @@
 """Exports the winner of a study as a file for other tools.
 
 `yaml` is for autotune and Hydra; `env` and `python` are for shells and scripts. The other formats are configuration files of
-training libraries. None of these is imported here: each has a table of its keys, which a test checks against the library.
+training libraries. These libraries are not imported here: each format has a table of their keys, which a test checks against
+them.
 """
 
 from __future__ import annotations

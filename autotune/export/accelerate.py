@@ -1,4 +1,4 @@
-"""Exports the file of `accelerate launch --config_file`. Loaders, optimizer and layout stay with the script."""
+"""Exports the file of `accelerate launch --config_file`. It cannot hold loader, optimizer and layout settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS: dict[str, Row] = {
     },
 }
 USAGE = ["Load: accelerate launch --config_file FILE train.py (a FILE ending in .json is written, and read, as JSON)"]
-THREADS = "`accelerate launch` sets OMP_NUM_THREADS, often to 1, unless --num_cpu_threads_per_process is given{}."
+THREADS = "`accelerate launch` sets OMP_NUM_THREADS, often to 1, unless --num_cpu_threads_per_process is given.{}"
 
 
 def document(winner: Winner) -> Document:
@@ -25,7 +25,7 @@ def document(winner: Winner) -> Document:
         settings={**_place(winner), **settings},
         usage=USAGE,
         left_out=left_out,
-        notes=[THREADS.format(f": say {omp}" if omp else "")],
+        notes=[THREADS.format(f" Give --num_cpu_threads_per_process={omp}." if omp else "")],
     )
 
 

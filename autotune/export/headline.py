@@ -31,7 +31,7 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
     if not entry["overrides"]:
         lines.append(NOTHING_BETTER if claimed.is_compared else NOTHING_BESIDE)
         if speedup and speedup.get("kept"):
-            lines.append(f"Kept over another: {speedup['kept']}")
+            lines.append(f"The baseline was kept. The configuration compared with it: {speedup['kept']}")
     elif speedup and speedup.get("ratio"):
         lines.append(_gain_line(summary, speedup))
     lines.append(" -> ".join(_measured(summary, side) for side in (summary["baseline"], entry)))
@@ -41,7 +41,7 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
         lines.append(f"Loss parity: {claimed.parity}")
     lines += [f"Note: {caveat}" for caveat in claimed.caveats]
     if summary.get("placeholders") and not summary.get("is_recipe"):
-        lines.append(f"The program takes some of it as arguments: {_filled_in(summary, entry)}")
+        lines.append(f"Some of these settings are command-line arguments of the program: {_filled_in(summary, entry)}")
     lines.append(_where(summary))
     lines = [part for line in lines for part in _wrapped(line)]  # they become comments, so line breaks must go
     return lines + [f"{key}={value}: a secret, which is not written down: set it yourself." for key, value in hidden.items()]

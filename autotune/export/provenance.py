@@ -1,4 +1,4 @@
-"""Writes where a configuration comes from as plain values, for people and for `autotune verify` and `autotune apply`."""
+"""Records the origin of a configuration as plain values, for people and for `autotune verify` and `autotune apply`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from autotune.export.claims import Claimed, day, describe_machine, speedup_of
 from autotune.records import Summary, Tier
 
-DIGITS = 5  # of a measured value; intervals are rarely narrower than the third digit
+DIGITS = 5  # of a measured value; the ends of an interval rarely agree in more than two
 PROGRAM = ("program.torch", "program.device_name", "program.executable")  # exported identity, besides machine.*
 
 
@@ -54,7 +54,7 @@ def _machine(summary: Summary) -> dict[str, Any]:
 def _worth(claimed: Claimed) -> dict[str, Any]:
     found = {
         "attribution": {key: _factor(change) for key, change in claimed.worth.items()},
-        "bought_nothing": {key: _factor(change) for key, change in claimed.dropped.items()},
+        "without_effect": {key: _factor(change) for key, change in claimed.dropped.items()},
         "left_alone": claimed.left_alone,
     }
     return {name: value for name, value in found.items() if value}

@@ -15,7 +15,7 @@ from autotune.knobs.step import ACCUMULATION, derived
 from autotune.masking import is_masked
 from autotune.records import Knobs, Summary, Tier
 
-HOLDS = "holds train.global_batch"
+HOLDS = "keeps the global batch at train.global_batch"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,24 +6,24 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
 
     inject/sitecustomize.py   loads the harness and chains to the sitecustomize it shadows
     boot.py, imports.py       wait for `import torch`
-    state.py                  this process's session, how it came to torch, messages to the user
+    state.py                  this process's session, how it imported torch, messages to the user
     context.py                what all parts know of the trial; lets them find each other
-    patches.py                the only place that replaces functions; subclassing.py: the class of one module
+    patches.py                the only place that replaces functions (subclassing.py: the class of a single module)
     keeping.py                keeps a trial from overwriting, renaming or removing the user's checkpoints
     warm_server.py            a separate program: imports torch once and forks trials that may start that way
-    applied.py, sites.py      a real run with a file's knobs: what took effect, which loader trains; then inactive
+    applied.py, sites.py      a real run with a file's knobs: reports what took effect, then leaves the program alone
     session.py                one per process: makes the parts and follows the steps
     phases.py                 what the process is doing, timed; the progress lines
     window.py                 warm-up and the measured window: feeds the meter
     last_step.py, ending.py   after which step all ranks leave; how a process ends and writes its result
     report.py                 assembles the result from what was seen
-    loaders.py, loader.py     which DataLoader trains; input wait
+    loaders.py, loader.py     which DataLoader feeds the training; how long steps wait for input
     batches.py                counts the samples of a batch or of a module's input
     delayed.py                keeps images as bytes until they are on the device
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step
     modules.py                which modules train; counts their calls and sets their precision
-    optimizers.py             what a step is
-    writes.py                 what a step is where no optimizer of torch.optim steps
+    optimizers.py             detects steps
+    writes.py                 detects steps of programs without an optimizer of torch.optim, by writes to parameters
     gradients.py              accumulation and loss scaling (gradient_entry.py: hooks; gradient_state.py: inspects gradients)
     losses.py                 the losses of the first steps
     meter.py                  when warm-up ends and measuring stops (pure)

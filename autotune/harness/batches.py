@@ -1,9 +1,9 @@
 """Counts how many samples a batch holds, whatever its layout.
 
-The leading dimension of a batch's first tensor need not count its samples: sequences may lie along it, documents may be
+The leading dimension of a batch's first tensor need not be the number of samples: it may be the sequence, documents may be
 packed one after the other, a batch sampler may make batches of any size. A loader's sampler shows how many samples it asks
-for. If a dimension of the first tensor agrees with that in batch after batch, the count is read from the shape from then on;
-if none does, the sampler stays watched.
+for. If a dimension of the first tensor equals that number in batch after batch, the count is read from this dimension from then
+on. Otherwise the sampler's number is used throughout.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BatchSizeProbe:
             yield indices
 
     def last(self) -> int:
-        """Returns how many samples the oldest batch not yet returned was to have; 0 if that was not recorded."""
+        """Returns (and removes) the number of indices that the sampler gave for the batch just returned; 0 if not recorded."""
         return self.asked.popleft() if self.asked else 0
 
 
@@ -76,7 +76,7 @@ class Sizes:
         self._dimensions: Optional[List[int]] = None  # that agreed with the sampler so far
         self._num_compared = 0
         self.dimension: Optional[int] = None  # of the first tensor, known to count samples
-        self._is_packed: Optional[bool] = None  # without a sampler, batches may be whole rows of tokens
+        self._is_packed: Optional[bool] = None  # whether batches are rows of tokens; only without a sampler
 
     @property
     def unit(self) -> str:
@@ -126,10 +126,9 @@ class Sizes:
 
 
 def num_samples(batch: Any, leading: float, batch_size: int) -> float:
-    """Returns how many samples a batch holds by its shape: its leading dimension, or the batch size where they disagree.
+    """Returns how many samples a batch holds by its shape: its leading dimension, if that is at most the batch size.
 
-    A smaller last batch counts as its own size; a list of single images, whose first tensor leads with a channel count,
-    counts as its length.
+    Otherwise it is the batch size. A list of single images, whose first tensor has channels first, counts by its length.
     """
     if leading == batch_size:
         return leading
@@ -141,7 +140,7 @@ def num_samples(batch: Any, leading: float, batch_size: int) -> float:
 def is_packed(batch: Any, shape: Tuple[int, ...]) -> bool:
     """Whether a batch is a row of sequences, one after the other without padding.
 
-    The sign is an array of offsets in the batch: integers in one dimension, from 0 to the row's length.
+    Such a batch contains an array of offsets: integers in one dimension, from 0 to the row's length.
 
     Args:
         batch: as the loader yields it.
@@ -171,7 +170,7 @@ class CallSizes:
     """Counts the samples that a module is called with, where no loader gives their number.
 
     If the command line carries a batch size, the dimension of the first input that equals it counts samples. Otherwise an
-    integer matrix counts as tokens, whichever side is the batch, and anything else counts by its leading dimension.
+    integer matrix is taken for token ids, whichever dimension is the batch, and anything else counts by its leading dimension.
 
     Args:
         asked: the batch size that the command line carries; None for none.
@@ -247,7 +246,7 @@ def _items(batch: Any) -> List[Any]:
 
 def _num_indices(indices: Any) -> int:
     try:
-        return len(indices)  # the batch sampler's own, which torch itself iterates over
+        return len(indices)  # made by the program's batch sampler; torch only iterates over it, so it may have no length
     except Exception:
         return 0
 

@@ -1,4 +1,4 @@
-"""Waits for the import of torch, and of the libraries that would write a trial to the user's records."""
+"""Waits for the import of torch, and of trackers that would log a trial to the user's account or server."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from . import adapters, keeping, protocol, state
 from .imports import Awaited
 from .patches import patches
 
-_environment: Dict[str, str] = {}  # as it was when this process woke
+_environment: Dict[str, str] = {}  # when the harness started in this process
 
 
 def note_start() -> None:
-    """Notes the environment, which a start from a process that has already imported torch would have to share."""
+    """Saves the environment: what the program changes before it imports torch, a fork that has imported it would lack."""
     state.startup["is_first"] = False  # until it has signed in
     _environment.update(os.environ)
 
@@ -30,7 +30,7 @@ def _note_changes() -> None:
 
 
 def sign_in(spec_path: str) -> None:
-    """Writes the trial's first progress line, which tells a program that never imports torch from one without a harness."""
+    """Writes the trial's first progress line: the harness was loaded, even if the program never imports torch."""
     line = {"time_s": time.monotonic(), "phase": protocol.PHASES[0], "step": 0, "rate_per_s": None}
     try:
         if protocol.read_spec(spec_path).mode == "apply":
@@ -46,8 +46,8 @@ def sign_in(spec_path: str) -> None:
 def answer_stack_requests() -> None:
     """Lets the tuner ask a hanging process for its stacks. Until it asks, this costs and changes nothing.
 
-    faulthandler writes from the C signal handler, so it answers in a dead loop, in a call that holds the interpreter's lock
-    and before anything is imported. Descriptor 2, because the tuner checks that this is the trial's log before it asks.
+    faulthandler writes from the C signal handler, so it answers even in an endless loop, in a call that holds the GIL, or
+    before anything is imported. It writes to descriptor 2, because the tuner checks that this is the trial's log.
     """
     number = protocol.STACK_SIGNAL
     if number is not None and signal.getsignal(number) is signal.SIG_DFL:
@@ -76,7 +76,7 @@ def wait_for_torch(spec_path: str) -> None:
 
 
 def keep_records_away() -> None:
-    """Keeps a trial's records out of the user's account and off their server, even if the program's code names these.
+    """Keeps what a trial logs away from the user's account and tracking server, even if the program's code selects them.
 
     The environment of a trial already asks for that (offline, a store of its own); this covers programs that override it.
     """

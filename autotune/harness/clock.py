@@ -1,4 +1,4 @@
-"""Times the ends of steps: by the monotonic clock on the CPU, by one CUDA event per step, read without waiting, on a GPU."""
+"""Times the ends of steps: on a CPU by the monotonic clock, on a GPU by one CUDA event per step, read without waiting."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Tuple
 
 
 class Finished(NamedTuple):
-    """A step whose end is known: seconds since the first step's end, since the previous end, and with input available."""
+    """A step whose end is known."""
 
-    end_s: float
-    step_s: float
-    busy_s: float
+    end_s: float  # since the end of the first step
+    step_s: float  # since the end of the previous step
+    busy_s: float  # of step_s, with input available
     samples: float
     wait_s: float  # host seconds inside the loader's __next__
     is_foreign: bool  # it contained an evaluation or another loader's pass
     is_quiet: bool  # nothing was compiled, no memory segment was allocated
 
 
-RUN_AHEAD = 8  # steps the host may run ahead of a GPU: ranks must know the last step before they queue it
+RUN_AHEAD = 8  # steps that the host may queue ahead of a GPU: ranks must know the last step before they queue it
 
 
 class HostClock:

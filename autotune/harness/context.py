@@ -41,7 +41,7 @@ class TrialContext:
         pid: of this process.
         started_s: when the harness began, monotonic clock.
         is_applying: whether this is a real run (mode "apply"): nothing is measured or written.
-        is_active: whether a step was made, so that this process trains.
+        is_active: whether this process has made a training step.
         is_over: whether nothing more is to be done here.
         is_child: whether another process of the program started this one.
         rank, world_size: among the processes that train together.
@@ -88,9 +88,9 @@ class TrialContext:
         self.clock = HostClock()
 
     def broke(self, doing: str) -> None:
-        """Ends the trial openly, with a failed result; called in an `except` block around the harness's own code.
+        """Ends the trial with a failed result that names the harness; called in an `except` block around its own code.
 
-        In a real run (mode "apply"), the harness stands aside instead.
+        In a real run (mode "apply"), the harness removes itself and lets the program continue.
         """
         self.ending.broke(doing)
 
@@ -107,7 +107,7 @@ class TrialContext:
         raise NotImplementedError
 
     def plain_step_hook(self, otherwise: Any) -> Any:
-        """Returns the hook that runs after plain steps, once an optimizer is otherwise left alone."""
+        """Returns the short hook after plain steps, for an optimizer without the other hooks; others go to `otherwise`."""
         raise NotImplementedError
 
 

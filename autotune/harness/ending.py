@@ -1,4 +1,4 @@
-"""Ends a process of a trial: measured, by itself, by an exception, given up, or by a failure of the harness."""
+"""Ends a process of a trial: it is measured, cannot be measured, ends by itself, raises, or the harness fails."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Ending:
     """Ends one process and writes its result.
 
     Attributes:
-        error: {"type", "message", "traceback"} of the exception that ends the program, and the "knob" that was being set; None
-            without one.
+        error: {"type", "message", "traceback"} of the exception that ends the program, and "knob" if one was being set; None
+            without an exception.
         failed_s: when the exception was noted, monotonic clock.
     """
 
@@ -35,7 +35,7 @@ class Ending:
         self.error: Optional[Dict[str, str]] = None
         self.failed_s: Optional[float] = None
         self._spare = -1
-        if not context.is_applying:  # freed to write the result of a program that is out of descriptors
+        if not context.is_applying:  # closed at exit: the program may have used up all others
             self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def leave(self, status: str) -> None:

@@ -25,7 +25,7 @@ def look(parameters: List[Any]) -> List[Any]:
 
 
 def norms(parameters: List[Any]) -> List[Any]:
-    """Returns the norm of each gradient, as text, so that NaN equals itself; None for a missing gradient."""
+    """Returns None for each missing gradient, then the norm of each dense one, as text so that NaN equals itself."""
     import torch
 
     found = [parameter.grad for parameter in parameters]
@@ -55,7 +55,7 @@ def total_norm(parameters: Any, norm_type: float) -> Any:
 
 
 def divide(parameters: List[Any], scale: Any) -> None:
-    """Divides gradients that the program will use by a scale; values that overflowed become 0."""
+    """Divides the gradients by a scale before the program uses them; NaN and infinite values become 0."""
     import torch
 
     with torch.no_grad():

@@ -3,8 +3,8 @@
 Steps are correlated, so an interval from single steps is too narrow: with a lag-1 correlation of 0.7 it covered 55 to 60 %
 instead of 95 %. Blocks of steps are less correlated, and the remaining correlation is estimated and allowed for: with a lag-1
 correlation r, n blocks are worth n (1 - r) / (1 + r) independent ones (Law & Kelton, Simulation Modeling and Analysis).
-If too few effective blocks remain, no interval is claimed: a handful of autocorrelated steps can look independent by chance,
-and the interval would be wrong most often exactly where it is given.
+If too few effective blocks remain, no interval is claimed. A few correlated blocks can look independent by chance, so intervals
+would then be given mainly in the cases in which they are too narrow.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from __future__ import annotations
 import math
 from typing import List, Optional, Tuple
 
-MIN_BLOCKS = 32  # fewer cannot tell dependent blocks from independent ones; the shortest window, 2 s, has 33 to 40
-MIN_EFFECTIVE_BLOCKS = 6.0  # independent blocks that the correlated ones must be worth
+MIN_BLOCKS = 32  # with fewer, their correlation cannot be estimated; the shortest window, 2 s, has 33 to 40
+MIN_EFFECTIVE_BLOCKS = 6.0  # smallest effective number of independent blocks for an interval
 MAX_CORRELATION = 0.95
-MERGED_BLOCKS = 20  # spread is taken from at most twice this many blocks: fewer, longer ones are less correlated
+MERGED_BLOCKS = 20  # neighbours are merged until fewer than twice this many are left: longer blocks are less correlated
 
 
 def mean_half_width_frac(rates: List[float], seconds: List[float]) -> Tuple[Optional[float], str]:
     """Returns the relative 95 % half-width of a window's rate and "", or None and the reason why none can be claimed.
 
     The rate is that of the whole window, samples over seconds: a ratio of two sums, whose error is that of the residuals
-    (Cochran, Sampling Techniques, 6.3). So a long pause weighs as many seconds as it takes.
+    (Cochran, Sampling Techniques, 6.3). So each block is weighted by its duration, and a long pause counts in full.
 
     Args:
         rates: rate of each block, per second, in order.
@@ -45,7 +45,7 @@ def mean_half_width_frac(rates: List[float], seconds: List[float]) -> Tuple[Opti
     if effective < MIN_EFFECTIVE_BLOCKS:
         return (
             None,
-            f"{n} blocks of steps that depend on each other: worth {effective:.0f}, {MIN_EFFECTIVE_BLOCKS:.0f} are needed",
+            f"{n} correlated blocks of steps, worth {effective:.0f} independent ones; {MIN_EFFECTIVE_BLOCKS:.0f} are needed",
         )
     return student_t(int(min(n, effective)) - 1) * math.sqrt(squares * growth / (n * (n - 1))), ""
 
@@ -53,7 +53,8 @@ def mean_half_width_frac(rates: List[float], seconds: List[float]) -> Tuple[Opti
 def _correlation(errors: List[float], squares: float) -> float:
     """Returns the lag-1 correlation as in von Neumann's ratio, corrected for its bias in short series.
 
-    Blocks that compensate for each other (a loader's) narrow the interval only beyond half a standard error.
+    A negative correlation (a loader's fast blocks compensate for its slow ones) is first moved towards 0 by half a standard
+    error, 0.5 / sqrt(n), before it narrows the interval.
     """
     n = len(errors)
     ends = (errors[0] ** 2 + errors[-1] ** 2) / 2
@@ -65,7 +66,7 @@ def _correlation(errors: List[float], squares: float) -> float:
 
 
 def spread_frac(rates: List[float], *, min_blocks: int = 5) -> Optional[float]:
-    """Returns the half-width that ends a window: Student's t over merged blocks, relative to the mean; None from too few.
+    """Returns the relative half-width that decides when a window ends (Student's t over merged blocks); None for too few.
 
     This is no confidence interval: it treats neighbouring blocks as independent, and is available from five blocks on.
 

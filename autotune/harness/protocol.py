@@ -1,6 +1,6 @@
 """Defines the files exchanged by tuner and harness: the tuner's requests and each rank's results.
 
-This is the only module that both sides import. It may use only Python 3.9 and the standard library, because the harness runs
+Both sides import this module (and `cores`). It may use only Python 3.9 and the standard library, because the harness runs
 in the program's interpreter, where autotune is not installed. Stored numbers are floats in SI units and integer bytes. Every
 stored document carries `schema`. History of the schema: 1, the first.
 

@@ -1,8 +1,8 @@
 """Detects a faulty device: sticky CUDA errors in one configuration after another.
 
-A sticky error makes every later CUDA call of its process fail, so the trial is repeated once in a fresh process. Often the
-configuration or the program is to blame all the same. So the device is tested by a computation of its own, and only after
-two different configurations have failed like this with no success in between.
+A sticky error makes every later CUDA call of its process fail, so the trial is repeated once in a fresh process. Even if the
+repeat fails too, the cause is often the configuration or the program. So the device is tested, by a small computation that uses
+neither, only after two different configurations have failed like this with no success in between.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[]
     words = [str(gpus[index][key]) for key in ("name", "uuid") if gpus[index].get(key)] if index < len(gpus) else []
     name = f" ({', '.join(words)})" if words else ""
     others = [str(n) for n in range(len(gpus)) if n != index]
-    elsewhere = f", or study on another one: device.index={others[0]} (of {', '.join(others)})" if others else ""
+    elsewhere = f", or tune on another device: device.index={others[0]} (one of {', '.join(others)})" if others else ""
     return Quarantine(
         lambda record: _probe(inputs, folder, record, executable()),
         device=f"device {index}{name}",

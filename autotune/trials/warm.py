@@ -13,7 +13,7 @@ from autotune.records import Kind, Knobs, Outcome, TrialRecord
 AUTO, FRESH, WARM = "auto", "fresh", "warm"
 # Outcomes that a warm start may cause, if the trial failed before its first step.
 DOUBTFUL = frozenset({Outcome.crash, Outcome.error, Outcome.timeout})
-MAX_IN_VAIN = 2  # doubtful trials that failed again when started fresh; after these, failures of warm starts are trusted
+MAX_IN_VAIN = 2  # after so many doubtful trials that failed fresh as well, a failed warm trial is not repeated
 MODULES = ("torch", "torchvision")  # what the server imports; the second only if the program has it
 
 
@@ -28,7 +28,7 @@ class WarmStarts:
     """
 
     def __init__(self, wanted: str) -> None:
-        self.why_never = "the baseline has not told whether the program allows it" if wanted == AUTO else "launch.warm=off"
+        self.why_never = "the baseline has not shown yet whether the program allows it" if wanted == AUTO else "launch.warm=off"
         self._is_wanted = wanted == AUTO
         self._modules: tuple[str, ...] = ()
         self._num_in_vain = 0
@@ -42,7 +42,7 @@ class WarmStarts:
         if first.world_size > 1:
             self.why_never = "several processes train"
         elif not found.get("is_first"):
-            self.why_never = "the program is not trained by the process that the command starts"
+            self.why_never = "the training runs in another process than the one that the command starts"
         elif changed := found.get("changed"):
             self.why_never = f"the program sets {', '.join(changed[:3])} before it imports torch"
         else:
@@ -54,7 +54,7 @@ class WarmStarts:
         Args:
             kind: of the trial.
             changed: its knobs that differ from the baseline.
-            pinned: knobs of all trials; the server has their environment variables, too.
+            pinned: knobs set in every trial; the process that trials are forked from has their environment variables, too.
         """
         is_fresh = any(knob(key).needs_fresh_start(value) for key, value in changed.items())
         is_fresh = is_fresh or any(knob(key).is_before_torch for key in pinned)
@@ -78,6 +78,6 @@ class WarmStarts:
         self.why_never = f"trial {again.number} failed when it was started warm and did not when started fresh"
         reason = f" ({doubtful.reason})" if doubtful.reason else ""
         return (
-            f"Trial {again.number} failed as a fork of a process with torch imported{reason} and not in an interpreter of its "
-            "own: all trials start like that from now on. launch.warm=off does so from the beginning."
+            f"Trial {again.number} failed when forked from a process that had imported torch{reason}, but ran in a fresh "
+            "interpreter. From now on every trial starts in a fresh interpreter; launch.warm=off does this from the beginning."
         )

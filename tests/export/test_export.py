@@ -81,7 +81,7 @@ def test_arguments_of_the_program_s_own_are_told_filled_in(summary, format):
         "placeholders": {"loader.num_workers": 0},
     }
     exported = render(summary, format, None)
-    line = "The program takes some of it as arguments: python train.py --workers=4"
+    line = "Some of these settings are command-line arguments of the program: python train.py --workers=4"
     assert (line in exported.text) or (format == "deepspeed" and line in exported.header)
     if format == "yaml":
         assert loaded(exported.text)["provenance"]["program"]["placeholders"] == {"loader.num_workers": 0}
@@ -178,7 +178,7 @@ def test_yaml_says_what_each_change_is_worth_and_what_bought_nothing(summary):
     assert "# No effect, so left as they were: threads.intra.\n" in text
     provenance = loaded(text)["provenance"]
     assert provenance["attribution"]["loader.num_workers"] == {"ratio": 1.4, "ci": [1.35, 1.45], "verdict": "faster"}
-    assert provenance["bought_nothing"]["threads.intra"]["verdict"] == "same"
+    assert provenance["without_effect"]["threads.intra"]["verdict"] == "same"
     assert "Bought nothing" not in render(summary, "yaml", Tier.exact).text
 
 

@@ -104,7 +104,7 @@ def test_study_on_a_broken_device_ends_early_and_keeps_what_it_has(bench):
     summary = study.run()
     assert summary["status"] == "interrupted"
     assert summary["reason"].startswith("device 0 (H100, GPU-1) is at fault: trials 0002 (CUDA error")
-    assert summary["reason"].endswith("or study on another one: device.index=1 (of 1)")
+    assert summary["reason"].endswith("or tune on another device: device.index=1 (one of 1)")
     assert [record.outcome for record in study.trials] == ["ok", "ok", "crash", "crash"]
     assert "second attempt" in study.trials[2].reason
 
