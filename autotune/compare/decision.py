@@ -215,11 +215,12 @@ def without_finalist(records: list[TrialRecord]) -> Decision:
         failures = ", ".join(sorted({str(record.outcome) for record in records[1:]}))
         return Decision(verdict="ambiguous", reason=f"none of the configurations tried could be measured: {failures}")
     if any(record.outcome is Outcome.parity for record in records[1:]):
-        return Decision(verdict="same", reason="what was faster does not train as the baseline does: see its losses")
-    if any(_may_be_as_fast(record, records[0]) for record in records[1:]):
-        reason = (
-            "single measurements, which do not tell: no configuration was measured to be faster, and not all are surely slower"
+        return Decision(
+            verdict="same",
+            reason="no configuration that trains like the baseline came near it; others were ruled out by their losses",
         )
+    if any(_may_be_as_fast(record, records[0]) for record in records[1:]):
+        reason = "undecided after one measurement each: no configuration measured faster, but some may still be as fast"
         return Decision(verdict="ambiguous", reason=reason)
     return Decision(verdict="same", reason="no configuration that trained came near the baseline")
 
@@ -274,7 +275,7 @@ def judge(
         verdict = "same"
         reasons.append(_slower(chosen, ratio))
     elif verdict == "ambiguous":
-        reasons.append(f"{len(pairs)} rounds do not tell; the interval reaches from {ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}")
+        reasons.append(f"undecided after {len(pairs)} rounds: the interval reaches from {ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}")
     if num_lost:
         reasons.append(
             f"{num_lost} more round{'s' if num_lost > 1 else ''}, in which one of the two failed or was disturbed, left out"
@@ -290,6 +291,8 @@ def judge(
         noise=noise,
     )
     if verdict == "ambiguous" and decision.is_better:
-        reasons.append("handed over, as all rounds together hold no loss at 80 %" if decision.is_likely else "handed over")
+        reasons.append(
+            "handed over, since the 80 % interval of all rounds shows no loss" if decision.is_likely else "handed over"
+        )
     decision.reason = "; ".join(reasons)
     return decision

@@ -46,8 +46,8 @@ class Comparison:
 def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN_FRAC) -> Comparison:
     """Compares a claimed speed-up with today's rounds.
 
-    Both ratios have an error. Whether their intervals overlap says little: two ratios whose intervals just touch differ by far
-    more than chance. So their quotient gets an interval of its own, Welch's on the log scale (`stats.quotient`). The claim
+    Both ratios have an error. Comparing their intervals for overlap is not enough: ratios whose intervals just touch already
+    differ significantly. So their quotient gets an interval of its own, Welch's on the log scale (`stats.quotient`). The claim
 
     - no longer holds if the upper end of that interval is more than the margin below 1, or if a gain was claimed but today's
       rounds show that the best is not faster than the baseline;
@@ -76,7 +76,7 @@ def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN
     needed = math.exp(KEPT_FRAC * math.log(claimed.ratio))
     if now.ci[0] > needed:
         return Comparison(verdict="holds", reason="", left=left)
-    reason = f"{now.num_rounds} rounds do not tell: the speed-up may be anything from {now.ci[0]:.2f}x to {now.ci[1]:.2f}x"
+    reason = f"undecided after {now.num_rounds} rounds: the speed-up may be anything from {now.ci[0]:.2f}x to {now.ci[1]:.2f}x"
     return Comparison(verdict="ambiguous", reason=reason, left=left)
 
 
@@ -104,7 +104,7 @@ class Verification:
             return self.decision
         if not best.changed:
             self.decision = Decision(
-                reason="the program runs with all of the file's knobs already, so there is no baseline left"
+                reason="the program already runs with all of the file's settings, so there is nothing to compare"
             )
             return self.decision
         self._session.listener.finals_started([0, best.number], None)

@@ -251,7 +251,7 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
         lines.append(f"- {change}{f', {effect}' if effect else ''}")
     if dropped := (summary.get("minimality") or {}).get("dropped"):
         named = (f"`{e['knob']}` = {value_text(e['to'])}" for e in dropped)
-        lines += ["", f"No effect, so put back: {', '.join(named)}."]
+        lines += ["", f"No effect, so left as it was: {', '.join(named)}."]
     lines += [*_front_lines(summary), *([f"\n{paying}"] if (paying := break_even_text(summary)) else [])]
     lines += ["", *(f"{name}: {text}  " for name, text in parity_lines(summary))]
     seconds = (summary.get("seconds") or {}).get("total")

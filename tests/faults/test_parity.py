@@ -35,7 +35,7 @@ def test_bf16_that_makes_the_loss_diverge_cannot_win_though_it_is_faster(diverge
     assert bf16["outcome"] == "parity"
     assert re.match(r"bf16: loss \S+ against \S+ after 40 steps: .* worse, tolerance .* \(trial \d+\)", bf16["reason"])
     assert summary["best"]["overrides"] == {}
-    assert summary["speedup"]["reason"] == "what was faster does not train as the baseline does: see its losses"
+    assert summary["speedup"]["reason"].endswith("others were ruled out by their losses")
     assert summary["parity"]["failed"][0]["knobs"] == {"precision.amp": "bf16"}
 
 

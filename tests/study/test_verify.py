@@ -193,7 +193,7 @@ def test_a_small_gain_in_noise_is_ambiguous_and_says_so(verified):
     noisy = Surface(gains={("precision.amp", "bf16"): 1.02}, noise_frac=0.05, loader_per_s=1e6)
     found = verified(noisy, claim(Ratio(ratio=1.02, ci=(1.01, 1.03), num_rounds=8))).run()["verification"]
     assert found["verdict"] == "ambiguous"
-    assert found["reason"].startswith("4 rounds do not tell")
+    assert found["reason"].startswith("undecided after 4 rounds")
 
 
 def test_long_runs_measure_each_once_and_tell_what_the_claim_is_worth_there(verified):
@@ -225,7 +225,7 @@ def test_what_the_program_does_by_itself_now_is_named_and_all_of_it_leaves_nothi
     same = verified(surface)
     found = same.run()["verification"]
     assert (found["verdict"], len(same.trials)) == ("ambiguous", 2)
-    assert "runs with all of the file's knobs already" in found["reason"]
+    assert "already runs with all of the file's settings" in found["reason"]
 
 
 def test_pins_of_the_file_hold_in_both(verified):

@@ -42,8 +42,8 @@ def test_what_is_reported_starts_as_the_user_s_own_run(kind):
     [
         ({"wanted": "off"}, "launch.warm=off"),
         ({"world_size": 2}, "several processes"),
-        ({"startup": {}}, "not trained by the process"),
-        ({"startup": {"is_first": False, "changed": []}}, "not trained by the process"),
+        ({"startup": {}}, "the training runs in another process"),
+        ({"startup": {"is_first": False, "changed": []}}, "the training runs in another process"),
         ({"startup": {"is_first": True, "changed": ["OMP_NUM_THREADS"]}}, "sets OMP_NUM_THREADS before"),
     ],
 )
@@ -110,7 +110,7 @@ def test_trial_that_fails_warm_before_its_first_step_is_repeated_fresh(bench, fa
     assert attempts == [("torch",), ()]
     assert study.trials[1].outcome is Outcome.ok
     assert study.trials[1].start == "fresh"
-    assert any("all trials start like that from now on" in line for line in study.listener.named("notice"))
+    assert any("From now on every trial starts in a fresh interpreter" in line for line in study.listener.named("notice"))
     assert {launch.warm for launch in study.launcher.launches if launch.spec.trial > 1} == {()}
 
 

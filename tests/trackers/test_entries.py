@@ -33,7 +33,7 @@ def test_study_s_note_says_what_each_change_is_worth(folder):
     note = entries.study_note(folder.read_study(), folder.read_summary())
     assert "- `precision.amp`: off → **bf16**, 1.62x [1.58, 1.66]\n" in note
     assert "- `loader.num_workers`: 0 → **2**, 1.03x [0.99, 1.07] ambiguous, estimated\n" in note
-    assert "No effect, so put back: `loader.pin_memory` = true." in note
+    assert "No effect, so left as it was: `loader.pin_memory` = true." in note
 
 
 def test_runs_that_compare_losses_are_named_after_what_they_compare():
