@@ -24,7 +24,7 @@ FILES = {
     "lost": ("provenance: {secret: [env.A_TOKEN]}\n", "env.A_TOKEN: a secret of the study behind 'best.yaml'"),
     "both": (
         "env: {LD_PRELOAD: x.so}\nmemory: {malloc: glibc}\n",
-        "env.LD_PRELOAD: the variable that memory.malloc sets, got both. Give one of the two. Both are in best.yaml.",
+        "env.LD_PRELOAD: sets the same variable as memory.malloc, got both. Give one of the two. Both are in best.yaml.",
     ),
     "own": ("env: {AUTOTUNE_SPEC: x}\n", "env.AUTOTUNE_SPEC: not free to tune"),
 }

@@ -152,7 +152,7 @@ SPACES: list[tuple[str, list[str]]] = [
     ("loader.pin_memory: [perhaps]\n", ["loader.pin_memory: not true or false"]),
     ("env.X: auto\n", ["env.X: not a domain, got 'auto'"]),
     ("env.PYTHONPATH: [a, b]\n", ["env.PYTHONPATH: not free to tune"]),
-    ("env.LD_PRELOAD: [a, b]\nmemory.malloc: auto\n", ["env.LD_PRELOAD: the variable that memory.malloc sets, got both"]),
+    ("env.LD_PRELOAD: [a, b]\nmemory.malloc: auto\n", ["env.LD_PRELOAD: sets the same variable as memory.malloc, got both"]),
     ("env.X Y: [a]\n", ["env.X Y: not a name of an environment variable"]),
     ('env.X: ["a\\0b"]\n', ["env.X: not usable text"]),
     ("loader.num_workers: auto\nnosuch: auto\nprecision.amp: [fp8]\n", ["got 'nosuch'", "precision.amp: no such value"]),

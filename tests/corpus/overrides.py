@@ -352,13 +352,16 @@ OVERRIDES: list[tuple[str, str]] = [
 ]
 
 TOGETHER: list[tuple[list[str], list[str]]] = [
-    (["env.LD_PRELOAD=x.so", "memory.malloc=glibc"], ["env.LD_PRELOAD: the variable that memory.malloc sets, got both"]),
-    (["env.LD_PRELOAD=x.so,y.so", "memory.malloc=glibc"], ["env.LD_PRELOAD: the variable that memory.malloc sets, got both"]),
+    (["env.LD_PRELOAD=x.so", "memory.malloc=glibc"], ["env.LD_PRELOAD: sets the same variable as memory.malloc, got both"]),
+    (
+        ["env.LD_PRELOAD=x.so,y.so", "memory.malloc=glibc"],
+        ["env.LD_PRELOAD: sets the same variable as memory.malloc, got both"],
+    ),
     (
         ["env.PYTORCH_CUDA_ALLOC_CONF=x:1", "env.PYTORCH_ALLOC_CONF=x:1", "memory.allocator=choice(default,roundup_8)"],
         [
-            "env.PYTORCH_CUDA_ALLOC_CONF: the variable that memory.allocator sets, got both. Give one of the two.",
-            "env.PYTORCH_ALLOC_CONF: the variable that memory.allocator sets, got both. Give one of the two.",
+            "env.PYTORCH_CUDA_ALLOC_CONF: sets the same variable as memory.allocator, got both. Give one of the two.",
+            "env.PYTORCH_ALLOC_CONF: sets the same variable as memory.allocator, got both. Give one of the two.",
         ],
     ),
     (["env.OMP_NUM_THREADS=2", "threads.omp=2"], ["Set the knob: threads.omp=2."]),
