@@ -201,7 +201,7 @@ def search_cost_text(summary: Summary) -> str:
     first_s, last_s = found["ci"]
     last = "never" if last_s is None else seconds_text(last_s)
     repaid = f"{seconds_text(found['repaid_after_s'])} [{seconds_text(first_s)}, {last}]"
-    return f"{took}, repaid by a training that takes {repaid} today"
+    return f"{took}, repaid if the training takes over {repaid} today"
 
 
 def warm_start_text(found: dict[str, Any]) -> str:

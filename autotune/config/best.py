@@ -88,8 +88,7 @@ class Best:
                 continue
             asked = one_line(" ".join([*option, part]), MAX_WORDS)
             problems.append(
-                f"COMMAND: {', '.join(keys)} went to the program as an argument when {self.file} was made, got a command "
-                f"without it. Write `{asked}` into it, as it was then."
+                f"COMMAND: does not set {', '.join(keys)} as it did when {self.file} was made. Write `{asked}` into it."
             )
         return passed, problems
 
@@ -113,10 +112,10 @@ def read_best(path: Path) -> Best:
             if raw is not None:
                 knobs[key] = _value(key, raw)
         except BadInput as error:
-            problems += [f"{problem} It stands in {path}." for problem in error.problems]
+            problems += [f"{problem} See {path}." for problem in error.problems]
     if not raw_said and not knobs and not problems:
         problems.append(f"BEST: nothing to apply, got {shown(str(path))} without any knob. {EXPORTED}.")
-    problems += [f"{clash_words(*pair)} Both stand in {path}." for pair in clashes(knobs)]
+    problems += [f"{clash_words(*pair)} Both are in {path}." for pair in clashes(knobs)]
     problems += _lost(said.secret, knobs, path)
     if problems:
         raise BadInput(problems)
@@ -135,27 +134,30 @@ def read_best(path: Path) -> Best:
 def _value(key: str, raw: Any) -> KnobValue:
     if not is_knob(key):
         allowed = one_of(key, [*CATALOGUE, "env.NAME"], show=6)
-        raise BadInput(f"{key}: no knob, got {shown(raw)}. {allowed} Remove it: a real run gets knobs and nothing else.")
+        raise BadInput(f"{key}: not a knob, got {shown(raw)}. {allowed} Remove it: a real run takes only knobs.")
     text = plain(raw) if isinstance(raw, str) else raw
     if text == raw and is_reference(raw):
-        raise BadInput(f"{key}: a reference, got {shown(raw)}. Write the value out.")
+        raise BadInput(f"{key}: a reference, got {shown(raw)}. Replace it with the value itself.")
     if is_masked(raw):
-        raise BadInput(f"{key}: a secret that was not written down, got {shown(raw)}. {_by_hand(key)}")
+        raise BadInput(f"{key}: a secret that is masked in the file, got {shown(raw)}. {_by_hand(key)}")
     return value_of(knob(key), text, ANYWHERE)
 
 
 def _lost(secret: list[str], knobs: Knobs, path: Path) -> list[str]:
     """Returns a problem for each secret of the study that is neither in the file nor in this environment."""
     return [
-        f"{key}: a secret that {shown(str(path))} was made with and does not hold, got nothing. {_by_hand(key)}"
+        f"{key}: a secret of the study behind {shown(str(path))}, which is neither in the file nor set here. {_set_here(key)}"
         for key in secret
         if key.startswith(PREFIX) and key not in knobs and key.removeprefix(PREFIX) not in os.environ
     ]
 
 
 def _by_hand(key: str) -> str:
-    name = key.removeprefix(PREFIX)
-    return f"Remove it from a copy of the file and set the variable yourself: export {name}=..."
+    return f"Remove it from a copy of the file. {_set_here(key)}"
+
+
+def _set_here(key: str) -> str:
+    return f"Set the variable yourself: export {key.removeprefix(PREFIX)}=..."
 
 
 def _is_secret(key: str, value: KnobValue) -> bool:

@@ -1,6 +1,6 @@
 """Reads the `provenance` of a best.yaml; the only reader, for `apply`, `verify` and warm starts.
 
-Nothing in the file is executed or trusted: entries that are missing or have the wrong type are left out. This also runs in the
+Nothing in the file is executed or trusted: missing entries and entries of the wrong type are left out. This also runs in the
 user's own process (`autotune.apply`), so it must not import OmegaConf, psutil or NumPy.
 """
 
@@ -35,7 +35,7 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Where a best.yaml comes from; whatever the file does not say is "", None or empty.
+    """Where a best.yaml comes from; what the file lacks is "", None or empty.
 
     Attributes:
         study, date: name and day of the study.
@@ -68,7 +68,7 @@ class Provenance:
 
     @classmethod
     def of(cls, said: Any) -> Provenance:
-        """Returns the provenance from a file's `provenance` entry, which may hold anything."""
+        """Returns the provenance from a file's `provenance` entry, which may be anything."""
         said = mapping(_as_before(said))
         program, speedup = mapping(said.get("program")), mapping(said.get("speedup"))
         return cls(

@@ -138,7 +138,9 @@ def _device(config: StudyConfig, num_gpus: int) -> list[str]:
     device, nproc = config.device, config.launch.nproc
     visible = visible_devices(os.environ)
     if device.kind == "cuda" and not num_gpus and not has_gpu_driver():
-        return ["device.kind: no GPU is here, and no driver of one, got 'cuda'. Give device.kind=cpu, or leave it out."]
+        return [
+            "device.kind: this machine has neither a GPU nor a GPU driver, got 'cuda'. Give device.kind=cpu, or leave it out."
+        ]
     if visible == [] and (device.kind == "cuda" or device.index):
         asked = f"device.index={device.index}" if device.index else "'cuda'"
         return [f"device.kind: CUDA_VISIBLE_DEVICES hides every GPU, got {asked}. Unset it, or give device.kind=cpu."]
@@ -152,7 +154,7 @@ def _device(config: StudyConfig, num_gpus: int) -> list[str]:
         return []
     from_there = f" from device.index={device.index} on" if device.index else ""
     return [
-        f"launch.nproc: more processes than GPUs{from_there}, got {nproc}. Allowed: 1 to {left}, each has a GPU of its own. "
+        f"launch.nproc: more processes than GPUs{from_there}, got {nproc}. Allowed: 1 to {left}, as each needs its own GPU. "
         "Give fewer, or device.kind=cpu."
     ]
 
@@ -177,7 +179,7 @@ def _warm_start(asked: Any) -> list[str]:
         return []
     if names and all(isinstance(name, str) and not _hostile(name) for name in names):
         both = [name for name in names if name in WARM] if len(names) > 1 else []
-        return [f"search.warm_start: {both[0]} beside a study, got {shown(asked)}. Give one or the other."] if both else []
+        return [f"search.warm_start: {both[0]} must stand alone, got {shown(asked)}. Give it or studies."] if both else []
     allowed = "Allowed: auto, off, the name of a study, or several as [A,B]."
     return [f"search.warm_start: not a study, got {shown(asked)}. {allowed} Give one of these."]
 

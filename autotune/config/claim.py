@@ -78,8 +78,8 @@ class Claim:
         absent = [(key, reference) for key, reference in self.parts.items() if key not in named]
         if absent:
             raise BadInput(
-                f"{key}: {self.file} is about code of yours, and nothing is started because a file says so, got nothing. "
-                f"If this is what you mean, add {key}={shlex.quote(one_line(reference, MAX_LINE))}."
+                f"{key}: {self.file} was made with your own code, which is not run just because a file names it. "
+                f"If it is the right code, add {key}={shlex.quote(one_line(reference, MAX_LINE))}."
                 for key, reference in absent
             )
 
@@ -107,7 +107,7 @@ class Verify:
     Attributes:
         claim: the claim of the file.
         rounds: pairs of fresh processes to compare.
-        minutes: wall time; no round starts that would not end within it, but two are always measured.
+        minutes: wall time; a round starts only if it is expected to end within it, but two are always measured.
         long_minutes: length of one long window for each of the two configurations; None for no long window.
     """
 
@@ -149,8 +149,8 @@ def read_claim(path: Path, host_context: HostContext) -> Claim:
     document = files.read(path, "BEST", host_context).document
     raw_said = document.pop(PROVENANCE, None)
     if not isinstance(raw_said, dict):
-        got = "an empty file" if not document else "none"
-        raise BadInput(f"provenance: nothing claimed in {shown(str(path))}, got {got}. {EXPORTED}, as it is.")
+        got = "an empty file" if not document else "no provenance in it"
+        raise BadInput(f"provenance: no claim to verify in {shown(str(path))}, got {got}. {EXPORTED}, unedited.")
     said = Provenance.of(raw_said)
     pins, secrets = ([knob(key).key for key in keys if is_knob(key)] for keys in (said.pinned, said.secret))
     values = {key: value for key, value in files.flat(document) if value is not None}
@@ -174,7 +174,7 @@ def read_claim(path: Path, host_context: HostContext) -> Claim:
     if lost := [key for key in secrets if key not in knobs and key not in pins]:
         group, name = lost[0].split(".", 1)
         raise BadInput(
-            f"{lost[0]}: a secret that {shown(str(path))} changes and does not hold, got nothing. "
+            f"{lost[0]}: a secret that the study behind {shown(str(path))} changed; its value is not in the file. "
             f"Add it to a copy of the file, as {group}: {{{name}: VALUE}}."
         )
     return claim
@@ -192,13 +192,13 @@ def typed_command(claim: Claim) -> str:
 def _value(key: str, value: Any, host_context: HostContext, path: Path) -> KnobValue:
     text = plain(value) if isinstance(value, str) else value
     if text == value and files.is_reference(value):
-        raise BadInput(f"{key}: a reference, got {shown(value)} in {path}. A claim is about values: write it out.")
+        raise BadInput(f"{key}: a reference, got {shown(value)} in {path}. Replace it with the value to verify.")
     return value_of(knob(key), text, host_context)
 
 
 def _settings(said: dict[str, Any], host_context: HostContext, path: Path) -> dict[str, Any]:
     problems = [
-        f"{key}: nothing that a claim depends on, got {shown(said[key])} in {path}. {EXPORTED}, as it is."
+        f"{key}: cannot be part of a claim, got {shown(said[key])} in {path}. {EXPORTED}, unedited."
         for key in said
         if not is_setting(key)
     ]
@@ -209,7 +209,9 @@ def _settings(said: dict[str, Any], host_context: HostContext, path: Path) -> di
         except BadInput as error:
             problems += [f"{path}: {problem}" for problem in error.problems]
     if masked := [key for key, value in said.items() if is_masked(value)]:
-        problems.append(f"{masked[0]}: a secret that the file does not hold, got {shown(said[masked[0]])}. Write it out.")
+        problems.append(
+            f"{masked[0]}: a secret that is masked in the file, got {shown(said[masked[0]])}. Replace it with the value."
+        )
     if problems:
         raise BadInput(problems)
     return said

@@ -53,7 +53,7 @@ class CommandTemplate:
     def argv(self, knobs: Knobs) -> list[str]:
         """Returns the argument list with placeholders filled from `knobs`, or with the baseline's values for missing knobs."""
         values = {**self.placeholders, **{key: value for key, value in knobs.items() if key in self.placeholders}}
-        if self.is_recipe:  # only whole words: braces in a recipe's data.root are the user's
+        if self.is_recipe:  # only whole arguments: braces inside one, as in data.root, are the user's
             ours = {f"{{{key}}}": str(value) for key, value in values.items()}
             return [ours.get(part, part) for part in self.parts]
         filled = [PLACEHOLDER.sub(lambda match: str(values[match[1]]), part) for part in self.parts]
@@ -68,7 +68,7 @@ def user_command(command: Sequence[str], host_context: HostContext, cwd: str | N
     """
     folder = cwd or os.getcwd()
     if not command:
-        raise BadInput(f"COMMAND: nothing after '--', got no word. {EXAMPLE}")
+        raise BadInput(f"COMMAND: no command after '--'. {EXAMPLE}")
     problems = startable(list(command), Path(folder))
     stated: Knobs = {}
     silent: Knobs = {}
@@ -76,7 +76,7 @@ def user_command(command: Sequence[str], host_context: HostContext, cwd: str | N
         problems += _read_placeholders(part, stated, silent, host_context)
     if BATCH_SIZE in silent and BATCH_SIZE not in stated:  # the library's default of 1 is no useful baseline
         asked = f"got '{{{BATCH_SIZE}}}'. Write {{{BATCH_SIZE}={RECIPE_BATCH_SIZE}}}"
-        problems.append(f"COMMAND: a placeholder that needs the baseline's value, {asked}, with what you train with today.")
+        problems.append(f"COMMAND: a placeholder without the baseline's value, {asked}, with your own batch size.")
     if problems:
         raise BadInput(problems)
     return CommandTemplate(parts=list(command), placeholders={**silent, **stated}, cwd=folder)
@@ -160,12 +160,12 @@ def _read_placeholders(part: str, stated: Knobs, silent: Knobs, host_context: Ho
 def _read_placeholder(match: re.Match[str], stated: Knobs, silent: Knobs, host_context: HostContext) -> None:
     key, text = match[1], match[2]
     if not is_knob(key):
-        literal = f"Write {{{match[0]}}} for the text itself."
+        literal = f"To pass the text itself, write {{{match[0]}}}."
         raise BadInput(f"{no_such('COMMAND', match[0], CATALOGUE, 'placeholder')} {literal}")
     found = knob(key)
     if text is None:
         if key.startswith("threads."):  # the library's own number is unknown before the program runs
-            raise BadInput(f"COMMAND: a placeholder that needs the baseline's value, got {match[0]!r}. Write {{{key}=4}}.")
+            raise BadInput(f"COMMAND: a placeholder without the baseline's value, got {match[0]!r}. Write {{{key}=4}}.")
         silent[key] = found.default
         return
     try:

@@ -67,7 +67,7 @@ class Composed:
         title: human-readable title of what is tuned.
         name: the study's name, given or derived.
         yaml: the configuration without secrets: `${oc.env:...}` stays unresolved, literals are masked.
-        hidden: the secret knob values behind the stand-ins in all of these.
+        hidden: the secret knob values; the other attributes contain stand-ins for them.
         notes: warnings before the first trial about pinned knobs that have no effect here.
         secrets: all secrets from the environment and the command line, for masking output.
     """
@@ -173,7 +173,7 @@ def _recipe_of(files: Sequence[Chosen], overrides: Sequence[str]) -> dict[str, A
 
 
 def _notes_of_command(command: Sequence[str]) -> list[str]:
-    """Returns what may not be meant of a program's command."""
+    """Returns warnings about words of a program's command that are probably mistakes."""
     notes = []
     if command and Path(command[0]).name in ELSEWHERE:
         name = Path(command[0]).name
@@ -181,7 +181,7 @@ def _notes_of_command(command: Sequence[str]) -> list[str]:
     for word in command:
         key, equals, _ = word.lstrip("+").partition("=")
         if equals and "." in key and (key in LEAVES or is_knob(key)):
-            notes.append(f"{key}: behind '--' it is an argument of your program. A setting of autotune goes before '--'.")
+            notes.append(f"{key}: after '--' it is an argument of your program. A setting of autotune goes before '--'.")
     return notes
 
 
@@ -251,7 +251,7 @@ def _hydra(given: Split) -> DictConfig:
 
 
 def _composition_problem(error: BaseException) -> str:
-    """Returns the problem of a failed composition, with the causes: they hold the useful half of Hydra's message."""
+    """Returns the problem of a failed composition, with its causes, which contain the useful half of Hydra's message."""
     texts: list[str] = []
     link: BaseException | None = error
     while link is not None:
@@ -266,7 +266,7 @@ def _yaml(raw: DictConfig, secrets: Secrets) -> str:
 
 
 def typed(raw: DictConfig) -> StudyConfig:
-    """Returns the configuration as dataclasses. Resolves interpolations, and `~` in paths, which shells keep after `=`."""
+    """Returns the configuration as dataclasses. Resolves interpolations and expands `~` in paths: shells do not after `=`."""
     try:
         config = cast(StudyConfig, OmegaConf.to_object(raw))
     except OmegaConfBaseException as error:
@@ -309,7 +309,7 @@ def _pins(config: StudyConfig, given: Split, here: HostContext) -> Knobs:
             problems += error.problems
     workers, some = "loader.num_workers", 2
     problems += [
-        f"{key}: means nothing without workers, got {value!r} with {workers}={pins[workers]}. Set it to null."
+        f"{key}: has no effect without workers, got {value!r} with {workers}={pins[workers]}. Set it to null."
         for key, value in pins.items()
         if workers in pins and not knob(key).is_active(pins) and knob(key).is_active({**pins, workers: some})
     ]
@@ -322,7 +322,7 @@ def _space(config: StudyConfig, given: Split, pinned: Knobs, here: HostContext) 
     is_held = config.train.global_batch is not None
     tiers = {key: tier_of(knob(key), is_held=is_held) for key in given.domains}
     problems = [
-        f"{key}: its tier is {tier}, got it beside tiers={config.tiers}, which binds the search. "
+        f"{key}: its tier is {tier}, which tiers={config.tiers} leaves out of the search, got a domain. "
         f"Give tiers={tier}, or leave the domain out."
         for key, tier in tiers.items()
         if tier.rank > config.tiers.rank
@@ -362,14 +362,14 @@ def _command(
     if command is not None:
         if config.program.python is not None:
             raise BadInput(
-                f"program.python: the interpreter of a recipe, got {config.program.python!r}. Write yours into the command: "
-                "-- PYTHON train.py."
+                f"program.python: only for recipes, got {config.program.python!r} with a command of your own. Write the "
+                "interpreter into the command: -- PYTHON train.py."
             )
         return user_command(command, here)
     if not is_recipe(config):
         names = ", ".join(options("model", [folder("conf")]))
         if config.model.source == "timm":
-            raise BadInput("model.name: a model of timm has a name, got nothing. Give model=timm/NAME.")
+            raise BadInput("model.name: the name of the timm model is missing. Give model=timm/NAME.")
         if any(text.startswith("model=") for text in overrides):  # already rejected, with the names
             raise BadInput([])
         own = "your own as model.factory=PACKAGE.MODULE:FUNCTION"

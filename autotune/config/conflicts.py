@@ -53,12 +53,12 @@ def notes_of_knobs(config: StudyConfig, pinned: Knobs, template: CommandTemplate
         if key in CATALOGUE and CATALOGUE[key].is_active(others) and not CATALOGUE[key].is_active(pinned)
     ]
     if pinned.get(AMP.key) == "fp16" and not here.has_cuda:
-        notes.append(f"{AMP.key}=fp16: meant for GPUs that have no bf16, got no CUDA device")
+        notes.append(f"{AMP.key}=fp16: meant for GPUs without bf16, but there is no CUDA device")
     if template.is_recipe and pinned.get(UINT8_TRANSFER.key) and script_of(config) is not VISION:
         notes.append(f"{UINT8_TRANSFER.key}=true: {config.model.name or config.data.name} has no images to keep as bytes")
     limit, fraction = config.device.memory_limit, pinned.get(FRACTION.key)
     if isinstance(fraction, float) and isinstance(limit, float) and limit < fraction:
-        notes.append(f"{FRACTION.key}={fraction}: device.memory_limit={limit} is less, and holds")
+        notes.append(f"{FRACTION.key}={fraction}: device.memory_limit={limit} is lower and takes precedence")
     return notes
 
 
@@ -78,7 +78,7 @@ def _malloc(pinned: Knobs) -> list[str]:
     if asked not in malloc.LIBRARIES or asked in malloc.installed():
         return []
     there = ", ".join(["glibc", *malloc.installed()])
-    install = "Debian and Ubuntu have it as libjemalloc2, libtcmalloc-minimal4"
+    install = "on Debian and Ubuntu: libjemalloc2, libtcmalloc-minimal4"
     return [f"{MALLOC.key}: not installed here, got {asked!r}. Allowed: {there}. Install it ({install}), or leave it out."]
 
 
@@ -86,7 +86,8 @@ def _alone(config: StudyConfig, pinned: Knobs, template: CommandTemplate) -> lis
     if not template.is_recipe or config.launch.nproc > 1 or pinned.get(STRATEGY.key) != FSDP:
         return []
     return [
-        f"{STRATEGY.key}: one process has no other to share with, got {FSDP!r}. Give launch.nproc=2 or more, or leave it out."
+        f"{STRATEGY.key}: needs several processes to share the model, got {FSDP!r} with one. Give launch.nproc=2 or more, or "
+        "leave it out."
     ]
 
 
@@ -101,19 +102,19 @@ def _global_batch(config: StudyConfig, pinned: Knobs, domains: dict[str, Domain]
         if total % (own * nproc):
             another = "" if asked else f", or pin another batch size: {BATCH_SIZE}=N"
             return [
-                f"train.global_batch: no multiple of a batch of {own}{processes}, which the baseline has, got {total}. "
+                f"train.global_batch: not a multiple of the baseline's batch of {own}{processes}, got {total}. "
                 f"Give a multiple of {own * nproc}{another}."
             ]
         needs, accumulation = total // (own * nproc), pinned.get(ACCUMULATION.key, total // (own * nproc))
         if accumulation != needs and not asked:
             return [
-                f"{ACCUMULATION.key}: train.global_batch={total} needs {needs} of a batch of {own}{processes}, got "
-                f"{accumulation}. Leave it out: it is derived."
+                f"{ACCUMULATION.key}: train.global_batch={total} needs {needs} batches of {own}{processes} per step, got "
+                f"{accumulation}. Leave it out: autotune derives it."
             ]
     if isinstance(asked, Choice) and not any(_divides(value, total, nproc) for value in asked.values):
         got = ", ".join(map(str, asked.values))
         return [
-            f"{BATCH_SIZE}: no value makes up train.global_batch={total}{processes}, got {got}. "
+            f"{BATCH_SIZE}: no value divides train.global_batch={total}{processes}, got {got}. "
             f"Give divisors of {total // nproc}."
         ]
     return []

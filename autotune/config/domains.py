@@ -44,7 +44,7 @@ def domain_of(found: Knob, override: Override, host_context: HostContext) -> Dom
     if not isinstance(sweep, ChoiceSweep | RangeSweep):
         raise BadInput(f"{found.key}: not a domain, got {shown(_written(override))}. {FORMS}")
     if sweep.tags:
-        raise BadInput(f"{found.key}: a tag that means nothing here, got {shown(_written(override))}. {FORMS}")
+        raise BadInput(f"{found.key}: a tag, which only an interval can have, got {shown(_written(override))}. {FORMS}")
     return choice(found, _elements(found, sweep, _written(override)), host_context)
 
 
@@ -56,7 +56,7 @@ def choice(found: Knob, raw: Iterable[Any], host_context: HostContext) -> Choice
     """
     listed = list(itertools.islice(raw, MAX_VALUES + 1))
     if not listed:
-        raise BadInput(f"{found.key}: an empty domain, got no value. Give at least one: {found.key}=choice(...).")
+        raise BadInput(f"{found.key}: an empty domain. Give at least one value: {found.key}=choice(...).")
     if len(listed) > MAX_VALUES:
         got = f"{listed[0]!r}, {listed[1]!r}, ..."
         raise BadInput(f"{found.key}: more than {MAX_VALUES} values, got {got}. Give fewer, or an interval(low,high).")
@@ -74,7 +74,7 @@ def choice(found: Knob, raw: Iterable[Any], host_context: HostContext) -> Choice
     return Choice(tuple(values))
 
 
-NOTHING = "none"  # the search space that holds only the command line's domains
+NOTHING = "none"  # the search space with only the command line's domains
 
 
 def read_space(name: str, host_context: HostContext) -> dict[str, Domain | None]:
@@ -114,7 +114,7 @@ def _flat(document: dict[Any, Any]) -> dict[str, Any]:
         is_group = isinstance(asked, dict) and asked and key in KNOB_GROUPS
         inner = {f"{key}.{name}": value for name, value in asked.items()} if is_group else {str(key): asked}
         if twice := flat.keys() & inner.keys():
-            raise BadInput(f"{min(twice)}: stands twice, got both forms. Give one.")
+            raise BadInput(f"{min(twice)}: given twice, inside its group and under its full name. Give one.")
         flat |= inner
     return flat
 
@@ -146,9 +146,9 @@ def parse(text: str) -> Override:
     if "\0" in text:
         raise BadInput(f"{shown(text)}: a NUL character, which no value can have. Give KEY=VALUE.")
     if not KEY.fullmatch(key):
-        raise BadInput(f"{shown(text)}: no key before the '=', or one with letters that no key has. Give KEY=VALUE.")
+        raise BadInput(f"{shown(text)}: no key before the '=', or a key with letters that keys cannot have. Give KEY=VALUE.")
     if not equals and not key.startswith("~"):
-        raise BadInput(f"{shown(text)}: not KEY=VALUE, there is no '='. Give KEY=VALUE; a command to tune goes behind --.")
+        raise BadInput(f"{shown(text)}: not KEY=VALUE, there is no '='. Give KEY=VALUE; a command to tune goes after --.")
     if len(text) > MAX_TEXT:
         raise BadInput(f"{key}: too long, {len(text)} characters, got {shown(value)}. Allowed: {MAX_TEXT}. Put it into a file.")
     try:
@@ -157,7 +157,7 @@ def parse(text: str) -> Override:
         if value.replace(" ", "") == "choice()":
             raise BadInput(f"{key}: an empty domain, got {shown(text)}. Give at least one value: {key}=choice(...).") from error
         if missing := value.count("(") - value.count(")"):
-            end = "its closing bracket is missing" if missing > 0 else "there is no opening bracket for its last one"
+            end = "its closing bracket is missing" if missing > 0 else "it has a closing bracket without an opening one"
             whole = f"{value.rstrip(', ')}{')' * missing}"
             meant = f" Did you mean '{key}={whole}'?" if missing > 0 and "()" not in whole else ""
             raise BadInput(f"{key}: {end}, got {shown(value)}.{meant} Quote it for the shell: '{key}=choice(...)'.") from error
@@ -167,7 +167,7 @@ def parse(text: str) -> Override:
 
 
 def _where(error: BaseException) -> str:
-    """Returns what Hydra's parser could not parse, as text in parentheses; "" if it does not say."""
+    """Returns what Hydra's parser could not parse, as text in parentheses; "" if unknown."""
     text = " ".join(str(error.__cause__ or error).split())
     letter = re.search(r"LexerNoViableAltException\('(.)'\)", text)
     if letter:
@@ -208,7 +208,7 @@ def _interval(found: Knob, sweep: IntervalSweep, host_context: HostContext) -> I
     if not all(end.is_integer() for end in ends):
         raise BadInput(f"{found.key}: ends that are not whole numbers, got {written}. {FORMS}")
     if found.numbers:
-        raise BadInput(f"{found.key}: an interval has values that it does not allow, got {written}. Give choice(...).")
+        raise BadInput(f"{found.key}: takes only certain numbers, not all of an interval, got {written}. Give choice(...).")
     choice(found, ends, host_context)
     low, high = (int(end) for end in ends)
     if low > high:

@@ -76,7 +76,7 @@ def read(path: Path, group: str, host_context: HostContext) -> Chosen:
             cause = cause or error.__cause__
     if problems and not header and package not in GROUPS:
         problems = [
-            f"{path}: {package}: no group of keys, got {shown(document)}. Begin the file with the line '# @package _global_'."
+            f"{path}: {package}: not a group of keys, got {shown(document)}. Begin the file with '# @package _global_'."
         ]
     if problems:
         raise BadInput([*problems, *_other_version(document, path)]) from cause
@@ -100,13 +100,13 @@ def check_key(key: str, value: Any, host_context: HostContext) -> None:
         BadInput: no such key, a key that files may not set, or a value of the wrong type.
     """
     if key.rpartition(".")[2].startswith("_"):
-        raise BadInput(f"{key}: nothing is called or built from a file, got {shown(value)}. Remove it: plain values only.")
+        raise BadInput(f"{key}: a file must not call or build anything, got {shown(value)}. Remove it: plain values only.")
     if key == "defaults":
-        raise BadInput(f"{key}: not followed here, got {shown(value)}. Name each file on the command line: +GROUP=NAME.")
+        raise BadInput(f"{key}: not supported in a file, got {shown(value)}. Name each file on the command line: +GROUP=NAME.")
     if key in COMMAND_LINE_ONLY:
         give = f"{key}={COMMAND_LINE_ONLY[key]}"
         raise BadInput(f"{key}: not read from a file, got {shown(value)}. Give it on the command line: {give}.")
-    if key.startswith("provenance."):  # kept as it is: `autotune verify` checks what it reads of it
+    if key.startswith("provenance."):  # not checked here: `autotune verify` checks the parts that it reads
         return
     if is_knob(key):
         if not (value is None or is_reference(value)):

@@ -26,7 +26,7 @@ WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 
 def leaves(schema: type[Any] = StudyConfig, prefix: str = "") -> dict[str, Any]:
-    """Returns dotted key -> type hint for every key that holds a value."""
+    """Returns dotted key -> type hint for every key that has a value."""
     hints = typing.get_type_hints(schema)
     found: dict[str, Any] = {}
     for field in dataclasses.fields(schema):

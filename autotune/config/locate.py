@@ -17,7 +17,7 @@ def folder(name: str) -> Path:
 
 
 def program(name: str) -> Path:
-    """Returns a built-in recipe's script. It is run by path, in an interpreter that may not have autotune installed."""
+    """Returns a built-in recipe's script. It is run by path, in an interpreter that may lack autotune."""
     return PACKAGE / "programs" / name
 
 

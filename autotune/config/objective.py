@@ -28,18 +28,18 @@ def problems_of_objective(config: StudyConfig, gpus: Gpus | None) -> list[str]:
     problems = []
     if TIME in names and config.study.samples is None:
         problems.append(
-            f"study.samples: objective={TIME} needs the length of the real training, got nothing. Give study.samples=N."
+            f"study.samples: not set, but objective={TIME} needs the length of the real training. Give study.samples=N."
         )
     if COST in names:
         problems += _cost(config, names)
     if config.study.samples is not None and not {TIME, COST} & set(names):
         problems.append(
-            f"study.samples: means nothing with objective={shown_objective(config.objective)}, got {config.study.samples:g}. "
+            f"study.samples: has no effect with objective={shown_objective(config.objective)}, got {config.study.samples:g}. "
             f"Leave it out, or give objective={TIME}."
         )
     if config.machine.price_per_hour is not None and COST not in names:
         problems.append(
-            f"machine.price_per_hour: means nothing with objective={shown_objective(config.objective)}, got "
+            f"machine.price_per_hour: has no effect with objective={shown_objective(config.objective)}, got "
             f"{config.machine.price_per_hour:g}. Leave it out, or give objective={COST}."
         )
     if ENERGY in names:
@@ -64,7 +64,7 @@ def _names(objective: Any) -> list[str]:
     if wrong := [name for name in names if name not in OBJECTIVES]:
         return [no_such("objective", name, OBJECTIVES, "objective") for name in dict.fromkeys(wrong)]
     if len(set(names)) < len(names):
-        return [f"objective: one of them twice, got {shown(objective)}. Name each once."]
+        return [f"objective: one is named twice, got {shown(objective)}. Name each once."]
     return []
 
 
@@ -72,15 +72,15 @@ def _cost(config: StudyConfig, names: tuple[str, ...]) -> list[str]:
     problems = []
     if config.machine.price_per_hour is None:
         problems.append(
-            f"machine.price_per_hour: objective={COST} needs what an hour on this machine costs, got nothing. "
+            f"machine.price_per_hour: not set, but objective={COST} needs what an hour on this machine costs. "
             "Give machine.price_per_hour=PRICE."
         )
     is_ours = (config.model.name is not None or config.model.factory is not None) and config.data.factory is None
     is_told = config.train.samples_per_epoch is not None or (config.study.samples is not None and TIME not in names)
     if is_ours and config.data.name in REPEATING_DATA and not is_told:
         problems.append(
-            f"train.samples_per_epoch: objective={COST} needs the length of an epoch, and data={config.data.name} goes on for "
-            "ever, got nothing. Give train.samples_per_epoch=N."
+            f"train.samples_per_epoch: not set, but objective={COST} needs the length of an epoch, and data={config.data.name} "
+            "never ends. Give train.samples_per_epoch=N."
         )
     return problems
 
@@ -98,4 +98,4 @@ def _lacking(config: StudyConfig, gpus: Gpus | None, asked: tuple[str, str, str,
     )
     why = f"{where} has one" if where.startswith("no GPU") else where
     other = "Leave it out" if key != "objective" else f"Give another objective: {OBJECTIVES[0]}"
-    return [f"{key}: needs a GPU's {what} (NVML), got {value} ({why}). {other}, or study on a machine that has one."]
+    return [f"{key}: needs a GPU's {what} (NVML), got {value} ({why}). {other}, or run the study on a machine that has one."]

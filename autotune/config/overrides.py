@@ -27,7 +27,7 @@ RECIPE_KEYS = ("model", "data", "train", "launch")
 GLOBAL_BATCH = "train.global_batch"
 COMMAND_KEYS = (GLOBAL_BATCH, "launch.warm")  # keys of these groups that also apply to commands
 LISTS = ("objective", "search.warm_start")  # keys that accept several values
-LIBRARIES = {"timm": "model=timm", "torchvision": "model=resnet18"}  # model=LIBRARY/NAME: the file to use with that name
+LIBRARIES = {"timm": "model=timm", "torchvision": "model=resnet18"}  # model=LIBRARY/NAME becomes this and model.name=NAME
 # GROUP=NAME or +GROUP=NAME for a file. Wider than Hydra's grammar, whose groups have no dots and no leading digits.
 FILE_CHOICE = re.compile(r"(\+?)(\w[\w.-]*(?:/\w[\w.-]*)*)=(\w[\w.-]*)")
 
@@ -83,7 +83,7 @@ def _of_library(text: str) -> list[str]:
     if not slash or source not in LIBRARIES or not text.startswith("model="):
         return [text]
     if not name:
-        raise BadInput(f"model: a model of {source} has a name, got {shown(text)}. Give model={source}/NAME.")
+        raise BadInput(f"model: the name of the {source} model is missing, got {shown(text)}. Give model={source}/NAME.")
     return [LIBRARIES[source], f"model.name={name}"]
 
 
@@ -149,14 +149,14 @@ def _forget(group: str, result: Split) -> None:
 def _refuse_by_key(text: str, override: Override) -> None:
     key = override.key_or_group
     if override.type is OverrideType.DEL:
-        raise BadInput(f"{key}: nothing can be deleted, got {shown(text)}. Set a key to null to take back its value.")
+        raise BadInput(f"{key}: keys cannot be deleted, got {shown(text)}. To unset a key, give KEY=null.")
     if override.is_hydra_override() or key == "hydra" or override.package is not None:
         raise BadInput(f"{key}: not a key of autotune, got {shown(text)}. Hydra's own settings cannot be changed here.")
 
 
 def _refuse_recipe_key(key: str, text: str) -> None:
     if key.split(".")[0] in RECIPE_KEYS and key not in COMMAND_KEYS:
-        own = " A command starts its own: -- torchrun --nproc_per_node=N SCRIPT." if key == "launch.nproc" else ""
+        own = " A command starts its processes itself: -- torchrun --nproc_per_node=N SCRIPT." if key == "launch.nproc" else ""
         what = f"{key}: belongs to a built-in recipe, got {shown(text)}."
         raise BadInput(f"{what} Leave it out, or leave out '-- COMMAND'.{own}")
 
@@ -166,7 +166,7 @@ def _domain(override: Override, host_context: HostContext) -> Domain:
     if is_knob(key):
         return domain_of(knob(key), override, host_context)
     if key in CONFIG_GROUPS or key in LEAVES:
-        give = f"Several are a list: {key}=[A,B]." if key in LISTS else "Give one value."
+        give = f"Write several values as a list: {key}=[A,B]." if key in LISTS else "Give one value."
         raise BadInput(f"{key}: only knobs can be tuned, got {shown(override.input_line)}. {give} See `autotune knobs`.")
     raise BadInput(unknown_key(key, (override.input_line or "").partition("=")[2]))
 
@@ -177,7 +177,7 @@ def _environment(text: str, override: Override, host_context: HostContext) -> st
     plain = written if isinstance(override._value, QuotedString) else text.partition("=")[2]
     if owner := KNOBS.get(key.removeprefix(PREFIX)):
         words = {"1": "true", "0": "false"} if knob(owner).type is bool else {}
-        raise BadInput(f"{key}: the variable of a knob, got {shown(text)}. Set it as {owner}={words.get(str(plain), plain)}.")
+        raise BadInput(f"{key}: belongs to a knob, got {shown(text)}. Set the knob: {owner}={words.get(str(plain), plain)}.")
     value = str(value_of(knob(key), plain, host_context))
     return f"++{key}={QuotedString(text=value, quote=Quote.double).with_quotes()}"
 
@@ -186,7 +186,7 @@ def _check_group(group: str, value: Any, text: str, folders: list[Path]) -> None
     names = options(group, [*folders, folder("conf")])
     if not names:
         problem = f"{group}: no such group of configuration files, got {shown(text)}."
-        raise BadInput(f"{problem} Give the folder that holds it: --config-dir DIR.")
+        raise BadInput(f"{problem} Give the folder that contains it: --config-dir DIR.")
     if value not in names:
         others = " Other torchvision classifiers: model.name=NAME." if group == "model" else ""
         raise BadInput(no_such(group, value, names, group if group in CONFIG_GROUPS else "configuration file") + others)
@@ -198,9 +198,9 @@ def _check_value(override: Override, host_context: HostContext) -> None:
         raise BadInput(unknown_key(key, value))
     if key in files.MAPPINGS:
         one_by_one = (
-            "Set environment variables one by one: env.NAME=VALUE." if key == "env" else "It is what exported files say."
+            "Set environment variables one by one: env.NAME=VALUE." if key == "env" else "Only exported files contain it."
         )
-        raise BadInput(f"{key}: cannot be set as a whole, got {shown(value)}. {one_by_one}")
+        raise BadInput(f"{key}: cannot be set like this, got {shown(value)}. {one_by_one}")
     if is_knob(key) and value is not None and not files.is_reference(value):
         value_of(knob(key), value, host_context)
     check_value(key, value)

@@ -14,7 +14,7 @@ from autotune.knobs.values import shown
 
 REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 CHECK_S = 120.0  # imports the module and all that it needs
-FORM = "Allowed: PACKAGE.MODULE:FUNCTION, looked for from the working directory on. Give one that is there."
+FORM = "Allowed: PACKAGE.MODULE:FUNCTION, searched from the working directory on. Give one that exists."
 
 
 def problems_of_parts(config: StudyConfig) -> list[str]:
@@ -56,6 +56,6 @@ def _check(python: str, parts: dict[str, str]) -> dict[str, str]:
     lines = done.stderr.splitlines()
     found = {each: line.removeprefix(f"{each}: ") for each in references for line in lines if line.startswith(f"{each}: ")}
     if done.returncode and not found:
-        last = lines[-1].strip() if lines else "without a word"
+        last = lines[-1].strip() if lines else "no output"
         return {references[0]: f"importing it ended Python with exit code {done.returncode}: {last}"}
     return found

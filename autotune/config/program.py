@@ -58,7 +58,7 @@ WRAPPERS = {
     "mamba": ("-n", "-p", "--name", "--prefix", "--cwd"),
     "micromamba": ("-n", "-p", "--name", "--prefix", "--cwd"),
 }
-# They run the command somewhere else, where no harness can be set up from here.
+# These run the command in a container, on another machine or as another user, out of the harness's reach.
 ELSEWHERE = ("docker", "podman", "singularity", "apptainer", "enroot", "ssh", "sbatch", "kubectl", "sudo", "su")
 MOVES = ("-C", "--chdir", "--directory", "--cwd")  # change where the script is looked up
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -73,7 +73,7 @@ class Program:
         script: file that an interpreter or the system runs; None if there is none or it is unknown.
         module: Python module that runs instead; None if there is none.
         by: what reads the script: "python", "shell" or "system".
-        is_certain: whether `script` is certainly the file, relative to the command's working directory.
+        is_certain: whether `script`, relative to the command's working directory, is certainly the file that runs.
         missing: what is missing, such as "a script", if the command certainly has nothing to run; "" otherwise.
         starter: program that starts the training processes, such as "torchrun"; "" if there is none.
         num_processes: number of processes that the starter is asked for; None if unspecified or with several machines.
@@ -123,7 +123,7 @@ def _of_python(words: list[str]) -> Program:
         inside = letters[found.end() :]
         value, rest = ([inside], rest) if inside else (rest[:1], rest[1:])
         if found[0] == "c":
-            return Program(by="python", missing="" if value else "the code behind -c")
+            return Program(by="python", missing="" if value else "the code after -c")
         if found[0] == "m":
             return _of_module(value, rest)
     if not rest or rest[0] == "-":
@@ -133,7 +133,7 @@ def _of_python(words: list[str]) -> Program:
 
 def _of_module(named: list[str], words: list[str]) -> Program:
     if not named:
-        return Program(by="python", missing="the module behind -m")
+        return Program(by="python", missing="the module after -m")
     if named[0] in STARTER_MODULES:
         return program_of([STARTER_MODULES[named[0]], *words])
     return Program(module=named[0], by="python")
@@ -158,9 +158,9 @@ def _of_shell(words: list[str]) -> Program:
 
 
 def _of_shell_code(words: list[str]) -> Program:
-    """Returns the script that a line of shell code names; it serves only as a name, so it is not certain."""
+    """Returns the first script that a line of shell code names. The code is not parsed, so this is not certain."""
     if not words:
-        return Program(by="shell", missing="the code behind -c")
+        return Program(by="shell", missing="the code after -c")
     try:
         inside = shlex.split(words[0])
     except ValueError:

@@ -108,7 +108,10 @@ def parts_of(config: StudyConfig) -> dict[str, str]:
 
 
 def script_of(config: StudyConfig) -> Script:
-    """Returns the script that a recipe runs, or that provides the parts the user does not; chosen by model, else by data."""
+    """Returns the built-in script of a recipe, which also supplies the parts that are not the user's own code.
+
+    It is chosen by the model, else by the data.
+    """
     if config.model.name is not None:
         return SCRIPTS.get(config.model.source, VISION)  # unknown sources are rejected elsewhere
     if config.data.factory is not None:
@@ -169,7 +172,7 @@ def _model(config: StudyConfig) -> list[str]:
     if source == "timm" and said is not None and "No module named 'timm'" in said.stderr:
         return [_missing(source, python)]
     there_are = said.stdout.split() if said is not None and said.returncode == 0 else []
-    if not there_are or name in there_are:  # without a list, the baseline will show it
+    if not there_are or name in there_are:  # without a list, the baseline fails on an unknown model
         return []
     return [no_such("model.name", name, there_are, f"classifier of {source}")]
 
@@ -206,11 +209,11 @@ def _fitting(config: StudyConfig) -> list[str]:
     if config.data.factory is None and config.data.name not in script.data:
         allowed = one_of(config.data.name, script.data)
         return [
-            f"data.name: nothing that {what} can train on, got {shown(config.data.name)}. {allowed} Give data={script.data[0]}."
+            f"data.name: {what} cannot train on this data, got {shown(config.data.name)}. {allowed} Give data={script.data[0]}."
         ]
     used = {*script.flags.values(), *EVERYWHERE.values(), *PARTS.values(), "model.source", "train.global_batch"}
     problems = [
-        f"{key}: means nothing with {what} on {config.data.factory or config.data.name}, got {shown(_value(config, key))}. "
+        f"{key}: has no effect with {what} on {config.data.factory or config.data.name}, got {shown(_value(config, key))}. "
         "Leave it out."
         for key in LEAVES
         if key.split(".")[0] in ("model", "data", "train") and key not in (used | {"data.root"})
@@ -225,11 +228,10 @@ def _heads(config: StudyConfig) -> list[str]:
     if (hidden or 768) % (2 * heads) == 0:
         return []
     key, got = ("model.num_heads", heads) if hidden is None else ("model.hidden_size", hidden)
-    whence = (
-        "" if config.model.num_heads else f" ({heads} of them, one for each {HEAD_SIZE} of width unless model.num_heads says)"
-    )
+    whence = "" if config.model.num_heads else f" ({heads}, one for each {HEAD_SIZE} of width, as model.num_heads is not set)"
     return [
-        f"{key}: {hidden or 768} is no multiple of {2 * heads}, twice the attention heads{whence}, got {got}. Give one that is."
+        f"{key}: the width, {hidden or 768}, must be a multiple of {2 * heads}, twice the number of attention heads{whence}, "
+        f"got {got}. Give another number."
     ]
 
 
@@ -239,7 +241,7 @@ def _data(config: StudyConfig) -> list[str]:
         return [f"data.root: has no effect with data.factory, got {shown(root)}. Leave it out."] if root is not None else []
     if root is None:
         wanted = "Give data.root=DIR, one subfolder per class."
-        return [f"data.root: data=folder needs a folder, got nothing. {wanted}"] if name == "folder" else []
+        return [f"data.root: not set, but data=folder needs a folder. {wanted}"] if name == "folder" else []
     if not root.strip() or "\0" in root:  # reported elsewhere
         return []
     if name == "photos":
@@ -248,7 +250,7 @@ def _data(config: StudyConfig) -> list[str]:
         return _folder(root, config.model.num_classes)
     if name == "text":
         return _texts(root)
-    return [f"data.root: means nothing with data={name}, got {shown(root)}. Leave it out, or give data=folder."]
+    return [f"data.root: has no effect with data={name}, got {shown(root)}. Leave it out, or give data=folder."]
 
 
 def _texts(root: str) -> list[str]:
@@ -262,7 +264,7 @@ def _photos(root: str) -> list[str]:
     if is_free or os.path.isdir(os.path.join(root, PHOTO_CLASS)):
         return []
     yours = "Give a new or an empty folder; for your own images: data=folder."
-    return [f"data.root: exists and holds no photos of ours, got {shown(root)}. {yours}"]
+    return [f"data.root: exists, but does not contain the built-in photos, got {shown(root)}. {yours}"]
 
 
 def _folder(root: str, num_classes: int) -> list[str]:
@@ -282,7 +284,10 @@ def _folder(root: str, num_classes: int) -> list[str]:
 
 
 def _has_image(folder: str, levels: int = 8) -> bool:
-    """Returns whether there is an image, or may be one below `levels`. Stops at the first: a class may have a million."""
+    """Returns whether a folder contains an image; folders deeper than `levels` are not searched and count as having one.
+
+    Stops at the first image, since a class may have a million.
+    """
     if levels == 0:
         return True
     below = []

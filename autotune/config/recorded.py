@@ -82,7 +82,7 @@ def _override(raw: DictConfig, word: str, changeable: Sequence[str]) -> str:
     if not equals:
         return f"KEY=VALUE: no value, got {word!r}. Give one: {changeable[0]}=16."
     if key not in changeable:
-        return f"{key}: cannot be changed in a study that is there, got {word!r}. Allowed: {', '.join(changeable)}. {ANOTHER}"
+        return f"{key}: cannot be changed in an existing study, got {word!r}. Allowed: {', '.join(changeable)}. {ANOTHER}"
     try:
         OmegaConf.update(raw, key, yaml.safe_load(text))
     except (yaml.YAMLError, OmegaConfBaseException):

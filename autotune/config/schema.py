@@ -78,7 +78,7 @@ class StudyOptions:
         name: the study's name and folder; null derives it from the model or the command.
         seed: seed of the sampler, of the finals' order and of a recipe's program.
         samples: length of the real training, in samples, for objective=time_for_samples; for cost_per_epoch alone the length
-            of an epoch, where the program's loader does not tell.
+            of an epoch, where the program's loader has none.
         budget: when the study ends.
     """
 
@@ -94,7 +94,7 @@ class ModelConfig:
 
     Attributes:
         source: table the name is looked up in: torchvision, timm, transformers or builtin.
-        name: name within the source; null when a command is tuned, or a model of yours.
+        name: name within the source; null when a command or your own model is tuned.
         factory: your own model, PACKAGE.MODULE:FUNCTION, called without arguments: it returns a torch.nn.Module.
         num_classes: outputs of a classifier.
         image_size: height and width of an input, pixels.
@@ -145,7 +145,7 @@ class TrainConfig:
         epochs: passes over the data; null for one when the winner is applied, and for as many as measuring takes in a trial.
         samples_per_epoch: length of an epoch, in samples.
         global_batch: samples per optimizer step, over all processes, to hold while the batch size changes: each batch size gets
-            the accumulation that makes it up. Of a command, too; null leaves steps to the batch size.
+            the accumulation that makes it up. It applies to commands, too; null lets steps follow the batch size.
         step: your own step, PACKAGE.MODULE:FUNCTION, called as function(model, batch): it returns the batch's loss.
     """
 
@@ -164,13 +164,13 @@ class SearchOptions:
     Attributes:
         sampler: rates (learns what device, loader and memory allow), tpe, gp (needs torch), random or grid.
         warm_start: auto begins with the best configurations of earlier studies of the same program on the same machine, as far
-            as the runs folder has them, and leaves out what ran out of memory there; off knows of none; the name of a study, or
-            several as [A,B], begins with those, whatever they tuned. Nothing of it counts as measured.
+            as the runs folder has them, and leaves out what ran out of memory there; off uses no earlier study; the name of a
+            study, or several as [A,B], begins with those, whatever they tuned. Earlier results never count as measured.
         seeds: whether an expert's first tries for this machine come before the sampler's.
         decomposition: whether `rates` learns device rate and loader capacity apart; otherwise the rate by itself.
         memory_model: whether `rates` leaves out what it expects not to fit the memory.
         cost_aware: whether `rates` weighs an expected gain against the seconds that finding out takes.
-        stop: whether the search ends when `rates` expects nothing more; false goes on until its part of the budget is used.
+        stop: whether the search ends when `rates` expects nothing more; false continues until its share of the budget is used.
     """
 
     sampler: str = "rates"
@@ -199,7 +199,7 @@ class ConstraintOptions:
 
 @dataclass(kw_only=True, slots=True)
 class MachineOptions:
-    """What is to be known of the machine and cannot be seen.
+    """Facts about the machine that autotune cannot find out.
 
     Attributes:
         price_per_hour: what an hour on it costs, in any currency, for objective=cost_per_epoch.
@@ -232,7 +232,7 @@ class LaunchOptions:
             batch size and the loader workers for itself, and a GPU of its own (`device.index` and those after it) or its share
             of the cores.
         warm: auto starts search trials, where their knobs allow, as forks of a process that has imported torch once, which
-            spares them seconds; off starts every trial in a fresh interpreter. Of a command, too.
+            spares them seconds; off starts every trial in a fresh interpreter. It applies to commands, too.
     """
 
     nproc: int = 1
@@ -252,7 +252,7 @@ class TrackerOptions:
 
 @dataclass(kw_only=True, slots=True)
 class MeasureOptions:
-    """How long is measured, and how long is waited.
+    """How long to measure, and how long to wait.
 
     Attributes:
         screening: warm-up and stopping rules of baseline and search trials; their windows take no more than a thirtieth of the
@@ -260,7 +260,7 @@ class MeasureOptions:
         finals: the same for the finals, tighter.
         racing: whether a search trial is stopped as soon as it is certain that it is slower than 0.8 times the best so far.
         quiet: whether a trial that was disturbed (other programs on its cores or its device, a device too hot) is repeated and,
-            when that goes the same way, left without a number; false notes it and takes the number as it is.
+            when disturbed again, left without a number; false only notes the disturbance and keeps the number.
         start_s: limit from launch to the first batch.
         compile_s: limit of the compile phase.
         step_s: limit of one step, warm-up and window included: no sign of life for this long is a hang.
@@ -294,10 +294,11 @@ class RecordOptions:
     """How much `autotune record` measures.
 
     Attributes:
-        configurations: at most so many: the whole search space when it has no more, else a sample of it.
+        configurations: at most this many: the whole search space if it has no more, else a sample of it.
         repeats: measurements of each, in fresh processes, one round of all of them after the other.
-        repeats_of_best: further ones of the best few (a fifth behind the best at most): a search is judged by chance otherwise.
-        minutes: wall time of one go; null for no limit. `autotune resume` goes on.
+        repeats_of_best: further measurements of the best few (at most a fifth behind the best), so that searches are not judged
+            by chance.
+        minutes: wall time of one run; null for no limit. `autotune resume` continues the recording.
     """
 
     configurations: int = 48
@@ -343,17 +344,17 @@ class StudyConfig:
         search: how configurations are proposed.
         objective: throughput, time_for_samples, energy_per_sample or cost_per_epoch; or several, [A,B], the first decides.
         constraints: what a configuration must keep to win.
-        machine: what cannot be seen of it.
+        machine: facts about the machine that autotune cannot find out.
         device: what trials run on.
         launch: how processes are started.
         launcher: where trials run: local.
         tracker: where results are tracked.
         runs_dir: folder of the studies.
-        measure: how long is measured and waited.
+        measure: how long to measure and to wait.
         parity: what a configuration that computes differently must show.
         program: how a recipe's program is run.
         record: how much `autotune record` measures.
-        provenance: what an exported file says of its origin; carried, never used.
+        provenance: origin of an exported file; not a setting.
     """
 
     study: StudyOptions = field(default_factory=StudyOptions)

@@ -67,9 +67,9 @@ def _not_runnable(path: str) -> str | None:
         words = os.fsdecode(head[2:].partition(b"\n")[0]).strip(" \t").split(" ")
         asked = words[1] if os.path.basename(words[0]) == "env" and len(words) > 1 and words[1][:1] != "-" else words[0]
         there = shutil.which(asked) if asked is not words[0] else os.path.exists(asked)
-        return None if there else f"its first line asks for {asked!r}, which is not there"
+        return None if there else f"its first line asks for {asked!r}, which does not exist"
     is_text = b"\0" not in head and not head.startswith(ELF)
-    return "its first line does not say what runs it, '#!/usr/bin/env ...'" if is_text else None
+    return "its first line does not name its interpreter, '#!/usr/bin/env ...'" if is_text else None
 
 
 def _module(name: str, cwd: Path) -> list[str]:
@@ -88,9 +88,7 @@ def _script(program: Program, script: str, cwd: Path) -> list[str]:
             return []
         return [f"COMMAND: a folder, not a script, got {shown(script)}. {_near(Path(path), 'train.py')}"]
     if os.path.exists(path):
-        return (
-            [] if os.access(path, os.R_OK) else [f"COMMAND: cannot be read, got {shown(script)}. Give a script you may read."]
-        )
+        return [] if os.access(path, os.R_OK) else [f"COMMAND: cannot be read, got {shown(script)}. Give a readable script."]
     if program.by == "shell" and "/" not in script and shutil.which(script, os.F_OK):  # shells also search PATH
         return []
     near = _near(Path(path).parent, Path(script).name)

@@ -47,7 +47,7 @@ class _Loader(yaml.SafeLoader):
         if len(made) < len(node.value):
             names = [key.value for key, _ in node.value]
             twice = next((name for name in names if names.count(name) > 1), names[-1])
-            raise _refused(f"the key {twice!r} stands twice", node)
+            raise _refused(f"the key {twice!r} is given twice", node)
         return made
 
 

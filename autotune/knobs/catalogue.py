@@ -31,14 +31,14 @@ def knob(key: str) -> Knob:
 
 
 def clashes(keys: Collection[str]) -> list[tuple[str, str]]:
-    """Returns (env.NAME, knob) for each env.NAME among the keys whose variable another of these knobs also sets."""
+    """Returns (env.NAME, knob) for each knob among the keys that sets the variable of an env.NAME among them."""
     asked = [(f"{PREFIX}{name}", key) for key in keys if key in CATALOGUE for name in CATALOGUE[key].variables]
     return [(variable, key) for variable, key in asked if variable in keys]
 
 
 def clash_words(variable: str, key: str) -> str:
     """Returns the error message for a pair from `clashes`."""
-    return f"{variable}: the variable that {key} sets, got both. Give one of the two."
+    return f"{variable}: sets the same variable as {key}, got both. Give one of the two."
 
 
 def is_knob(key: str) -> bool:

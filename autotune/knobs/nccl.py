@@ -66,7 +66,7 @@ def no_peers(host_context: HostContext) -> str | None:
     if host_context.topology.num_gpus < 2:
         return "fewer than two GPUs are seen in this machine"
     if not host_context.topology.paths:
-        return "how the GPUs are connected is not known: NVML does not tell"
+        return "how the GPUs are connected is not known: NVML does not report it"
     return None
 
 

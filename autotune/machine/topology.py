@@ -14,7 +14,7 @@ SELF, NVLINK, UNKNOWN = "X", "NV", "?"
 # NVML's distance between two GPUs (nvml.h, nvmlGpuTopologyLevel_t) -> its name in `nvidia-smi topo -m`.
 PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 LEGEND = {
-    "NV": "so many NVLinks", "PIX": "one PCIe switch", "PXB": "several PCIe switches", "PHB": "a PCIe host bridge (the CPU)",
+    "NV": "# NVLinks", "PIX": "one PCIe switch", "PXB": "several PCIe switches", "PHB": "a PCIe host bridge (the CPU)",
     "NODE": "host bridges of one NUMA node", "SYS": "the link between NUMA nodes", "?": "not known",
 }  # fmt: skip
 MAX_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of nvml.h; older drivers reject link numbers that they do not know

@@ -91,7 +91,7 @@ def test_script_that_does_not_exist_is_refused(cli):
 
 
 def test_nothing_after_the_dashes_is_refused(cli):
-    assert "nothing after '--'" in cli.refused("run", "--")
+    assert "no command after '--'" in cli.refused("run", "--")
 
 
 def test_nothing_to_tune_is_refused(cli):

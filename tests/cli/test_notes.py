@@ -36,8 +36,8 @@ def dry_run(capsys, *words):
 
 def test_a_setting_behind_the_dashes_is_an_argument_of_the_program(capsys):
     said = dry_run(capsys, "--", sys.executable, "train.py", "loader.num_workers=2", "lr=0.1", "optim.lr=3").err
-    assert said.count("behind '--'") == 1
-    assert "loader.num_workers: behind '--' it is an argument of your program" in said
+    assert said.count("after '--'") == 1
+    assert "loader.num_workers: after '--' it is an argument of your program" in said
 
 
 def test_a_command_that_runs_elsewhere_is_said_to(capsys, place, monkeypatch):

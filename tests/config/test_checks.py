@@ -66,7 +66,7 @@ def test_pins_without_effect_here_are_said_before_anything_has_run(make) -> None
         "memory.fraction=0.9", "device.memory_limit=0.5", "precision.amp=fp16", "nccl.proto=LL", "loader.pin_memory=false"
     ).notes
     assert {note.partition(":")[0] for note in said} == {"memory.fraction=0.9", "nccl.proto=LL", "precision.amp=fp16"}
-    assert "memory.fraction=0.9: device.memory_limit=0.5 is less, and holds" in said
+    assert "memory.fraction=0.9: device.memory_limit=0.5 is lower and takes precedence" in said
     assert make("loader.num_workers=2").notes == []
     (note,) = make("launch.nproc=2", "parallel.strategy=fsdp", "layout.channels_last=true").notes
     assert note == "layout.channels_last=true: has no effect with parallel.strategy=fsdp"

@@ -76,7 +76,8 @@ def test_code_that_a_file_names_is_asked_for_and_never_taken_from_it(read, summa
     (problem,) = caught.value.problems
     assert problem.startswith("model.factory: ")
     assert problem.endswith(
-        "nothing is started because a file says so, got nothing. If this is what you mean, add model.factory=my:model."
+        "made with your own code, which is not run just because a file names it. "
+        "If it is the right code, add model.factory=my:model."
     )
     claim.check_parts(["train.step=my:other", "model.factory=my:model"])
 
@@ -115,7 +116,9 @@ def test_pinned_secrets_are_asked_for_and_changed_ones_too(read, summary):
     assert read(export(summary, "yaml", None)).secret == ["env.HF_TOKEN"]
     summary["pinned"] = {}
     summary["best"] |= {"overrides": {**KNOBS, "env.HF_TOKEN": "***1"}}
-    with pytest.raises(BadInput, match=r"env\.HF_TOKEN: a secret that .* changes and does not hold"):
+    with pytest.raises(
+        BadInput, match=r"env\.HF_TOKEN: a secret that the study behind .* changed; its value is not in the file"
+    ):
         read(export(summary, "yaml", None))
 
 
@@ -126,7 +129,7 @@ GOOD = "provenance: {speedup: {ratio: 1.5, ci: [1.4, 1.6]}"
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (TOP, "provenance: nothing claimed in "),
+        (TOP, "provenance: no claim to verify in "),
         (f"{TOP}provenance: 3\n", "provenance: wrong type, got 3"),
         (f"{TOP}provenance: {{}}\n", "provenance.speedup.ratio: no speed-up to compare with, got None"),
         (f"{TOP}provenance: {{speedup: {{ratio: fast}}}}\n", "got 'fast'"),
@@ -134,10 +137,10 @@ GOOD = "provenance: {speedup: {ratio: 1.5, ci: [1.4, 1.6]}"
         (f"{TOP}provenance: {{speedup: {{ratio: -1}}}}\n", "got -1"),
         (
             f"{TOP}{GOOD}, settings: {{runs_dir: /tmp}}}}\n",
-            "runs_dir: nothing that a claim depends on, got '/tmp'",
+            "runs_dir: cannot be part of a claim, got '/tmp'",
         ),
-        (f"{TOP}{GOOD}, settings: {{program.python: ./evil}}}}\n", "program.python: nothing that a claim"),
-        (f"{TOP}{GOOD}, settings: {{env.X: y}}}}\n", "env.X: nothing that a claim"),
+        (f"{TOP}{GOOD}, settings: {{program.python: ./evil}}}}\n", "program.python: cannot be part of a claim"),
+        (f"{TOP}{GOOD}, settings: {{env.X: y}}}}\n", "env.X: cannot be part of a claim"),
         (f"{TOP}{GOOD}, settings: {{study.seed: many}}}}\n", "study.seed: wrong type, got 'many'"),
         (f"{TOP}{GOOD}, settings: {{data.root: '***'}}}}\n", "data.root: a secret"),
         (TOP.replace("bf16", "'${oc.env:HOME}'") + GOOD + "}\n", "precision.amp: a reference"),

@@ -94,7 +94,7 @@ def test_doubled_braces_stand_for_themselves(folder: Path) -> None:
         ("{loader.batch_size=x}", "not a whole number, got 'x'"),
         ("{loader.batch_size=}", "not a whole number, got ''"),
         ("{loader.num_workers=9999}", "more than this machine can serve"),
-        ("{threads.intra}", "needs the baseline's value"),
+        ("{threads.intra}", "without the baseline's value"),
         ("{env.PYTHONPATH}", "not free to tune"),
     ],
 )
@@ -130,7 +130,7 @@ def test_what_can_start_is_let_through(folder: Path, command: tuple[str, ...]) -
         (("train.py",), "Write `python train.py`."),
         (("",), "an empty name"),
         ((PYTHON, "a\0b"), "a NUL character"),
-        ((), "nothing after '--'"),
+        ((), "no command after '--'"),
     ],
 )
 def test_what_cannot_start_is_refused_before_anything_does(folder: Path, command: tuple[str, ...], message: str) -> None:
@@ -148,6 +148,6 @@ def test_starters_are_asked_for_their_script(folder: Path, monkeypatch: pytest.M
 
 def test_a_batch_size_without_its_baseline_is_asked_for(folder: Path) -> None:
     with pytest.raises(
-        BadInput, match=r"needs the baseline's value, got '\{loader.batch_size\}'. Write \{loader.batch_size=32\}"
+        BadInput, match=r"without the baseline's value, got '\{loader.batch_size\}'. Write \{loader.batch_size=32\}"
     ):
         template(folder, PYTHON, "train.py", "--batch-size", "{loader.batch_size}")

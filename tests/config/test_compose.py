@@ -443,7 +443,10 @@ def test_a_machine_that_has_no_gpu_is_told_at_once(monkeypatch: pytest.MonkeyPat
     if has_driver:
         assert compose(words, command=None, facts=facts).config.device.kind == "cuda"
     else:
-        with pytest.raises(BadInput, match=r"^device\.kind: no GPU is here.* got 'cuda'\. Give device\.kind=cpu"):
+        with pytest.raises(
+            BadInput,
+            match=r"^device\.kind: this machine has neither a GPU nor a GPU driver, got 'cuda'\. Give device\.kind=cpu",
+        ):
             compose(words, command=None, facts=facts)
 
 

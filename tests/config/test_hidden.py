@@ -96,7 +96,7 @@ def test_a_secret_given_as_a_reference_is_found_again(make):
 
 def test_a_secret_that_was_typed_is_taken_from_the_environment_or_asked_for(make, monkeypatch):
     parts = written_down(make("env.MY_TOKEN=abc"))
-    with pytest.raises(BadInput, match=r"env\.MY_TOKEN: a secret, which was not written down\. Set the variable MY_TOKEN"):
+    with pytest.raises(BadInput, match=r"env\.MY_TOKEN: a secret, whose value was not recorded\. Set the variable MY_TOKEN"):
         recovered(*parts)
     monkeypatch.setenv("MY_TOKEN", "abc")
     assert recovered(*parts).environment({"MY_TOKEN": "***"})["MY_TOKEN"] == "abc"

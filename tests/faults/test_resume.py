@@ -104,7 +104,7 @@ def test_complete_study_says_so_and_goes_on_with_a_larger_budget_only(study, cap
         (["study.budget.minutes=0.01"], "are used already, got 0.01. Give more"),
         (["study.budget.trials=2"], "study.budget.trials: 2 are used already, got 2"),
         (["study.budget.trials=many"], "study.budget.trials: not a number, got 'many'"),
-        (["loader.num_workers=2", "tiers=exact"], "tiers: cannot be changed in a study that is there"),
+        (["loader.num_workers=2", "tiers=exact"], "tiers: cannot be changed in an existing study"),
         (["study.budget.minutes"], "no value, got 'study.budget.minutes'"),
     ]:
         assert main(["resume", "s", *words]) == 2

@@ -85,7 +85,7 @@ def test_of_a_good_machine_nothing_is_worth_mending() -> None:
     assert {"driver", "torch", "persistence mode", "clocks", "power cap", "topology", "NVLink", "InfiniBand", "NUMA"} <= names
     assert {"cores", "shared memory", "locked memory", "open files", "swap", "compiler", "disk", "page cache"} <= names
     assert one(findings, "driver").found == "2 x NVIDIA H200, driver 580.65 for CUDA up to 13.0"
-    assert one(findings, "topology").found == "NV18 between all of 2 GPUs"
+    assert one(findings, "topology").found == "2 GPUs, all connected by NV18"
     assert one(findings, "NUMA").found == "2 nodes; node 0 has GPU 0; node 1 has GPU 1"
 
 
@@ -266,14 +266,14 @@ def test_connections_that_are_down_or_far() -> None:
     assert one(findings, "topology").status is Status.skipped
     numa = one(findings, "NUMA")
     assert numa.status is Status.warning
-    assert "may not run on the CPUs beside GPU 1" in numa.found
+    assert "CPU affinity excludes the CPUs next to GPU 1" in numa.found
     assert numa.command.startswith("numactl --cpunodebind=1 --membind=1")
 
 
 def test_the_table_is_that_of_nvidia_smi() -> None:
     links = [["X", "NV4", "SYS"], ["NV4", "X", "SYS"], ["SYS", "SYS", "X"]]
     assert matrix(links)[:2] == [["", "GPU0", "GPU1", "GPU2"], ["GPU0", "X", "NV4", "SYS"]]
-    assert legend(links) == "NV#: so many NVLinks, SYS: the link between NUMA nodes"
+    assert legend(links) == "NV#: # NVLinks, SYS: the link between NUMA nodes"
     assert cpus_of("0-2,8") == {0, 1, 2, 8}
     assert cpus_of("") == set()
 

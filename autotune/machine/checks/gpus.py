@@ -144,7 +144,7 @@ def _is_below(value: float | None, default: float | None) -> bool:
 
 
 def _known(name: str, text: str, is_known: bool) -> Finding:
-    return _finding(name, text) if is_known else _finding(name, "the driver does not tell", Status.skipped)
+    return _finding(name, text) if is_known else _finding(name, "the driver does not report it", Status.skipped)
 
 
 def _finding(name: str, found: str, status: Status = Status.ok, cost: str = "", command: str = "") -> Finding:

@@ -34,7 +34,7 @@ def matrix(links: list[list[str]]) -> list[list[str]]:
 
 
 def legend(links: list[list[str]]) -> str:
-    """Returns what the paths in a table mean: "NV#: so many NVLinks, SYS: the link between NUMA nodes"."""
+    """Returns what the paths in a table mean: "NV#: # NVLinks, SYS: the link between NUMA nodes"."""
     there = dict.fromkeys(path for row in links for path in row if path != SELF)
     kinds = dict.fromkeys(NVLINK if path.startswith(NVLINK) else path for path in there)
     return ", ".join(f"{kind if kind != NVLINK else 'NV#'}: {LEGEND[kind]}" for kind in kinds)
@@ -43,9 +43,9 @@ def legend(links: list[list[str]]) -> str:
 def _paths(links: list[list[str]]) -> Finding:
     kinds = list(dict.fromkeys(path for row in links for path in row if path != SELF))
     if kinds == ["?"]:
-        return _finding("topology", "how the GPUs are connected is not known: NVML does not tell", Status.skipped)
-    between = "between all" if len(kinds) == 1 else "by pair"
-    return _finding("topology", f"{', '.join(kinds)} {between} of {len(links)} GPUs")
+        return _finding("topology", "not known: NVML does not report how the GPUs are connected", Status.skipped)
+    how = f"all connected by {kinds[0]}" if len(kinds) == 1 else f"connected by {' or '.join(kinds)}, depending on the pair"
+    return _finding("topology", f"{len(links)} GPUs, {how}")
 
 
 def _nvlink(devices: list[dict[str, Any]]) -> Finding:
@@ -56,7 +56,7 @@ def _nvlink(devices: list[dict[str, Any]]) -> Finding:
     if fewer:
         counts = ", ".join(f"{devices[index]['nvlinks_active']} of {devices[index]['nvlinks']}" for index in fewer)
         text = f"{gpus_text(fewer)}: {counts} links active, {most} on the others"
-        cost = "collectives go at the pace of the GPU with the fewest links (a GPU without a bridge has none, rightly)"
+        cost = "collectives go at the pace of the GPU with the fewest links (none is normal for a GPU without a bridge)"
         return _finding("NVLink", text, Status.warning, cost, f"nvidia-smi nvlink --status -i {','.join(map(str, fewer))}")
     return _finding("NVLink", f"{most} links active on every GPU")
 
@@ -76,7 +76,7 @@ def _infiniband(ports: list[dict[str, Any]]) -> Finding:
 def _numa(host: dict[str, Any], devices: list[dict[str, Any]]) -> Finding:
     nodes: dict[str, str] = host.get("numa_nodes") or {}
     if not nodes:
-        return _finding("NUMA", "the kernel does not tell", Status.skipped)
+        return _finding("NUMA", "the kernel reports no nodes", Status.skipped)
     mine = set(host.get("cpus") or [])
     where: dict[int, list[int]] = {}
     for index, gpu in enumerate(devices):
@@ -87,7 +87,7 @@ def _numa(host: dict[str, Any], devices: list[dict[str, Any]]) -> Finding:
     far = [node for node in where if str(node) in nodes and mine and not mine & cpus_of(nodes[str(node)])]
     if far:
         which = gpus_text(sorted(index for node in far for index in where[node]))
-        text += f"; this shell may not run on the CPUs beside {which}"
+        text += f"; this shell's CPU affinity excludes the CPUs next to {which}"
         cost = "loader workers and copies to those GPUs cross the link between the nodes"
         command = f"numactl --cpunodebind={far[0]} --membind={far[0]} autotune run ..."
         return _finding("NUMA", text, Status.warning, cost, command)
