@@ -218,7 +218,7 @@ class StudyFolder:
             return FolderLost(f"{self.path}: the disk is full ({why}). {kept}. Free some space, then: {again}")
         if error.errno in GONE and error.filename and self._claim is not None and not self._claim.is_lost:
             place = Path(error.filename).parent  # folder of the file being written
-            return FolderLost(f"{place}: gone ({why}), deleted or moved while the study ran. {kept}. To go on: {again}")
+            return FolderLost(f"{place}: gone ({why}), deleted or moved while the study ran. {kept}. To continue: {again}")
         if error.errno in GONE:
             return FolderLost(
                 f"{self.path}: the study's folder is gone ({why}), deleted or moved while the study ran. Nothing is written "

@@ -1,4 +1,4 @@
-"""Words numbers and knobs for people: in the terminal and in MLflow's run names and notes. Stored data stays SI."""
+"""Formats numbers and knobs as text, for the terminal and MLflow's run names and notes. Stored data stays in SI units."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from autotune.quantities import (
 )
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Knobs, KnobValue, Outcome, Summary, objective_names
 
-# Objective -> the word for a verdict of "faster"; what the ratio refers to; the head of its column.
+# Objective -> the word for a verdict of "faster"; what the ratio refers to; the column head.
 BETTER = {THROUGHPUT: "faster", TIME: "faster", ENERGY: "better", COST: "cheaper"}
 GAINS = {
     THROUGHPUT: "",
@@ -45,15 +45,18 @@ def knob_phrase(key: str, value: KnobValue) -> str:
 
 
 def parity_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns the results of comparing losses as (label, text): of the best, and of what was rejected for its loss."""
+    """Returns the results of comparing losses as (label, text): of the best, and of each configuration that they rejected."""
     found = summary.get("parity") or {}
     lines = [("parity", f"loss {found['text']}")] if found.get("text") and found.get("verdict") != "not needed" else []
     if found.get("verdict") == "not needed" and found.get("training"):
         lines.append(("parity", str(found["text"])))
-    return [*lines, *(("out", f"{changes_phrase(entry['knobs'])}: {entry['reason']}") for entry in found.get("failed") or [])]
+    return [
+        *lines,
+        *(("rejected", f"{changes_phrase(entry['knobs'])}: {entry['reason']}") for entry in found.get("failed") or []),
+    ]
 
 
-def changes_phrase(changed: Knobs, *, none: str = "as it is") -> str:
+def changes_phrase(changed: Knobs, *, none: str = "unchanged") -> str:
     """Returns what a configuration changes, most important first: "bf16 · channels_last · batch 64"; `none` for nothing."""
     order = ("precision", "layout", "compile", "loader.batch_size", "loader", "threads", "optimizer")
 
@@ -65,12 +68,12 @@ def changes_phrase(changed: Knobs, *, none: str = "as it is") -> str:
 
 
 def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
-    """Returns a configuration against another that it resembles: "as 0003 with batch 64, without bf16"; else its changes.
+    """Describes a configuration by its difference from a similar one: "as 0003 with batch 64, without bf16"; or by its changes.
 
     Args:
-        changed: what it changes of the baseline.
-        before: what the other changes, trial `number`.
-        number: of the other.
+        changed: its changes to the baseline.
+        before: the other's changes to the baseline.
+        number: the other's trial number.
     """
     added = {key: value for key, value in changed.items() if before.get(key) != value}
     gone = {key: value for key, value in before.items() if key not in changed}
@@ -81,17 +84,17 @@ def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
 
 
 def communication_text(ranks: dict[str, Any]) -> str:
-    """Returns in a sentence what communication adds to a step of several ranks, and what it would take alone.
+    """Returns a sentence on the time that communication adds to a step of several ranks, and the time that it needs alone.
 
     Args:
         ranks: as `ranks.joined` returns it.
     """
     found = ranks["communication"]
     if not found and not any(entry.get("step_s") for entry in ranks.get("by_rank") or []):
-        return "communication: not measured, the trial has no steps to tell it from"
+        return "communication: not measured, as the trial has no step times"
     if not found:
-        return "communication: not known, its time is read from DistributedDataParallel"
-    share = f" ({found['exposed_frac']:.0%} of it)" if found["exposed_frac"] is not None else ""
+        return "communication: not known, as it is measured only in DistributedDataParallel"
+    share = f" ({found['exposed_frac']:.0%} of the step)" if found["exposed_frac"] is not None else ""
     text = f"communication: {step_time_text(found['exposed_s'])} of a step are spent waiting for it{share}"
     if found["bound_s"]:
         size, at = bytes_text(found["gradient_bytes"]), f"{bytes_text(found['bandwidth_bytes_per_s'])}/s"
@@ -165,7 +168,7 @@ def verdict_text(summary: Summary) -> str:
     speedup = summary["speedup"]
     verdict = str(speedup.get("verdict") or "")
     if (summary.get("baseline") or {}).get("is_barred") and (summary.get("best") or {}).get("overrides"):
-        verdict = "within the constraints"  # the baseline is not, whatever the ratio
+        verdict = "within the constraints"  # the baseline violates them, whatever the ratio
     words = BETTER[objective_of(summary)] if verdict == "faster" else verdict
     compared = {} if (summary.get("best") or {}).get("overrides") else speedup.get("overrides") or {}
     what = f" with {changes_phrase(compared)}" if compared else ""  # the baseline was kept; name its rival
@@ -173,23 +176,23 @@ def verdict_text(summary: Summary) -> str:
 
 
 def break_even_text(summary: Summary) -> str:
-    """Returns in a sentence after how much training the winner's slower start pays off; "" if it starts no slower."""
+    """Returns a sentence on how much training makes up for the winner's slower start; "" if it starts no slower."""
     found = summary.get("break_even")
     if not found:
         return ""
-    what = "compilation" if found.get("compile_s") else "the dearer start"
-    cost = f"{seconds_text(found['dearer_s'])} more before it trains"
-    cost += ", nothing compiled before" if found.get("compile_s") else ""
+    what = "compilation" if found.get("compile_s") else "the slower start"
+    cost = f"training starts {seconds_text(found['dearer_s'])} later"
+    cost += " if nothing is compiled yet" if found.get("compile_s") else ""
     if found.get("samples") is None:
-        return f"{what} never pays: {cost}, and no faster then"
+        return f"{what} never pays off: {cost}, and is no faster then"
     unit, amount = (
         ("steps", found["steps"]) if found.get("steps") else (str(summary.get("unit") or "samples"), found["samples"])
     )
-    return f"{what} pays after {amount:,.0f} {unit} ({seconds_text(found['seconds'])}): {cost}"
+    return f"{what} pays off after {amount:,.0f} {unit} ({seconds_text(found['seconds'])}): {cost}"
 
 
 def search_cost_text(summary: Summary) -> str:
-    """Returns in a line what the search took and how long a training repays it; "" if no search was completed."""
+    """Returns a line on the time of the search and the training time that repays it; "" if no search was completed."""
     found = summary.get("search_cost")
     if not found:
         return ""
@@ -197,15 +200,15 @@ def search_cost_text(summary: Summary) -> str:
     took = f"{seconds_text(found['seconds'])}, {num} trial{'' if num == 1 else 's'} searched"
     if found["repaid_after_s"] is None:
         what, _, why = str(found["why_not"]).partition(": ")
-        return f"{took}; {'never repaid' if what == 'never' else 'when it is repaid is not known'}: {why}"
+        return f"{took}; {'never pays off' if what == 'never' else 'when it pays off is not known'}: {why}"
     first_s, last_s = found["ci"]
     last = "never" if last_s is None else seconds_text(last_s)
     repaid = f"{seconds_text(found['repaid_after_s'])} [{seconds_text(first_s)}, {last}]"
-    return f"{took}, repaid if the training takes over {repaid} today"
+    return f"{took}; pays off for training that takes more than {repaid} today"
 
 
 def warm_start_text(found: dict[str, Any]) -> str:
-    """Returns in a line what a study has taken over from others; "" for nothing.
+    """Returns a line on what a study has taken over from others; "" for nothing.
 
     Args:
         found: `StudyRecord.warm_start`.
@@ -215,12 +218,12 @@ def warm_start_text(found: dict[str, Any]) -> str:
     names = [source["study"] for source in found["sources"]]
     differs = list(dict.fromkeys(name for source in found["sources"] for name in source["differs"]))
     whose = f"another {', '.join(differs[:4])}" if differs else "the same program and machine"
-    said = ["their best configurations come first"] if found["seeds"] and len(names) > 1 else []
-    said = said or (["its best configurations come first"] if found["seeds"] else [])
+    said = ["their best configurations are tried first"] if found["seeds"] and len(names) > 1 else []
+    said = said or (["its best configurations are tried first"] if found["seeds"] else [])
     out = [f"{changes_phrase(_memory_part(entry) or entry['knobs'])} ({entry['study']})" for entry in found["out_of_memory"]]
     if out:
         more = f" and {len(out) - 3} more" if len(out) > 3 else ""
-        said.append(f"left out, with what takes as much: {'; '.join(out[:3])}{more}, out of memory there")
+        said.append(f"left out, as out of memory there, with all that need as much: {'; '.join(out[:3])}{more}")
     return f"{', '.join(names)} ({whose}): {'; '.join(said)}"
 
 
@@ -241,7 +244,7 @@ def counts_text(counts: dict[str, int]) -> str:
 
 
 def machine_text(machine: dict[str, object]) -> str:
-    """Returns the machine in a line: "NVIDIA H200" or the CPU's model, with its cores and memory."""
+    """Returns a line on the machine: its GPUs ("NVIDIA H200"), CPU model, cores and memory."""
     gpus = machine.get("gpus") or []
     names = [str(gpu.get("name", "GPU")) for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
     device = f"{len(names)} x {names[0]}" if len(names) > 1 else (names[0] if names else "")
@@ -265,16 +268,16 @@ def own_command_text(*words: str, runs: Path) -> str:
 
 
 def cycles_text(metrics: Mapping[str, float]) -> str:
-    """Returns a sentence about the cycles that a trial's steps come in; "" if they come in none.
+    """Returns a sentence about the cycles in which a trial's steps come; "" if there are none.
 
     Args:
-        metrics: the record's.
+        metrics: the metrics of the trial's record.
     """
     num = metrics.get("window_cycles")
     if not num:
         return ""
     steps, seconds = metrics["window_steps"] / num, metrics["window_s"] / num
-    return f"Steps come in cycles of {steps:.0f} in {seconds:.3g} s; the window holds {num:.0f}"
+    return f"Steps come in cycles of {steps:.0f} in {seconds:.3g} s; the window contains {num:.0f}"
 
 
 def log_lines(evidence: dict[str, Any], *, most: int = 15) -> list[str]:
@@ -286,19 +289,19 @@ def log_lines(evidence: dict[str, Any], *, most: int = 15) -> list[str]:
 
 
 def effect_text(entry: Mapping[str, Any]) -> str:
-    """Returns what a change is worth, as the summary's attribution has it: "1.62x [1.58, 1.66]", "needed: without it: oom"."""
+    """Returns a change's effect from the summary's attribution: "1.62x [1.58, 1.66]", "needed: without it: oom"."""
     return f"{effect_number(entry)} {effect_doubt(entry)}".strip()
 
 
 def effect_number(entry: Mapping[str, Any]) -> str:
-    """Returns a change's factor and interval; "" where there is none."""
+    """Returns a change's factor and interval; "" if it has no factor."""
     return f"{ratio_text(entry['ratio'])} {ratio_interval_text(entry.get('ci'))}".strip() if entry.get("ratio") else ""
 
 
 def effect_doubt(entry: Mapping[str, Any]) -> str:
-    """Returns what is to be said of a factor: "ambiguous", "estimated", "not measured: no time"; "" if it was measured."""
+    """Returns the note on a factor: "ambiguous", "estimated", "not measured: no time"; "" if it was measured clearly."""
     verdict, reason = str(entry.get("verdict") or ""), str(entry.get("reason") or "")
-    if verdict in ("needed", "not measured", "not separated"):  # as it was called before
+    if verdict in ("needed", "not measured", "not separated"):  # "not separated": the name in older summaries
         return f"{verdict}: {reason}" if reason else verdict
     words = [verdict] if verdict in ("ambiguous", "slower") else []
     return ", ".join([*words, *(["estimated"] if entry.get("basis") == "estimated" else [])])

@@ -62,8 +62,8 @@ def test_settings_are_worded_shortly(key, value, text):
     assert wording.knob_phrase(key, value) == text
 
 
-def test_nothing_changed_is_as_it_is():
-    assert wording.changes_phrase({}) == "as it is"
+def test_a_configuration_without_changes_is_unchanged():
+    assert wording.changes_phrase({}) == "unchanged"
 
 
 def test_machine_is_named_by_its_gpu_first():

@@ -31,15 +31,15 @@ HELP = """Finds the fastest correct way to run a PyTorch training job on this ma
 
 - `autotune run model=resnet18`: a built-in recipe
 - `autotune run -- python train.py`: your own script, unmodified
-- `autotune resume STUDY`: go on with a study that was ended
+- `autotune resume STUDY`: continue a study, however it ended
 - `autotune show`: the latest study again
 - `autotune export STUDY -o best.yaml`: the winner as a file
 - `autotune apply best.yaml -- python train.py`: train with it
-- `autotune verify best.yaml`: whether it still keeps what it claims
+- `autotune verify best.yaml`: whether its speed-up still holds
 - `autotune ui`: the trials in the MLflow UI
 - `autotune doctor`: whether this machine is set up well
 
-Exit codes: 0 success; 1 a fault of autotune; 2 bad input; 3 nothing worked, or doctor found an error; 4 a verified speed-up no
+Exit codes: 0 success; 1 internal error; 2 bad input; 3 nothing worked, or doctor found an error; 4 a verified speed-up no
 longer holds; 5 verify could not measure it; 130 interrupted.
 """
 
@@ -88,15 +88,15 @@ def run(
         str | None, typer.Option("--info", metavar="searchpath", help="Print where configuration is looked for and stop.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be run and what the budget holds; start and write nothing.")
+        bool, typer.Option("--dry-run", help="Print what would run and what fits the budget; start and write nothing.")
     ] = False,
     as_json: AsJson = False,
     is_quiet: IsQuiet = False,
 ) -> int:
     """Tune: find the fastest configuration, prove it against the baseline, keep everything in runs/STUDY.
 
-    What follows `--` is the program to tune, any command that trains with PyTorch; without it a recipe is tuned
-    (model=..., data=...). Eight minutes by default: study.budget.minutes=30 gives it more time.
+    The command after `--` is the program to tune, any command that trains with PyTorch; without one, a recipe is tuned
+    (model=..., data=...). The study takes eight minutes by default: study.budget.minutes=30 gives it more time.
 
         autotune run model=resnet18 study.budget.minutes=15
         autotune run model=gpt2_small data.sequence_length=128
@@ -136,10 +136,10 @@ def resume(
     as_json: AsJson = False,
     is_quiet: IsQuiet = False,
 ) -> int:
-    """Go on with a study, however it was ended: Ctrl-C, a crash, a power loss, a used-up budget.
+    """Continue a study, however it ended: Ctrl-C, a crash, a power loss, a used-up budget.
 
-    Its trials are neither repeated nor lost, what was cut off is tried again, and the time it used stays used. Configuration,
-    command and working directory are those it began with; machine and program must be the same.
+    Finished trials are neither repeated nor lost, a trial that was cut off is run again, and the time already used counts.
+    Configuration, command and working directory are the study's own; machine and program must not have changed.
 
         autotune resume resnet18
         autotune resume resnet18 study.budget.minutes=16
@@ -151,10 +151,10 @@ def resume(
 
 @app.command(name="list", rich_help_panel=_PANEL_SEE)
 def list_(runs_dir: RunsDir = None, as_json: AsJson = False) -> int:
-    """List the studies, the latest last: when, what, how it went.
+    """List the studies, latest last, with start, program and verdict.
 
-    Elsewhere a study's name means the latest of that name, and a path that very study: resnet18 is the last one run of
-    resnet18, resnet18-2, ..., and runs/resnet18 the first.
+    In other commands, a name means the latest study of that name, and a path exactly that study: resnet18 is the latest of
+    resnet18, resnet18-2, ..., and runs/resnet18 is the first.
     """
     from autotune.cli import show
 
@@ -165,7 +165,7 @@ def list_(runs_dir: RunsDir = None, as_json: AsJson = False) -> int:
 def show(
     study: AnyStudy = None,
     trial: Annotated[
-        int | None, typer.Option("--trial", metavar="N", min=0, help="Everything known of this trial.", show_default=False)
+        int | None, typer.Option("--trial", metavar="N", min=0, help="Show everything about this trial.", show_default=False)
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -216,10 +216,10 @@ def apply(
     ] = None,
     runs_dir: RunsDir = None,
 ) -> int:
-    """Train with a best.yaml: the command behind `--`, at full length, with the file's settings and no measuring.
+    """Train with a best.yaml: run the command after `--` in full, with the file's settings and without measuring.
 
-    autotune becomes the program: exit code, signals, terminal, files and records are the program's own. Two lines on
-    standard error say what is asked for and, after the first step, what took effect. A file of a recipe needs no command.
+    autotune becomes the program: exit code, signals, terminal and files are the program's own. Two lines on standard error
+    list the settings asked for and, after the first step, those that took effect. A file made for a recipe needs no command.
 
         autotune apply best.yaml -- python train.py --epochs 90
         autotune apply best.yaml -- torchrun --nproc_per_node=2 train.py
@@ -245,21 +245,21 @@ def verify(
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Configuration that holds for both.", show_default=False),
+        typer.Argument(metavar="KEY=VALUE", help="Configuration of both baseline and best.", show_default=False),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", metavar="N", min=2, max=100, help="Pairs of fresh processes.")] = 4,
     minutes: Annotated[
-        float, typer.Option("--minutes", metavar="M", min=0.1, help="Begin no further round that would take longer.")
+        float, typer.Option("--minutes", metavar="M", min=0.1, help="Start no round that would end later; two always run.")
     ] = 5.0,
-    long: Annotated[bool, typer.Option("--long", help="Then run each for minutes: does the rate last?")] = False,
-    long_minutes: Annotated[float, typer.Option("--long-minutes", metavar="M", min=0.1, help="How long that is, each.")] = 3.0,
+    long: Annotated[bool, typer.Option("--long", help="Then run each for minutes, to see if the rate lasts.")] = False,
+    long_minutes: Annotated[float, typer.Option("--long-minutes", metavar="M", min=0.1, help="Length of each such run.")] = 3.0,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Verify a best.yaml: baseline and best again, in turns, here and now, against what the file claims.
+    """Verify a best.yaml: measure baseline and best again, in turn, and compare with what the file claims.
 
-    A file of a recipe is enough by itself; for a program of yours give its command behind `--`, since nothing is started
-    because a file says so. Exit code 4 when the claim no longer holds.
+    A file made for a recipe is enough; for your own program give its command after `--`, since autotune does not run a
+    command just because a file contains it. Exit code 4 when the claim no longer holds.
 
         autotune verify resnet18
         autotune verify best.yaml -- python train.py
@@ -298,8 +298,8 @@ def ui(
 @app.command(rich_help_panel=_PANEL_SEE)
 def sync(
     study: AnyStudy = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on while the study runs.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Every study of the folder.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue while the study runs.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Sync every study of the folder.")] = False,
     uri: Uri = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -310,7 +310,7 @@ def sync(
 
     address = address_of(uri)
     if every and (study or follow):
-        raise BadInput("--all: every study, got a STUDY or --follow too. Give one of them.")
+        raise BadInput("--all: cannot be combined with STUDY or --follow, got both. Give one of them.")
     if every:
         return implementation.sync_all(runs_folder(runs_dir), uri=address)
     return implementation.sync(chosen(runs_folder(runs_dir), study), uri=address, follow=follow, as_json=as_json)
@@ -318,9 +318,9 @@ def sync(
 
 @app.command(cls=WithCommand, rich_help_panel=_PANEL_KNOW)
 def inspect(context: typer.Context, overrides: Overrides = None, config_dir: ConfigDir = None, as_json: AsJson = False) -> int:
-    """Inspect a program: what was detected, which knobs it can turn, and why not the others.
+    """Inspect a program: what was detected, which knobs can be turned, and why others cannot.
 
-    Runs a few training steps of the command behind `--` (or of the recipe) and changes nothing.
+    Runs a few training steps of the command after `--` (or of the recipe) and changes nothing.
     """
     from autotune.cli import inspect as implementation
 
@@ -357,9 +357,9 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check this machine: driver, torch, clocks, connections, cores, limits, disk; what each costs and what fixes it.
+    """Check this machine: driver, torch, clocks, connections, cores, limits, disk; what each problem costs and how to fix it.
 
-    Looks and changes nothing: the commands that it names are yours to run. Exit code 3 when there is an error.
+    Changes nothing: run the commands that it prints yourself. Exit code 3 when there is an error.
 
         autotune doctor
         autotune doctor data.root=/data/imagenet

@@ -55,7 +55,7 @@ def apply(asked: Asked) -> NoReturn:
         BadInput: the file or the command cannot be used.
     """
     if protocol.SPEC_VARIABLE in os.environ and not protocol.is_real_run(os.environ):
-        got = "got `autotune apply` inside one"
+        got = "got `autotune apply` inside a trial"
         raise BadInput(
             f"COMMAND: a trial gets its settings from its study, {got}. Tune the program: autotune run -- python train.py."
         )
@@ -71,7 +71,7 @@ def _file(asked: Asked) -> Path:
         return Path(asked.what)
     folder = meant(asked.runs, asked.what)
     if not folder.best_file.is_file():
-        raise BadInput(f"BEST: the study has no winner to apply, got {folder.name!r}. `autotune show {folder.name}` tells why.")
+        raise BadInput(f"BEST: the study has no winner to apply, got {folder.name!r}. `autotune show {folder.name}` shows why.")
     return folder.best_file
 
 
@@ -79,10 +79,10 @@ def _of_command(command: list[str], overrides: tuple[str, ...], best: Best) -> _
     from autotune.config.command import user_command
 
     if overrides:
-        key, got = overrides[0].partition("=")[0], f"got {shown(overrides[0])} beside a command"
-        raise BadInput(f"{key}: only a recipe is configured here, {got}. Arguments of the program come behind `--`.")
+        key, got = overrides[0].partition("=")[0], f"got {shown(overrides[0])} with a command"
+        raise BadInput(f"{key}: can only be set for a recipe, {got}. Arguments of the program go after `--`.")
     if not command:
-        raise BadInput(f"COMMAND: nothing after '--', got no word. Give the training command: {EXAMPLE}.")
+        raise BadInput(f"COMMAND: nothing after '--', got no command. Give the training command: {EXAMPLE}.")
     stated = [PLACEHOLDER.sub(lambda match: _stated(match, best.knobs), word) for word in command]
     template = user_command(stated, ANYWHERE)
     argv = template.argv(best.knobs)
@@ -93,7 +93,7 @@ def _of_command(command: list[str], overrides: tuple[str, ...], best: Best) -> _
 
 
 def _of_another_program(best: Best, argv: list[str]) -> list[str]:
-    """Returns a line saying so if the file was made for another program; [] otherwise."""
+    """Returns a warning if the file was made for another program; [] otherwise."""
     from autotune.config.program import program_of
 
     was = program_of(best.command).name if best.command else ""
@@ -113,12 +113,12 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
 
     if not best.is_recipe:
         raise BadInput(
-            f"COMMAND: {best.file} is about a program of yours, and nothing is started because a file says so, got no '--'. "
-            f"Type it: {EXAMPLE}."
+            f"COMMAND: {best.file} was made for your own program, and autotune does not run a command just because a file "
+            f"contains it, got no command after '--'. Give it: {EXAMPLE}."
         )
     keys = [word.partition("=")[0] for word in asked.overrides]
     if twice := [key for key in keys if key in best.knobs]:
-        raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Leave it out." for key in twice)
+        raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Leave it out there." for key in twice)
     facts = host_facts()
     claim = read_claim(Path(best.file), host_context(facts, None, is_recipe=True))
     claim.check_parts(asked.overrides)
@@ -145,7 +145,7 @@ def _carried(template: CommandTemplate, knobs: Knobs) -> Knobs:
 
 
 def _become(argv: list[str], environment: dict[str, str]) -> NoReturn:
-    """Replaces this process. From then on exit status, signals, terminal and children are the program's own."""
+    """Replaces this process. From then on, exit status, signals, terminal and children are the program's own."""
     raise_open_files()  # as in the trials, so that as many workers can be used here
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored_by_python, signal.SIG_DFL)  # ignored signals are inherited

@@ -33,7 +33,7 @@ def explanation(found: dict[str, Any]) -> str:
     reason, verdict = str(found.get("reason") or ""), found.get("verdict")
     if verdict == "ambiguous" and found.get("now"):
         rounds = 2 * int(found["now"]["num_rounds"])
-        return f"{reason}. More rounds tell more: --rounds {rounds} --minutes 15."
+        return f"{reason}. Measure more rounds: --rounds {rounds} --minutes 15."
     if verdict == "no longer holds":
         return f"{reason}. `autotune run` finds what is fastest here and now."
     return reason
@@ -57,7 +57,7 @@ def blocks(summary: Summary) -> Group:
         made.append(Padding(Group(Text(_long_title(found)), _table(title, _long(found))), (1, 0, 0, 0)))
     if found.get("differences"):
         lines = [Text(f"  {phrase}", style="quiet", overflow="fold") for phrase in found["differences"]]
-        made.append(Padding(Group(Text("what differs from where the claim was made"), *lines), (1, 0, 0, 0)))
+        made.append(Padding(Group(Text("what differs from the conditions of the claim"), *lines), (1, 0, 0, 0)))
     return Group(*made)
 
 

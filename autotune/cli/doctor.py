@@ -34,7 +34,7 @@ from autotune.machine.probes.data import problem
 if TYPE_CHECKING:
     from rich.console import Console
 
-SCHEMA = 2  # of the --json document; version 1 used the words "fine", "not here", "worth mending", "broken"
+SCHEMA = 2  # of the --json document; version 1 used the statuses "fine", "not here", "worth mending", "broken"
 DATA_ROOT = "data.root"
 # Time limit of each probe, seconds. Without persistence mode the driver takes about a second to initialise a GPU. Importing
 # torch takes a few seconds from a local disk and up to a minute from a slow one.
@@ -53,7 +53,7 @@ def doctor(
 
     Args:
         overrides: `data.root=DIR` or nothing.
-        data: value of --data, the same as an option.
+        data: the folder given with --data, another way to give data.root.
         python: the interpreter whose torch is checked; None for the one that runs autotune.
         as_json: print one JSON document instead.
         command: the words after `--`; must be None, since no program is started.
@@ -63,8 +63,8 @@ def doctor(
     """
     if command is not None:
         got = shlex.join(command)
-        instead = "Leave it out; --python PYTHON names its interpreter."
-        raise BadInput(f"COMMAND: doctor starts none, got {got!r} behind --. {instead}")
+        instead = "Leave the command out; to check its interpreter, give --python PYTHON."
+        raise BadInput(f"COMMAND: doctor does not run a program, got {got!r} after --. {instead}")
     begun_s = time.monotonic()
     folder, interpreter = _folder(overrides, data), _interpreter(python)
     with console(stderr=True).status("looking at this machine") as status:
@@ -83,7 +83,7 @@ def _folder(overrides: Sequence[str], data: str | None) -> str | None:
         key, _, value = text.partition("=")
         if key != DATA_ROOT or "=" not in text:
             raise BadInput(
-                f"{key}: nothing that doctor looks at, got {text!r}. {one_of(key, [DATA_ROOT])} Give {DATA_ROOT}=DIR."
+                f"{key}: doctor does not use this key, got {text!r}. {one_of(key, [DATA_ROOT])} Give {DATA_ROOT}=DIR."
             )
         folders.append(value)
     if len(folders) > 1:
@@ -91,7 +91,7 @@ def _folder(overrides: Sequence[str], data: str | None) -> str | None:
     if not folders:
         return None
     if reason := "no such folder" if not folders[0] or "\0" in folders[0] else _problem(folders[0]):
-        raise BadInput(f"{DATA_ROOT}: {reason}, got {folders[0]!r}. Give the folder that holds the training data.")
+        raise BadInput(f"{DATA_ROOT}: {reason}, got {folders[0]!r}. Give the folder with the training data.")
     return folders[0]
 
 
@@ -224,7 +224,7 @@ def _headline(findings: list[Finding]) -> Text:
         f"{counts[each]} {each.value}{'s' * (counts[each] > 1)}" for each in (Status.error, Status.warning) if counts[each]
     ]
     style = STYLES[_worst(findings)]
-    return Text.assemble((", ".join(parts), style), ". Nothing was changed: the commands are yours to run.")
+    return Text.assemble((", ".join(parts), style), ". Nothing was changed: run the commands yourself.")
 
 
 def _print_matrix(out: Console, links: list[list[str]]) -> None:

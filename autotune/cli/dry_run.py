@@ -46,7 +46,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         *([("not here", ", ".join(left_out))] if left_out else []),
         *_warm_start(composed.config.search, earlier),
         *_budget(composed, earlier),
-        ("note", "nothing was started or written; `autotune inspect` runs a few steps and looks closer"),
+        ("note", "nothing was started or written; `autotune inspect` runs a few steps and finds out more"),
     ]
     for note in composed.notes:
         print(f"autotune: {note}", file=sys.stderr)
@@ -79,9 +79,9 @@ def _warm_start(search: SearchOptions, earlier: tuple[str, float] | None) -> lis
     if search.sampler == "grid":
         return []
     if asked in (AUTO, OFF, False):
-        said = f"the best of {earlier[0]} come first, if the baseline finds the same torch and device" if earlier else ""
+        said = f"the best of {earlier[0]} are tried first, if the baseline finds the same torch and device" if earlier else ""
         return [("warm start", said)] if said and asked == AUTO else []
-    return [("warm start", f"the best of {', '.join(asked if isinstance(asked, list) else [asked])} come first")]
+    return [("warm start", f"the best of {', '.join(asked if isinstance(asked, list) else [asked])} are tried first")]
 
 
 def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[tuple[str, str]]:
@@ -96,7 +96,7 @@ def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[tuple
     budget = composed.config.study.budget
     trials = "" if budget.trials is None else f"{budget.trials} trial{'' if budget.trials == 1 else 's'} at most"
     if budget.minutes is None:
-        words = f"{trials or 'none: it goes on until no improvement is expected'}; what that takes, the baseline tells"
+        words = f"{trials or 'none: the search continues until no improvement is expected'}; the time depends on the baseline"
         return [("budget", words)]
     total_s = 60 * budget.minutes
     finals_s = most_reserved_s(total_s)
@@ -109,9 +109,9 @@ def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[tuple
 
 def _plan(total_s: float, finals_s: float, earlier: tuple[str, float] | None, *, most: int | None) -> str:
     if earlier is None:
-        return "how many trials that is depends on the baseline: `run` says so once it is measured"
+        return "the number of trials depends on how long the baseline takes: `run` prints it once the baseline is measured"
     name, trial_s = earlier
     num = round(max(0.0, total_s - finals_s - trial_s) / max(trial_s, 1e-9))  # minus one trial's time for the baseline
     num = num if most is None else min(num, most)
     each = f"if each takes {seconds_text(trial_s)}, as those of {name} did"
-    return f"about {num} trial{'' if num == 1 else 's'}, {each}; `run` says so after the baseline"
+    return f"about {num} trial{'' if num == 1 else 's'}, {each}; `run` prints a better estimate after the baseline"

@@ -57,7 +57,7 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
         _print(result, rows, argv, composed)
         for sizes, what in (
             (left, "written by the program, not removed"),
-            (new, "written meanwhile, by it or another program"),
+            (new, "written during the inspection, by this or another program"),
         ):
             if sizes:
                 names = ", ".join(f"{name} ({bytes_text(size)})" for name, size in sizes.items())
@@ -117,7 +117,7 @@ def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
 
 
 def _rows(result: RankResult, composed: Composed, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns what `run` would do with each knob. Both resolve the same search space, so they cannot disagree."""
+    """Returns what `run` would do with each knob. `run` resolves the same search space, so they cannot disagree."""
     from autotune.knobs.catalogue import CATALOGUE
     from autotune.machine import host_context
     from autotune.space import resolve
@@ -168,7 +168,7 @@ def _print_turnable(out: Console, rows: list[dict[str, Any]]) -> None:
         table.add_row(row["knob"], Text(value_text(row["value"])), Text("; ".join(filter(None, [tried, row["reason"]]))))
     out.print(table if rows else Text("no setting can be turned", style="warn"))
     if any(row["reason"] == ASKED for row in rows):
-        out.print(f"\n{ASKED}: [command]autotune knobs NAME[/] says with which words.")
+        out.print(f"\n{ASKED}: [command]autotune knobs NAME[/] shows how to ask.")
 
 
 def _print_refused(out: Console, rows: list[dict[str, Any]]) -> None:

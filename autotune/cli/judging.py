@@ -16,16 +16,16 @@ def record(
     config_dir: ConfigDir = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the table here too: NAME.jsonl.gz.", show_default=False),
+        typer.Option("--output", "-o", metavar="FILE", help="Second file for the table: NAME.jsonl.gz.", show_default=False),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
     """Record a table of real trials, for `autotune replay`: configurations of the search space, several times each.
 
-    Keys and command are those of `autotune run`. The whole search space is recorded when it has no more than
-    record.configurations, else a sample of it. Rounds are shuffled, so that a recording that is cut off is a fair sample; the
-    same command, or `autotune resume`, goes on with it. The table is table.jsonl.gz in the recording's folder.
+    Keys and command are those of `autotune run`. The whole search space is recorded if it has at most record.configurations
+    configurations, else a sample of it. Rounds are shuffled, so that a recording that is cut off is a fair sample; the same
+    command, or `autotune resume`, continues it. The table is table.jsonl.gz in the recording's folder.
 
         autotune record model=resnet18 search_space=none 'loader.batch_size=choice(8,32,128)' 'loader.num_workers=choice(0,1,2)'
         autotune record record.minutes=10 record.repeats=3 -o table.jsonl.gz -- python train.py
@@ -51,32 +51,32 @@ def replay(
         typer.Option(
             "--sampler",
             metavar="NAME[,NAME]",
-            help="Ways to search, each NAME or NAME:KEY=VALUE:...; ablations: without each part; all but gp when not given.",
+            help="Search strategies, each NAME or NAME:KEY=VALUE:...; ablations: default, and without each of its parts.",
             show_default=False,
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, max=10_000, help="Studies of each on each table.")] = 50,
-    trials: Annotated[int, typer.Option("--trials", metavar="N", min=1, max=100_000, help="Trials of a search.")] = 40,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, max=10_000, help="Studies per strategy and table.")] = 50,
+    trials: Annotated[int, typer.Option("--trials", metavar="N", min=1, max=100_000, help="Trials per study.")] = 40,
     minutes: Annotated[
         float | None,
-        typer.Option("--minutes", metavar="M", min=0.01, help="Budget of a study, recorded minutes.", show_default=False),
+        typer.Option("--minutes", metavar="M", min=0.01, help="Budget of a study, in recorded minutes.", show_default=False),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", metavar="N", min=1, max=1024, help="Processes; one a core when not given.", show_default=False),
+        typer.Option("--jobs", metavar="N", min=1, max=1024, help="Processes; one per core by default.", show_default=False),
     ] = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write curves and figures here.", show_default=False)
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="With --json: every study, too.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="With --json: add every study.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print one Markdown table, over all tables.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Replay searches on recorded tables, through the real study loop, and compare them.
 
-    A trial is answered by a recorded repeat and takes its recorded seconds. Searches: default (what `autotune run` does),
+    A trial returns a recorded measurement and takes its recorded seconds. Strategies: default (what `autotune run` does),
     study-tpe, random, grid, expert (one knob after the other), tpe, tpe+seeds, gp (needs torch; slow), and every name of
-    search.sampler. NAME:KEY=VALUE sets a configuration key, to see what a part of a search is worth.
+    search.sampler. NAME:KEY=VALUE sets a configuration key, to see the effect of a part of a search.
 
         autotune replay tests/data/replay/*.jsonl.gz
         autotune replay table.jsonl.gz --sampler default,expert,tpe --seeds 20 --trials 20 --html curves.html

@@ -83,7 +83,7 @@ def _refuse_key(name: str) -> None:
 
     if is_knob(name) or name not in LEAVES:
         return
-    meaning = next((row.meaning for row in overview() if row.key.partition("=")[0] == name), "see its group there").rstrip(".")
+    meaning = next((row.meaning for row in overview() if row.key.partition("=")[0] == name), "see its group").rstrip(".")
     raise BadInput(f"knob: a key of the configuration, not a knob, got {name!r}: {meaning}. See `autotune run --help`.")
 
 
@@ -100,5 +100,5 @@ def _print_families(families: dict[str, list[Row]], searched: list[str]) -> None
             mark = "-" if row.blocked else "*" if row.key in searched else ""
             table.add_row(mark, Text(row.key, style="quiet" if row.blocked else ""), row.tier, Text(row.brief))
     out.print(table)
-    out.print("\n* searched unless you name another search space   - not on this machine")
-    out.print("[command]autotune knobs NAME[/] explains one: its values, when it helps, when it hurts.")
+    out.print("\n* searched unless you name another search space   - not available on this machine")
+    out.print("[command]autotune knobs NAME[/] explains one knob: its values, when it helps, when it hurts.")

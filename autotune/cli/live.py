@@ -109,12 +109,12 @@ class LiveView(View):
 
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
         """Draws a line between the search and the finals."""
-        who = "the best few and the baseline" if len(trials) > 2 else "the baseline and the other"
+        who = "the best few and the baseline" if len(trials) > 2 else "the baseline and the best"
         self._console.print(Rule(f"finals: {who} again, in turn", style="quiet", align="left"))
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
         """Draws a line before the ablation of the winner."""
-        words = f"attribution: what each change of trial {trial:04d} is worth, put back one by one"
+        words = f"attribution: what each change of trial {trial:04d} is worth, reverted one by one"
         self._console.print(Rule(words, style="quiet", align="left"))
 
     def notice(self, message: str) -> None:
@@ -169,7 +169,7 @@ class LiveView(View):
         if self._now is None:
             return Text()
         _, kind, knobs, why = self._now
-        what = "the program as it is" if kind is Kind.baseline or not knobs else changes_phrase(knobs)
+        what = "the program, unchanged" if kind is Kind.baseline or not knobs else changes_phrase(knobs)
         if kind is Kind.parity:
             return Text(why)
         return Text.assemble(

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if isinstance(error, OSError) and error.errno in FULL:
             _write_nowhere()
-            _say([f"what was to be printed or written: no room for it ({error.strerror}). Free some space and try again."])
+            _say([f"output: cannot be written, the disk is full ({error.strerror}). Free some space and try again."])
             return AutotuneError.exit_code
         if debug:
             raise
@@ -77,7 +77,7 @@ def _run(arguments: list[str], command: list[str] | None) -> int:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise BadInput("cwd: the folder you are in was deleted. Change to one that is there: cd DIR.") from None
+        raise BadInput("cwd: the folder you are in was deleted. Change to a folder that exists: cd DIR.") from None
     try:
         code = app.build()(args=arguments or ["--help"], prog_name="autotune", standalone_mode=False, obj=command)
     except Exception as error:

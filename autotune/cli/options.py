@@ -1,4 +1,4 @@
-"""Holds what several commands share: options, the command after `--`, and resolving folders and addresses."""
+"""Defines what several commands share: options, the command after `--`, and resolving folders and addresses."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ RunsDir = Annotated[
     typer.Option("--runs-dir", metavar="DIR", help="Folder of the studies: 'runs' when not given.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-IsQuiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and the verdict alone.")]
+IsQuiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and the verdict.")]
 Study = Annotated[
-    str, typer.Argument(metavar="STUDY", help="A study's name: the latest of that name; or its folder, runs/NAME.")
+    str, typer.Argument(metavar="STUDY", help="A study's name (the latest of that name), or its folder, runs/NAME.")
 ]
 AnyStudy = Annotated[
     str | None,
     typer.Argument(
         metavar="STUDY",
-        help="A study's name: the latest of that name; or its folder, runs/NAME. The latest study when not given.",
+        help="A study's name (the latest of that name), or its folder, runs/NAME. The latest study when not given.",
         show_default=False,
     ),
 ]
@@ -47,7 +47,7 @@ Uri = Annotated[
 
 
 class WithCommand(TyperCommand):
-    """Command that takes a program's command line after `--`. The CLI library never sees that part."""
+    """Command that takes a program's command line after `--`. The CLI library never sees the command line after `--`."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Returns the words of the usage line."""
@@ -73,7 +73,7 @@ def runs_folder(runs_dir: str | None) -> Path:
     """
     path = "runs" if runs_dir is None else runs_dir
     if not path or "\0" in path or (os.path.exists(path) and not os.path.isdir(path)):
-        raise BadInput(f"--runs-dir: not a folder, got {path!r}. Give the folder that holds the studies.")
+        raise BadInput(f"--runs-dir: not a folder, got {path!r}. Give the folder with the studies.")
     return Path(path)
 
 
@@ -108,5 +108,5 @@ def folders(config_dir: list[str] | None) -> tuple[Path, ...]:
         BadInput: a path is empty.
     """
     if "" in (config_dir or ()):
-        raise BadInput("--config-dir: no such folder, got ''. Give one.")
+        raise BadInput("--config-dir: no such folder, got ''. Give a folder.")
     return tuple(Path(os.path.expanduser(path)) for path in config_dir or ())

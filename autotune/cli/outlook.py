@@ -8,19 +8,20 @@ from autotune.trials.events import Outlook
 
 def plan_text(outlook: Outlook) -> str:
     """Returns how many search trials fit and how long they take: "room for 24 trials in 3 min, ..."."""
-    each = f"some {seconds_text(outlook.trial_s)} each"
+    each = f"about {seconds_text(outlook.trial_s)} each"
     more = " more" if outlook.num_searched else ""
     if outlook.num_trials is None:
-        return f"as many{more} trials as have an expected improvement, {each}: no limit was given"
+        return f"no limit was given:{more} trials until no improvement is expected, {each}"
     if not outlook.num_trials:
-        return f"no room for another{more or ' whole'} trial besides the finals, at {each}"
+        return f"no room for {'one more' if more else 'a whole'} trial besides the finals, at {each}"
     trials = f"{outlook.num_trials}{more} trial{'' if outlook.num_trials == 1 else 's'}"
     needed_s = outlook.num_trials * outlook.trial_s
     if outlook.search_s is None or outlook.left_s is None:
         return f"{trials} at most in about {seconds_text(needed_s)}, {each}, then the finals"
     rest_s = outlook.left_s - outlook.search_s
     time = f"{seconds_text(min(needed_s, outlook.search_s))}, {each}"
-    return f"room for {trials} in {time}, fewer if little more is expected; then at most {seconds_text(rest_s)} for the finals"
+    finals = f"then at most {seconds_text(rest_s)} for the finals"
+    return f"room for {trials} in {time}, fewer if little improvement is expected; {finals}"
 
 
 def left_text(outlook: Outlook) -> str:

@@ -71,8 +71,8 @@ class PlainLines(View):
     def resumed(self, trials: Sequence[TrialRecord], spent_s: float) -> None:
         """Prints a line on the trials and the time of earlier runs."""
         counts = Counter(trial.outcome.value for trial in trials)
-        there = "1 trial is" if len(trials) == 1 else f"{len(trials)} trials are"
-        _say(f"resumed  {there} there, {counts_text(counts)}; {seconds_text(spent_s)} are used")
+        there = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
+        _say(f"resumed  {there} from earlier, {counts_text(counts)}; {seconds_text(spent_s)} already used")
 
     def planned(self, outlook: Outlook) -> None:
         """Prints how much search fits the budget."""
@@ -108,7 +108,7 @@ class PlainLines(View):
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
         """Prints which changes of the winner the ablation measures."""
         time = f", at most {seconds_text(left_s)}" if left_s else ""
-        words = ", ".join(sorted(knobs)) or "those that seem to have no effect, together"
+        words = ", ".join(sorted(knobs)) or "those that seem to have no effect, reverted together"
         _say(f"attribution  what the changes of {trial:04d} are worth: {words}{time}")
 
     def notice(self, message: str) -> None:
@@ -151,5 +151,5 @@ def _say(line: str) -> None:
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
         Quiet().notice(
-            f"standard output cannot be written ({error.strerror}): the study goes on without it. `autotune show` tells how."
+            f"standard output cannot be written ({error.strerror}): the study continues without it. `autotune show` shows it."
         )

@@ -26,7 +26,7 @@ def block(summary: Summary) -> Group | None:
     for name in (f"{unit}/s", "input", "ranks", "memory"):
         made.add_column(name, justify="right", no_wrap=True)
     for entry in ranks["by_rank"]:
-        slow = "  the others wait for it" if entry["rank"] in ranks["stragglers"] else ""
+        slow = "  the other ranks wait for it" if entry["rank"] in ranks["stragglers"] else ""
         made.add_row(
             Text.assemble(str(entry["rank"]), (slow, "warn")),
             compact_text(entry["rate_per_s"]),
@@ -34,7 +34,7 @@ def block(summary: Summary) -> Group | None:
             _share_text(_frac(entry["exposed_s"], entry["step_s"])),
             bytes_text(entry["peak_memory_bytes"]),
         )
-    legend = "input, ranks: share of a step that waits for them"
+    legend = "input, ranks: share of a step spent waiting for input and for other ranks"
     return Group(made, Text(legend, style="quiet"), Text(communication_text(ranks), style="quiet"))
 
 

@@ -47,7 +47,7 @@ def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
     )
     if not composed.space.domains:
         raise BadInput(
-            "search_space: no domain in it, nothing to record but one configuration. "
+            "search_space: no domain in it, so there is only one configuration to record. "
             "Give domains: 'threads.intra=choice(1,2,4,8)'."
         )
     composed.name = f"{PREFIX}{composed.name.removeprefix(PREFIX)}"
@@ -115,7 +115,7 @@ def _begun(runs: Path, composed: Composed) -> StudyFolder | None:
 
 
 def _is_same(about: StudyRecord, composed: Composed) -> bool:
-    """Whether a recording matches the request. Repeats and minutes may differ, and so may the FIXED keys, which are newer."""
+    """Whether a recording matches the request. Repeats and minutes may differ, and the FIXED keys, which are newer."""
     from autotune.config.keys import settings
 
     asked = {key: domain.as_json() if domain else {"auto": True} for key, domain in composed.space.domains.items()}
@@ -138,12 +138,14 @@ def _check(asked: Asked, output: Path | None) -> None:
 
     keys = [word.partition("=")[0].lstrip("+") for word in asked.overrides]
     problems = [
-        f"{key}: a recording has no budget of a study, got it. Give record.minutes=M."
+        f"{key}: has no effect on a recording, got it on the command line. Give record.minutes=M."
         for key in keys
         if key.startswith("study.budget.")
     ]
-    problems += [f"{key}: {FIXED[key]} in every recording, got it. Leave it out." for key in keys if key in FIXED]
+    problems += [
+        f"{key}: {FIXED[key]} in every recording, got it on the command line. Leave it out." for key in keys if key in FIXED
+    ]
     if output is not None and not output.name.endswith(SUFFIX):
-        problems.append(f"--output: a table is a file NAME{SUFFIX}, got {str(output)!r}. Give such a name.")
+        problems.append(f"--output: the name of a table ends in {SUFFIX}, got {str(output)!r}. Give NAME{SUFFIX}.")
     if problems:
         raise BadInput(problems)

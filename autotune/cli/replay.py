@@ -48,9 +48,9 @@ def replay(
     if not tables:
         raise BadInput("TABLE: nothing to replay. Give files that `autotune record` wrote: tests/data/replay/*.jsonl.gz.")
     if is_raw and not as_json:
-        raise BadInput("--raw: says something of --json alone. Give both, or neither.")
+        raise BadInput("--raw: has an effect only together with --json. Give both, or neither.")
     if as_markdown and as_json:
-        raise BadInput("--markdown: not together with --json. Give one of them.")
+        raise BadInput("--markdown: cannot be combined with --json. Give one of them.")
     asked = Asked(
         tables=list({path.resolve(): path for path in tables}.values()),
         strategies=USUAL if samplers is None else names(samplers),
@@ -87,7 +87,7 @@ def replay(
         out.print(Text(line))
     first, figure = next(iter(found["strategies"].items()))
     if figure["calibration"]["verifiable"]:
-        out.print(Text(f"{_label(first)}: {agreeing(figure)} claimed winners lie within their own interval of a later verify"))
+        out.print(Text(f"{_label(first)}: a later verify agrees with {agreeing(figure)} claimed speed-ups"))
     out.print()
     out.print(Text(LEGEND, style="dim"))
     if html is not None:
@@ -96,11 +96,11 @@ def replay(
 
 
 LEGEND = (
-    "10, 20, 40: median percentage of the optimum after so many trials, judged by repeats that the search was not served; "
+    "10, 20, 40: median percentage of the optimum after so many trials, judged by measurements that the search did not see; "
     "p10: 10th percentile after 20; time: after as many seconds as 20 average trials of the table take. to 95, p90, to 98: "
-    "trials until the best so far is that good and stays so, with those that choose among the best few and take it apart. "
-    "final: what the finals hand over. memory: percentage of the first 20 trials that ran out of memory. claims: of the "
-    "claimed speed-ups, those that a later verify agrees with."
+    "trials until the best so far reaches that percentage and stays there; the finals' choosing rounds and the attribution "
+    "count, too. final: what the finals hand over. memory: percentage of the first 20 trials that ran out of memory. claims: "
+    "percentage of the claimed speed-ups that a later verify agrees with."
 )
 
 
@@ -122,28 +122,28 @@ def _title(table: dict[str, Any]) -> str:
 def _about(table: dict[str, Any]) -> list[str]:
     """Returns lines on a table: its size, noise and optimum, and whether it separates good searches from random ones."""
     best, memory = table["optimum"], table["memory"]
-    left_out = "" if table["recorded"] == table["configurations"] else f" of {table['recorded']} (the rest makes no grid)"
+    left_out = "" if table["recorded"] == table["configurations"] else f" of {table['recorded']} (the others complete no grid)"
     over = f", {best['over_baseline']:.2f}x the baseline" if best["over_baseline"] else ""
     lines = [
         f"  {table['configurations']} configurations{left_out} x {table['repeats']:g} repeats, "
         f"spread {_percent(table['spread_frac'])}, {seconds_text(table['seconds_per_trial'])} a trial",
         f"  optimum {number_text(best['value'])} {table['unit']}/s{over}: {changes_phrase(best['changed'])}",
     ]
-    verdict = "tells searches apart" if table["is_worth"] else "too easy: tells little"
+    verdict = "separates good searches from random ones" if table["is_worth"] else "too easy to separate searches"
     lines.append(f"  ten random trials reach {_percent(table['random_after_10'])} of it: {verdict}")
     if table["disturbed"]:
-        lines.append(f"  {table['disturbed']} measurements were made on a machine that did not get quiet")
+        lines.append(f"  {table['disturbed']} measurements were disturbed by other load on the machine")
     if table["measured_once"]:
         once = "1 configuration was" if table["measured_once"] == 1 else f"{table['measured_once']} configurations were"
-        lines.append(f"  {once} measured once: what chance did to them is taken for what they are worth")
+        lines.append(f"  {once} measured only once: noise and true rate cannot be separated")
     if memory["out_of_memory"]:
-        filled = f", the optimum fills {_percent(memory['optimum_frac'])} of it" if memory["optimum_frac"] else ""
+        filled = f", the optimum uses {_percent(memory['optimum_frac'])} of the memory" if memory["optimum_frac"] else ""
         lines.append(f"  {memory['out_of_memory']} configurations run out of memory{filled}")
     return lines
 
 
 def _losses(losses: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns one line per table and time at which the first strategy is behind another."""
+    """Returns one line for each table and time at which the first strategy is behind another."""
     return [
         f"{_label(loss['strategy'])} is behind {_label(loss['rival'])} on {loss['table']} after the seconds of "
         f"{loss['trials']} trials: {_percent(loss['own'])} against {_percent(loss['other'])}"

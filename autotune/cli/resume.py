@@ -38,7 +38,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
 
     composed = recorded(study, folder.config_file, overrides)
     if not Path(study.cwd).is_dir():
-        raise BadInput(f"cwd: the folder the program ran in is gone, got {study.cwd!r}. Bring it back, or start a new study.")
+        raise BadInput(f"cwd: the folder the program ran in is gone, got {study.cwd!r}. Restore it, or start a new study.")
     if summary and overrides and not study.recording:
         _check_budget(composed.config.study.budget, summary)
     if study.recording:
@@ -55,7 +55,7 @@ def _study(folder: StudyFolder) -> StudyRecord:
     except (OSError, ValueError) as error:
         raise BadInput(f"{folder.study_file}: cannot be read, got: {error}. Start a new study with `autotune run`.") from error
     if not study.identity:
-        raise BadInput(f"STUDY: made by a version that could not resume yet, got {folder.name!r}. Start a new study.")
+        raise BadInput(f"STUDY: made by a version of autotune without `resume`, got {folder.name!r}. Start a new study.")
     return study
 
 
@@ -81,7 +81,7 @@ def _is_complete(folder: StudyFolder, summary: Summary, *, as_json: bool) -> int
 
 
 def _go_on(folder: StudyFolder, summary: Summary) -> str:
-    more = f"To go on give it more: autotune resume {call(folder)} {_more(summary)}"
+    more = f"To continue, give it a larger budget: autotune resume {call(folder)} {_more(summary)}"
     return f"complete  {summary['reason']}. {more}"
 
 
@@ -96,14 +96,14 @@ def _check_budget(budget: Budget, summary: Summary) -> None:
     """Checks that a budget is not used up yet.
 
     Raises:
-        BadInput: it is.
+        BadInput: it is used up.
     """
     spent_min = float(summary["seconds"].get("total") or 0.0) / 60
     tried = [t for t in summary["trials"] if t.get("kind") == Kind.search and t["outcome"] != Outcome.interrupted]
     problems = []
     if budget.minutes is not None and budget.minutes <= spent_min:
-        problems.append(f"study.budget.minutes: {spent_min:.1f} are used already, got {budget.minutes:g}. Give more.")
+        problems.append(f"study.budget.minutes: {spent_min:.1f} minutes are already used, got {budget.minutes:g}. Give more.")
     if budget.trials is not None and budget.trials <= len(tried):
-        problems.append(f"study.budget.trials: {len(tried)} are used already, got {budget.trials}. Give more.")
+        problems.append(f"study.budget.trials: {len(tried)} trials are already used, got {budget.trials}. Give more.")
     if problems:
         raise BadInput(problems)

@@ -138,7 +138,7 @@ def judge(verification: dict[str, Any]) -> None:
 
 
 def _interrupted(folder: StudyFolder, why: str) -> Interrupted:
-    go_on = f"To go on: autotune resume {call(folder)}"
+    go_on = f"To continue: autotune resume {call(folder)}"
     return Interrupted(f"interrupted, {why}: everything measured is kept in {folder.path}. {go_on}")
 
 

@@ -17,7 +17,7 @@ from autotune.records import StudyRecord, Summary
 from autotune.run_dir import CUT_OFF, StudyFolder, call, find, studies
 from autotune.wording import machine_text
 
-INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # left out of the list, where only the script matters
+INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # removed in the list, where only the script matters
 LEAST_PROGRAM = 12  # columns; to keep them, start time and number of trials are left out first
 MAX_HINTS = 3  # interrupted studies for which `list` prints the command to resume
 
@@ -67,7 +67,7 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
     out.print(table)
     for row in [row for row in there if row["status"] == "interrupted"][-MAX_HINTS:]:
         command = Text(f"autotune resume {call(StudyFolder(runs / row['study']))}", style="command")
-        out.print(Text.assemble((f"to go on with {row['study']}  ", "quiet"), command))
+        out.print(Text.assemble((f"to continue {row['study']}  ", "quiet"), command))
     return 0
 
 
@@ -112,13 +112,13 @@ def read_summary(folder: StudyFolder) -> Summary:
             folder.read_study()
         except (OSError, ValueError) as error:
             raise BadInput(
-                f"{folder.study_file}: not a study, got: {error}. Remove the folder, or bring the file back."
+                f"{folder.study_file}: not a study, got: {error}. Remove the folder, or restore the file."
             ) from error
         raise BadInput(f"STUDY: {folder.name!r} has nothing to show yet. Wait for its first trial.") from None
     except (OSError, ValueError) as error:
         raise BadInput(
             f"{folder.summary_file}: not a summary, got: {error}. The trials are in {folder.path / 'trials'}; "
-            f"`autotune resume {call(folder)}` makes it anew from them."
+            f"`autotune resume {call(folder)}` rebuilds the summary from them."
         ) from error
 
 

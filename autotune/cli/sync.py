@@ -58,7 +58,7 @@ class TrackingProcess:
             )
 
     def wait(self, timeout: float | None = None) -> int:
-        """Signals that nothing more will come, waits until the rest is written and returns the exit status.
+        """Signals that the study is over, waits until everything is written and returns the exit status.
 
         Raises:
             subprocess.TimeoutExpired: it is still running.
@@ -86,7 +86,7 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = 
         state = implementation.follow(folder, uri, parent=parent, secrets=secrets, report=_Reports())
     else:
         state = implementation.sync(folder, uri, secrets=secrets)
-    if state.problem != implementation.AT_WORK:  # otherwise the running tuner looks after its trials
+    if state.problem != implementation.AT_WORK:  # otherwise the running tuner ends its own trials
         seal_leftovers(folder.path, secrets, wait_s=ENDING_S if follow else 0.0)
     if not state.is_complete:
         raise BadInput(_pending(folder, state))
@@ -149,12 +149,12 @@ def _give_way() -> None:
 
 def _done(folder: StudyFolder, state: Synced) -> str:
     if state.uri == store.NONE:
-        return f"{folder.name}: nothing is tracked, since tracker.uri is 'none'. To track it all the same: --uri URI."
-    return f"{folder.name}: {state.written} trials written, {state.present} were there, in {state.uri}"
+        return f"{folder.name}: nothing is tracked, since tracker.uri is 'none'. To track it, give --uri URI."
+    return f"{folder.name}: {state.written} trials written, {state.present} already there, in {state.uri}"
 
 
 def _pending(folder: StudyFolder, state: Synced) -> str:
     if state.problem == implementation.AT_WORK:
-        return f"STUDY: {state.problem}, got {folder.name!r}. It writes what this one would; wait for it, or try again later."
+        return f"STUDY: {state.problem}, got {folder.name!r}. It writes the same; wait for it, or try again later."
     waiting = f"{len(state.pending)} trials of {folder.name} are not tracked yet, nothing is lost"
     return f"tracker.uri: {state.problem}, got {state.uri!r}; {waiting}. `{implementation.command(folder)}` completes it."

@@ -17,12 +17,12 @@ from autotune.wording import HEADS, against_phrase, changes_phrase, objective_te
 
 WIDE = 96  # columns; narrower terminals show neither ratio nor memory
 NARROW = 72  # columns; below, D and L are left out to keep room for what changed
-QUIET_OUTCOMES = ("ok", "raced")  # their value says enough, no reason is shown
+QUIET_OUTCOMES = ("ok", "raced")  # shown with their value alone, without a reason
 INDENT = 7  # where the outcome column begins
 
 
 def table(width: int | None, *, about: Summary, header: bool = True) -> Table:
-    """Returns an empty table of trials for a terminal of `width` columns. The last column, what changed, gets the rest.
+    """Returns an empty table of trials for a terminal of `width` columns. The last column takes the remaining width.
 
     Args:
         width: columns of the terminal; None for a pipe, where nothing wraps.
@@ -89,7 +89,7 @@ def add(
 def legend(about: Summary) -> Text:
     """Returns the line that explains the column heads."""
     unit, samples = str(about.get("unit") or "samples"), (about.get("terms") or {}).get("samples")
-    words = f"D: the device with a free loader, L: what the loader sustains ({unit}/s)"
+    words = f"D: rate of the training step alone, L: rate of the loader alone ({unit}/s)"
     if TIME in _others(about) and samples:
         words += f", {HEADS[TIME]}: from launch to the end of {samples:,.0f} samples (h:min:s)"
     return Text(words, style="quiet")
@@ -101,7 +101,7 @@ def starts(trials: Sequence[dict[str, Any]]) -> Text | None:
     if not spared_s:
         return None
     num, all_s = len(spared_s), sum(spared_s)
-    words = f"started warm, torch imported once for all: {num} of the search's trials, {all_s:.0f} s spared (launch.warm)"
+    words = f"started warm, with torch already imported: {num} of the search's trials, {all_s:.0f} s saved (launch.warm)"
     return Text(words, style="quiet")
 
 
@@ -117,7 +117,7 @@ def rows(trials: Sequence[dict[str, Any]], *, width: int | None, summary: dict[s
 
 
 def is_better(about: Summary, trial: dict[str, Any], before: dict[str, Any] | None) -> bool:
-    """Whether a trial is the baseline's or the search's, may win, and scores higher than `before`, the best so far."""
+    """Whether a trial of baseline or search can be chosen and scores higher than `before`, the best so far."""
     is_able = Outcome(str(trial["outcome"])).may_win and str(trial.get("kind")) in (Kind.baseline, Kind.search)
     return is_able and (score_of(about, trial) or 0.0) > (score_of(about, before) or 0.0 if before else 0.0)
 
@@ -137,7 +137,9 @@ def row(
     reason = str(trial.get("reason") or "")
     if not reason or str(trial["outcome"]) in QUIET_OUTCOMES:
         return made
-    below = Padding(Text(reason, style="quiet", overflow="fold"), (0, 0, 0, INDENT))  # not shortened: the end often says where
+    below = Padding(
+        Text(reason, style="quiet", overflow="fold"), (0, 0, 0, INDENT)
+    )  # not shortened: the end often has the place
     return Group(made, below)
 
 

@@ -54,7 +54,7 @@ def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
             "tracker.uri: nothing is tracked, got 'none'. Show the embedded store with --runs-dir DIR, or give --uri URI."
         )
     if address.startswith(("http://", "https://")):
-        print(f"The studies are tracked by a server, which has a UI of its own: {without_credentials(address)}")
+        print(f"The studies are tracked by a server, which has its own UI: {without_credentials(address)}")
         return 0
     with _heard():
         try:
@@ -93,7 +93,9 @@ def _port(host: str, asked: int | None) -> tuple[int, socket.socket]:
         return port, reservation
     if asked is None:
         raise BadInput(f"--host: no free port from {FIRST_PORT} on, got {host!r} ({reason}). Give one: --port PORT.")
-    raise BadInput(f"--port: cannot be listened on, got {asked} ({reason}). Give another, or none for the next free one.")
+    raise BadInput(
+        f"--port: cannot be listened on, got {asked} ({reason}). Give another, or leave it out for the next free one."
+    )
 
 
 def _bring_up_to_date(runs: Path) -> None:
@@ -103,7 +105,7 @@ def _bring_up_to_date(runs: Path) -> None:
     elsewhere = [folder.name for folder in studies(runs) if store.study_uri(folder) not in (None, here)]
     if elsewhere:
         how = f"To show one here too: autotune sync STUDY --runs-dir {shlex.quote(str(runs))} --uri {shlex.quote(here)}"
-        print(f"autotune: not shown, tracked elsewhere or nowhere: {', '.join(elsewhere)}. {how}", file=sys.stderr)
+        print(f"autotune: not shown, as tracked elsewhere or not at all: {', '.join(elsewhere)}. {how}", file=sys.stderr)
     # In a subprocess: MLflow would stay in memory once imported, and this process only waits from now on.
     argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", here]
     child = subprocess.Popen(

@@ -37,7 +37,7 @@ MAX_FILES = 5  # how many file names a line lists
 MAX_COMMAND = 200  # characters; a longer command is replaced by COMMAND in the lines to copy
 ADVICE = {
     "same": "The program already runs about as well as it can with these knobs.",
-    "ambiguous": "The measurements do not tell them apart: give more time, study.budget.minutes=30.",
+    "ambiguous": "The measurements cannot distinguish it from the baseline. Give more time: study.budget.minutes=30.",
 }
 
 
@@ -131,9 +131,9 @@ def _headline(summary: Summary, *, is_said: bool) -> Text:
 
 
 def objective_lines(summary: Summary) -> list[str]:
-    """Returns notes on the ratio: a baseline that violates a constraint, the part without training changes, break-even."""
+    """Returns notes on the ratio: a baseline that violates a constraint, the ratio without training changes, break-even."""
     baseline = summary.get("baseline") or {}
-    barred = f"The program as it is run today may not win: {baseline.get('reason')}" if baseline.get("is_barred") else ""
+    barred = f"The program as it is run today cannot be chosen: {baseline.get('reason')}" if baseline.get("is_barred") else ""
     return [line for line in (barred, same_training_text(summary), break_even_text(summary)) if line]
 
 
@@ -201,13 +201,13 @@ def _tiers(summary: Summary) -> RenderableType | None:
     for tier in Tier:
         side = tiers.get(tier.value)
         if side and side.get("trial") in seen:
-            made.add_row(f"  {tier.value}", Text("the same", style="quiet"))
+            made.add_row(f"  {tier.value}", Text("same as above", style="quiet"))
         elif side and side.get("value") is not None:
             seen.add(side.get("trial"))
             ratio, words = _tier_ratio(summary, side)
             what = Text(changes_phrase(side.get("overrides") or {}), style="quiet")
             if side.get("overrides") and side.get("measured_in") == "search":
-                what.append("  (measured once: overstates)")
+                what.append("  (measured once: likely overstated)")
             rate, interval = side_texts(summary, side)[0], Text(words, style="quiet")
             made.add_row(f"  {tier.value}", rate, ratio_text(ratio), interval, what)
     return Group(Text("best by tier"), made) if made.row_count else None
@@ -228,7 +228,7 @@ def _front(summary: Summary) -> RenderableType | None:
         values = [objective_text(name, point["objectives"].get(name), unit) for name in names]
         what = changes_phrase(point.get("overrides") or {})
         made.add_row(f"  trial {point['trial']}", *values, Text(point["measured_in"], style="quiet"), Text(what, style="quiet"))
-    return Group(Text("Pareto front  (nothing tried is better at everything)"), made)
+    return Group(Text("Pareto front  (no other trial is better at every objective)"), made)
 
 
 def _diagnosis(summary: Summary) -> Group | None:
@@ -277,7 +277,7 @@ def noise_lines(summary: Summary) -> list[tuple[str, str]]:
         since = f" from trial {beside['since_trial']} on" if beside["since_trial"] else ""
         text = f"{beside['words']}{since}: rates are lower than on a quiet machine"
         if (summary.get("speedup") or {}).get("ci"):
-            text += "; the finals took turns, so the ratio holds"
+            text += "; the finals took turns, so the ratio is still valid"
         said.append(("beside", text))
     if why := summary.get("own_share"):
         said.append(("shared", str(why)))
@@ -297,15 +297,15 @@ def file_lines(summary: Summary) -> list[tuple[str, str]]:
     known = {entry["name"] for entry in files.get("left") or []}
     others = {entry["name"]: entry for entry in files.get("new") or [] if entry["name"] not in known}
     if new := _listed([f"{_sized(entry)})" for entry in others.values()]):
-        said.append(("new", f"{new}: written meanwhile, by a trial or by another program"))
+        said.append(("new", f"{new}: written during the study, by a trial or by another program"))
     for entry in files.get("kept") or []:
         numbers = entry["trials"]
         who = f"trial{'s' if len(numbers) > 1 else ''} {_listed([str(number) for number in numbers])}"
-        said.append(("kept", f"{entry['path']}: {who} would have changed it; it is as it was"))
+        said.append(("kept", f"{entry['path']}: {who} would have changed it; it is unchanged"))
     for entry in files.get("aside") or []:
-        said.append(("written over", f"{entry['path']}: by trial {entry['trial']}; what it was is in {entry['copy']}"))
+        said.append(("overwritten", f"{entry['path']}: by trial {entry['trial']}; its previous content is in {entry['copy']}"))
     if open_ := [f"{entry['path']} ({entry['why']})" for entry in files.get("unguarded") or []]:
-        said.append(("not guarded", f"{_listed(open_)}: a trial that saves there writes over it"))
+        said.append(("not guarded", f"{_listed(open_)}: a trial that saves there overwrites it"))
     return said
 
 
@@ -319,7 +319,7 @@ def _listed(texts: list[str]) -> str:
 
 
 def lines(summary: Summary, path: Path) -> list[str]:
-    """Returns the verdict as plain lines, for output that is not a terminal. A failure's reason is the error that follows."""
+    """Returns the verdict as plain lines, for output that is not a terminal, without a failure's reason: an error follows."""
     said = [f"verdict  {headline(summary, is_said=True)}"]
     if summary.get("verification"):
         return [*said, *claims.lines(summary), *_last_lines(summary, path)]

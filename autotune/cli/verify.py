@@ -64,7 +64,7 @@ def verify(asked: Asked, *, as_json: bool) -> int:
 
 
 def inputs_to_verify(composed: Composed, wanted: Verify, facts: dict[str, object]) -> StudyInputs:
-    """Returns the inputs of a verification: nothing is searched, and its rounds end it, not a budget."""
+    """Returns the inputs of a verification: nothing is searched, and it ends after its rounds or minutes, not by a budget."""
     from autotune.config.schema import Budget
 
     composed.config.study.budget = Budget(minutes=None, trials=None)
@@ -85,9 +85,9 @@ def inputs_to_resume(study: StudyRecord) -> Callable[[Composed, dict[str, object
     try:
         wanted = Verify.from_json(study.verifies)
     except ValueError as error:
-        raise BadInput(f"STUDY: a verification that cannot be gone on with, got {study.name!r} ({error}). {again}") from error
+        raise BadInput(f"STUDY: a verification that cannot be resumed, got {study.name!r} ({error}). {again}") from error
     if is_masked(wanted.claim.changed):
-        raise BadInput(f"STUDY: the file changes a secret, which was not written down, got {study.name!r}. {again}")
+        raise BadInput(f"STUDY: the file changes a secret, whose value was not saved, got {study.name!r}. {again}")
     return lambda composed, facts: inputs_to_verify(composed, wanted, facts)
 
 
@@ -108,13 +108,13 @@ def meant(runs: Path, what: str) -> StudyFolder:
 
 
 def _source(asked: Asked) -> tuple[StudyFolder | None, Path]:
-    """Returns the study whose recorded program is to be run, or None to use the file and the typed words, and the best.yaml."""
+    """Returns (study, best.yaml): the study whose recorded program is run; None to run the typed command or the recipe."""
     if asked.what.endswith(YAML) or os.path.isfile(asked.what):
         return None, Path(asked.what)
     folder = meant(asked.runs, asked.what)
     if not folder.best_file.is_file():
         raise BadInput(
-            f"BEST: the study has no winner to verify, got {folder.name!r}. `autotune show {folder.name}` tells why."
+            f"BEST: the study has no winner to verify, got {folder.name!r}. `autotune show {folder.name}` shows why."
         )
     if asked.command is not None or asked.overrides:
         return None, folder.best_file
@@ -129,11 +129,11 @@ def _of_study(study: StudyFolder, claim: Claim) -> Composed:
         record = study.read_study()
     except (OSError, ValueError) as error:
         raise BadInput(
-            f"{study.study_file}: cannot be read, got: {error}. Give its file and the command behind `--`."
+            f"{study.study_file}: cannot be read, got: {error}. Give the study's best.yaml instead, and the command after `--`."
         ) from error
     composed = recorded(record, study.config_file)
     if not os.path.isdir(record.cwd):
-        raise BadInput(f"cwd: the folder the program ran in is gone, got {record.cwd!r}. Bring it back.")
+        raise BadInput(f"cwd: the folder the program ran in is gone, got {record.cwd!r}. Restore it.")
     composed.name = _name(claim, study.name)
     return composed
 
@@ -150,8 +150,8 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
     names_recipe = claim.is_recipe or any(word.startswith(chosen) for word in asked.overrides)
     if not has_command and not names_recipe:
         raise BadInput(
-            f"COMMAND: {claim.file} is about a program of yours, and nothing is started because a file says so, got no '--'. "
-            f"If this is the one that you mean, type `{typed_command(claim)}`."
+            f"COMMAND: {claim.file} was made for your own program, and autotune does not run a command just because a file "
+            f"contains it, got no command after '--'. If the file's command is the right one, type `{typed_command(claim)}`."
         )
     if not has_command:
         claim.check_parts(asked.overrides)
@@ -165,11 +165,14 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
     composed.name = composed.config.study.name or _name(claim, Path(claim.file).stem)
     if twice := sorted(composed.space.pinned.keys() & claim.changed.keys()):
         raise BadInput(
-            f"{key}: what the file changes is what it makes a claim of, got it on the command line too. Leave it out."
+            f"{key}: the file's claim is about its own value, got one on the command line too. Leave it out there."
             for key in twice
         )
     if absent := [key for key in claim.secret if key not in composed.space.pinned]:
-        raise BadInput(f"{key}: a secret that the file does not hold, got nothing. Give it: {key}=VALUE." for key in absent)
+        raise BadInput(
+            f"{key}: a secret, whose value is not in the file, got none on the command line. Give it: {key}=VALUE."
+            for key in absent
+        )
     hidden = {key: composed.hidden.hide(key, value) for key, value in claim.changed.items()}
     composed.secrets = Secrets.known(words=[*asked.overrides, *(asked.command or ())], typed=composed.hidden)
     return replace(claim, changed=hidden, pinned={}), composed  # composed has the pinned knobs, secrets masked

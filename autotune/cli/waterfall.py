@@ -20,7 +20,7 @@ BAR_WIDTH = 24
 BAR_FROM = 96  # columns; narrower terminals show no bars
 KNOBS_FROM = 70  # columns; below, one phrase replaces a knob's name and values
 PRODUCT_FROM = 84  # columns; below, the running product is not shown
-TOLD_APART = 0.02  # on the log scale; smaller gaps between the product of the factors and the whole are noise
+TOLD_APART = 0.02  # on the log scale; smaller gaps between the product of the factors and the measured ratio are noise
 _COLUMNS = ("knob", "change", "factor", "interval", "product", "bar")
 WORTH_STYLES = {"faster": "win", "ambiguous": "unsure", "same": "quiet", "slower": "bad"}
 
@@ -89,7 +89,7 @@ class Waterfall:
     def _last_rows(
         self, entries: list[dict[str, Any]], whole: float | None, product: float, top: float
     ) -> list[tuple[Text, ...]]:
-        """Returns a row for what the factors do not explain, if that exceeds noise, and a row for the measured whole."""
+        """Returns a row for what the factors do not explain, if that exceeds noise, and a row for all changes together."""
         if not whole or len(entries) < 2:
             return []
         speedup, unit = self.summary.get("speedup") or {}, str(self.summary.get("unit") or "samples")
@@ -98,7 +98,7 @@ class Waterfall:
             words = "help each other" if whole > product else "overlap"
             factor, reached = (Text(ratio_text(ratio), style="quiet") for ratio in (whole / product, whole))
             rows.append(
-                (Text("  they"), Text(words, style="quiet"), factor, Text(), reached, _bar(product, whole, top, "quiet"))
+                (Text("  interaction"), Text(words, style="quiet"), factor, Text(), reached, _bar(product, whole, top, "quiet"))
             )
         style = WORTH_STYLES.get(str(speedup.get("verdict")), "name")
         rate = rate_text((self.summary.get("best") or {}).get("value"), unit)
@@ -123,7 +123,7 @@ def basis_lines(summary: Summary) -> list[str]:
     if any(entry.get("basis") == "estimated" for entry in entries):
         lines.append("estimated: from all trials of the study, not measured side by side")
     if any(entry.get("verdict") == "not measured" for entry in entries):
-        lines.append("-: the trials do not tell; a study with twice the time measures it")
+        lines.append("-: no estimate yet; a study with twice the time measures this effect")
     return lines
 
 
@@ -135,7 +135,7 @@ def dropped_lines(summary: Summary) -> list[str]:
         return []
     words = ", ".join(f"{knob_phrase(e['knob'], e['to'])} {_dropped_text(e)}".strip() for e in dropped)
     whole = f"{ratio_text(found.get('ratio'))} {ratio_interval_text(found.get('ci'))}".strip()
-    lines = [f"no effect, so left as {'it was' if len(dropped) == 1 else 'they were'}: {words}"]
+    lines = [f"no effect, so reverted: {words}"]
     return [*lines, f"all of them together: {whole}"] if len(dropped) > 1 and found.get("ratio") else lines
 
 

@@ -51,11 +51,11 @@ def test_a_file_that_cannot_be_used_is_one_line(name, capsys):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], "COMMAND: best.yaml is about a program of yours"),
+        ([], "COMMAND: best.yaml was made for your own program"),
         (["--"], "COMMAND: nothing after '--'"),
         (["--", "no-such-program"], "COMMAND: no such program, got 'no-such-program'"),
         (["--", "python", "gone.py"], "COMMAND: no such script, got 'gone.py'"),
-        (["threads.intra=1", *PYTHON], "threads.intra: only a recipe is configured here, got 'threads.intra=1'"),
+        (["threads.intra=1", *PYTHON], "threads.intra: can only be set for a recipe, got 'threads.intra=1'"),
         (["--", "python", "-c", "pass", "{loader.sise}"], "COMMAND: no such placeholder"),
     ],
 )

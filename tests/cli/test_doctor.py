@@ -102,5 +102,5 @@ def test_bad_input_is_2(cli):
     assert "data.root: no such folder, got 'nosuch'" in cli.refused("doctor", "data.root=nosuch")
     assert "Allowed: data.root" in cli.refused("doctor", "data.rot=x")
     assert "data.root: given more than once" in cli.refused("doctor", "data.root=a", "--data", "b")
-    assert "COMMAND: doctor starts none, got 'python x.py'" in cli.refused("doctor", "--", "python", "x.py")
+    assert "COMMAND: doctor does not run a program, got 'python x.py' after --" in cli.refused("doctor", "--", "python", "x.py")
     assert "--python: no such interpreter, got 'nosuch'" in cli.refused("doctor", "--python", "nosuch")

@@ -142,12 +142,12 @@ def test_plan_and_time_left_stand_in_the_log(folder, capsys):
     lines.time_left(Outlook(num_trials=12, trial_s=8.0))
     lines.trial_started(3, Kind.search, {}, "")
     assert capsys.readouterr().out.splitlines() == [
-        "plan  room for 24 trials in 3 min 12 s, some 8.0 s each, fewer if little more is expected; "
+        "plan  room for 24 trials in 3 min 12 s, about 8.0 s each, fewer if little improvement is expected; "
         "then at most 2 min 48 s for the finals",
         "0001  search starts  bf16 (expert's choice)  6:40 left, 3:52 to search",
-        "0002  final starts  as it is (finals, round 1)  1:30 left",
-        "plan  12 trials at most in about 1 min 36 s, some 8.0 s each, then the finals",
-        "0003  search starts  as it is  12 trials left",
+        "0002  final starts  unchanged (finals, round 1)  1:30 left",
+        "plan  12 trials at most in about 1 min 36 s, about 8.0 s each, then the finals",
+        "0003  search starts  unchanged  12 trials left",
     ]
 
 
@@ -179,8 +179,8 @@ def test_what_was_taken_over_stands_in_log_and_terminal(folder, screen, capsys):
     lines.started(study)
     lines.started(study)
     said = (
-        "s-1 (the same program and machine): its best configurations come first; left out, with what takes as much: "
-        "batch 256 (s-1), out of memory there"
+        "s-1 (the same program and machine): its best configurations are tried first; left out, as out of memory there, "
+        "with all that need as much: batch 256 (s-1)"
     )
     assert f"warm start  {said}" in capsys.readouterr().out.splitlines()
     screen.view.started(study)

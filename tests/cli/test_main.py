@@ -108,7 +108,7 @@ def test_output_to_a_full_disk_is_one_line_and_no_fault(cli):
         )
     assert ended.returncode == 1
     assert ended.stderr.decode().splitlines() == [
-        "autotune: what was to be printed or written: no room for it (No space left on device). Free some space and try again."
+        "autotune: output: cannot be written, the disk is full (No space left on device). Free some space and try again."
     ]
 
 

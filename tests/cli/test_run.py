@@ -47,7 +47,7 @@ def test_an_interrupted_study_is_130_and_names_the_next_command(ends, capsys):
     assert ends("interrupted") == 130
     said = capsys.readouterr().err
     assert "everything measured is kept in runs/train" in said
-    assert "To go on: autotune resume train" in said
+    assert "To continue: autotune resume train" in said
 
 
 def test_a_study_in_which_nothing_worked_is_3_with_the_reason(ends, capsys):

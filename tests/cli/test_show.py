@@ -17,7 +17,7 @@ def test_the_ranks_of_a_trial_fit_80_columns():
     with console.capture() as said:
         console.print(block({"best": {"trial": 12}, "unit": "samples", "trials": [{"number": 12, "ranks": ranks}]}))
     assert "911 MiB" in said.get()
-    assert "the others wait for it" in said.get()
+    assert "the other ranks wait for it" in said.get()
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_knobs_lists_them_and_explains_one(cli):
 
 @pytest.mark.thorough
 def test_sync_says_what_it_wrote_and_with_a_server_down_what_to_do(cli, study):
-    assert "8 trials written, 0 were there" in cli("sync").stdout
+    assert "8 trials written, 0 already there" in cli("sync").stdout
     message = cli.refused("sync", "--uri", "http://127.0.0.1:9")
     assert "8 trials of resnet18 are not tracked yet, nothing is lost" in message
     assert "`autotune sync resnet18` completes it" in message

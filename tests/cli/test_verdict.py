@@ -50,12 +50,12 @@ def test_what_became_of_the_user_s_files_is_said(tmp_path):
         "unguarded": [{"path": "/nfs/a.pt", "why": "Invalid argument"}],
     }
     said = lines({**folder.read_summary(), "files": files}, folder.path)
-    assert [line for line in said if line.partition("  ")[0] in ("left", "new", "kept", "written over", "not guarded")] == [
+    assert [line for line in said if line.partition("  ")[0] in ("left", "new", "kept", "overwritten", "not guarded")] == [
         "left  out (4 B, trial 2): written by trials, not removed",
-        "new  notes.txt (4 B): written meanwhile, by a trial or by another program",
-        "kept  /w/best.pt: trials 0, 1, 2, 3, 4 and 2 more would have changed it; it is as it was",
-        "written over  /w/last.pt: by trial 1; what it was is in /w/runs/x/trials/0001/kept/last.pt",
-        "not guarded  /nfs/a.pt (Invalid argument): a trial that saves there writes over it",
+        "new  notes.txt (4 B): written during the study, by a trial or by another program",
+        "kept  /w/best.pt: trials 0, 1, 2, 3, 4 and 2 more would have changed it; it is unchanged",
+        "overwritten  /w/last.pt: by trial 1; its previous content is in /w/runs/x/trials/0001/kept/last.pt",
+        "not guarded  /nfs/a.pt (Invalid argument): a trial that saves there overwrites it",
     ]
 
 
@@ -65,7 +65,7 @@ def test_verdict_says_how_close_the_losses_are_and_what_is_out(tmp_path):
     found = {"verdict": "passed", "text": "within 0.4 % of the baseline's loss over 40 steps", "failed": [out], "training": {}}
     said = lines({**folder.read_summary(), "parity": found}, folder.path)
     assert "parity  loss within 0.4 % of the baseline's loss over 40 steps" in said
-    assert "out  bf16: loss 3.1 against 1.2 after 40 steps" in said
+    assert "rejected  bf16: loss 3.1 against 1.2 after 40 steps" in said
 
 
 def test_no_line_of_a_study_that_compared_nothing_speaks_of_a_ratio(tmp_path):
@@ -121,8 +121,11 @@ def test_plain_verdict_gives_the_objectives_value_break_even_and_front(tmp_path)
                          "measured_in": "finals"}]  # fmt: skip
     said = lines(summary, folder.path)
     assert "best  6 h 57 min at 40.6 samples/s [6 h 55 min, 6 h 58 min] trial 5" in said
-    assert "note  compilation pays after 1,200 steps (2 min 06 s): 38 s more before it trains, nothing compiled before" in said
-    assert "front  trial 5: 6 h 57 min, 40.6 samples/s  as it is (finals)" in said
+    assert (
+        "note  compilation pays off after 1,200 steps (2 min 06 s): training starts 38 s later if nothing is compiled yet"
+        in said
+    )
+    assert "front  trial 5: 6 h 57 min, 40.6 samples/s  unchanged (finals)" in said
 
 
 def drawn(summary, path, width):
@@ -167,7 +170,7 @@ def test_plain_lines_say_what_each_change_is_worth(tmp_path):
     assert "changed  precision.amp: off -> bf16  1.62x [1.58, 1.66]" in said
     assert "changed  loader.num_workers: 0 -> 2  1.03x [0.99, 1.07] ambiguous, estimated" in said
     assert "changed  loader.batch_size: 32 -> 64  not measured: no time" in said
-    assert "dropped  no effect, so left as it was: pin_memory 1.00x [0.98, 1.02]" in said
+    assert "dropped  no effect, so reverted: pin_memory 1.00x [0.98, 1.02]" in said
 
 
 def test_noise_that_did_not_end_and_data_read_from_memory_are_said_with_the_verdict(tmp_path):
@@ -187,11 +190,12 @@ def test_noise_that_did_not_end_and_data_read_from_memory_are_said_with_the_verd
     [
         (
             {"repaid_after_s": 936.0, "ci": [900.0, None], "why_not": ""},
-            "cost  8 min 02 s, 31 trials searched, repaid if the training takes over 15 min 36 s [15 min, never] today",
+            "cost  8 min 02 s, 31 trials searched; "
+            "pays off for training that takes more than 15 min 36 s [15 min, never] today",
         ),
         (
             {"repaid_after_s": None, "ci": None, "why_not": "never: nothing faster was found"},
-            "cost  8 min 02 s, 31 trials searched; never repaid: nothing faster was found",
+            "cost  8 min 02 s, 31 trials searched; never pays off: nothing faster was found",
         ),
     ],
 )

@@ -119,7 +119,7 @@ def test_what_is_said_to_be_typed_works(cli, place):
 
 def test_a_secret_that_the_baseline_had_is_asked_for_and_written_nowhere(cli, place):
     message = cli.refused("verify", "runs/s/best.yaml", *COMMAND)
-    assert "env.HF_TOKEN: a secret that the file does not hold" in message
+    assert "env.HF_TOKEN: a secret, whose value is not in the file" in message
     for file in place.glob("runs/**/*"):
         if file.is_file():
             assert b"hunter2222" not in file.read_bytes(), file
@@ -155,12 +155,12 @@ def test_an_interrupted_verification_goes_on_and_ends_as_its_verdict_wants(own, 
     said = running.communicate(timeout=60)[0]
     assert running.returncode == 130, said
     (place / "halt").unlink()
-    go_on = said.partition("To go on: autotune ")[2].split()
+    go_on = said.partition("To continue: autotune ")[2].split()
     ended = own(*go_on)
     assert ended.returncode == 4, ended.stdout + ended.stderr
     again = own(*go_on)
     assert again.returncode == 4
-    assert "To go on" not in again.stdout
+    assert "To continue" not in again.stdout
 
 
 def test_a_file_that_changes_nothing_holds_without_a_run(cli, place):

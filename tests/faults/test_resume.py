@@ -40,7 +40,7 @@ def test_tuner_killed_again_and_again_loses_and_repeats_nothing(study):
             assert all(after[number] == trial for number, trial in before.items() if number), "a finished trial has changed"
             before = after
             if num_kills == 1:
-                assert "to go on with s  autotune resume s" in study.say("list").stdout
+                assert "to continue s  autotune resume s" in study.say("list").stdout
             tuner = study.resume("--json")
         else:
             out, err = tuner.communicate(timeout=120)
@@ -66,7 +66,7 @@ def test_study_that_was_told_to_end_says_how_to_go_on_and_does(study, num_presse
         time.sleep(0.05)  # two at once are one signal
     out, err = tuner.communicate(timeout=30)
     assert tuner.returncode == 130, err
-    assert "To go on: autotune resume s\n" in err
+    assert "To continue: autotune resume s\n" in err
     assert "verdict  " in out
     trials = study.folder.read_trials()
     assert (trials[-1].outcome is not Outcome.interrupted) is is_finished
@@ -75,7 +75,7 @@ def test_study_that_was_told_to_end_says_how_to_go_on_and_does(study, num_presse
     tuner = study.resume()
     out, err = tuner.communicate(timeout=60)
     assert tuner.returncode == 0, err
-    assert f"resumed  {len(trials)} trials are there" in out
+    assert f"resumed  {len(trials)} trials from earlier" in out
     assert len(set(measured(study.folder.read_trials()))) == len(measured(study.folder.read_trials()))
 
 
@@ -98,11 +98,14 @@ def test_complete_study_says_so_and_goes_on_with_a_larger_budget_only(study, cap
     monkeypatch.chdir(study.cwd)
     assert main(["resume", "s"]) == 0
     said = capsys.readouterr().out
-    assert "complete  the trial budget is used. To go on give it more: autotune resume s study.budget.minutes=0.2" in said
+    assert (
+        "complete  the trial budget is used. To continue, give it a larger budget: autotune resume s study.budget.minutes=0.2"
+        in said
+    )
     assert "study.budget.trials=4" in said
     for words, problem in [
-        (["study.budget.minutes=0.01"], "are used already, got 0.01. Give more"),
-        (["study.budget.trials=2"], "study.budget.trials: 2 are used already, got 2"),
+        (["study.budget.minutes=0.01"], "minutes are already used, got 0.01. Give more"),
+        (["study.budget.trials=2"], "study.budget.trials: 2 trials are already used, got 2"),
         (["study.budget.trials=many"], "study.budget.trials: not a number, got 'many'"),
         (["loader.num_workers=2", "tiers=exact"], "tiers: cannot be changed in an existing study"),
         (["study.budget.minutes"], "no value, got 'study.budget.minutes'"),

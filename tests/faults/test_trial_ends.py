@@ -118,7 +118,7 @@ def test_checkpoints_that_were_there_are_as_they_were(studies):
     summary, number = study.summary(), trial["number"]
     kept = {entry["path"]: entry["trials"] for entry in summary["files"]["kept"]}
     assert kept == {str(study.cwd / name): [number] for name in ("model.pt", "best.ckpt")}
-    assert f"kept  {study.cwd / 'model.pt'}: trial {number} would have changed it; it is as it was" in study.said
+    assert f"kept  {study.cwd / 'model.pt'}: trial {number} would have changed it; it is unchanged" in study.said
 
 
 def test_a_checkpoint_that_a_trial_leaves_is_shown_with_its_size(studies):

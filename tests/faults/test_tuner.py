@@ -117,7 +117,7 @@ def test_output_that_nobody_takes_ends_no_study(tmp_path, out):
         study.start()
         code, output = study.wait()
         assert code == 0, output
-        assert output.count("the study goes on without it") == 1
+        assert output.count("the study continues without it") == 1
         assert study.summary()["status"] == "complete"
     finally:
         study.end()

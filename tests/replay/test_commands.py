@@ -105,7 +105,7 @@ def test_a_table_given_twice_is_replayed_once_and_one_measured_once_is_said_to_b
     assert main(["replay", path, path, "--sampler", "random", "--seeds", "1", "--trials", "2", "--jobs", "1"]) == 0
     said = capsys.readouterr().out
     assert said.count("ten random trials reach") == 1
-    assert "30 configurations were measured once" in said
+    assert "30 configurations were measured only once" in said
 
 
 def test_an_empty_strategy_is_refused(tables, capsys):
@@ -186,11 +186,14 @@ def _is_worker(process):
     [
         (["replay"], "TABLE: nothing to replay"),
         (["replay", "nosuch.jsonl.gz"], "TABLE: cannot be read, got 'nosuch.jsonl.gz'"),
-        (["replay", "t.jsonl.gz", "--raw"], "--raw: says something of --json alone"),
-        (["replay", "t.jsonl.gz", "--json", "--markdown"], "--markdown: not together with --json"),
-        (["record", "search_space=none", "model=mlp"], "nothing to record but one configuration"),
+        (["replay", "t.jsonl.gz", "--raw"], "--raw: has an effect only together with --json"),
+        (["replay", "t.jsonl.gz", "--json", "--markdown"], "--markdown: cannot be combined with --json"),
+        (
+            ["record", "search_space=none", "model=mlp"],
+            "search_space: no domain in it, so there is only one configuration to record",
+        ),
         (["record", "study.budget.minutes=3", "--", sys.executable, "x.py"], "Give record.minutes=M"),
-        (["record", "-o", "table.json", "--", sys.executable, "x.py"], "a table is a file NAME.jsonl.gz"),
+        (["record", "-o", "table.json", "--", sys.executable, "x.py"], "the name of a table ends in .jsonl.gz"),
         (["record", "record.repeats=0", "model=mlp"], "record.repeats: too small, got 0"),
         (["record", "measure.racing=true", "model=mlp"], "measure.racing: false in every recording"),
     ],

@@ -119,7 +119,7 @@ def test_a_trial_s_folder_that_was_deleted_is_named_and_not_taken_for_the_study_
     with folder.claimed():
         folder.write_request(TrialRequest(number=1, kind=Kind.search, knobs={}, changed={}))
         shutil.rmtree(folder.trial_path(1))
-        with pytest.raises(FolderLost, match=r"trials/0001: gone .* To go on: autotune resume s"):
+        with pytest.raises(FolderLost, match=r"trials/0001: gone .* To continue: autotune resume s"):
             folder.write_trial(TrialRecord(number=1, kind=Kind.search, knobs={}, changed={}, outcome=Outcome.ok))
         shutil.rmtree(folder.path / "trials")
         folder.write_request(TrialRequest(number=2, kind=Kind.search, knobs={}, changed={}))

@@ -50,7 +50,7 @@ def test_the_best_of_an_earlier_study_are_tried_first_and_measured_anew(bench):
     assert earlier[0].why.startswith(f"the best of s, trial {first.folder.read_summary()['best']['trial']} there: ")
     assert len(searched(second)) <= 8, "they count as trials"
     assert summary["warm_start"]["sources"] == [{"study": "s", "is_same": True, "differs": []}]
-    assert warm_start_text(summary["warm_start"]) == "s (the same program and machine): its best configurations come first"
+    assert warm_start_text(summary["warm_start"]) == "s (the same program and machine): its best configurations are tried first"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_what_ran_out_of_the_hosts_memory_is_named_with_its_workers():
 
     assert "workers 16" in text("host_oom", knobs)
     assert "workers" not in text("device_oom", knobs)
-    assert "as it is" not in text("device_oom", {"layout.channels_last": True}), "not the program as it was"
+    assert "unchanged" not in text("device_oom", {"layout.channels_last": True}), "not the program as it was"
 
 
 def test_the_hosts_memory_is_also_the_workers():
