@@ -88,7 +88,7 @@ def communication_text(ranks: dict[str, Any]) -> str:
     """
     found = ranks["communication"]
     if not found and not any(entry.get("step_s") for entry in ranks.get("by_rank") or []):
-        return "communication: not measured, the trial has no steps to tell it from"
+        return "communication: not measured, the trial has no steps to measure it in"
     if not found:
         return "communication: not known, its time is read from DistributedDataParallel"
     share = f" ({found['exposed_frac']:.0%} of it)" if found["exposed_frac"] is not None else ""
@@ -296,7 +296,7 @@ def effect_number(entry: Mapping[str, Any]) -> str:
 
 
 def effect_doubt(entry: Mapping[str, Any]) -> str:
-    """Returns what is to be said of a factor: "ambiguous", "estimated", "not measured: no time"; "" if it was measured."""
+    """Returns how a factor is to be qualified: "ambiguous", "estimated", "not measured: no time"; "" if it was measured."""
     verdict, reason = str(entry.get("verdict") or ""), str(entry.get("reason") or "")
     if verdict in ("needed", "not measured", "not separated"):  # as it was called before
         return f"{verdict}: {reason}" if reason else verdict
