@@ -1,4 +1,4 @@
-"""Words what the harness found out about a program: `inspect` prints it, and so does `run` when it cannot measure."""
+"""Words what the harness found out about a program, for `inspect` and for `run` when it cannot measure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def missing_processes(result: RankResult, command: list[str]) -> str:
             f"{words}: on a CPU `accelerate launch` starts one itself and leaves several to MPI (--mpirun_hostfile). "
             f"torchrun --nproc_per_node={program.num_processes} starts them"
         )
-    return f"{words} together: the others are in no process group of torch.distributed with it"
+    return f"{words} together: the others are not in its process group of torch.distributed"
 
 
 def _torch(result: RankResult) -> str:
@@ -157,7 +157,7 @@ def _step(result: RankResult) -> str:
 def _own_steps(found: dict[str, Any]) -> str:
     """Returns how steps are detected if no optimizer of torch.optim steps; "" if one does."""
     source = found.get("steps_seen_by")
-    return f"none of torch.optim; a step is told by {source}" if source else ""
+    return f"none of torch.optim; steps are detected by {source}" if source else ""
 
 
 def _seen_without_steps(found: dict[str, Any]) -> str:

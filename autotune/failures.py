@@ -58,8 +58,8 @@ WITHOUT_TORCH = (
     "that trains inside a container or on another machine is out of reach"
 )
 UNLOADED = (
-    "harness not loaded: the program ended without a sign of it. Python was started with -I or -E, the environment was cleared "
-    "on the way, or the command runs no Python. Give the command that trains, without these"
+    "harness not loaded: the program ended without a sign of the harness. Python was started with -I or -E, the environment "
+    "was cleared on the way, or the command runs no Python. Give the command that trains, without these"
 )
 HARNESS_FAULT = re.compile(r"^autotune: the harness (?:could not start|failed to start).*", re.MULTILINE)
 START_REFUSED = "autotune: the command cannot be started: "
@@ -246,7 +246,7 @@ def _unapplied(result: RankResult, asked: Knobs) -> str:
         return f"{silent[0]}={asked[silent[0]]}: the harness did not report on it"
     is_compiled = any(key.startswith("compile.") and value not in ("off", False) for key, value in asked.items())
     if is_compiled and result.compiled.get("recompile_limit_hit"):
-        return "compile: torch hit its recompile limit and went on eagerly"
+        return "compile: torch hit its recompile limit and continued eagerly"
     return ""
 
 
@@ -278,7 +278,7 @@ def _of_loss(lost: RankResult, facts: Facts) -> Verdict:
             return Outcome.error, f"rank {rank} ended with exit status {code}{then}"
     for result in facts.results:
         if result.status == "ended":
-            return Outcome.error, f"rank {result.rank} ended by itself after {_num(_steps_of(result))}, the others go on{then}"
+            return Outcome.error, f"rank {result.rank} ended by itself after {_num(_steps_of(result))}, the others run on{then}"
     return _of_exception(lost, facts)
 
 
@@ -457,7 +457,7 @@ def _crash(signal: Killed, facts: Facts) -> str:
 
 
 def _relevant(log: str, raised: str) -> str:
-    """Returns the log from the raised line on: messages go on for several lines."""
+    """Returns the log from the raised line on: messages may have several lines."""
     return log[max(0, log.rfind(raised)) :]
 
 

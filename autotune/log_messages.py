@@ -1,10 +1,10 @@
-"""Knows how Python and libraries report failures: exception classes, messages, and where a log holds the user's own."""
+"""Knows how Python and libraries report failures: exception classes, messages, and where a log contains the user's own."""
 
 from __future__ import annotations
 
 import re
 
-# Exception classes and messages that always mean out of memory. torch.AcceleratorError and NCCL say so in the message only.
+# Exception classes and messages that always mean out of memory. torch.AcceleratorError and NCCL report it in the message only.
 OOM_CLASSES = frozenset({"OutOfMemoryError"})
 DEVICE_OOM = re.compile(
     r"(?:CUDA|HIP|XPU) out of memory|(?:CUDA|HIP)(?: driver)? error: out of memory|cudaErrorMemoryAllocation"
@@ -45,7 +45,7 @@ TRACEBACK = re.compile(r"^[ |+-]*(?:Original )?Traceback \(most recent call last
 RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*)?$")  # "torch.OutOfMemoryError: CUDA out of memory ..."
 
 
-# multiprocessing writes this when a process's target raises; the parent goes on.
+# multiprocessing writes this when a process's target raises; the parent continues.
 CHILD_FAILED = re.compile(r"^Process \S+:\s*\nTraceback", re.MULTILINE)
 
 

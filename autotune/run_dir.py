@@ -90,7 +90,7 @@ class StudyFolder:
                 self._claim = held.enter_context(Claim(self.path))
             except Owned as owned:
                 raise BadInput(
-                    f"STUDY: another autotune works on it, got {self.name!r} ({owned}). Wait for its end, or end it with "
+                    f"STUDY: another autotune is working on it, got {self.name!r} ({owned}). Wait for its end, or end it with "
                     "Ctrl-C."
                 ) from None
             except OSError as error:
@@ -222,7 +222,7 @@ class StudyFolder:
         if error.errno in GONE:
             return FolderLost(
                 f"{self.path}: the study's folder is gone ({why}), deleted or moved while the study ran. Nothing is written "
-                "there again. Start a new study, or go on where it is now: autotune resume STUDY --runs-dir DIR"
+                "there again. Start a new study, or continue it in its new place: autotune resume STUDY --runs-dir DIR"
             )
         return FolderLost(f"{self.path}: cannot be written any more ({why}). {kept}. Make it writable, then: {again}")
 
@@ -279,7 +279,7 @@ def check_name(name: str) -> None:
             "or digit, 80 characters at most. Use runs_dir=DIR to choose the folder."
         )
     if name in RESERVED_NAMES:
-        raise BadInput(f"study.name: a name the tracking store has, got {name!r}. Give another.")
+        raise BadInput(f"study.name: reserved for the tracking store, got {name!r}. Give another.")
 
 
 def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:

@@ -24,7 +24,7 @@ _SOME: dict[type, bool | int | float | str] = {bool: True, int: 1, float: 0.5, s
 
 PAGE_HEAD = """# Which settings can it change?
 
-Every setting ("knob"), by family. `autotune knobs` says which are impossible on your machine, `autotune knobs NAME` which
+Every setting ("knob"), by family. `autotune knobs` lists which are impossible on your machine, `autotune knobs NAME` which
 values of one would be tried there. This page is made by `autotune knobs --page`.
 """
 

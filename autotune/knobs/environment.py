@@ -52,7 +52,9 @@ def env_knob(name: str) -> Knob:
             "a digit. Correct the name."
         )
     if name in OWNED or name.startswith(OURS):
-        raise BadInput(f"{key}: not free to tune, got {name!r}. {OWNED.get(name, 'Variables of this name are ours.')}")
+        raise BadInput(
+            f"{key}: not free to tune, got {name!r}. {OWNED.get(name, 'autotune uses variables of this name itself.')}"
+        )
     own = os.environ.get(name, "")
     return Knob(
         key=key,
@@ -71,5 +73,5 @@ def env_knob(name: str) -> Knob:
             "sets LD_PRELOAD), one of the two may be asked for; the other leaves the search."
         ),
         helps="Allocators (LD_PRELOAD, PYTORCH_CUDA_ALLOC_CONF), CUDA_DEVICE_MAX_CONNECTIONS, KMP_AFFINITY, library switches.",
-        hurts="A variable that changes what is trained (a batch size, say) is searched like any other: a worse loss tells.",
+        hurts="A variable that changes what is trained (a batch size, say) is searched like any other: a worse loss shows it.",
     )

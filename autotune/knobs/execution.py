@@ -145,12 +145,12 @@ COMPILE_DYNAMIC = Knob(
     in_code="torch.compile(..., dynamic={value!r}), None for auto",
     summary=(
         "Whether torch.compile makes kernels for any size (`true`), for each size anew (`false`), or for any size once a size "
-        "has changed (`auto`). It means something only with compile.mode on."
+        "has changed (`auto`). It needs compile.mode on."
     ),
     helps="Batches whose sizes vary from the first step on (bucketed sequences, mixed images): `true` compiles once.",
     hurts=(
         "Kernels that know their sizes are faster; `true` gives that away where sizes never change. `false` compiles for every "
-        "size until the recompile limit and then runs eagerly. CUDA graphs are recorded for each size all the same."
+        "size until the recompile limit and then runs eagerly. CUDA graphs are still recorded for each size."
     ),
     start_cost="a compilation of its own",
 )
@@ -165,7 +165,7 @@ SET_TO_NONE = Knob(
     in_code="optimizer.zero_grad(set_to_none={value!r})",
     summary=(
         "Whether zero_grad() lets gradients go (torch's default since 2.0) or fills them with zeros, whatever a program asks. "
-        "A parameter without gradient is passed over by the optimizer; one with zeros is decayed and moved by its momentum."
+        "The optimizer skips parameters without gradients; zeros are decayed and moved by momentum."
     ),
     helps=(
         "`true`: no pass over memory to fill it with zeros, and less memory during the forward pass. `false`: allocations stay "
@@ -191,7 +191,7 @@ ACTIVATION_CHECKPOINTING = Knob(
     summary=(
         "Keeps no activations inside the model's repeated blocks: each block's forward is run again in the backward pass, with "
         "the same random numbers (torch.utils.checkpoint, use_reentrant=False). Blocks are the outermost modules that stand "
-        "directly in a Sequential or ModuleList, of the class there is most of; models of transformers turn their own switch."
+        "directly in a Sequential or ModuleList, of the most frequent class; models of transformers use their own switch."
     ),
     helps=(
         "A device full of activations (long sequences, large images, deep models): memory falls to one block's and the "

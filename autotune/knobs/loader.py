@@ -113,7 +113,7 @@ PREFETCH_FACTOR = Knob(
     brief="batches ready in each worker",
     phrase="prefetch {}",
     in_code=LOADER_ARGUMENT,
-    summary="Batches that each worker keeps ready. It means something only with loader.num_workers > 0.",
+    summary="Batches that each worker keeps ready. It needs loader.num_workers > 0.",
     helps="Batches that take very different times to make (mixed image sizes, cold network storage): a deeper queue evens out.",
     hurts=(
         "It cannot lift a loader that is too slow on average: add workers for that. Host and shared memory grow by "
@@ -156,8 +156,8 @@ PERSISTENT_WORKERS = Knob(
     brief="workers live on between epochs",
     in_code=LOADER_ARGUMENT,
     summary=(
-        "Keeps workers and their dataset copies alive between epochs instead of starting them anew. It means something only "
-        "with loader.num_workers > 0."
+        "Keeps workers and their dataset copies alive between epochs instead of starting them anew. It needs "
+        "loader.num_workers > 0."
     ),
     helps="Short epochs, slow-to-open datasets, many workers: the pause at every epoch's start goes away.",
     hurts=(
@@ -180,7 +180,7 @@ MULTIPROCESSING_CONTEXT = Knob(
     in_code=LOADER_ARGUMENT,
     summary=(
         "How workers are started: copies of the training process (fork), of a small process that has imported the program once "
-        "(forkserver), or new interpreters (spawn). It means something only with loader.num_workers > 0."
+        "(forkserver), or new interpreters (spawn). It needs loader.num_workers > 0."
     ),
     helps=(
         "forkserver and spawn: a training process of many gigabytes or threads, where fork copies page tables for a long time, "
@@ -188,8 +188,8 @@ MULTIPROCESSING_CONTEXT = Knob(
     ),
     hurts=(
         "forkserver and spawn send a pickled copy of the data set to each worker and import the program's main module there, "
-        "so both must be possible; memory that forked workers would share is held once a worker. Where the data set cannot be "
-        "pickled, or the main module trains as it is imported, workers can only be forked: the baseline looks."
+        "so both must be possible; each worker needs the memory that forked workers share. Where the data set cannot be "
+        "pickled, or the main module trains as it is imported, workers can only be forked: the baseline checks."
     ),
     start_cost="the imports of the program: once with forkserver, in every worker with spawn; at every epoch unless persistent",
 )
@@ -206,7 +206,7 @@ IN_ORDER = Knob(
     in_code=LOADER_ARGUMENT,
     summary=(
         "Whether batches are handed over in the sampler's order, however long one takes, or as they are made (false). Each "
-        "epoch has the same samples. It means something only with two workers or more."
+        "epoch has the same samples. It needs two workers or more."
     ),
     helps=(
         "false: some batches take far longer than others (large files, cold storage), and the loop waits for one while others "
@@ -214,7 +214,7 @@ IN_ORDER = Knob(
     ),
     hurts=(
         "false: the order of batches differs from run to run, and batches that are slow to make come later in the epoch. It is "
-        "turned only where the loader shuffles: any other order may be meant. Needs torch 2.6."
+        "set to false only where the loader shuffles, since any other order may be intended. Needs torch 2.6."
     ),
 )
 
@@ -232,7 +232,7 @@ SHARING_STRATEGY = Knob(
     in_code="torch.multiprocessing.set_sharing_strategy({value!r})",
     summary=(
         "How a worker's tensors reach the training process through shared memory: as open files (file_descriptor) or by name "
-        "(file_system); torch.multiprocessing.set_sharing_strategy. It means something only with loader.num_workers > 0."
+        "(file_system); torch.multiprocessing.set_sharing_strategy. It needs loader.num_workers > 0."
     ),
     helps=(
         "file_system: batches of very many tensors, each of which costs an open file and a connection otherwise, up to 'too "
@@ -268,12 +268,12 @@ OWN_CORES = Knob(
     },
     summary=(
         "Binds the loader's workers and the training process to cores of their own: one for each worker, but never more than "
-        "half of what threads.affinity leaves. It means something only with loader.num_workers > 0."
+        "half of what threads.affinity leaves. It needs loader.num_workers > 0."
     ),
     helps="Workers that compute all the time take no turns from the thread that launches the kernels, or from a CPU's step.",
     hurts=(
         "Neither side can use cores that the other leaves idle. torch gets as many threads as the step has cores, unless a "
-        "knob of threads says otherwise."
+        "threads.* knob sets another number."
     ),
 )
 
@@ -299,12 +299,12 @@ NON_BLOCKING = Knob(
     },
     summary=(
         "Makes the program's own `batch.to(device)` and `.cuda()` return while the copy is under way (non_blocking=True), for "
-        "tensors that a loader has handed over. It means something only with loader.pin_memory."
+        "tensors that a loader has handed over. It needs loader.pin_memory."
     ),
     helps="The training process queues the step's kernels while the batch is copied, instead of waiting for the copy.",
     hurts=(
         "A program that writes into a batch on the host right after moving it, with NumPy say, would change what is copied; "
-        "false undoes a non_blocking=True of the program's. Not measured on a GPU yet."
+        "false undoes the program's own non_blocking=True. Not measured on a GPU yet."
     ),
 )
 
@@ -323,7 +323,7 @@ DEVICE_PREFETCH = Knob(
     },
     summary=(
         "Fetches one batch ahead and copies to the device, on a side stream, what the program was seen to move there; its own "
-        "`batch.to(device)` then finds the copy made. It means something only with loader.pin_memory."
+        "`batch.to(device)` then finds the copy made. It needs loader.pin_memory."
     ),
     helps="Large batches on a slow link: the copy hides behind the step before, where non_blocking alone still puts it first.",
     hurts=(
@@ -368,7 +368,7 @@ UINT8_TRANSFER = Knob(
         "The device does the arithmetic instead, a few passes over the batch. On a CPU the training process does it, between "
         "the steps, and it is tried there only when you name its values. Whatever else is done with the floats before the "
         "batch is moved (RandomErasing after Normalize, MixUp in the collate function) needs them there: they are converted "
-        "as before, and where that is so for most batches the knob is not applicable. Images that NumPy makes floats of are "
+        "as before, and where that is so for most batches the knob is not applicable. Images that NumPy converts to floats are "
         "not seen. Not measured on a GPU yet."
     ),
 )

@@ -76,14 +76,14 @@ FRACTION = Knob(
     examples=(0.5, 0.8),
     bounds=lambda _: (0.01, 1.0),
     blocked=no_cuda,
-    brief="part of the GPU's memory to take",
+    brief="share of the GPU's memory to take",
     phrase="memory {}",
     in_code="torch.cuda.set_per_process_memory_fraction({value!r})",
     summary=(
-        "torch.cuda.set_per_process_memory_fraction: the part of the device's memory that the training process may take, from "
-        "its first optimizer step on. Where device.memory_limit asks for less, that holds."
+        "torch.cuda.set_per_process_memory_fraction: the share of the device's memory that the training process may take, from "
+        "its first optimizer step on. If device.memory_limit is lower, it takes precedence."
     ),
-    helps="Another program needs its part of the device, and the training is to be measured with what is left.",
+    helps="Another program needs its share of the device, and the training is to be measured with what is left.",
     hurts="Near the bound unused memory is given back and asked for again, and beyond it the trial is out of memory.",
 )
 

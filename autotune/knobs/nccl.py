@@ -202,7 +202,7 @@ PROTO = Knob(
     ),
     helps="Large gradient buckets that NCCL sends by a low-latency protocol, or a bug of one protocol.",
     hurts=(
-        "NCCL's documentation advises against setting it but to exclude a protocol: LL128 where it is not supported corrupts "
+        "NCCL's documentation advises against setting it except to leave one out: LL128 where it is not supported corrupts "
         "data, so no value here asks for it. Small messages suffer without the low-latency protocols."
     ),
 )
@@ -226,8 +226,8 @@ MIN_NCHANNELS = Knob(
     ),
     helps="Collectives that do not reach the links' bandwidth while the GPU has multiprocessors to spare.",
     hurts=(
-        "Every channel takes a multiprocessor from the backward pass that it overlaps with. Small messages use fewer channels "
-        "all the same. Left out where nccl.max_nchannels is lower."
+        "Every channel takes a multiprocessor from the backward pass that it overlaps with. Small messages still use fewer "
+        "channels. Left out where nccl.max_nchannels is lower."
     ),
 )
 
@@ -265,7 +265,7 @@ NTHREADS = Knob(
     phrase="NCCL nthreads {}",
     summary="NCCL_NTHREADS: CUDA threads of each channel's block: 64, 128, 256 or 512, which is NCCL's own on recent GPUs.",
     helps="Fewer threads leave registers and issue slots to the backward pass; more help where the GPU's clocks are low.",
-    hurts="Fewer threads move fewer bytes. Other numbers than those four are not what NCCL allows.",
+    hurts="Fewer threads move fewer bytes. NCCL allows only these four numbers.",
 )
 
 BUFFSIZE = Knob(

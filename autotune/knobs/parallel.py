@@ -39,8 +39,8 @@ STRATEGY = Knob(
     summary=(
         "How replicas are kept in step. `ddp`: each rank has the whole model, gradients are averaged. `fsdp`: each rank keeps "
         "its share of parameters, gradients and optimizer state, and gathers those of a block when it needs them (FSDP2, "
-        "`torch.distributed.fsdp.fully_shard`). A recipe takes it (`launch.nproc=N`); a program of yours where it has an "
-        "argument for it: `--strategy {parallel.strategy=ddp}`."
+        "`torch.distributed.fsdp.fully_shard`). It works for recipes (`launch.nproc=N`) and for your own program if "
+        "an argument sets it: `--strategy {parallel.strategy=ddp}`."
     ),
     helps=(
         "Models whose weights, gradients and optimizer state take much of the memory: of each a rank keeps 1/N, which makes "
@@ -49,8 +49,8 @@ STRATEGY = Knob(
     hurts=(
         "More communication: parameters are gathered in the forward pass and, unless `parallel.reshard_after_forward` is off, "
         "again in the backward pass. No channels_last (shares are contiguous), no fp16 scaling by autotune. Gradients are "
-        "added up in another order, running statistics of batch normalisation are those of each rank. What a program saves are "
-        "shares: loading a checkpoint is its own business."
+        "added up in another order, running statistics of batch normalisation are those of each rank. Checkpoints "
+        "contain shares: the program must load them accordingly."
     ),
 )
 
@@ -94,7 +94,7 @@ BUCKET_CAP_MB = Knob(
     ),
     helps=(
         "Large buckets use the network better and cost fewer calls; small ones start sooner and hide more behind the backward "
-        "pass. Worth tuning where communication is exposed: `autotune show` says how much."
+        "pass. Worth tuning where communication is exposed: `autotune show` gives the share."
     ),
     hurts=(
         "One bucket for everything hides nothing; hundreds pay a collective's latency each. Gradients are added up in another "

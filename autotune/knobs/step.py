@@ -68,8 +68,8 @@ METRICS_SYNC_INTERVAL = Knob(
     ),
     helps="GPUs and steps of few milliseconds: each reading waits until the device has done all it was given.",
     hurts=(
-        "Logs have fewer lines, and what hangs on them (a callback that stops the training) sees fewer; a loss that is no "
-        "number is in the logs as it is. Nothing on a CPU, which has no device to wait for: it is not searched there."
+        "Logs have fewer lines, and what depends on them (a callback that stops the training) sees fewer; a loss that is no "
+        "number is in the logs unchanged. No gain on a CPU, which has no device to wait for: it is not searched there."
     ),
 )
 

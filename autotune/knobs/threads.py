@@ -52,7 +52,7 @@ OMP = Knob(
     ),
     helps="Libraries other than torch oversubscribe the cores, or a launcher set 1 (torchrun does) and starves CPU work.",
     hurts=(
-        "For torch itself it says the same as threads.intra, which wins: tune one of the two. Too few threads slow down NumPy "
+        "For torch itself it sets the same as threads.intra, which wins: tune one of the two. Too few threads slow down NumPy "
         "preprocessing."
     ),
 )
@@ -136,7 +136,7 @@ AFFINITY = Knob(
     ),
     hurts=(
         "What is bound cannot use cores that lie idle: numa on a CPU leaves the other nodes without work. torch starts as many "
-        "threads as it has cores left, unless a knob of threads says otherwise. Not measured on several nodes yet."
+        "threads as it has cores left, unless a threads.* knob sets another number. Not measured on several nodes yet."
     ),
 )
 

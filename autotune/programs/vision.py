@@ -92,7 +92,7 @@ def ensure_photos(folder: Path, per_photo: int = PHOTOS_EACH) -> None:
     """Makes the photos unless they exist: all or none, even if several processes try at once.
 
     Raises:
-        FileExistsError: `folder` holds something else.
+        FileExistsError: `folder` contains something else.
     """
     if (folder / PHOTO_NAMES[0]).is_dir():
         return
@@ -107,7 +107,7 @@ def ensure_photos(folder: Path, per_photo: int = PHOTOS_EACH) -> None:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     if not (folder / PHOTO_NAMES[0]).is_dir():
-        raise FileExistsError(f"{folder} exists and holds no photos; name a new or an empty folder")
+        raise FileExistsError(f"{folder} exists, but contains no photos; name a new or an empty folder")
 
 
 def write_photos(folder: Path, per_photo: int) -> None:

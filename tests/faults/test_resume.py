@@ -85,7 +85,7 @@ def test_second_tuner_is_sent_away_with_the_owners_name(study):
     second = study.resume()
     out, err = second.communicate(timeout=30)
     assert (second.returncode, out) == (2, "")
-    assert f"another autotune works on it, got 's' (process {tuner.pid} on host" in err
+    assert f"another autotune is working on it, got 's' (process {tuner.pid} on host" in err
     assert tuner.poll() is None
     tuner.communicate(timeout=60)
     assert tuner.returncode == 0

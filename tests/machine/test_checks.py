@@ -248,7 +248,7 @@ def test_hosts(changes: dict[str, Any], name: str, status: Status, found: str) -
         ({"OMP_NUM_THREADS": "64"}, Status.warning, "take turns"),
         ({"OMP_NUM_THREADS": "32", "MKL_NUM_THREADS": "32"}, Status.ok, ""),
         ({"OMP_NUM_THREADS": "32,4"}, Status.ok, ""),
-        ({"OMP_NUM_THREADS": "many", "MKL_NUM_THREADS": "-3"}, Status.warning, "no number of threads"),
+        ({"OMP_NUM_THREADS": "many", "MKL_NUM_THREADS": "-3"}, Status.warning, "not a number of threads"),
     ],
 )
 def test_thread_variables_of_the_shell(variables: dict[str, str], status: Status, cost: str) -> None:
@@ -321,7 +321,7 @@ def test_a_named_interpreter_must_be_a_python_with_torch_and_is_mended_with_its_
     assert check_program(none, "", gpus=NO_GPUS, host={})[0].status is Status.skipped
     found = check_program({}, "ended with status 2", gpus=NO_GPUS, host={}, named="/bin/ls")[0]
     assert found.status is Status.error
-    assert "/bin/ls is no Python" in found.found
+    assert "/bin/ls is not a Python" in found.found
     assert "pip" not in found.command
 
 

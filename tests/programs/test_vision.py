@@ -161,7 +161,7 @@ def test_a_folder_of_something_else_is_not_taken_for_photos(
     monkeypatch.setattr(sys, "argv", ["vision.py", "--data-root", str(tmp_path)])
     with pytest.raises(SystemExit):
         vision.main()
-    assert "exists and holds no photos" in capsys.readouterr().err
+    assert "exists, but contains no photos" in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
 
 

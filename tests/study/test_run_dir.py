@@ -144,7 +144,7 @@ def test_a_study_belongs_to_one_process_until_that_is_gone_however_it_ends(tmp_p
         assert owner.stdout.readline() == "held\n"
         assert owner_of(folder.path)["pid"] == owner.pid
         assert folder.current_summary()["status"] == "running"
-        with pytest.raises(BadInput, match=rf"another autotune works on it, got 'resnet18' \(process {owner.pid} on host"):
+        with pytest.raises(BadInput, match=rf"another autotune is working on it, got 'resnet18' \(process {owner.pid} on host"):
             folder.claimed().__enter__()
         owner.send_signal(signal.SIGKILL)
         owner.wait()
@@ -185,7 +185,7 @@ def test_without_locks_the_owner_is_believed_while_it_lives_and_the_user_is_warn
     monkeypatch.setattr(fcntl, "flock", refused)
     assert folder.is_owned is is_alive
     if is_alive:
-        with pytest.raises(BadInput, match="another autotune works on it"):
+        with pytest.raises(BadInput, match="another autotune is working on it"):
             folder.claimed().__enter__()
     else:
         with folder.claimed() as problem:

@@ -336,7 +336,7 @@ def test_a_study_that_has_measured_nothing_may_go_on_anywhere(bench, tmp_path):
 def test_a_second_tuner_is_refused_and_told_who_is_at_work(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path)
-    with folder.claimed(), pytest.raises(BadInput, match=r"another autotune works on it.*process \d+ on host"):
+    with folder.claimed(), pytest.raises(BadInput, match=r"another autotune is working on it.*process \d+ on host"):
         resume(study, StudyFolder(folder.path))
     assert resume(study, StudyFolder(folder.path))["status"] == "complete"
 

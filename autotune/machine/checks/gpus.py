@@ -66,7 +66,7 @@ def _driver(found: dict[str, Any], gpus: list[dict[str, Any]]) -> Finding:
         return _finding("driver", text, Status.skipped)
     cost = "no program has a GPU"
     if problem and code is None:
-        cost = "autotune sees neither the GPUs nor their clocks, power and connections; programs are not concerned"
+        cost = "autotune sees neither the GPUs nor their clocks, power and connections; programs are not affected"
         return _finding("driver", f"the GPUs cannot be asked: {problem}", Status.warning, cost, "pip install nvidia-ml-py")
     if problem:
         meaning, command = REMEDIES.get(int(code or 0), ("", "sudo dmesg | grep -i nvrm"))

@@ -25,7 +25,7 @@ def check_host(found: dict[str, Any], problem: str = "") -> list[Finding]:
         problem: why there is none.
     """
     if problem:
-        return [_finding("host", f"it could not be looked at: {problem}", Status.skipped)]
+        return [_finding("host", f"the host could not be examined: {problem}", Status.skipped)]
     return [
         _cores(found),
         _finding("memory", f"{bytes_text(found['memory_bytes'])}, {bytes_text(found['available_bytes'])} of it free"),
@@ -95,7 +95,7 @@ def _open_files(found: dict[str, Any]) -> Finding:
     cost = "every tensor that a loader worker hands over is an open file: 'Too many open files' ends the program"
     can_raise = hard is None or hard >= OPEN_FILES
     if can_raise:
-        cost += "; autotune raises the limit for trials, your own runs have yours"
+        cost += "; autotune raises the limit for trials, but not for your own runs"
     command = f"ulimit -n {min(hard or 65_536, 65_536)}" if can_raise else "sudo prlimit --pid $$ --nofile=65536"
     return _finding("open files", f"{soft:,} at most", Status.warning, cost, command)
 

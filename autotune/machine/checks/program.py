@@ -44,7 +44,7 @@ def check_program(
 
 def _torch(found: dict[str, Any], problem: str, gpus: dict[str, Any], named: str) -> Finding:
     if not found and named:
-        text = f"{named} is no Python that answers: {problem}"
+        text = f"{named} is not a Python that answers: {problem}"
         cost, command = "nothing is known of the program's torch", "autotune doctor --python $(which python)"
         return _finding("torch", text, Status.error, cost, command)
     problem = problem or str(found.get("problem") or "")
@@ -78,7 +78,7 @@ def _unavailable(found: dict[str, Any], built: str, gpus: dict[str, Any]) -> Fin
     text, cost = f"{built}: torch has no GPU{f' ({why})' if why else ''}", "everything is computed on the CPU"
     theirs, ours = _version(str(found["cuda"])), tuple(gpus.get("cuda") or ())
     python = shlex.quote(str(found.get("executable") or "python"))
-    command = f'{python} -c "import torch; torch.zeros(1).cuda()"   # tells the error'
+    command = f'{python} -c "import torch; torch.zeros(1).cuda()"   # shows the error'
     if ours and theirs[:1] > ours[:1]:
         newest = ".".join(map(str, ours))
         command = f"{_pip(found)} install --force-reinstall torch   # a build for CUDA {newest} or older; or a newer driver"
@@ -146,7 +146,7 @@ def _threads(host: dict[str, Any]) -> Finding:
     bad = [count for count in COUNTS if variables.get(count) and not _is_count(str(variables[count]))]
     if bad:
         text = ", ".join(f"{count}={variables[count]}" for count in bad)
-        cost = "no number of threads: each library takes it as it likes"
+        cost = "not a number of threads: each library reads it in its own way"
         return _finding(name, text, Status.warning, cost, f"unset {' '.join(bad)}")
     if many:
         cost = f"more threads than the {cores} effective cores take turns on them"
