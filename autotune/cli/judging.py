@@ -51,7 +51,7 @@ def replay(
         typer.Option(
             "--sampler",
             metavar="NAME[,NAME]",
-            help="Search strategies, each NAME or NAME:KEY=VALUE:...; ablations: default, and without each of its parts.",
+            help="Strategies, each NAME or NAME:KEY=VALUE:...; all but gp by default; ablations: default without each part.",
             show_default=False,
         ),
     ] = None,

@@ -37,7 +37,7 @@ MAX_FILES = 5  # how many file names a line lists
 MAX_COMMAND = 200  # characters; a longer command is replaced by COMMAND in the lines to copy
 ADVICE = {
     "same": "The program already runs about as well as it can with these knobs.",
-    "ambiguous": "The measurements cannot distinguish it from the baseline. Give more time: study.budget.minutes=30.",
+    "ambiguous": "The measurements cannot tell this configuration from the baseline. Give more time: study.budget.minutes=30.",
 }
 
 
