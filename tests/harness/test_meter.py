@@ -214,7 +214,7 @@ def test_no_interval_from_few_blocks_or_from_blocks_that_say_little() -> None:
     assert mean_half_width_frac([2.0] * MIN_BLOCKS, [1.0] * MIN_BLOCKS) == (0.0, "")
     width, reason = mean_half_width_frac([90.0] * 50 + [110.0] * 50, [1.0] * 100)  # one slow wave
     assert width is None
-    assert "depend on each other" in reason
+    assert "correlated blocks" in reason
 
 
 def test_a_pause_weighs_as_many_seconds_as_it_takes() -> None:
