@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from autotune import stats
 from autotune.compare.decision import LIKELY_CONFIDENCE
-from autotune.records import Knobs, KnobValue, Outcome, TrialRecord
+from autotune.records import Knobs, KnobValue, Outcome, Tier, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.trials.session import ConfigurationKey, configuration_key
 
@@ -32,6 +32,7 @@ NARROW_FRAC = 0.25  # of the gain: an effect is known well enough once half its 
 # with one change worth 30 % and three without an effect, at 5 % noise: one of the three stays in 16 % of the studies, not in 2
 # %.
 MAX_LOSS_FRAC = 0.02
+FEW_ROUNDS = 4  # with fewer, an effect that the rounds leave open is told by its estimate if that is more precise
 MAX_FAILURES = 2  # after so many failures a part cannot be measured: the knob is needed
 
 
@@ -182,7 +183,7 @@ class AblationResults:
     def vagueness(self, knob: str) -> float:
         """Returns half the width of the estimate's interval, on the log scale; infinite without an estimate."""
         found = self._estimates.get(knob)
-        return math.log(found.ci[1] / found.ci[0]) / 2 if found and found.ci else math.inf
+        return _width(found) / 2
 
     def _judged(self, ratio: stats.Ratio) -> Worth:
         verdict = stats.verdict(ratio, self.margin)
@@ -242,9 +243,11 @@ class AblationResults:
 
         A change is ineffective if its effect is estimated to be within MARGIN_FRAC, or if it is small and the lower end of its
         LIKELY_CONFIDENCE interval is below 1. The least effective go first, while the expected cost is ESTIMATED_FRAC at most.
+        A change of the training itself, such as a batch size, has to gain more than the machine's spread in any case.
         """
-        small = [knob for knob, part in self.parts.items() if not self.failure(part) and self._is_doubtful(knob)]
-        put_back: list[str] = []
+        able = [knob for knob, part in self.parts.items() if not self.failure(part)]
+        put_back = [knob for knob in able if self._is_too_little_for_training(knob)]
+        small = [knob for knob in able if knob not in put_back and self._is_doubtful(knob)]
         loss = 0.0
         for knob in sorted(small, key=self.estimate):
             loss += max(0.0, math.log(self.estimate(knob)))
@@ -253,6 +256,12 @@ class AblationResults:
             put_back.append(knob)
         part = part_of(self._space, self._winner, put_back)
         return part if put_back and part.key and not self._is_missed(part) else None
+
+    def _is_too_little_for_training(self, knob: str) -> bool:
+        """Whether a change alters the training, and is not estimated to gain more than the machine's spread."""
+        tier = self._space.tier({knob: self._winner.changed[knob]})
+        is_shown = self.worth(knob) in ("faster", "needed")
+        return tier is Tier.training and not is_shown and knob in self._estimates and self.estimate(knob) <= 1 + self.margin
 
     def _is_doubtful(self, knob: str) -> bool:
         found, measured = self._estimates.get(knob), self.ratio(self.parts[knob])
@@ -292,8 +301,11 @@ class AblationResults:
         part, worth = self.parts[knob], self.worth(knob)
         failure, ratio = self.failure(part), self.ratio(part)
         basis: Basis = "" if failure or worth == "not measured" else "measured"
-        if worth == "not measured" and (ratio := self._estimates.get(knob)):
-            basis, worth = "estimated", self._judged(ratio)
+        estimate = self._estimates.get(knob)
+        # All trials together often tell more than two rounds. The widths decide, not the values, so neither is favoured.
+        is_vague = worth == "ambiguous" and ratio is not None and ratio.num_rounds < FEW_ROUNDS and _width(estimate) < _width(ratio)
+        if estimate and (worth == "not measured" or is_vague):
+            basis, worth, ratio = "estimated", self._judged(estimate), estimate
         untold = "no time" if is_kept else "only together with the others"
         reason = f"without it: {failure.outcome}" if failure else untold if worth == "not measured" else ""
         return Change(
@@ -332,3 +344,8 @@ class AblationResults:
         if ratio is None or ratio.ci is None or ratio.num_rounds < SCREENING_ROUNDS:
             return False
         return ratio.num_rounds >= DECIDED_AFTER or ratio.ci[1] <= 1 + self.loss_frac
+
+
+def _width(ratio: stats.Ratio | None) -> float:
+    """Returns the width of an interval, on the log scale; infinite without one."""
+    return math.log(ratio.ci[1] / ratio.ci[0]) if ratio and ratio.ci else math.inf

@@ -35,7 +35,8 @@ from autotune.records import Kind, Knobs, TrialRecord
 from autotune.trials.budget import finals_rules
 from autotune.trials.session import Session, attribution_of, configuration_key
 
-UNTIMED_ROUNDS = 8  # without a time budget: at most as many as the finals have pairs
+UNTIMED_ROUNDS = 8  # without a time budget: at most as many as the finals have pairs ...
+UNTIMED_FRAC = 1 / 3  # ... and at most this share of the seconds that the search took
 VAGUE = 0.1  # half-width of an estimate's interval, on the log scale; above it one more trial pays
 ROUNDS_IN_MIND = 4  # measurement windows are made short enough for this many rounds over all knobs
 
@@ -133,8 +134,7 @@ class Attributor:
             if len(configurations) < 2 or is_enough or self._is_lost(winner):
                 break
             if not is_announced:
-                left_s = None if session.budget.total_s is None else session.budget.left_s - kept_s
-                session.listener.attribution_started(winner.number, knobs, left_s)
+                session.listener.attribution_started(winner.number, knobs, self._left_s(kept_s))
                 is_announced = True
             number += 1
             order.shuffle(configurations)
@@ -157,7 +157,7 @@ class Attributor:
         idle, minimal = evidence.idle(), evidence.minimal()
         if idle and minimal and len(minimal.key) <= len(idle.key):
             return
-        if idle and self._expected_s(idle.knobs) <= session.budget.left_s - kept_s:
+        if idle and self._expected_s(idle.knobs) <= self._left_s(kept_s):
             rules, why = self._rules(evidence, idle.keys, kept_s), _why(winner, set(idle.keys))
             session.measure_part(idle.knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
             self.found = self._attribution(winner)
@@ -168,9 +168,9 @@ class Attributor:
         is_announced = False
         for knob in knobs:
             part = evidence.parts[knob]
-            if self._expected_s(part.knobs) <= session.budget.left_s - kept_s:
+            if self._expected_s(part.knobs) <= self._left_s(kept_s):
                 if not is_announced:
-                    session.listener.attribution_started(winner.number, knobs, session.budget.left_s - kept_s)
+                    session.listener.attribution_started(winner.number, knobs, self._left_s(kept_s))
                     is_announced = True
                 rules, why = self._rules(evidence, knobs, kept_s), _why(winner, {knob})
                 session.measure_part(part.knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
@@ -179,9 +179,17 @@ class Attributor:
 
     def _that_fit(self, configurations: list[Knobs], kept_s: float, num_rounds: int) -> list[Knobs]:
         """Returns the leading configurations that there is time to measure in `num_rounds` rounds."""
-        spare_s = (self._session.budget.left_s - kept_s) / num_rounds
+        spare_s = self._left_s(kept_s) / num_rounds
         sums_s = itertools.accumulate(map(self._expected_s, configurations))
         return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
+
+    def _left_s(self, kept_s: float) -> float:
+        """Returns the seconds left for ablation; without a time budget, a share of those that the search took."""
+        session = self._session
+        if session.budget.total_s is not None:
+            return session.budget.left_s - kept_s
+        spent_s = sum(record.seconds for record in session.records if record.kind is Kind.attribution)
+        return UNTIMED_FRAC * sum(record.seconds for record in session.searched) - spent_s
 
     def _attribution(self, winner: TrialRecord) -> Attribution:
         evidence = self._evidence(winner)
@@ -224,12 +232,12 @@ class Attributor:
 
     def _affordable(self, winner: TrialRecord, evidence: AblationResults, kept_s: float) -> list[str]:
         """Returns the knobs that there is time to revert one by one: all, or those with the largest estimated effects."""
-        left_s = self._session.budget.left_s - kept_s
+        left_s = self._left_s(kept_s)
         knobs = sorted(winner.changed, key=lambda knob: -evidence.estimate(knob))
         costs_s = {knob: SCREENING_ROUNDS * self._expected_s(evidence.parts[knob].knobs) for knob in knobs}
         winner_s = SCREENING_ROUNDS * self._expected_s(winner.knobs)
         done = [knob for knob in knobs if evidence.worth(knob) != "not measured"]
-        if math.isinf(left_s) or winner_s + sum(costs_s[knob] for knob in knobs if knob not in done) <= left_s:
+        if winner_s + sum(costs_s[knob] for knob in knobs if knob not in done) <= left_s:
             return knobs
         spare_s = left_s - 2 * winner_s  # two trials: the winner, and the winner without its ineffective changes
         for knob in knobs:

@@ -36,7 +36,7 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
         lines.append(_gain_line(summary, speedup))
     lines.append(" -> ".join(_measured(summary, side) for side in (summary["baseline"], entry)))
     if claimed.dropped:
-        lines.append(f"No effect, so left as they were: {', '.join(claimed.dropped)}.")
+        lines.append(f"Changed back, because they had no effect: {', '.join(claimed.dropped)}.")
     if claimed.parity:
         lines.append(f"Loss parity: {claimed.parity}")
     lines += [f"Note: {caveat}" for caveat in claimed.caveats]

@@ -168,6 +168,7 @@ ALGO = Knob(
     blocked=no_nccl,
     environment=_variable("nccl.algo", unless=AUTO),
     variables=(VARIABLES["nccl.algo"],),
+    usual_spread=0.1,
     brief="ring, tree or NVLS",
     phrase="NCCL algo {}",
     summary=(
@@ -194,6 +195,7 @@ PROTO = Knob(
     blocked=no_nccl,
     environment=_variable("nccl.proto", unless=AUTO),
     variables=(VARIABLES["nccl.proto"],),
+    usual_spread=0.1,
     brief="protocols of a transfer",
     phrase="NCCL proto {}",
     summary=(
@@ -218,6 +220,7 @@ MIN_NCHANNELS = Knob(
     is_active=lambda knobs: not UNSET < int(knobs.get("nccl.max_nchannels") or 0) < int(knobs.get("nccl.min_nchannels") or 0),
     environment=_variable("nccl.min_nchannels", unless=UNSET),
     variables=(VARIABLES["nccl.min_nchannels"],),
+    usual_spread=0.1,
     brief="channels at least",
     phrase="NCCL min_nchannels {}",
     summary=(
@@ -241,6 +244,7 @@ MAX_NCHANNELS = Knob(
     blocked=no_nccl,
     environment=_variable("nccl.max_nchannels", unless=UNSET),
     variables=(VARIABLES["nccl.max_nchannels"],),
+    usual_spread=0.1,
     brief="channels at most",
     phrase="NCCL max_nchannels {}",
     summary=(
@@ -261,6 +265,7 @@ NTHREADS = Knob(
     blocked=no_nccl,
     environment=_variable("nccl.nthreads", unless=UNSET),
     variables=(VARIABLES["nccl.nthreads"],),
+    usual_spread=0.1,
     brief="threads of a channel",
     phrase="NCCL nthreads {}",
     summary="NCCL_NTHREADS: CUDA threads of each channel's block: 64, 128, 256 or 512, which is NCCL's own on recent GPUs.",
@@ -279,6 +284,7 @@ BUFFSIZE = Knob(
     blocked=no_nccl,
     environment=_variable("nccl.buffsize", unless=UNSET),
     variables=(VARIABLES["nccl.buffsize"],),
+    usual_spread=0.1,
     brief="bytes of a buffer",
     phrase="NCCL buffsize {}",
     summary="NCCL_BUFFSIZE: bytes of the buffer between each pair of GPUs, a power of two; NCCL's own is 4 MiB.",
@@ -297,6 +303,7 @@ P2P_LEVEL = Knob(
     environment=_variable("nccl.p2p_level", unless=AUTO),
     variables=(VARIABLES["nccl.p2p_level"],),
     is_unknown=True,  # with a bad PCIe setup, direct transfers corrupt data
+    usual_spread=0.1,
     brief="how far GPUs read one another",
     phrase="NCCL p2p_level {}",
     summary=(
@@ -319,6 +326,7 @@ NVLS = Knob(
     blocked=no_nvls,
     environment=_variable("nccl.nvls"),
     variables=(VARIABLES["nccl.nvls"],),
+    usual_spread=0.1,
     brief="sums in the NVSwitches",
     phrase="NCCL nvls {}",
     summary="NCCL_NVLS_ENABLE: NVLink SHARP, sums computed in the NVSwitches of Hopper and later. On unless it is turned off.",
@@ -335,6 +343,7 @@ IB_DISABLE = Knob(
     blocked=no_infiniband,
     environment=_variable("nccl.ib_disable"),
     variables=(VARIABLES["nccl.ib_disable"],),
+    usual_spread=0.1,
     brief="without InfiniBand",
     phrase="NCCL ib_disable {}",
     summary="NCCL_IB_DISABLE: no InfiniBand or RoCE between machines; NCCL falls back to TCP sockets.",
@@ -352,6 +361,7 @@ IB_HCA = Knob(
     blocked=one_adapter,
     environment=_variable("nccl.ib_hca", unless=AUTO),
     variables=(VARIABLES["nccl.ib_hca"],),
+    usual_spread=0.1,
     brief="which InfiniBand adapters",
     phrase="NCCL ib_hca {}",
     summary=(
@@ -372,6 +382,7 @@ SOCKET_IFNAME = Knob(
     blocked=one_interface,
     environment=_variable("nccl.socket_ifname", unless=AUTO),
     variables=(VARIABLES["nccl.socket_ifname"],),
+    usual_spread=0.1,
     brief="which network interfaces",
     phrase="NCCL socket_ifname {}",
     summary=(
@@ -393,6 +404,7 @@ CROSS_NIC = Knob(
     blocked=one_nic,
     environment=_variable("nccl.cross_nic"),
     variables=(VARIABLES["nccl.cross_nic"],),
+    usual_spread=0.1,
     brief="rings across adapters",
     phrase="NCCL cross_nic {}",
     summary=(

@@ -86,10 +86,11 @@ class ReplayLauncher(Launcher):
         if spec.mode != "measure":
             self._make_first_steps(ended, spec)
         elif spec.race_below_per_s is not None:
-            ended.seconds -= sum(race(result, spec.race_below_per_s, spec.rules) for result in ended.results[:1])
+            limit_per_s = spec.race_below_per_s / max(1, len(ended.results))  # of a rank, as in the harness
+            ended.seconds -= max((race(result, limit_per_s, spec.rules) for result in ended.results), default=0.0)
         left_s = math.inf if spec.end_s is None else spec.end_s - self._clock.monotonic()
         if spec.mode == "measure" and ended.seconds > left_s:
-            ended.seconds -= sum(cut(result, left_s) for result in ended.results[:1])
+            ended.seconds -= max((cut(result, left_s) for result in ended.results), default=0.0)
         limit_s = launch.deadlines.total_s
         if ended.seconds > limit_s:
             evidence: dict[str, Any] = {"is_harness_seen": True, "deadline": f"no result within {limit_s:.0f} s"}

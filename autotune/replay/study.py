@@ -172,7 +172,9 @@ def config_of(table: Table, strategy: Strategy) -> StudyConfig:
     return config
 
 
-def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: Limits) -> Replayed:
+def replay(
+    table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: Limits, world: World | None = None
+) -> Replayed:
     """Replays one study on a table.
 
     Args:
@@ -181,9 +183,10 @@ def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: L
         strategy: how to search.
         seed: for everything random: held-out repeats, the order of repeats, the sampler.
         limits: when the study ends.
+        world: what answers instead of the table, such as a simulated machine; None for the table.
     """
     begun_s = time.process_time()
-    world, clock = World(table, grid.keys, seed=seed), ReplayClock()
+    world, clock = world or World(table, grid.keys, seed=seed), ReplayClock()
     watcher = _Watcher(world, clock)
     config = config_of(table, strategy)
     config.study.seed, config.study.budget = seed, Budget(minutes=limits.minutes, trials=limits.trials)

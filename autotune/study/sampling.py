@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import optuna
 
-from autotune.records import Knobs
+from autotune.knobs.base import Knob, no_seed
+from autotune.knobs.catalogue import knob
+from autotune.records import Knobs, KnobValue
 from autotune.search import Machine, RatesSampler, Rules, SamplerOptions
 from autotune.trials.session import Session
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
-# The sampler forecasts the effects of these. For other knobs, expert knowledge is all there is at first.
-OWN_FORECAST = (WORKERS, "loader.batch_size")
+USUAL_SPREAD = 0.3  # relative to which the sampler takes the spreads of knobs
 
 
 def machine_of(session: Session) -> Machine:
@@ -52,15 +53,27 @@ def inform(
     def full(params: Knobs) -> Knobs:
         return space.active({**space.reference, **params})
 
-    experts = space.experts(session.host_context) if session.host_context else {}
+    knobs = {key: knob(key) for key in space.domains}
     sampler.rules = Rules(
         active=lambda params: {key: value for key, value in full(dict(params)).items() if key in params},
         is_open=lambda params: is_open(full(dict(params))),
         may_win=lambda params: may_win(full(dict(params))),
         expected_s=lambda params: session.costs.expected_s(knobs := full(dict(params)), space.changed(knobs)),
         costly={key: space.reference[key] for _, key, _ in space.costly()},
-        favoured={key: value for key, value in experts.items() if key not in OWN_FORECAST},
+        gains={key: gains for key, one in knobs.items() if (gains := _usual_gains(one, session))},
+        spreads={key: one.usual_spread / USUAL_SPREAD for key, one in knobs.items()},
+        ladders={key: one.choices for key, one in knobs.items() if one.is_ladder},
     )
     sampler.options = SamplerOptions(
         decomposition=search.decomposition, memory=search.memory_model, cost=search.cost_aware, stop=search.stop
     )
+
+
+def _usual_gains(knob: Knob, session: Session) -> dict[KnobValue, float]:
+    """Returns what values of a knob usually bring, as logarithms of the rate."""
+    space, here = session.resolved, session.host_context
+    if not knob.usual_gain or here is None:
+        return {}
+    values = space.domains[knob.key].values
+    wanted = [value for value in values if value != knob.default] if knob.expert is no_seed else [knob.expert(here)]
+    return {value: knob.usual_gain for value in values if value in wanted}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -33,6 +35,7 @@ MARGIN = 1.25  # times its expected duration that a search trial may take in any
 CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0  # of the budget: end the last processes, write the verdict, finish tracking
 COMPILE_S = 60.0  # assumed cost of a compilation until one was seen: resnet18's training step on two cores
 CACHED_FRAC = 0.25  # assumed share of a compilation that remains with the study's compile cache; resnet18: a tenth
+NUM_LATEST, NUM_NEAR = 5, 3  # trials from which a cost is predicted: the latest, or those with the nearest batch sizes
 START_PHASES = ("spawn", "import", "init", "first_batch")
 _BATCH = "loader.batch_size"
 
@@ -188,7 +191,8 @@ class Costs:
 
     def __init__(self, costly_keys: frozenset[str]) -> None:
         self._costly_keys = costly_keys
-        self._plain: list[TrialRecord] = []
+        self._plain: deque[TrialRecord] = deque(maxlen=NUM_LATEST)
+        self._by_batch: dict[float, deque[TrialRecord]] = {}  # batch size -> the latest of it
         self._compile_s: dict[tuple[str, object], float] = {}
 
     def learn(self, record: TrialRecord) -> None:
@@ -198,6 +202,8 @@ class Costs:
         costly = [(key, record.changed[key]) for key in self._costly_keys if key in record.changed]
         if not costly:
             self._plain.append(record)
+            if (batch := _number(record.knobs.get(_BATCH))) is not None:
+                self._by_batch.setdefault(batch, deque(maxlen=NUM_NEAR)).append(record)
         for entry in costly:
             extra_s = record.attempt_s - self._plain_s(record.knobs)
             self._compile_s[entry] = max(extra_s, 0.0)
@@ -217,7 +223,7 @@ class Costs:
     @property
     def spared_s(self) -> float:
         """The most that a recent warm start has saved over a fresh one; 0 if there was none."""
-        return max((record.spared_s for record in self._plain[-5:]), default=0.0)
+        return max((record.spared_s for record in self._plain), default=0.0)
 
     def compile_s(self, key: str, value: object) -> float:
         """Returns the start cost of a costly value: as observed, else the highest observed of any value, else a guess."""
@@ -228,9 +234,10 @@ class Costs:
         if not self._plain:
             return 0.0
         batch = _number(knobs.get(_BATCH))
-        if batch is None:
-            return max(map(seconds_of, self._plain[-5:]))
-        near = sorted(self._plain, key=lambda record: abs(math.log(batch / (_number(record.knobs.get(_BATCH)) or batch))))[:3]
+        if batch is None or not self._by_batch:
+            return max(map(seconds_of, self._plain))
+        nearest = sorted(self._by_batch, key=lambda other: abs(math.log(batch / other)))
+        near = itertools.islice(itertools.chain.from_iterable(self._by_batch[other] for other in nearest), NUM_NEAR)
         return max(_scaled_s(record, batch, seconds_of(record)) for record in near)
 
 

@@ -175,7 +175,7 @@ def test_yaml_says_what_each_change_is_worth_and_what_bought_nothing(summary):
     text = render(summary, "yaml", None).text
     assert "  num_workers: 4  # was 0; 1.400 x [1.350, 1.450]\n" in text
     assert '  amp: "off"  # not measured (no time)\n' in text
-    assert "# No effect, so left as they were: threads.intra.\n" in text
+    assert "# Changed back, because they had no effect: threads.intra.\n" in text
     provenance = loaded(text)["provenance"]
     assert provenance["attribution"]["loader.num_workers"] == {"ratio": 1.4, "ci": [1.35, 1.45], "verdict": "faster"}
     assert provenance["without_effect"]["threads.intra"]["verdict"] == "same"

@@ -2,8 +2,9 @@
 
 A knob's levels are its listed values, or a few along its range. All columns of an absent (inactive) knob are 0. Numeric levels
 are coded cumulatively: each column is the step from one level to the next, so that neighbours are similar whatever the shape.
-Other values have a column each, except the first. Any two knobs also have the products of their columns, so that the model can
-learn pairs of values that help or hinder each other.
+So are the modes of a ladder such as compile.mode, where each does what the one before it does, and more. Other values have a
+column each, except the first. Any two knobs also have the products of their columns, so that the model can learn pairs of values
+that help or hinder each other. There are thousands of those, and a model needs only their inner products, which `Features` gives.
 """
 
 from __future__ import annotations
@@ -26,28 +27,44 @@ NUM_RANGE_LEVELS = 9  # of a range that lists no values
 BATCH = "loader.batch_size"
 HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)  # in samples: a step takes t0 + t1 b, so the rate is half of its limit at b = t0/t1
 STEP_VARIANCE = 1 / 3  # of a doubling, relative to 1 for a switch: three doublings may change as much as a switch
+LADDER_VARIANCES = np.array([1.0, 0.4])  # of the first step of a ladder, and of the others
 BATCH_STEP_VARIANCE = 0.05  # the curves above explain most of it
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Design matrices of a linear model, with a row per configuration.
+class Features:
+    """What a linear model needs of configurations, with a row for each.
 
     Attributes:
         effects: columns of single knobs, each times the prior spread of its weight.
-        pairs: columns of pairs of knobs.
+        knobs: the columns from which products of two knobs are made.
+        squares: products of each knob's own columns, which such products leave out.
     """
 
     effects: Array
-    pairs: Array
+    knobs: Array
+    squares: Array
 
-    def __mul__(self, other: Columns) -> Columns:
-        """Returns the columns scaled element by element."""
-        return Columns(self.effects * other.effects, self.pairs * other.pairs)
-
-    def __getitem__(self, rows: NDArray[np.bool_]) -> Columns:
+    def __getitem__(self, rows: Any) -> Features:
         """Returns some of the rows."""
-        return Columns(self.effects[rows], self.pairs[rows])
+        return Features(self.effects[rows], self.knobs[rows], self.squares[rows])
+
+    def with_effect(self, column: Array) -> Features:
+        """Returns the features with one more column of effects."""
+        return Features(np.hstack([self.effects, column[:, None]]), self.knobs, self.squares)
+
+    def of_effects(self, other: Features) -> Array:
+        """Returns the inner products of single knobs' columns, [own row, other's row]."""
+        return self.effects @ other.effects.T
+
+    def of_pairs(self, other: Features) -> Array:
+        """Returns the inner products of all products of two knobs' columns: ((sum over knobs)^2 - sum of squares) / 2."""
+        return ((self.knobs @ other.knobs.T) ** 2 - self.squares @ other.squares.T) / 2
+
+    def norms(self) -> tuple[Array, Array]:
+        """Returns the diagonals of `of_effects` and `of_pairs` of the rows with themselves."""
+        own = (self.knobs**2).sum(axis=1)
+        return (self.effects**2).sum(axis=1), (own**2 - (self.squares**2).sum(axis=1)) / 2
 
 
 @dataclass(frozen=True)
@@ -58,15 +75,19 @@ class Levelled:
         key: its name.
         values: its levels, ascending if they are numbers.
         is_ordered: whether they are numbers.
+        is_ladder: whether each of the values, which are no numbers, includes the one before.
     """
 
     key: str
     values: tuple[Any, ...]
     is_ordered: bool
+    is_ladder: bool = False
 
     def columns(self) -> tuple[Array, Array]:
         """Returns the columns of each level, with a last row for absence, and the prior variance of each column's weight."""
         count = len(self.values)
+        if self.is_ladder:
+            return _steps(count), LADDER_VARIANCES[np.minimum(np.arange(count - 1), 1)]
         if not self.is_ordered:
             return np.vstack([np.eye(count)[:, 1:], np.zeros((1, count - 1))]), np.ones(count - 1)
         at = np.array([_place(value) for value in self.values])
@@ -93,14 +114,20 @@ class Coding:
     Args:
         distributions: the search space, by knob.
         seen: other configurations, whose values inside a range become levels, too.
+        ladders: values of knobs in an order in which each includes the one before, see `Levelled`.
     """
 
-    def __init__(self, distributions: Mapping[str, BaseDistribution], seen: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        distributions: Mapping[str, BaseDistribution],
+        seen: Iterable[Mapping[str, Any]] = (),
+        ladders: Mapping[str, Sequence[Any]] | None = None,
+    ) -> None:
         met: dict[str, set[Any]] = {key: set() for key in distributions}
         for params in seen:
             for key in params.keys() & met.keys():
                 met[key].add(params[key])
-        self.knobs = [_levelled(key, found, met[key]) for key, found in distributions.items()]
+        self.knobs = [_levelled(key, found, met[key], (ladders or {}).get(key, ())) for key, found in distributions.items()]
         self._places = [{_same(value): n for n, value in enumerate(knob.values)} for knob in self.knobs]
 
     @cached_property
@@ -138,18 +165,28 @@ class Coding:
                 return np.asarray(codes[:, column] == self._places[column].get(_same(value), -2), dtype=float)
         return np.zeros(len(codes))
 
-    def columns(self, codes: Codes) -> Columns:
-        """Returns the columns of configurations, with a row for each."""
-        tables = [(knob.columns(), knob.pair_columns()) for knob in self.knobs]
-        effects = [table[codes[:, place]] * np.sqrt(variances) for place, ((table, variances), _) in enumerate(tables)]
-        positions = [table[codes[:, place]] for place, (_, table) in enumerate(tables)]
-        return Columns(_side_by_side(effects, len(codes)), _side_by_side(_products(positions), len(codes)))
+    def features(self, codes: Codes, weights: Mapping[str, float] | None = None) -> Features:
+        """Returns the features of configurations, with a row for each.
 
-    def scaled(self, scales: Mapping[str, float]) -> Columns:
-        """Returns factors for the columns, from each knob's relative importance: one row for all configurations."""
-        effects = [np.full((1, len(knob.columns()[1])), scales[knob.key]) for knob in self.knobs]
-        positions = [np.full((1, knob.pair_columns().shape[1]), scales[knob.key]) for knob in self.knobs]
-        return Columns(_side_by_side(effects, 1), _side_by_side(_products(positions), 1))
+        Args:
+            codes: the configurations.
+            weights: relative importance of each knob; 1 for knobs that are not named.
+        """
+        parts: list[tuple[Array, Array, Array]] = []
+        for place, (effects, knobs, squares) in enumerate(self._tables):
+            rows, weight = codes[:, place], (weights or {}).get(self.knobs[place].key, 1.0)
+            parts.append((effects[rows] * weight, knobs[rows] * weight, squares[rows] * weight**2))
+        empty = np.zeros((len(codes), 0))
+        return Features(*(np.hstack([empty, *columns]) for columns in zip(*parts, strict=True))) if parts else Features(*3 * [empty])
+
+    @cached_property
+    def _tables(self) -> list[tuple[Array, Array, Array]]:
+        """For each knob the rows of its levels, and of absence: effects, columns for products, products of its own columns."""
+        found = []
+        for knob in self.knobs:
+            (effects, variances), own = knob.columns(), knob.pair_columns()
+            found.append((effects * np.sqrt(variances), own, (own[:, :, None] * own[:, None, :]).reshape(len(own), -1)))
+        return found
 
 
 def _steps(count: int) -> Array:
@@ -157,21 +194,11 @@ def _steps(count: int) -> Array:
     return np.vstack([np.tril(np.ones((count, count)))[:, 1:], np.zeros((1, count - 1))])
 
 
-def _products(parts: Sequence[Array]) -> list[Array]:
-    """Returns the products of the columns of any two parts."""
-    return [
-        (one[:, :, None] * other[:, None, :]).reshape(len(one), one.shape[1] * other.shape[1])
-        for one, other in itertools.combinations(parts, 2)
-    ]
-
-
-def _side_by_side(parts: Sequence[Array], num_rows: int) -> Array:
-    return np.hstack([np.zeros((num_rows, 0)), *parts])
-
-
-def _levelled(key: str, found: BaseDistribution, met: set[Any]) -> Levelled:
+def _levelled(key: str, found: BaseDistribution, met: set[Any], ladder: Sequence[Any]) -> Levelled:
     if isinstance(found, CategoricalDistribution):
         is_ordered = all(isinstance(value, int | float) and not isinstance(value, bool) for value in found.choices)
+        if ladder and set(found.choices) <= set(ladder):
+            return Levelled(key, tuple(value for value in ladder if value in found.choices), False, is_ladder=True)
         return Levelled(key, tuple(sorted(found.choices) if is_ordered else found.choices), is_ordered)
     inside = {value for value in met if found._contains(found.to_internal_repr(value))}
     return Levelled(key, tuple(sorted({*_along(found), *inside})), True)

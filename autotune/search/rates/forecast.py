@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from autotune.search.rates.coding import BATCH, Array, Codes, Coding, Columns
+from autotune.search.rates.coding import BATCH, Array, Codes, Coding, Features
 from autotune.search.rates.history import Seen
-from autotune.search.rates.model import LinearModel
+from autotune.search.rates.model import LinearModel, Scales
 from autotune.search.rates.regime import Machine, combined, device_rate, shared_frac
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
-DEVICE, LOADER, ALL = "device", "loader", "all"
+DEVICE, LOADER, ALL, REST = "device", "loader", "all", "rest"
 # How much a knob matters to each side, relative to 1 for its own. A knob without a side belongs to the device.
 LOADER_PREFIX, ELSEWHERE = "loader.", 0.15
 ON_BOTH = {BATCH: (1.0, 0.3), THREADS: (1.0, 0.5), "loader.pin_memory": (0.5, 0.5), "loader.own_cores": (0.5, 1.0)}
@@ -25,7 +25,7 @@ ROUGH = 2.0  # noise of a trial that was stopped early or unsteady, relative to 
 LOADER_NOISE = 1.5  # L is measured over fewer batches than the rate
 READ_OFF_NOISE = 8.0  # of a D derived from a rate on shared cores, where interference is unknown
 UNSURE = 8.0  # a derived D this much less certain than its rate is discarded
-FAVOUR = 0.08
+SLOPE_STEP = 0.02  # in logarithms
 THREADS_TREND = 0.7  # on a CPU, D grows with the threads to this power, up to the cores
 BATCH_TREND, HALF_BATCH = 0.5, 32.0  # D grows with the batch, which amortises a step's fixed cost: (b/(b + half))**trend
 MIN_DEVICE_RATES = 2
@@ -37,12 +37,14 @@ class Expected:
 
     Attributes:
         mean: expected rate of each.
-        draws: posterior samples of the rates, [configuration, draw].
+        spread: standard deviation of its difference from that of a reference configuration.
+        own_spread: its own standard deviation.
         device, loader: expected D and L; L is infinite if unknown.
     """
 
     mean: Array
-    draws: Array
+    spread: Array
+    own_spread: Array
     device: Array
     loader: Array
 
@@ -53,13 +55,16 @@ class Forecast:
     Attributes:
         is_decomposed: whether D and L are learned separately, which requires enough of both; otherwise the rate alone is.
         spread: leave-one-out error of the rates, in logarithms.
+        scales: spreads that its models use, by name.
 
     Args:
         coding: the levels of the knobs.
         trials: past trials, at least one of them with a rate.
         machine: cores, and whether the step computes on them.
         may_decompose: whether to learn D and L separately.
-        favoured: values that an expert would start with, by knob; they are expected to be slightly better.
+        gains: what values usually bring, as logarithms of a rate, by knob.
+        spreads: by how much that usually varies, by knob, relative to model.USUAL; 1 for knobs that are not named.
+        scales: spreads from an earlier forecast; {} to find the most likely ones.
     """
 
     def __init__(
@@ -69,13 +74,19 @@ class Forecast:
         machine: Machine,
         *,
         may_decompose: bool = True,
-        favoured: Mapping[str, Any] | None = None,
+        gains: Mapping[str, Mapping[Any, float]] | None = None,
+        spreads: Mapping[str, float] | None = None,
+        scales: Mapping[str, Scales] | None = None,
     ) -> None:
-        self._coding, self._machine, self._favoured = coding, machine, favoured or {}
-        scales = {side: coding.scaled({knob.key: scale(knob.key, side) for knob in coding.knobs}) for side in (DEVICE, LOADER)}
+        self._coding, self._machine, self._gains = coding, machine, gains or {}
+        known = scales or {}
+        spreads = spreads or {}
+        self._weights = {
+            side: {knob.key: scale(knob.key, side) * spreads.get(knob.key, 1.0) for knob in coding.knobs}
+            for side in (DEVICE, LOADER, ALL)
+        }
         measured = [trial for trial in trials if trial.rate is not None]
         codes = coding.encode([trial.params for trial in measured])
-        columns = coding.columns(codes)
         rates = np.array([trial.rate for trial in measured], dtype=float)
         rough = np.array([ROUGH if trial.is_rough else 1.0 for trial in measured])
         loader = np.array([np.nan if trial.loader_rate is None else trial.loader_rate for trial in measured])
@@ -85,61 +96,101 @@ class Forecast:
         self._loader: LinearModel | None = None
         self._rest: LinearModel | None = None
         if not self.is_decomposed:
-            self._device = LinearModel(columns, np.log(rates) - self._usual_device(codes), noise=rough)
+            beside_usual = np.log(rates) - self._usual_device(codes)
+            self._device = LinearModel(self._features(ALL, codes), beside_usual, noise=rough, scales=known.get(ALL))
             self.spread = _rms(self._device.left_out_errors())
+            self.scales = {ALL: self._device.scales}
             return
         self._device = LinearModel(
-            columns[has_device],
+            self._features(DEVICE, codes[has_device]),
             np.log(device[has_device]) - self._usual_device(codes[has_device]),
-            scale=scales[DEVICE],
             noise=(rough * noise)[has_device],
+            scales=known.get(DEVICE),
         )
-        beside_usual = np.log(loader[has_loader]) - self._usual_loader(codes[has_loader])
         self._loader = LinearModel(
-            columns[has_loader], beside_usual, scale=scales[LOADER], noise=LOADER_NOISE * rough[has_loader]
+            self._features(LOADER, codes[has_loader]),
+            np.log(loader[has_loader]) - self._usual_loader(codes[has_loader]),
+            noise=LOADER_NOISE * rough[has_loader],
+            scales=known.get(LOADER),
         )
-        left = np.log(rates) - self._together(codes, *self._sides(codes, columns))
+        left = np.log(rates) - self._together(codes, *self._sides(codes))
         self._rest = LinearModel(
-            self._rest_columns(columns, codes), left, noise=rough, usual=REST_USUAL, level_spread=REST_LEVEL, prior_level=0.0
+            self._features(REST, codes),
+            left,
+            noise=rough,
+            usual=REST_USUAL,
+            level_spread=REST_LEVEL,
+            prior_level=0.0,
+            scales=known.get(REST),
         )
         self.spread = _rms(self._rest.left_out_errors())
+        self.scales = {DEVICE: self._device.scales, LOADER: self._loader.scales, REST: self._rest.scales}
 
-    def expected(self, codes: Codes, *, num_draws: int, rng: np.random.Generator) -> Expected:
-        """Returns the forecasts for configurations."""
-        columns = self._coding.columns(codes)
-        device, loader = self._sides(codes, columns)
+    def expected(self, codes: Codes, reference: Codes) -> Expected:
+        """Returns the forecasts for configurations.
+
+        Spreads are to first order: that of D counts by how much the rate depends on D.
+
+        Args:
+            codes: the configurations.
+            reference: one configuration, as a single row.
+        """
+        device, loader = self._sides(codes)
         if self._loader is None or self._rest is None:
-            draws = self._device.draws(columns, num=num_draws, rng=rng) + self._usual_device(codes)[:, None]
-            return Expected(mean=device, draws=draws, device=device, loader=loader)
-        devices = self._device.draws(columns, num=num_draws, rng=rng) + self._usual_device(codes)[:, None]
-        loaders = self._loader.draws(columns, num=num_draws, rng=rng) + self._usual_loader(codes)[:, None]
-        of_rest = self._rest_columns(columns, codes)
-        draws = self._together(codes, devices, loaders) + self._rest.draws(of_rest, num=num_draws, rng=rng)
-        mean = self._together(codes, device, loader) + self._rest.mean(of_rest)
-        return Expected(mean=mean, draws=draws, device=device, loader=loader)
+            parts = [(self._device, ALL, np.ones(len(codes)), 1.0)]
+            mean = device
+        else:
+            mean = self._together(codes, device, loader) + self._rest.mean(self._features(REST, codes))
+            of_device, of_loader = self._slopes(codes, device, loader)
+            slopes = self._slopes(reference, *self._sides(reference))
+            parts = [
+                (self._device, DEVICE, of_device, float(slopes[0][0])),
+                (self._loader, LOADER, of_loader, float(slopes[1][0])),
+                (self._rest, REST, np.ones(len(codes)), 1.0),
+            ]
+        variance, own_variance = np.zeros(len(codes)), np.zeros(len(codes))
+        for model, side, slope, other in parts:
+            own, shared, of_other = model.variances(self._features(side, codes), self._features(side, reference))
+            variance += slope**2 * own + other**2 * of_other - 2 * slope * other * shared
+            own_variance += slope**2 * own
+        spread = np.sqrt(np.maximum(variance, 0.0))
+        return Expected(mean=mean, spread=spread, own_spread=np.sqrt(own_variance), device=device, loader=loader)
+
+    def draws(self, codes: Codes, *, num: int, rng: np.random.Generator) -> Array:
+        """Returns joint posterior samples of the rates, [configuration, draw]; for at most a few hundred configurations."""
+        if self._loader is None or self._rest is None:
+            return self._device.draws(self._features(ALL, codes), num=num, rng=rng) + self._usual_device(codes)[:, None]
+        devices = self._device.draws(self._features(DEVICE, codes), num=num, rng=rng) + self._usual_device(codes)[:, None]
+        loaders = self._loader.draws(self._features(LOADER, codes), num=num, rng=rng) + self._usual_loader(codes)[:, None]
+        return self._together(codes, devices, loaders) + self._rest.draws(self._features(REST, codes), num=num, rng=rng)
 
     def supposed(self, configurations: Sequence[Mapping[str, Any]]) -> list[Seen]:
         """Returns configurations as if they had been measured with the expected result."""
         codes = self._coding.encode(configurations)
-        columns = self._coding.columns(codes)
-        device, loader = self._sides(codes, columns)
-        mean = (
-            device
-            if self._rest is None
-            else self._together(codes, device, loader) + self._rest.mean(self._rest_columns(columns, codes))
-        )
+        device, loader = self._sides(codes)
+        mean = device
+        if self._rest is not None:
+            mean = self._together(codes, device, loader) + self._rest.mean(self._features(REST, codes))
         rows = zip(configurations, *(np.exp(values).tolist() for values in (mean, device, loader)), strict=True)
         return [
             Seen(params=params, rate=rate, device_rate=one, loader_rate=other if np.isfinite(other) else None)
             for params, rate, one, other in rows
         ]
 
-    def _sides(self, codes: Codes, columns: Columns) -> tuple[Array, Array]:
-        """Returns the expected logarithms of D and L."""
-        device = self._device.mean(columns) + self._usual_device(codes)
+    def _sides(self, codes: Codes) -> tuple[Array, Array]:
+        """Returns the expected logarithms of D and L, or of the rate and infinity."""
+        of_device = DEVICE if self.is_decomposed else ALL
+        device = self._device.mean(self._features(of_device, codes)) + self._usual_device(codes)
         if self._loader is None:
             return device, np.full(len(codes), np.inf)
-        return device, self._loader.mean(columns) + self._usual_loader(codes)
+        return device, self._loader.mean(self._features(LOADER, codes)) + self._usual_loader(codes)
+
+    def _slopes(self, codes: Codes, device: Array, loader: Array) -> tuple[Array, Array]:
+        """Returns by how much the log rates grow with log D and with log L."""
+        now = self._together(codes, device, loader)
+        return (self._together(codes, device + SLOPE_STEP, loader) - now) / SLOPE_STEP, (
+            self._together(codes, device, loader + SLOPE_STEP) - now
+        ) / SLOPE_STEP
 
     def _together(self, codes: Codes, device: Array, loader: Array) -> Array:
         """Returns the log rates that result from log D and log L, with a row per configuration."""
@@ -147,12 +198,12 @@ class Forecast:
         rates = combined(np.exp(device), np.exp(loader), workers=workers, threads=threads, machine=self._machine)
         return np.asarray(np.log(rates))
 
-    def _rest_columns(self, columns: Columns, codes: Codes) -> Columns:
-        """Returns the columns for what D and L do not explain: all knobs and, on a CPU, the sharing of cores."""
-        if not self._machine.is_cpu:
-            return columns
-        crowding = shared_frac(*self._processes(codes), self._machine)[:, None] * CROWDING_SPREAD / REST_USUAL[0]
-        return Columns(np.hstack([columns.effects, crowding]), columns.pairs)
+    def _features(self, side: str, codes: Codes) -> Features:
+        """Returns the features of a side; what D and L leave unexplained depends on all knobs and the sharing of cores."""
+        features = self._coding.features(codes, self._weights[ALL if side == REST else side])
+        if side != REST or not self._machine.is_cpu:
+            return features
+        return features.with_effect(shared_frac(*self._processes(codes), self._machine) * CROWDING_SPREAD / REST_USUAL[0])
 
     def _device_rates(self, measured: Sequence[Seen], codes: Codes, rates: Array, loader: Array) -> tuple[Array, Array]:
         """Returns D of each trial, derived from the rate if cores were shared, and its noise; D is NaN if unknown."""
@@ -171,7 +222,7 @@ class Forecast:
     def _usual_device(self, codes: Codes) -> Array:
         """Returns the prior expectation of log D, up to a constant."""
         batch = np.maximum(self._coding.numbers(BATCH, codes, otherwise=1.0), 1.0)
-        usual = BATCH_TREND * np.log(batch / (batch + HALF_BATCH)) + self._favour(DEVICE, codes)
+        usual = BATCH_TREND * np.log(batch / (batch + HALF_BATCH)) + self._gain(DEVICE, codes)
         if self._machine.is_cpu and self._machine.num_cores:
             _, threads = self._processes(codes)
             usual += THREADS_TREND * np.log(np.minimum(threads, self._machine.num_cores))
@@ -181,13 +232,14 @@ class Forecast:
         """Returns the prior expectation of log L: L grows with the workers, up to the cores."""
         workers, _ = self._processes(codes)
         most = max(1.0, self._machine.num_cores or np.inf)
-        return np.asarray(np.log(np.clip(workers, 1.0, most)) + self._favour(LOADER, codes))
+        return np.asarray(np.log(np.clip(workers, 1.0, most)) + self._gain(LOADER, codes))
 
-    def _favour(self, side: str, codes: Codes) -> Array:
-        """Returns the prior bonus of an expert's values, in logarithms."""
+    def _gain(self, side: str, codes: Codes) -> Array:
+        """Returns what the values usually bring to a side, in logarithms."""
         found = np.zeros(len(codes))
-        for key, value in self._favoured.items():
-            found += FAVOUR * scale(key, side) * self._coding.has(key, value, codes)
+        for key, values in self._gains.items():
+            for value, gain in values.items():
+                found += gain * scale(key, side) * self._coding.has(key, value, codes)
         return found
 
     def _processes(self, codes: Codes) -> tuple[Array, Array]:

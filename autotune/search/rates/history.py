@@ -74,6 +74,19 @@ def seen(trials: Sequence[FrozenTrial], *, without: int | None = None) -> list[S
     return found
 
 
+def thinned(known: Sequence[Seen], *, most: int) -> list[Seen]:
+    """Returns at most `most` of the measured trials: the fastest, the latest and some of the others; in their order."""
+    if len(known) <= most:
+        return list(known)
+    third = most // 3
+    by_rate = sorted(range(len(known)), key=lambda place: -(known[place].rate or 0.0))
+    kept = {*by_rate[:third], *range(len(known) - third, len(known))}
+    others = [place for place in by_rate if place not in kept]
+    num = most - len(kept)
+    kept |= {others[place * len(others) // num] for place in range(num)}
+    return [known[place] for place in sorted(kept)]
+
+
 def _finished(trial: FrozenTrial) -> Seen:
     told = trial.user_attrs.get(MEASURED) or {}
     broken = {name for name, violation in trial.constraints.items() if violation > 0}

@@ -1,4 +1,4 @@
-"""Predicts whether a configuration fits the memory: linear in the batch size per class of knobs, and by past failures."""
+"""Predicts whether a configuration fits the memory: linear in the batch size, with a factor for each knob, and by past failures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtr
 
 from autotune.search.rates.coding import BATCH, Array
 
@@ -16,6 +17,8 @@ CLASS_KNOBS = (
     *("precision.amp", "compile.mode", "memory.activation_checkpointing"),
     *("parallel.strategy", "parallel.reshard_after_forward"),
 )
+# Knobs that change only what does not grow with the batch, such as copies of the gradients.
+FIXED_KNOBS = ("optimizer.implementation", "parallel.gradient_as_bucket_view", "backend.cudnn_benchmark")
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 IN_PROCESS = "batches are made in the process"  # a class on a CPU, where a loader without workers shares the process's memory
 # Share of a sample's bytes that these values are expected to save.
@@ -33,11 +36,12 @@ NOISE_FRAC = 0.02  # of the memory: allocators round, and peaks are sampled on a
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
 PROCESS_SPREAD, MOST_PROCESS_FRAC = 0.1, 0.95  # its relative spread; its largest share of the smallest trial
 FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # prior share of a trial's own memory that does not grow with the batch
-CLASS_SPREAD = 0.3  # of the bytes of a sample between classes, besides the expected savings
+CLASS_SPREAD = 0.3  # of the logarithm of the bytes of a sample, by one value, besides the expected savings
 CLASS_FIXED_SPREAD = 0.1  # of a trial's own memory: the same for the part that does not grow
 # GROWING: the part of the largest trial that grows with the batch; a priori all scales are equally probable.
-SAME = 1e-3  # spread of a model's own scale, relative to 1
-LEAST_LIKELY = 1e-6  # that a fitting configuration runs out of memory: other programs may take memory, too
+MOST_PEAKS = 200  # that are fitted
+NUM_STEPS = 6  # of Gauss and Newton: the factors of knobs multiply
+MAX_FACTOR = 1.5  # of the logarithm of a factor in one step
 GROWING = np.geomspace(0.001, 1.2, 40)
 
 
@@ -57,10 +61,10 @@ class Peak:
 
 
 class MemoryModel:
-    """Models memory as M(batch) = a + m batch, with a and m per class of knobs: a mixture of linear models, one per scale of m.
+    """Models memory as M(batch) = a + m batch, where values of knobs add to a and multiply m: a mixture over scales of m.
 
-    One batch size says little about m, and m cannot be negative. So each scale of m has a conjugate model for the rest, and
-    the trials determine how probable each scale is. Trials that ran out rule out scales by which they would fit.
+    One batch size says little about m, and m cannot be negative. So for each scale of m the rest is fitted by least squares
+    with priors, and the trials determine how probable each scale is. A trial that ran out takes at least the memory.
 
     Args:
         peaks: past trials.
@@ -70,10 +74,12 @@ class MemoryModel:
 
     def __init__(self, peaks: Sequence[Peak], *, capacity_bytes: float | None, is_cpu: bool = False) -> None:
         self._is_cpu = is_cpu
-        self._out = [peak for peak in peaks if peak.is_out]
-        self._in = [peak for peak in peaks if peak.peak_bytes and not peak.is_out and BATCH in peak.params]
+        self._out = _distinct([peak for peak in peaks if peak.is_out])
+        self._in = _distinct([peak for peak in peaks if peak.peak_bytes and not peak.is_out and BATCH in peak.params])
         self._chances: dict[tuple[Any, ...], float] = {}
-        self._values = sorted({*SPARED, *(value for peak in peaks for value in self._values_of(peak.params))})
+        values = {value for peak in peaks for value in self._class_of(peak.params)}
+        self._values = sorted({*SPARED, *values})
+        self._fixed = sorted({value for peak in peaks for value in _values(peak.params, FIXED_KNOBS)})
         self._is_known = bool(self._in) and capacity_bytes is not None
         if not self._is_known or capacity_bytes is None:
             return
@@ -88,19 +94,30 @@ class MemoryModel:
         """
         if not self._is_known or BATCH not in params:
             return math.nan, math.nan
-        means, variances = self._shares(params)
-        mean = float(self._belief @ means)
-        return mean, math.sqrt(float(self._belief @ (variances + (means - mean) ** 2)))
+        means, variances = self._shares([params])
+        mean = float(self._belief @ means[:, 0])
+        return mean, math.sqrt(float(self._belief @ (variances[:, 0] + (means[:, 0] - mean) ** 2)))
 
     def chance(self, params: Mapping[str, Any]) -> float:
         """Returns the probability that a configuration fits.
 
         It is 0 if one that needs no more is known to run out, else 1 if one that needs as much fitted, or nothing is known.
         """
-        key = (*self._values_of(params), params.get(BATCH), params.get(THREADS))  # thousands of configurations share a key
-        if key not in self._chances:
-            self._chances[key] = self._chance(params)
-        return self._chances[key]
+        return float(self.chances([params])[0])
+
+    def chances(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
+        """Returns the same for many configurations; those that differ only in other knobs are computed once."""
+        keys = [self._key(params) for params in configurations]
+        new = {key: params for key, params in zip(keys, configurations, strict=True) if key not in self._chances}
+        if new:
+            self._chances.update(zip(new, self._computed(list(new.values())), strict=True))
+        return np.array([self._chances[key] for key in keys])
+
+    def _key(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
+        return (
+            *(params.get(key) for key in (*CLASS_KNOBS, *FIXED_KNOBS, BATCH)),
+            *((params.get(WORKERS) == 0, params.get(THREADS)) if self._is_cpu else ()),
+        )
 
     def fits(self, params: Mapping[str, Any]) -> bool:
         """Whether a configuration is likely enough to fit to be tried as an initial configuration."""
@@ -117,83 +134,122 @@ class MemoryModel:
         return max(safe) if safe and len(safe) < len(larger) else None
 
     def _is_safe(self, params: Mapping[str, Any]) -> bool:
-        return self._is_known and BATCH in params and self.fits(params) and self._below(params, SAFE_FRAC) >= 1 / 2
+        return self._is_known and BATCH in params and self.fits(params) and self._below([params], SAFE_FRAC)[0] >= 1 / 2
 
     def is_known_out(self, params: Mapping[str, Any]) -> bool:
         """Whether a trial of the same class ran out of memory with no larger a batch."""
         return any(self._takes_no_less(params, out.params) for out in self._out)
 
-    def _chance(self, params: Mapping[str, Any]) -> float:
-        if self.is_known_out(params):
-            return 0.0
-        is_in = any(self._takes_no_less(one.params, params) and self._has_threads_of(one.params, params) for one in self._in)
-        if is_in or not self._is_known or BATCH not in params:
-            return 1.0
-        return self._below(params, FITS_FRAC)
+    def _computed(self, configurations: Sequence[Mapping[str, Any]]) -> list[float]:
+        below = self._below(configurations, FITS_FRAC) if self._is_known else np.ones(len(configurations))
+        return [
+            0.0
+            if self.is_known_out(params)
+            else 1.0
+            if BATCH not in params or self._is_known_in(params)
+            else float(chance)
+            for params, chance in zip(configurations, below, strict=True)
+        ]
 
-    def _below(self, params: Mapping[str, Any], frac: float) -> float:
-        """Returns the probability that a configuration takes at most a share of the memory."""
-        means, variances = self._shares(params)
-        return float(self._belief @ _normal_cdf((frac - means) / np.sqrt(variances)))
+    def _is_known_in(self, params: Mapping[str, Any]) -> bool:
+        """Whether a trial of the same class fitted with no smaller a batch."""
+        return any(self._takes_no_less(one.params, params) and self._has_threads_of(one.params, params) for one in self._in)
+
+    def _below(self, configurations: Sequence[Mapping[str, Any]], frac: float) -> Array:
+        """Returns the probability that each configuration takes at most a share of the memory."""
+        means, variances = self._shares([params if BATCH in params else {**params, BATCH: 0} for params in configurations])
+        return np.asarray(self._belief @ ndtr((frac - means) / np.sqrt(variances)))
 
     def _takes_no_less(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         """Whether both configurations are of the same class and `one` takes at least the memory of `other`."""
-        return self._values_of(one) == self._values_of(other) and one.get(BATCH, 0) >= other.get(BATCH, 0)
+        return self._class_of(one) == self._class_of(other) and one.get(BATCH, 0) >= other.get(BATCH, 0)
 
     def _has_threads_of(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         """Whether `one` has at least as many threads as `other`: on a CPU, each takes a little memory."""
         return not self._is_cpu or one.get(THREADS, 0) >= other.get(THREADS, 0)
 
-    def _values_of(self, params: Mapping[str, Any]) -> list[tuple[str, str]]:
+    def _class_of(self, params: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Returns the class of a configuration: its values that change the bytes of a sample or of the model."""
-        values = [(key, repr(params[key])) for key in CLASS_KNOBS if key in params]
+        values = _values(params, CLASS_KNOBS)
         if self._is_cpu and WORKERS in params:
             values.append((IN_PROCESS, repr(params[WORKERS] == 0)))
         return values
 
-    def _rows(self, params: Mapping[str, Any]) -> Array:
-        """Returns the row of a configuration in the model of each scale."""
-        own = set(self._values_of(params))
-        marks = np.array([float(value in own) for value in self._values])
-        grown = float(params[BATCH]) / self._unit * self._growing[:, None]
-        return np.hstack([np.ones_like(grown), grown, np.broadcast_to(marks, (len(grown), len(marks))), grown * marks])
+    def _marks(self, configurations: Sequence[Mapping[str, Any]]) -> tuple[Array, Array, Array]:
+        """Returns which values of the classes, and which others, each configuration has, and its batch in units."""
+        own = [set(self._class_of(params)) for params in configurations]
+        others = [set(_values(params, FIXED_KNOBS)) for params in configurations]
+        marks = np.array([[value in one for value in self._values] for one in own], dtype=float).reshape(len(own), -1)
+        fixed = np.array([[value in one for value in self._fixed] for one in others], dtype=float).reshape(len(own), -1)
+        return marks, fixed, np.array([float(params[BATCH]) for params in configurations]) / self._unit
 
-    def _shares(self, params: Mapping[str, Any]) -> tuple[Array, Array]:
-        """Returns mean and variance of the memory share that a configuration takes, for each scale."""
-        rows = self._rows(params)
-        variances = np.einsum("si,sij,sj->s", rows, self._covariances, rows)
-        unseen = sum(value not in self._values for value in self._values_of(params))
-        variances = variances + unseen * ((CLASS_SPREAD * rows[:, 1]) ** 2 + self._class_fixed**2) + NOISE_FRAC**2
-        return np.einsum("si,si->s", rows, self._weights), variances
+    def _predicted(self, weights: Array, marks: Array, fixed: Array, batches: Array) -> tuple[Array, Array]:
+        """Returns the expected shares [scale, configuration] and their slopes by the weights [scale, configuration, weight].
+
+        The weights: the part that does not grow, what each class's value and each other value adds to it, and the logarithm of
+        what each class's value multiplies the growing part by.
+        """
+        num = marks.shape[1]
+        level, added, others, factors = np.split(weights, [1, 1 + num, 1 + num + fixed.shape[1]], axis=1)
+        growing = self._growing[:, None] * batches * np.exp(np.clip(factors @ marks.T, -4.0, 4.0))
+        shares = level + added @ marks.T + others @ fixed.T + growing
+        ones = np.broadcast_to(np.hstack([np.ones((len(batches), 1)), marks, fixed]), (len(weights), len(batches), 1 + num + fixed.shape[1]))
+        return shares, np.concatenate([ones, growing[:, :, None] * marks], axis=2)
+
+    def _shares(self, configurations: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
+        """Returns mean and variance of the memory shares that configurations take, [scale, configuration]."""
+        marks, fixed, batches = self._marks(configurations)
+        means, slopes = self._predicted(self._weights, marks, fixed, batches)
+        variances = np.einsum("sci,sij,scj->sc", slopes, self._covariances, slopes, optimize=True)
+        unseen = np.array([sum(value not in self._values for value in self._class_of(params)) for params in configurations])
+        growing = self._growing[:, None] * batches
+        variances = variances + unseen * ((CLASS_SPREAD * growing) ** 2 + self._class_fixed**2) + NOISE_FRAC**2
+        return means, variances
 
     def _fit(self, shares: Array) -> None:
-        """Fits a conjugate linear model for each scale of the growing part, and computes each scale's probability."""
+        """Fits the weights for each scale of the growing part, and computes each scale's probability."""
         level = float(np.max(shares))
         process = min(self._process_frac, MOST_PROCESS_FRAC * float(np.min(shares)))
         of_trial = level - process
         self._class_fixed = CLASS_FIXED_SPREAD * of_trial
         self._growing = GROWING * level
-        own = np.ones(len(self._values))
-        spared = np.array([SPARED.get(value, 0.0) for value in self._values])
-        expected = np.concatenate([[process + FIXED_FRAC * of_trial, 1.0], 0 * own, -spared])
+        num, num_fixed = len(self._values), len(self._fixed)
+        spared = np.log1p([-SPARED.get(value, 0.0) for value in self._values])
+        expected = np.concatenate([[process + FIXED_FRAC * of_trial], np.zeros(num + num_fixed), spared])
         fixed_spread = FIXED_SPREAD * of_trial + PROCESS_SPREAD * process
-        spreads = np.concatenate([[fixed_spread, SAME], self._class_fixed * own, CLASS_SPREAD * own])
-        rows = np.stack([self._rows(peak.params) for peak in self._in], axis=1)  # scale, trial, weight
-        gain = rows * spreads**2
-        covariance = gain @ rows.transpose(0, 2, 1) + NOISE_FRAC**2 * np.eye(len(shares))
-        errors = shares - rows @ expected
-        solved = np.linalg.solve(covariance, np.concatenate([errors[:, :, None], gain], axis=2))
-        self._weights = expected + np.einsum("sti,st->si", gain, solved[:, :, 0])
-        self._covariances = np.diag(spreads**2) - gain.transpose(0, 2, 1) @ solved[:, :, 1:]
-        likelihoods = -0.5 * np.einsum("st,st->s", errors, solved[:, :, 0]) - 0.5 * np.linalg.slogdet(covariance)[1]
+        spreads = np.concatenate(
+            [[fixed_spread], np.full(num + num_fixed, self._class_fixed), np.full(num, CLASS_SPREAD)]
+        )
+        out = [peak for peak in self._out if BATCH in peak.params]
+        marks, fixed, batches = self._marks([peak.params for peak in (*self._in, *out)])
+        is_out = np.array([False] * len(self._in) + [True] * len(out))
+        least = np.concatenate([shares, np.ones(len(out))])  # what ran out takes at least the memory
+        precision = np.diag(spreads**-2.0)
+        weights = np.broadcast_to(expected, (len(self._growing), len(expected))).copy()
+        for _ in range(NUM_STEPS):
+            found, slopes = self._predicted(weights, marks, fixed, batches)
+            errors = np.where(is_out, np.maximum(least - found, 0.0), least - found)
+            slopes = slopes * (~is_out | (errors > 0))[:, :, None]
+            self._covariances = np.linalg.inv(slopes.transpose(0, 2, 1) @ slopes / NOISE_FRAC**2 + precision)
+            pulls = np.einsum("sti,st->si", slopes, errors) / NOISE_FRAC**2 + (expected - weights) / spreads**2
+            step = np.einsum("sij,sj->si", self._covariances, pulls)
+            step[:, 1 + num + num_fixed :] = np.clip(step[:, 1 + num + num_fixed :], -MAX_FACTOR, MAX_FACTOR)
+            weights += step
+        found = self._predicted(weights, marks, fixed, batches)[0]
+        self._weights = weights
+        errors = np.where(is_out, np.maximum(least - found, 0.0), least - found)
+        misfits = ((errors / NOISE_FRAC) ** 2).sum(axis=1) + (((weights - expected) / spreads) ** 2).sum(axis=1)
+        likelihoods = -0.5 * misfits + 0.5 * np.linalg.slogdet(self._covariances)[1]
         belief = np.exp(likelihoods - likelihoods.max())
         self._belief = belief / belief.sum()
-        for peak in self._out:
-            if BATCH in peak.params:
-                means, variances = self._shares(peak.params)
-                belief = self._belief * np.maximum(_normal_cdf((means - 1) / np.sqrt(variances)), LEAST_LIKELY)
-                self._belief = belief / belief.sum()
 
 
-def _normal_cdf(values: Array) -> Array:
-    return np.array([(1 + math.erf(value / math.sqrt(2))) / 2 for value in values])
+def _distinct(peaks: Sequence[Peak]) -> list[Peak]:
+    """Returns the latest of the peaks that differ only in knobs without an effect; at most MOST_PEAKS, the largest batches."""
+    keys = (*CLASS_KNOBS, *FIXED_KNOBS, BATCH, WORKERS, THREADS)
+    latest = list({tuple(peak.params.get(key) for key in keys): peak for peak in peaks}.values())
+    return sorted(latest, key=lambda peak: -float(peak.params.get(BATCH, 0)))[:MOST_PEAKS]
+
+
+def _values(params: Mapping[str, Any], keys: Sequence[str]) -> list[tuple[str, str]]:
+    return [(key, repr(params[key])) for key in keys if key in params]

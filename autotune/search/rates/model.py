@@ -1,4 +1,4 @@
-"""Implements Bayesian linear regression of a logarithm on the columns of `coding`: posterior means and samples."""
+"""Implements Bayesian linear regression of a logarithm on single knobs and pairs of knobs, in its kernel form."""
 
 from __future__ import annotations
 
@@ -6,93 +6,112 @@ import itertools
 import math
 
 import numpy as np
+from scipy.linalg import cho_solve, cholesky, solve_triangular
 
-from autotune.search.rates.coding import Array, Columns
+from autotune.search.rates.coding import Array, Features
 
 USUAL = (0.3, 0.1, 0.03)  # usual spread of a logarithm by single knobs, pairs of knobs, and noise
 FACTORS = ((0.4, 1.0, 2.5, 6.0), (0.4, 1.0, 2.5), (0.4, 1.0, 2.5, 6.0))  # of each spread to try; the most likely are used
 DOUBT = 1.0  # prior spread of the factors' natural logarithms: without evidence, the usual spreads hold
 BIAS = 2.0  # prior spread of the level, which is almost unknown
+JITTER = 1e-9
+
+Scales = tuple[float, float, float]  # spreads of effects, of pairs, and of measurements
 
 
 class LinearModel:
-    """A conjugate linear model y = level + effects + pairs + noise; weights have a normal prior of spread 1 times a factor.
+    """A conjugate linear model y = level + effects + pairs + noise, in which weights are normal with mean 0.
 
-    Columns stay unscaled and weights are scaled instead, because thousands of candidates have over a thousand columns each.
+    It never lists the weights: only inner products of configurations count, so that its cost grows with the number of
+    measurements, not with the thousands of pairs (Rasmussen & Williams, Gaussian Processes, 2.1).
+
+    Attributes:
+        scales: the spreads in use.
 
     Args:
-        columns: of the measured configurations.
+        features: of the measured configurations.
         y: the measurements, in logarithms.
-        scale: one row of factors for all columns; None for 1.
         noise: relative spread of each measurement, 1 for an ordinary one.
         usual: expected spreads of effects, of pairs and of measurements.
         level_spread: prior spread of the level round `prior_level`.
         prior_level: prior mean of the level; None for the mean of y.
+        scales: spreads to use; None for the most likely ones.
     """
 
     def __init__(
         self,
-        columns: Columns,
+        features: Features,
         y: Array,
         *,
-        scale: Columns | None = None,
         noise: Array | None = None,
-        usual: tuple[float, float, float] = USUAL,
+        usual: Scales = USUAL,
         level_spread: float = BIAS,
         prior_level: float | None = None,
+        scales: Scales | None = None,
     ) -> None:
+        self._features, self._level_spread = features, level_spread
         self._level = float(np.mean(y)) if prior_level is None else prior_level
         self._y, relative = y - self._level, np.ones(len(y)) if noise is None else noise
-        scale = scale or Columns(np.ones((1, columns.effects.shape[1])), np.ones((1, columns.pairs.shape[1])))
-        own = columns * scale
-        of_effects, of_pairs = own.effects @ own.effects.T, own.pairs @ own.pairs.T
-        tried = [[factor * one for factor in factors] for factors, one in zip(FACTORS, usual, strict=True)]
-        noises = np.outer(tried[2], relative)
-        best = -np.inf
-        for effects, pairs in itertools.product(*tried[:2]):  # all spreads of the noise at once
-            covariance = level_spread**2 + effects**2 * of_effects + pairs**2 * of_pairs + _diagonals(noises**2)
-            lowers = np.linalg.cholesky(covariance)
-            solved = np.linalg.solve(lowers, np.broadcast_to(self._y[:, None], (len(noises), len(y), 1)))[:, :, 0]
-            scales = [(effects, pairs, one) for one in tried[2]]
-            doubt = [sum((math.log(one / own) / DOUBT) ** 2 for one, own in zip(s, usual, strict=True)) for s in scales]
-            determinants = np.log(np.diagonal(lowers, axis1=1, axis2=2)).sum(axis=1)
-            likelihoods = -0.5 * ((solved**2).sum(axis=1) + np.array(doubt)) - determinants
-            top = int(np.argmax(likelihoods))
-            if likelihoods[top] > best:
-                best, self.scales = likelihoods[top], scales[top]
-                self._noises, self._lower = noises[top], lowers[top]
-        spread = [[level_spread], self.scales[0] * scale.effects[0], self.scales[1] * scale.pairs[0]]
-        self._spread = np.concatenate(spread)
-        self._columns = np.hstack([np.ones((len(y), 1)), columns.effects, columns.pairs]) * self._spread
+        own = (features.of_effects(features), features.of_pairs(features))
+        self.scales = scales or self._most_likely(own, relative, usual)
+        self._lower = self._factored(own, self.scales, relative)
+        self._solved = cho_solve((self._lower, True), self._y)
 
-    def mean(self, columns: Columns) -> Array:
+    def _factored(self, own: tuple[Array, Array], scales: Scales, relative: Array) -> Array:
+        """Returns the Cholesky factor of the measurements' covariance."""
+        covariance = self._level_spread**2 + scales[0] ** 2 * own[0] + scales[1] ** 2 * own[1]
+        return np.asarray(cholesky(covariance + np.diag((scales[2] * relative) ** 2 + JITTER), lower=True))
+
+    def _most_likely(self, own: tuple[Array, Array], relative: Array, usual: Scales) -> Scales:
+        best, found = -np.inf, usual
+        for factors in itertools.product(*FACTORS):
+            scales = (factors[0] * usual[0], factors[1] * usual[1], factors[2] * usual[2])
+            lower = self._factored(own, scales, relative)
+            solved = solve_triangular(lower, self._y, lower=True)
+            doubt = sum((math.log(factor) / DOUBT) ** 2 for factor in factors)
+            likelihood = -0.5 * (float(solved @ solved) + doubt) - float(np.log(np.diag(lower)).sum())
+            if likelihood > best:
+                best, found = likelihood, scales
+        return found
+
+    def mean(self, features: Features) -> Array:
         """Returns the posterior means of configurations."""
-        return self._worth(columns, self._columns.T @ self._solve(self._y))
+        return np.asarray(self._level + self._covariance(features, self._features) @ self._solved)
+
+    def variances(self, features: Features, beside: Features) -> tuple[Array, Array, float]:
+        """Returns the posterior variances of configurations, their covariances with another one, and the variance of that one.
+
+        Args:
+            features: the configurations.
+            beside: a single row.
+        """
+        spread = self._spread(features)
+        other = self._spread(beside)[:, 0]
+        effects, pairs = features.norms()
+        prior = self._level_spread**2 + self.scales[0] ** 2 * effects + self.scales[1] ** 2 * pairs
+        covariances = self._covariance(features, beside)[:, 0] - spread.T @ other
+        own = float(self._covariance(beside, beside)[0, 0] - other @ other)
+        return np.maximum(prior - (spread**2).sum(axis=0), 0.0), covariances, max(own, 0.0)
+
+    def draws(self, features: Features, *, num: int, rng: np.random.Generator) -> Array:
+        """Returns `num` joint posterior samples for configurations, a column each; for at most a few hundred rows."""
+        spread = self._spread(features)
+        covariance = self._covariance(features, features) - spread.T @ spread
+        values, vectors = np.linalg.eigh(covariance)
+        noise = vectors * np.sqrt(np.maximum(values, 0.0)) @ rng.standard_normal((len(values), num))
+        return np.asarray(self.mean(features)[:, None] + noise)
 
     def left_out_errors(self) -> Array:
         """Returns the leave-one-out error of each measurement, in closed form."""
-        inverse = self._solve(np.eye(len(self._y)))
-        return np.asarray(inverse @ self._y / np.diag(inverse))
+        inverse = cho_solve((self._lower, True), np.eye(len(self._y)))
+        return np.asarray(self._solved / np.diag(inverse))
 
-    def draws(self, columns: Columns, *, num: int, rng: np.random.Generator) -> Array:
-        """Returns `num` posterior samples for configurations, a column each.
+    def _covariance(self, one: Features, other: Features) -> Array:
+        """Returns the prior covariances of configurations."""
+        pairs = self.scales[1] ** 2 * one.of_pairs(other)
+        return np.asarray(self._level_spread**2 + self.scales[0] ** 2 * one.of_effects(other) + pairs)
 
-        Each is a prior sample corrected by its errors on the measurements (Matheron's rule), so that no system larger than
-        the number of measurements is solved.
-        """
-        prior = rng.standard_normal((self._columns.shape[1], num))
-        errors = self._noises[:, None] * rng.standard_normal((len(self._y), num))
-        weights = prior + self._columns.T @ self._solve(self._y[:, None] - self._columns @ prior - errors)
-        return self._worth(columns, weights)
-
-    def _worth(self, columns: Columns, weights: Array) -> Array:
-        level, effects, pairs = np.split((weights.T * self._spread).T, [1, 1 + columns.effects.shape[1]])
-        return np.asarray(self._level + level[0] + columns.effects @ effects + columns.pairs @ pairs)
-
-    def _solve(self, right: Array) -> Array:
-        return np.asarray(np.linalg.solve(self._lower.T, np.linalg.solve(self._lower, right)))
-
-
-def _diagonals(rows: Array) -> Array:
-    """Returns a diagonal matrix for each row."""
-    return np.asarray(rows[:, :, None] * np.eye(rows.shape[1]))
+    def _spread(self, features: Features) -> Array:
+        """Returns what measurements explain of each configuration's prior variance, as columns to be squared and summed."""
+        known = self._covariance(self._features, features)
+        return np.asarray(solve_triangular(self._lower, known, lower=True))

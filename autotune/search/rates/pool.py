@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,25 +10,44 @@ import numpy as np
 from autotune.search.rates.coding import Codes, Coding
 from autotune.search.rates.rules import Params
 
-MAX_LISTED = 3000  # size of the largest space whose configurations are all considered
+MAX_LISTED = 1500  # size of the largest space whose configurations are all considered
 NUM_BEST = 5  # configurations whose neighbours are considered
-NUM_PAIRS, NUM_MIXED, NUM_RANDOM = 800, 400, 400
+NUM_PAIRS, NUM_MIXED, NUM_RANDOM = 250, 100, 50
 
 
-def pool(
-    coding: Coding, best: Sequence[Params], *, active: Callable[[Params], Params], rng: np.random.Generator
-) -> list[Params]:
-    """Returns distinct configurations without inactive knobs.
+class Pool:
+    """Candidates of a search space, as codes without inactive knobs.
 
     Args:
         coding: the levels.
-        best: tried configurations, the best first.
         active: removes inactive knobs from a configuration.
-        rng: for spaces too large to list.
     """
-    codes = coding.all_codes() if coding.size <= MAX_LISTED else _near(coding, best, rng)
-    found = {configuration_key(params): params for params in (active(coding.decode(row)) for row in codes.tolist())}
-    return list(found.values())
+
+    def __init__(self, coding: Coding, active: Callable[[Params], Params]) -> None:
+        self._coding, self._active = coding, active
+        self._known: dict[bytes, Codes] = {}
+        self._listed = self.distinct(coding.all_codes()) if coding.size <= MAX_LISTED else None
+
+    def candidates(self, best: Codes, rng: np.random.Generator) -> Codes:
+        """Returns distinct configurations.
+
+        Args:
+            best: tried configurations, the best first.
+            rng: for spaces too large to list.
+        """
+        return self._listed if self._listed is not None else self.distinct(_near(self._coding, best, rng))
+
+    def distinct(self, codes: Codes) -> Codes:
+        """Returns the distinct ones among configurations, without inactive knobs."""
+        found: dict[bytes, Codes] = {}
+        for row in codes:
+            key = row.tobytes()
+            if key not in self._known:
+                (own,) = self._coding.encode([self._active(self._coding.decode(row.tolist()))])
+                self._known[key] = own
+            own = self._known[key]
+            found[own.tobytes()] = own
+        return np.array(list(found.values()), dtype=np.int64).reshape(len(found), codes.shape[1])
 
 
 def configuration_key(params: Params) -> frozenset[Any]:
@@ -36,14 +55,14 @@ def configuration_key(params: Params) -> frozenset[Any]:
     return frozenset((key, isinstance(value, bool), value) for key, value in params.items())
 
 
-def _near(coding: Coding, best: Sequence[Params], rng: np.random.Generator) -> Codes:
+def _near(coding: Coding, best: Codes, rng: np.random.Generator) -> Codes:
     """Returns neighbours of the best, two-knob changes of the very best, mixtures of the best, and random configurations."""
     counts = np.array([len(knob.values) for knob in coding.knobs])
     random = rng.integers(0, counts, size=(NUM_RANDOM, len(counts)))
-    if not best:
+    if not len(best):
         return random
     # An absent knob gets its first level, in case a change to another knob makes it active.
-    tops = np.maximum(coding.encode(best[:NUM_BEST]), 0)
+    tops = np.maximum(best[:NUM_BEST], 0)
     single = [_with(top, column, level) for top in tops for column, count in enumerate(counts) for level in range(count)]
     mixed = tops[rng.integers(0, len(tops), size=(NUM_MIXED, len(counts))), np.arange(len(counts))]
     ones = np.array([_with(tops[0], column, level) for column, count in enumerate(counts) for level in range(count)])
@@ -65,3 +84,4 @@ def _with(row: Codes, column: int, level: int) -> Codes:
     changed = row.copy()
     changed[column] = level
     return changed
+

@@ -29,7 +29,9 @@ class Rules:
         may_win: whether a configuration was not ruled out after it was measured.
         expected_s: expected seconds of a trial.
         costly: knobs whose values cost a compilation -> the value that does not.
-        favoured: values that an expert would start with.
+        gains: what values usually bring, as logarithms of a rate, by knob; 0 for those that are not named.
+        spreads: by how much that usually varies, by knob, relative to `model.USUAL`; 1 for those that are not named.
+        ladders: values of knobs in an order in which each does what the one before does, and more.
     """
 
     active: Callable[[Params], Params] = lambda params: params
@@ -37,4 +39,6 @@ class Rules:
     may_win: Callable[[Params], bool] = lambda _: True
     expected_s: Callable[[Params], float] = lambda _: 1.0
     costly: Mapping[str, Any] = field(default_factory=dict)
-    favoured: Mapping[str, Any] = field(default_factory=dict)
+    gains: Mapping[str, Mapping[Any, float]] = field(default_factory=dict)
+    spreads: Mapping[str, float] = field(default_factory=dict)
+    ladders: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

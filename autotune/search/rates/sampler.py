@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.rates.coding import Coding
 from autotune.search.rates.forecast import Forecast
-from autotune.search.rates.history import Seen, seen
+from autotune.search.rates.history import Seen, seen, thinned
 from autotune.search.rates.memory import MemoryModel
+from autotune.search.rates.model import Scales
+from autotune.search.rates.pool import Pool
 from autotune.search.rates.regime import Machine
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
 from autotune.search.rates.step import Proposed, Step
@@ -24,17 +26,32 @@ from autotune.search.rates.step import Proposed, Step
 MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
 MAX_SPREAD = 0.15  # of the rates round what D and L predict; beyond it a model of the rates alone may be better
 MIN_SPREAD_TRIALS = 8  # rates needed before the spread is meaningful
+MOST_TRIALS = 150  # that models are fitted to: the time of a fit grows with their number cubed
+RESCALE_TIMES = 1.1  # growth of the number of trials after which the models' spreads are found anew
 STOP_IMPROVEMENT = 0.01  # a proposal below this expected improvement is unpromising ...
 STOP_AFTER = 5  # ... and this many in a row end the search
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecasted:
+    """What is forecast for a configuration.
+
+    Attributes:
+        log_rate, spread: expected logarithm of its rate, and its standard deviation.
+        chance_to_fit: probability that it fits the memory.
+    """
+
+    log_rate: float
+    spread: float
+    chance_to_fit: float
 
 
 class RatesSampler(optuna.samplers.BaseSampler):
     """Proposes configurations by their predicted device rate, loader capacity and memory; see `Forecast` and `MemoryModel`.
 
-    It takes turns: a change of one knob on a bottleneck side, a Thompson sample (drawn by the chance to be the best), another
-    change of one knob, and the configuration expected to be the best, which also replaces a change that promises next to
-    nothing. Gains are weighed against the cost of the trial and the chance to fit the memory. Everything is read from the
-    journal, so trials that others added, or that run concurrently, count like its own.
+    Each proposal is the configuration with the largest expected gain over the best so far, weighed against the seconds it takes
+    and the chance that it runs out of memory. What knobs usually bring is the prior; the trials overrule it. Everything is read
+    from the journal, so trials that others added, or that run concurrently, count like its own.
 
     Where this cannot help (several objectives, no rates, an objective other than the rate) the fallback proposes, and the
     reason is given. If D and L do not explain the rates, it continues with a model of the rates alone; on landscapes designed
@@ -70,6 +87,10 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._shared_space = IntersectionSearchSpace()
         self._proposed: dict[int, Proposed] = {}
         self._num_unpromising = 0
+        self._levels: tuple[Any, ...] = ()
+        self._scales: dict[str, Scales] = {}  # of the models, found when there were so many trials:
+        self._num_scaled = 0
+        self._pool: Pool | None = None
         self._why_alone = self._told_alone = ""
         self.is_exhausted = self.is_held_back = False
 
@@ -154,10 +175,11 @@ class RatesSampler(optuna.samplers.BaseSampler):
         known = seen(study.get_trials(deepcopy=False), without=trial.number)
         known = [one for one in known if one.params.keys() <= distributions.keys()]
         machine = self._machine(study)
-        coding = Coding(distributions, [one.params for one in known])
+        coding = self._coding(distributions, known)
         forecast = self._forecast(coding, known, machine)
         step = Step(
             coding=coding,
+            pool=self._pool_of(coding),
             forecast=forecast,
             memory=self._memory(known, machine) if self.options.memory else None,
             known=known,
@@ -165,7 +187,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
             options=self.options,
             rng=self._rng,
         )
-        found = step.propose(turn=sum(one.rate is not None for one in known))
+        found = step.propose()
         self.is_exhausted, self.is_held_back = found is None, step.is_held_back
         if found is None:
             return Proposed(params={}, why="every configuration that may be tried is known", is_fallback=True)
@@ -175,6 +197,27 @@ class RatesSampler(optuna.samplers.BaseSampler):
         is_promising = found.expected_improvement is None or found.expected_improvement >= STOP_IMPROVEMENT
         self._num_unpromising = 0 if is_promising else self._num_unpromising + 1
         return found
+
+    def forecasts(self, study: optuna.Study, configurations: Sequence[Params]) -> list[Forecasted]:
+        """Returns what is forecast for configurations, from the study's finished trials."""
+        known = [one for one in seen(study.get_trials(deepcopy=False)) if not one.is_running]
+        machine, coding = self._machine(study), self._coding(self._distributions or {}, known)
+        codes = coding.encode(configurations)
+        expected = self._forecast(coding, known, machine).expected(codes, codes[:1])
+        chances = self._memory(known, machine).chances(configurations)
+        rows = zip(expected.mean.tolist(), expected.own_spread.tolist(), chances.tolist(), strict=True)
+        return [Forecasted(log_rate=mean, spread=spread, chance_to_fit=chance) for mean, spread, chance in rows]
+
+    def _coding(self, distributions: Mapping[str, BaseDistribution], known: Sequence[Seen]) -> Coding:
+        return Coding(distributions, [one.params for one in known], self.rules.ladders)
+
+    def _pool_of(self, coding: Coding) -> Pool:
+        """Returns the candidates of a space; the same as before, which remember much, if its levels are."""
+        levels = tuple((knob.key, knob.values) for knob in coding.knobs)
+        if levels != self._levels:
+            self._levels, self._pool = levels, Pool(coding, self.rules.active)
+        assert self._pool is not None
+        return self._pool
 
     def _machine(self, study: optuna.Study) -> Machine:
         return Machine.from_json(study.user_attrs.get(MACHINE) or {})
@@ -211,4 +254,17 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return alone
 
     def _fitted(self, coding: Coding, known: Sequence[Seen], machine: Machine, *, may_decompose: bool) -> Forecast:
-        return Forecast(coding, known, machine, may_decompose=may_decompose, favoured=self.rules.favoured)
+        kept = thinned([one for one in known if one.rate is not None], most=MOST_TRIALS)
+        fitted = Forecast(
+            coding,
+            kept,
+            machine,
+            may_decompose=may_decompose,
+            gains=self.rules.gains,
+            spreads=self.rules.spreads,
+            scales=self._scales if len(known) < RESCALE_TIMES * self._num_scaled else None,
+        )
+        if len(known) >= RESCALE_TIMES * self._num_scaled:
+            self._num_scaled, self._scales = len(known), {}
+        self._scales |= fitted.scales
+        return fitted

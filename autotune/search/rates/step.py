@@ -1,35 +1,29 @@
-"""Makes one proposal: collects candidates, computes their expected gains, and chooses one for this turn."""
+"""Makes one proposal: collects candidates, computes their expected gains, and chooses the one that is worth its time."""
 
 from __future__ import annotations
 
-import functools
-import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from autotune.search.rates import explain
-from autotune.search.rates.coding import Array, Coding
+from autotune.search.rates.coding import Array, Codes, Coding
 from autotune.search.rates.failure_model import FailureModel
 from autotune.search.rates.forecast import ALL, DEVICE, LOADER, Expected, Forecast, scale
 from autotune.search.rates.history import Seen
 from autotune.search.rates.memory import LEAST_CHANCE, MemoryModel
-from autotune.search.rates.pool import configuration_key, pool
+from autotune.search.rates.pool import Pool
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
 
-NUM_DRAWS = 64  # posterior samples: enough for the mean gain to a tenth of its spread
-NUM_RANKED = 200  # open candidates with the largest expected gains, from which cost decides
+NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest expected gains
+NUM_OPEN = 60  # candidates with the largest expected gains for their time that are looked at closely
 NUM_BEST_TO_COMPILE = 3  # best configurations, costly knobs aside, to which a costly value may be added
-NUM_GREEDY = 20  # open candidates with the highest expected rates, besides those
-SURE_CHANCE = 0.9  # chance to fit from which any gain is worth trying; below it, a small gain is not worth the risk
-RISK_GAIN = 0.1  # expected gain required of what may run out of memory ...
-SAFE_GAIN_TIMES = 3.0  # ... or this many times the best safe gain, if it is expected to be faster ...
-LIKELY_CHANCE = 0.5  # ... and has this chance to fit
-IDLE_GAIN = 0.01  # gain below which memory is never risked, and a single change gives way to the most promising configuration
+FIT_POWER = 2.0  # exponent of the chance to fit: running out of memory costs a trial and yields no rate
 COST_POWER = 0.5  # exponent of the seconds that divide a gain; with 1, compilations come too late for the budget
-POSSIBLE = 0.9  # quantile of the possible gain that is shown as "up to"
+POSSIBLE_Z = 1.2816  # of the possible gain that is shown as "up to": one in ten such changes exceeds it
 RELIEF = 0.1  # gain if a side cost nothing, from which that side is worth a change
 BELONGS = 0.3  # importance to a side from which a knob belongs to it
 
@@ -41,8 +35,8 @@ class Proposed:
     Attributes:
         params: the configuration; {} to leave it to the fallback.
         why: one line on why it is proposed.
-        expected_improvement: expected gain of the best open candidate over the best so far, a fraction; None when unknown. If
-            many may each be a little better, it exceeds the expected gain of any single one.
+        expected_improvement: by how much the best open candidate is expected to exceed the best so far, a fraction; None when
+            unknown. If many may each be a little better, it exceeds the expected gain of any single one.
         is_fallback: whether another sampler proposes.
     """
 
@@ -53,12 +47,24 @@ class Proposed:
 
 
 class Step:
-    """Computes one proposal."""
+    """Computes one proposal.
+
+    Args:
+        coding: the levels of the knobs.
+        pool: the candidates.
+        forecast: of the rates.
+        memory: of the memory; None to ignore it.
+        known: past and running trials.
+        rules: what the study knows about configurations.
+        options: which parts to use.
+        rng: for candidates and samples.
+    """
 
     def __init__(
         self,
         *,
         coding: Coding,
+        pool: Pool,
         forecast: Forecast,
         memory: MemoryModel | None,
         known: Sequence[Seen],
@@ -66,68 +72,98 @@ class Step:
         options: SamplerOptions,
         rng: np.random.Generator,
     ) -> None:
-        self._coding, self._forecast, self._memory, self._known = coding, forecast, memory, known
+        self._coding, self._pool, self._forecast, self._memory = coding, pool, forecast, memory
         self._rules, self._options, self._rng = rules, options, rng
         winners = [one for one in known if one.may_win and rules.may_win(one.params)]
-        self._winners = winners or [one for one in known if one.rate is not None]
-        self._tried = {configuration_key(one.params) for one in known}
+        winners = winners or [one for one in known if one.rate is not None]
+        self._winners = np.unique(coding.encode([one.params for one in winners]), axis=0)
+        self._tried = {row.tobytes() for row in coding.encode([one.params for one in known])}
         over = [one for one in known if not one.is_running]
         worked = [one.params for one in over if one.rate is not None]
-        self.is_held_back = False  # whether some were left out because of memory
         self._failure_model = FailureModel(worked, [one.suspected for one in over if one.rate is None and not one.is_out])
+        self.is_held_back = False  # whether some were left out because of memory
 
-    def propose(self, *, turn: int) -> Proposed | None:
-        """Returns the proposal of this turn; None if no considered configuration is open."""
-        tried = self._expected([one.params for one in self._winners])
+    def propose(self) -> Proposed | None:
+        """Returns the proposal; None if no considered configuration is open."""
+        tried = self._forecast.expected(self._winners, self._winners[:1])
         order = np.argsort(-tried.mean)
-        best, sides = [self._winners[place].params for place in order], self._sides(tried, int(order[0]))
-        considered = pool(self._coding, best, active=self._rules.active, rng=self._rng)
-        wanted = [params for params in considered if self._is_wanted(params, best)]
-        candidates = [params for params in wanted if self._chance_to_fit(params) >= LEAST_CHANCE]
-        self.is_held_back = len(candidates) < len(wanted)
-        if not candidates:
+        best, reference = self._winners[order], self._winners[order[:1]]
+        codes = self._wanted(best)
+        if not len(codes):
             return None
-        expected = self._expected([best[0], *candidates])
-        fits = np.array([self._chance_to_fit(params) for params in candidates])
-        works = np.array([self._failure_model.chance(params) for params in candidates]) * fits
-        gains = (np.exp(expected.draws[1:] - expected.draws[0]) - 1) * works[:, None]
-        means = (np.exp(expected.mean[1:] - expected.mean[0]) - 1) * works
-        # The chance to fit counts twice when candidates are compared: running out of memory costs a trial and yields no rate.
-        counted, ranks = gains * fits[:, None], means * fits
-        expected_gains = np.maximum(counted, 0.0).mean(axis=1)
-        by_expected_gain, is_safe = np.argsort(-expected_gains).tolist(), fits >= SURE_CHANCE
-        is_new = functools.cache(lambda place: self._rules.is_open(candidates[place]))
-        safe_gain = next((float(expected_gains[place]) for place in by_expected_gain if is_safe[place] and is_new(place)), 0.0)
-        may_be_tried = is_safe | _is_worth_the_risk(expected_gains, means, fits, safe_gain)
-        self.is_held_back |= not may_be_tried.all()
-        is_open = functools.cache(lambda place: may_be_tried[place] and is_new(place))
-        promising = itertools.islice(filter(is_open, by_expected_gain), NUM_RANKED)
-        likely = itertools.islice(filter(is_open, np.argsort(-ranks).tolist()), NUM_GREEDY)
-        places = list(dict.fromkeys([*promising, *likely]))
+        works = self._chances_to_work(codes)
+        fits = self._chances_to_fit(codes)
+        self.is_held_back = bool((fits < LEAST_CHANCE).any())
+        kept = fits >= LEAST_CHANCE
+        codes, works, fits = codes[kept], works[kept], fits[kept]
+        expected = self._forecast.expected(codes, reference)
+        means = expected.mean - tried.mean[order[0]]
+        gains = _expected_gains(means, expected.spread) * works * fits**FIT_POWER
+        places = self._open(codes, gains)
         if not places:
             return None
-        cost = {
-            place: self._rules.expected_s(candidates[place]) ** COST_POWER if self._options.cost else 1.0 for place in places
-        }
-        single = [place for place in places if is_safe[place] and _side_of(candidates[place], best[0], sides)]
-        if turn % 2 == 0 and single and max(expected_gains[single]) >= IDLE_GAIN:
-            chosen = max(single, key=lambda place: (expected_gains[place] / cost[place], means[place]))
-            lead = lead_of(_side_of(candidates[chosen], best[0], sides), sides)
-        elif turn % 4 == 1:
-            draw = int(self._rng.integers(NUM_DRAWS))
-            chosen = max(places, key=lambda place: (max(counted[place, draw], 0.0) / cost[place], counted[place, draw]))
-            lead = "may be better"
-        else:
-            worth = ranks if max(ranks[places]) > 0 else expected_gains
-            chosen = max(places, key=lambda place: (worth[place] / cost[place], means[place]))
-            lead = "most promising"
-        possible = float(np.quantile(gains[chosen], POSSIBLE))
-        why = f"{lead}: {explain.changes(best[0], candidates[chosen])}, {explain.gain(float(means[chosen]), possible)}"
-        expected_improvement = float(np.maximum(gains[places].max(axis=0), 0.0).mean())
-        return Proposed(params=candidates[chosen], why=why, expected_improvement=expected_improvement)
+        params = {place: self._coding.decode(codes[place].tolist()) for place in places}
+        cost = {place: self._rules.expected_s(params[place]) ** COST_POWER if self._options.cost else 1.0 for place in places}
+        chosen = max(places, key=lambda place: (gains[place] / cost[place], means[place]))
+        current = self._coding.decode(reference[0].tolist())
+        possible = math.expm1(float(means[chosen] + POSSIBLE_Z * expected.spread[chosen]))
+        lead = self._lead(params[chosen], current, tried, int(order[0]))
+        why = f"{lead}: {explain.changes(current, params[chosen])}, {explain.gain(math.expm1(float(means[chosen])), possible)}"
+        return Proposed(
+            params=params[chosen],
+            why=why,
+            expected_improvement=self._improvement(reference, codes[places], works[places] * fits[places]),
+        )
 
-    def _expected(self, configurations: Sequence[Params]) -> Expected:
-        return self._forecast.expected(self._coding.encode(configurations), num_draws=NUM_DRAWS, rng=self._rng)
+    def _wanted(self, best: Codes) -> Codes:
+        """Returns the candidates that are new and worth a compilation, if they need one."""
+        codes = self._pool.candidates(best, self._rng)
+        is_new = np.array([row.tobytes() not in self._tried for row in codes], dtype=bool)
+        return codes[is_new & self._is_worth_compiling(codes, best) & (self._chances_to_work(codes) > 0)]
+
+    def _open(self, codes: Codes, gains: Array) -> list[int]:
+        """Returns the places of the open candidates with the largest expected gains."""
+        found: list[int] = []
+        for place in np.argsort(-gains).tolist():
+            if self._rules.is_open(self._coding.decode(codes[place].tolist())):
+                found.append(place)
+                if len(found) >= NUM_OPEN:
+                    break
+        return found
+
+    def _improvement(self, reference: Codes, codes: Codes, works: Array) -> float:
+        """Returns by how much the best of some candidates is expected to exceed the best so far."""
+        draws = self._forecast.draws(np.vstack([reference, codes]), num=NUM_DRAWS, rng=self._rng)
+        does_work = self._rng.random((len(codes), NUM_DRAWS)) < works[:, None]
+        return float(np.maximum(np.where(does_work, np.expm1(draws[1:] - draws[0]), 0.0).max(axis=0), 0.0).mean())
+
+    def _chances_to_work(self, codes: Codes) -> Array:
+        """Returns each configuration's chance not to fail, memory aside."""
+        chances = np.ones(len(codes))
+        for place, knob in enumerate(self._coding.knobs):
+            of_values = [self._failure_model.chance({knob.key: value}) for value in knob.values]
+            chances *= np.array([*of_values, 1.0])[codes[:, place]]
+        return chances
+
+    def _chances_to_fit(self, codes: Codes) -> Array:
+        if self._memory is None:
+            return np.ones(len(codes))
+        return self._memory.chances([self._coding.decode(row) for row in codes.tolist()])
+
+    def _is_worth_compiling(self, codes: Codes, best: Codes) -> Array:
+        """Whether each configuration needs no compilation, or is one of the best so far apart from its costly knobs."""
+        costly = [place for place, knob in enumerate(self._coding.knobs) if knob.key in self._rules.costly]
+        plain = self._coding.encode([dict(self._rules.costly)])[0]
+        is_plain = np.all([(codes[:, place] == plain[place]) | (codes[:, place] < 0) for place in costly] or [[True]], axis=0)
+        others = [place for place in range(codes.shape[1]) if place not in costly]
+        bests = {row.tobytes() for row in best[:NUM_BEST_TO_COMPILE, others]}
+        return is_plain | np.array([row.tobytes() in bests for row in codes[:, others]], dtype=bool)
+
+    def _lead(self, params: Params, best: Params, tried: Expected, place: int) -> str:
+        """Returns what a proposal addresses, in words."""
+        sides = self._sides(tried, place)
+        side = _side_of(params, best, sides)
+        return lead_of(side, sides) if side else "most promising"
 
     def _sides(self, expected: Expected, place: int) -> list[str]:
         """Returns the sides that limit a configuration, the bottleneck first: it would gain if these cost nothing."""
@@ -137,30 +173,12 @@ class Step:
         most = max(relief, key=lambda side: relief[side])
         return [most, *(side for side in relief if side != most and relief[side] >= RELIEF)]
 
-    def _is_wanted(self, params: Params, best: Sequence[Params]) -> bool:
-        is_new = configuration_key(params) not in self._tried
-        return is_new and self._failure_model.chance(params) > 0 and self._is_worth_compiling(params, best)
 
-    def _chance_to_fit(self, params: Params) -> float:
-        return self._memory.chance(params) if self._memory else 1.0
-
-    def _is_worth_compiling(self, params: Params, best: Sequence[Params]) -> bool:
-        """Whether a configuration needs no compilation, or is one of the best so far apart from its costly knobs."""
-        costly = self._rules.costly
-        if all(params.get(key, plain) == plain for key, plain in costly.items()):
-            return True
-        rest = {key: value for key, value in params.items() if key not in costly}
-        bests = [{key: value for key, value in one.items() if key not in costly} for one in best[:NUM_BEST_TO_COMPILE]]
-        return rest in bests
-
-
-def _is_worth_the_risk(expected_gains: Array, means: Array, fits: Array, safe_gain: float) -> NDArray[np.bool_]:
-    """Returns which candidates may be tried although they may run out of memory.
-
-    `safe_gain` is the largest expected gain of a candidate that is sure to fit.
-    """
-    is_likely = (fits >= LIKELY_CHANCE) & (means > 0)
-    return (expected_gains >= RISK_GAIN) | (is_likely & (expected_gains >= max(SAFE_GAIN_TIMES * safe_gain, IDLE_GAIN)))
+def _expected_gains(means: Array, spreads: Array) -> Array:
+    """Returns the expected gain over the best so far, E[max(exp(x) - 1, 0)] for normal x."""
+    spreads = np.maximum(spreads, 1e-6)
+    above = ndtr(means / spreads)
+    return np.asarray(np.maximum(np.exp(means + spreads**2 / 2) * ndtr(means / spreads + spreads) - above, 0.0))
 
 
 def _side_of(params: Params, best: Params, sides: Sequence[str]) -> str:

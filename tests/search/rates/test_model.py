@@ -27,11 +27,11 @@ def truth(codes, pair=0.0):
 
 
 def fitted(places, y):
-    return LinearModel(CODING.columns(CODES[places]), y)
+    return LinearModel(CODING.features(CODES[places]), y)
 
 
 def everywhere():
-    return CODING.columns(CODES)
+    return CODING.features(CODES)
 
 
 def test_planted_effects_are_recovered_from_one_measurement_for_each_level():
@@ -57,9 +57,9 @@ def test_draws_are_sure_where_it_was_measured_and_unsure_elsewhere():
 
 
 def test_measurement_known_to_be_rough_moves_the_model_less():
-    columns = CODING.columns(CODES[[0, 0]])
-    rough = LinearModel(columns, np.array([0.0, 1.0]), noise=np.array([1.0, 20.0]), usual=(0.3, 0.1, 0.1))
-    assert rough.mean(columns)[0] < 0.2
+    features = CODING.features(CODES[[0, 0]])
+    rough = LinearModel(features, np.array([0.0, 1.0]), noise=np.array([1.0, 20.0]), usual=(0.3, 0.1, 0.1))
+    assert rough.mean(features)[0] < 0.2
 
 
 def test_absent_knob_has_no_columns_and_a_range_gets_levels_of_what_was_met():
@@ -67,7 +67,7 @@ def test_absent_knob_has_no_columns_and_a_range_gets_levels_of_what_was_met():
         {"loader.prefetch_factor": CategoricalDistribution([2, 4]), "x": IntDistribution(1, 1000, log=True)}, [{"x": 48}]
     )
     absent = coding.encode([{"x": 1}])
-    assert not coding.columns(absent).effects.any()
+    assert not coding.features(absent).effects.any()
     assert coding.decode(coding.encode([{"x": 48}])[0]) == {"x": 48}
     values = coding.knobs[1].values
     assert (values[0], values[-1]) == (1, 1000)
@@ -79,3 +79,35 @@ def test_true_is_not_one():
     (row,) = coding.encode([{"a": True, "b": 1}])
     assert coding.decode(row) == {"a": True, "b": 1}
     assert coding.decode(row)["a"] is True
+
+
+def test_variances_agree_with_joint_draws():
+    model = fitted([0, 3, 6], truth(CODES[[0, 3, 6]]))
+    own, shared, of_first = model.variances(everywhere(), everywhere()[:1])
+    draws = model.draws(everywhere(), num=20_000, rng=np.random.default_rng(2))
+    assert own == pytest.approx(draws.var(axis=1), rel=0.1, abs=2e-4)
+    assert of_first == pytest.approx(draws[0].var(), rel=0.1, abs=2e-4)
+    between = (draws - draws[0]).var(axis=1)
+    assert own + of_first - 2 * shared == pytest.approx(between, rel=0.1, abs=2e-4)
+
+
+def test_inner_products_of_pairs_are_those_of_all_products_of_two_knobs_columns():
+    coding = Coding(SPACE)
+    codes = coding.all_codes()
+    columns = [knob.pair_columns()[codes[:, place]] for place, knob in enumerate(coding.knobs)]
+    products = [
+        (columns[one][:, :, None] * columns[other][:, None, :]).reshape(len(codes), -1)
+        for one, other in [(0, 1), (0, 2), (1, 2)]
+    ]
+    listed = np.hstack(products)
+    features = coding.features(codes)
+    assert features.of_pairs(features) == pytest.approx(listed @ listed.T)
+    assert features.norms()[1] == pytest.approx((listed**2).sum(axis=1))
+
+
+def test_modes_of_a_ladder_are_as_alike_as_they_are_near():
+    modes = ("off", "default", "reduce-overhead", "max-autotune")
+    coding = Coding({"compile.mode": CategoricalDistribution(["max-autotune", "off", "default"])}, ladders={"compile.mode": modes})
+    assert coding.knobs[0].values == ("off", "default", "max-autotune")
+    model = LinearModel(coding.features(np.array([[0], [1]])), np.array([0.0, -0.3]))
+    assert model.mean(coding.features(np.array([[2]])))[0] < -0.2, "what compiling costs, max-autotune costs, too"

@@ -1,21 +1,15 @@
 import numpy as np
 import pytest
 
-from autotune.search.rates.step import _is_worth_the_risk
+from autotune.search.rates.step import _expected_gains
 
 
-@pytest.mark.parametrize(
-    ("hope", "mean", "chance", "safe_gain", "is_worth_it"),
-    [
-        (0.12, -0.02, 0.3, 0.2, True),  # a tenth is worth it whatever else there is
-        (0.04, 0.03, 0.6, 0.01, True),  # nothing safe promises much: likely to fit, expected to be faster
-        (0.011, 0.01, 0.6, 0.0, True),
-        (0.009, 0.01, 0.6, 0.0, False),  # next to nothing is no reason, though nothing else is left
-        (0.04, 0.03, 0.6, 0.02, False),  # what is safe promises half of it
-        (0.04, 0.03, 0.4, 0.01, False),  # more likely to run out than to fit
-        (0.04, -0.01, 0.6, 0.01, False),  # it may be faster, and is expected to be slower
-    ],
-)
-def test_memory_is_risked_for_a_tenth_or_where_nothing_safe_promises_as_much(hope, mean, chance, safe_gain, is_worth_it):
-    found = _is_worth_the_risk(np.array([hope]), np.array([mean]), np.array([chance]), safe_gain)
-    assert found.tolist() == [is_worth_it]
+@pytest.mark.parametrize(("mean", "spread"), [(0.1, 0.05), (-0.1, 0.05), (0.0, 0.3), (-0.3, 0.1)])
+def test_expected_gain_is_that_of_a_simulation(mean, spread):
+    draws = np.random.default_rng(0).normal(mean, spread, 400_000)
+    simulated = np.maximum(np.exp(draws) - 1, 0).mean()
+    assert _expected_gains(np.array([mean]), np.array([spread]))[0] == pytest.approx(simulated, rel=0.02, abs=1e-6)
+
+
+def test_sure_loss_has_no_expected_gain():
+    assert _expected_gains(np.array([-0.2, 0.2]), np.array([0.0, 0.0])).tolist() == pytest.approx([0.0, np.expm1(0.2)])

@@ -1,0 +1,256 @@
+"""Prints how near searches come to the optimum of simulated machines with thousands of configurations, and what it takes.
+
+    python -m tests.benchmarks.search                                    # development seeds
+    python -m tests.benchmarks.search --held-out --seeds 20              # the ones to judge by
+    python -m tests.benchmarks.search --calibration                      # are forecasts of memory, rates and regret right?
+    python -m tests.benchmarks.search --own-time                         # seconds of one proposal after 100 to 3,000 trials
+
+The machines are in `tests/search/machines.py`. Fractions are of the optimum's true rate, by trials and by seconds of trials.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from autotune.quantities import seconds_text
+from autotune.replay.figures import at_seconds, at_trials
+from autotune.replay.strategies import strategy
+from autotune.replay.study import Limits, Replayed, replay
+from autotune.search.rates.sampler import RatesSampler
+from autotune.search.rates.step import Proposed
+from tests.search.machines import DEVELOPMENT, HELD_OUT, SimulatedWorld, machine, ranked
+
+STRATEGIES = "default,expert,tpe,tpe+seeds,random"
+AT = (10, 20, 40)
+MEAN_TRIAL_S = 30.0  # AT trials of this length, for the comparison by seconds
+NEAR = 0.99  # of the optimum
+INTERVAL_Z = 1.6449  # of a 90 % interval
+NUM_ASKED = 300  # configurations whose forecasts are compared with the truth, at each of ASKED_AT trials
+ASKED_AT = (6, 12, 24)
+
+
+@dataclass(kw_only=True)
+class Forecasts:
+    """Forecasts beside the truth.
+
+    Attributes:
+        chances: (chance to fit, whether it fits) of configurations that were not tried.
+        proposed: (z of the true rate) of each proposal, in standard deviations of its forecast.
+        rates: the same of configurations that were not tried.
+        regret: true regret at the end of a search that ended because no improvement was expected; None for other ends.
+    """
+
+    chances: list[tuple[float, bool]] = field(default_factory=list)
+    proposed: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    regret: float | None = None
+
+
+@dataclass(kw_only=True)
+class Job:
+    """One study to simulate."""
+
+    machine: int
+    strategy: str
+    seed: int
+    trials: int | None
+    minutes: float | None
+    is_asked: bool = False
+
+
+def study_of(job: Job) -> tuple[Replayed, Forecasts]:
+    """Returns a simulated study, and its sampler's forecasts if the job asks for them."""
+    one = machine(job.machine)
+    world = SimulatedWorld(one, seed=job.seed)
+    limits, found = Limits(trials=job.trials, minutes=job.minutes), Forecasts()
+    run = functools.partial(
+        replay, one.table(), one.grid(), strategy(job.strategy), seed=job.seed, limits=limits, world=world
+    )
+    made = _asking(run, world, found, job.seed) if job.is_asked else run()
+    if "no improvement is expected" in made.reason:
+        found.regret = 1 - made.steps[-1].fraction
+    return made, found
+
+
+def _asking(run: Callable[[], Replayed], world: SimulatedWorld, found: Forecasts, seed: int) -> Replayed:
+    """Runs a study and notes what its sampler forecasts."""
+    propose, rng, one = RatesSampler._propose, np.random.default_rng(seed), world.machine
+    num = 0
+
+    def asked(self: RatesSampler, study: Any, trial: Any, distributions: Any) -> Proposed:
+        nonlocal num
+        made = propose(self, study, trial, distributions)
+        if made.is_fallback:
+            return made
+        num += 1
+        drawn = [
+            {key: values[int(rng.integers(len(values)))] for key, values in one.domains.items()} for _ in range(NUM_ASKED)
+        ]
+        asked_of = [dict(made.params), *(drawn if num in ASKED_AT else [])]
+        asked_of = [dict(self.rules.active(params)) for params in asked_of]
+        for place, (params, forecast) in enumerate(zip(asked_of, self.forecasts(study, asked_of), strict=True)):
+            truth = one.truth({**one.reference, **params})
+            if place:
+                found.chances.append((forecast.chance_to_fit, truth.peak_frac <= 0.985))
+            if truth.rate:
+                z = (math.log(truth.rate) - forecast.log_rate) / forecast.spread
+                (found.rates if place else found.proposed).append(z)
+        return made
+
+    RatesSampler._propose = asked  # type: ignore[method-assign]
+    try:
+        return run()
+    finally:
+        RatesSampler._propose = propose  # type: ignore[method-assign]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.search", description=__doc__.partition("\n")[0])
+    parser.add_argument("--strategies", default=STRATEGIES, help="names as in `autotune replay --sampler`, the first is ours")
+    parser.add_argument("--seeds", type=int, default=5, help="studies of each strategy on each machine")
+    parser.add_argument("--trials", type=int, default=40, help="search trials of a study")
+    parser.add_argument("--minutes", type=float, default=None, help="simulated minutes of a study instead")
+    parser.add_argument("--held-out", action="store_true", help="machines to judge by instead of those to develop on")
+    parser.add_argument("--machines", default="", help="only these seeds, as in 3,7")
+    parser.add_argument("--calibration", action="store_true", help="compares the forecasts with the truth")
+    parser.add_argument("--own-time", action="store_true", help="times one proposal after many trials")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args(words)
+    if options.own_time:
+        return _print_own_time()
+    seeds = [int(word) for word in options.machines.split(",") if word] or list(HELD_OUT if options.held_out else DEVELOPMENT)
+    names = ["default"] if options.calibration else options.strategies.split(",")
+    limit = {"trials": None if options.minutes else options.trials, "minutes": options.minutes}
+    jobs = [
+        Job(machine=seed, strategy=name, seed=number, is_asked=options.calibration, **limit)
+        for seed in seeds
+        for name in names
+        for number in range(options.seeds)
+    ]
+    found = _studies(jobs, options.jobs)
+    if options.calibration:
+        _print_calibration([forecasts for _, forecasts in found])
+        return 0
+    by: dict[tuple[int, str], list[Replayed]] = {}
+    for job, (made, _) in zip(jobs, found, strict=True):
+        by.setdefault((job.machine, job.strategy), []).append(made)
+    _print_tables(by, seeds, names)
+    return 0
+
+
+def _studies(jobs: Sequence[Job], num_jobs: int) -> list[tuple[Replayed, Forecasts]]:
+    if num_jobs == 1:
+        return [study_of(job) for job in jobs]
+    with ProcessPoolExecutor(max_workers=num_jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(study_of, jobs, chunksize=max(1, len(jobs) // (16 * num_jobs))))
+
+
+HEAD = (
+    f"{'':24} {'10':>6} {'20':>6} {'40':>6} {'p10@20':>6} | {'s10':>6} {'s20':>6} {'s40':>6} | {'final':>6} {'stop':>4} "
+    f"{'oom%':>5} {'near%':>5} {'own s':>5} {'time':>10}"
+)
+
+
+def _print_tables(by: dict[tuple[int, str], list[Replayed]], seeds: Sequence[int], names: Sequence[str]) -> None:
+    print(f"median fraction of the optimum after 10, 20, 40 trials, p10 after 20; after the seconds of as many trials of "
+          f"{MEAN_TRIAL_S:.0f} s; handed over;\ntrials at the stop; share out of memory of the first 20; share of studies that end at "
+          f"{NEAR} or more; own CPU seconds; seconds of trials\n")  # fmt: skip
+    print(HEAD)
+    for seed in seeds:
+        one = machine(seed)
+        over = ranked(seed)[0][0] / (one.truth(one.reference).rate or math.nan)
+        print(f"{one.name}: {one.size:,} configurations, optimum {over:.2f}x the baseline")
+        for name in names:
+            print(_line(name, by[seed, name]))
+    print("all together")
+    for name in names:
+        print(_line(name, [made for (_, strategy_name), group in by.items() if strategy_name == name for made in group]))
+
+
+def _line(name: str, group: Sequence[Replayed]) -> str:
+    trials = [_median(at_trials(made.path, num) for made in group) for num in AT]
+    low = float(np.quantile([at_trials(made.path, 20) for made in group], 0.1))
+    seconds = [_median(at_seconds(made.path, num * MEAN_TRIAL_S) for made in group) for num in AT]
+    ended = [step.outcome.is_memory for made in group for step in made.steps[1:21]]
+    near = statistics.mean(made.final_fraction >= NEAR for made in group)
+    own, total = _median(made.own_s for made in group), seconds_text(_median(made.total_s for made in group))
+    stop = _median(len(made.steps) - 1 for made in group)
+    return (
+        f"  {name:22} {trials[0]:6.3f} {trials[1]:6.3f} {trials[2]:6.3f} {low:6.3f} | {seconds[0]:6.3f} {seconds[1]:6.3f} "
+        f"{seconds[2]:6.3f} | {_median(made.final_fraction for made in group):6.3f} {stop:4.0f} "
+        f"{100 * statistics.mean(ended):5.1f} {100 * near:5.0f} {own:5.1f} {total:>10}"
+    )
+
+
+def _print_calibration(found: Sequence[Forecasts]) -> None:
+    chances = [pair for one in found for pair in one.chances]
+    print("chance to fit, as forecast for configurations that were not tried: share that fits")
+    for low, high in ((0.0, 0.05), (0.05, 0.25), (0.25, 0.75), (0.75, 0.85), (0.85, 0.95), (0.95, 1.01)):
+        inside = [fits for chance, fits in chances if low <= chance < high]
+        share = f"{100 * statistics.mean(inside):5.1f} %" if inside else "    -"
+        print(f"  {low:4.2f} to {min(high, 1.0):4.2f}  {share}  of {len(inside):,}")
+    for name, z in (("proposals", [z for one in found for z in one.proposed]), ("others", [z for one in found for z in one.rates])):
+        share = statistics.mean(abs(value) <= INTERVAL_Z for value in z)
+        print(f"90 % intervals of the rate of {name}: {100 * share:.1f} % hold the truth, of {len(z):,}; median z {_median(z):+.2f}")
+    regrets = [one.regret for one in found if one.regret is not None]
+    small = statistics.mean(regret <= 0.01 for regret in regrets) if regrets else math.nan
+    print(f"stopped for want of improvement: {len(regrets)} of {len(found)} studies; regret at most 1 % in {100 * small:.0f} %")
+
+
+def _print_own_time() -> int:
+    """Prints the CPU seconds of one proposal in a large space."""
+    import optuna
+
+    from autotune.search import begin_study, make_sampler
+    from autotune.search.rates import MEASURED, Machine
+
+    one = machine(11)
+    points = [knobs for _, knobs in ranked(11)]
+    distributions = {key: optuna.distributions.CategoricalDistribution(values) for key, values in one.domains.items()}
+    print(f"{one.name}: {one.size:,} configurations, {len(one.domains)} knobs; median of 5 proposals, CPU time of one process")
+    for num in (100, 300, 1000, 3000):
+        sampler = make_sampler("rates", seed=0, distributions=distributions)
+        facts = Machine(num_cores=16, memory_bytes=one.device.memory_bytes)
+        study = begin_study(None, "s", sampler, machine=facts)
+        rng = np.random.default_rng(0)
+        for place in rng.choice(len(points), size=num, replace=False):
+            knobs, truth = points[place], one.truth(points[place])
+            told = {
+                "outcome": "ok", "rate": truth.rate, "device_rate": truth.device, "loader_rate": truth.loader,
+                "regime": "separate", "peak_memory_bytes": truth.peak_frac * one.device.memory_bytes, "seconds": 30.0,
+            }  # fmt: skip
+            study.add_trial(
+                optuna.trial.create_trial(
+                    values=[truth.rate], params=knobs, distributions=distributions, user_attrs={MEASURED: told}
+                )
+            )
+        taken = []
+        for _ in range(6):
+            begun = time.process_time()
+            trial = study.ask()
+            for key, values in one.domains.items():
+                trial.suggest_categorical(key, values)
+            taken.append(time.process_time() - begun)
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        print(f"  {num:5,} trials  {1000 * statistics.median(taken[1:]):8.1f} ms  (first {1000 * taken[0]:.1f} ms)", flush=True)
+    return 0
+
+
+def _median(values: Iterable[float]) -> float:
+    return float(np.median(list(values)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
