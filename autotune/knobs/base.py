@@ -119,6 +119,7 @@ class Knob:
         is_unknown: whether it is unknown if the knob changes results; if so, losses are compared before a value may win.
         is_costly: whether each value costs a compilation; tried only on the best configuration of the other knobs.
         is_ladder: whether each of the choices does what the one before it does, and more; they stand in the order of their cost.
+        start_costs: value -> seconds that its compilation takes, relative to the cheapest; 1 for values that are not named.
         usual_gain: what the expert's value, or any but the default if experts have none, usually brings, as a logarithm of the
             rate: where a search starts from until its own trials say otherwise.
         usual_spread: by how much the logarithm of the rate usually varies with its values: what a first trial of it may show.
@@ -148,6 +149,7 @@ class Knob:
     is_unknown: bool = False
     is_costly: bool = False
     is_ladder: bool = False
+    start_costs: Mapping[KnobValue, float] = field(default_factory=dict)
     usual_gain: float = 0.0
     usual_spread: float = 0.3
     brief: str

@@ -64,6 +64,7 @@ COMPILE_MODE = Knob(
     blocked=compile_blocked,
     is_costly=True,
     is_ladder=True,
+    start_costs={"reduce-overhead": 1.2, "max-autotune": 4.0},
     usual_gain=0.08,
     usual_spread=0.25,
     brief="torch.compile, and how",

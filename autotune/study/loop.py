@@ -23,6 +23,7 @@ from autotune.detected import findings, missing_processes
 from autotune.errors import BadInput, FolderLost, NothingWorked
 from autotune.export import export
 from autotune.harness.protocol import RankResult
+from autotune.knobs.catalogue import knob
 from autotune.machine import host_context
 from autotune.monitors.sealing import seal_leftovers
 from autotune.records import StudyRecord, Summary, TrialRecord
@@ -230,7 +231,7 @@ class _Study:
         session.space = _resolved(self._inputs, first)
         if earlier is None or earlier.first is None:
             self._name_dropped(session.space.dropped)
-        session.costs = Costs(frozenset(key for _, key, _ in session.space.costly()))
+        session.costs = Costs({key: knob(key).start_costs for _, key, _ in session.space.costly()})
         for searched in session.searched:
             session.costs.learn(searched)
         session.memory_capacity_bytes = memory_seen_bytes(self._inputs, first)

@@ -6,13 +6,13 @@ import dataclasses
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from autotune.clock import Clock
 from autotune.harness.protocol import MeasureRules
-from autotune.records import Kind, Knobs, Outcome, TrialRecord
+from autotune.records import Kind, Knobs, KnobValue, Outcome, TrialRecord
 from autotune.trials.events import Outlook
 
 FINALS_MAX_FRAC = 0.38  # of the budget: three pairs and a choosing round of a slow program take about that much
@@ -189,17 +189,22 @@ def finals_rules(rules: MeasureRules, *, seconds_each: float, baseline: TrialRec
 class Costs:
     """Predicts what trials cost, from those that ran."""
 
-    def __init__(self, costly_keys: frozenset[str]) -> None:
-        self._costly_keys = costly_keys
+    def __init__(self, costly: Mapping[str, Mapping[KnobValue, float]]) -> None:
+        """Begins without trials.
+
+        Args:
+            costly: knobs whose values cost a compilation -> what each costs, relative to the cheapest; 1 if not named.
+        """
+        self._costly = costly
         self._plain: deque[TrialRecord] = deque(maxlen=NUM_LATEST)
         self._by_batch: dict[float, deque[TrialRecord]] = {}  # batch size -> the latest of it
-        self._compile_s: dict[tuple[str, object], float] = {}
+        self._compile_s: dict[tuple[str, KnobValue], float] = {}
 
     def learn(self, record: TrialRecord) -> None:
         """Takes a finished trial into account."""
         if not record.outcome.has_value:
             return
-        costly = [(key, record.changed[key]) for key in self._costly_keys if key in record.changed]
+        costly = [(key, record.changed[key]) for key in self._costly if key in record.changed]
         if not costly:
             self._plain.append(record)
             if (batch := _number(record.knobs.get(_BATCH))) is not None:
@@ -210,7 +215,7 @@ class Costs:
 
     def expected_s(self, knobs: Knobs, changed: Knobs) -> float:
         """Returns the expected seconds of a search trial of this configuration, erring on the high side."""
-        return self._plain_s(knobs) + sum(self.compile_s(key, changed[key]) for key in self._costly_keys if key in changed)
+        return self._plain_s(knobs) + sum(self.compile_s(key, changed[key]) for key in self._costly if key in changed)
 
     def again_s(self, knobs: Knobs, changed: Knobs) -> float:
         """Returns the least seconds for measuring a configuration again, in a fresh process with a warm compile cache.
@@ -225,10 +230,13 @@ class Costs:
         """The most that a recent warm start has saved over a fresh one; 0 if there was none."""
         return max((record.spared_s for record in self._plain), default=0.0)
 
-    def compile_s(self, key: str, value: object) -> float:
-        """Returns the start cost of a costly value: as observed, else the highest observed of any value, else a guess."""
-        known = self._compile_s
-        return known.get((key, value), max(known.values(), default=COMPILE_S))
+    def compile_s(self, key: str, value: KnobValue) -> float:
+        """Returns the start cost of a costly value: as observed, else scaled from the highest of the knob, else a guess."""
+        if (key, value) in self._compile_s:
+            return self._compile_s[key, value]
+        relative = self._costly.get(key, {})
+        seen = [seconds / relative.get(other, 1.0) for (knob, other), seconds in self._compile_s.items() if knob == key]
+        return max(seen, default=COMPILE_S) * relative.get(value, 1.0)
 
     def _plain_s(self, knobs: Knobs, seconds_of: Callable[[TrialRecord], float] = lambda record: record.attempt_s) -> float:
         if not self._plain:

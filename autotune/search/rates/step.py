@@ -21,6 +21,7 @@ from autotune.search.rates.rules import Params, Rules, SamplerOptions
 NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest expected gains
 NUM_OPEN = 60  # candidates with the largest expected gains for their time that are looked at closely
 NUM_BEST_TO_COMPILE = 3  # best configurations, costly knobs aside, to which a costly value may be added
+NEAR_FRAC = 0.7  # of the largest expected gain for its time, from which fewer changes count more
 FIT_POWER = 2.0  # exponent of the chance to fit: running out of memory costs a trial and yields no rate
 COST_POWER = 0.5  # exponent of the seconds that divide a gain; with 1, compilations come too late for the budget
 POSSIBLE_Z = 1.2816  # of the possible gain that is shown as "up to": one in ten such changes exceeds it
@@ -104,7 +105,11 @@ class Step:
             return None
         params = {place: self._coding.decode(codes[place].tolist()) for place in places}
         cost = {place: self._rules.expected_s(params[place]) ** COST_POWER if self._options.cost else 1.0 for place in places}
-        chosen = max(places, key=lambda place: (gains[place] / cost[place], means[place]))
+        worth = {place: gains[place] / cost[place] for place in places}
+        # Of those that are about as promising the one with the fewest changes, which says the most about each.
+        near = [place for place in places if worth[place] >= NEAR_FRAC * max(worth.values())]
+        num_changes = {place: int((codes[place] != reference[0]).sum()) for place in near}
+        chosen = min(near, key=lambda place: (num_changes[place], -worth[place], -means[place]))
         current = self._coding.decode(reference[0].tolist())
         possible = math.expm1(float(means[chosen] + POSSIBLE_Z * expected.spread[chosen]))
         lead = self._lead(params[chosen], current, tried, int(order[0]))
@@ -151,13 +156,12 @@ class Step:
         return self._memory.chances([self._coding.decode(row) for row in codes.tolist()])
 
     def _is_worth_compiling(self, codes: Codes, best: Codes) -> Array:
-        """Whether each configuration needs no compilation, or is one of the best so far apart from its costly knobs."""
+        """Whether each configuration has no costly values, those of one of the best so far, or is one of these beside them."""
         costly = [place for place, knob in enumerate(self._coding.knobs) if knob.key in self._rules.costly]
         plain = self._coding.encode([dict(self._rules.costly)])[0]
         is_plain = np.all([(codes[:, place] == plain[place]) | (codes[:, place] < 0) for place in costly] or [[True]], axis=0)
         others = [place for place in range(codes.shape[1]) if place not in costly]
-        bests = {row.tobytes() for row in best[:NUM_BEST_TO_COMPILE, others]}
-        return is_plain | np.array([row.tobytes() in bests for row in codes[:, others]], dtype=bool)
+        return is_plain | _are_among(codes, best[:NUM_BEST_TO_COMPILE], costly) | _are_among(codes, best[:NUM_BEST_TO_COMPILE], others)
 
     def _lead(self, params: Params, best: Params, tried: Expected, place: int) -> str:
         """Returns what a proposal addresses, in words."""
@@ -172,6 +176,12 @@ class Step:
         relief = {LOADER: expected.device[place] - expected.mean[place], DEVICE: expected.loader[place] - expected.mean[place]}
         most = max(relief, key=lambda side: relief[side])
         return [most, *(side for side in relief if side != most and relief[side] >= RELIEF)]
+
+
+def _are_among(codes: Codes, others: Codes, columns: Sequence[int]) -> Array:
+    """Returns whether some columns of each configuration are those of one of the others."""
+    known = {row.tobytes() for row in others[:, columns]}
+    return np.array([row.tobytes() in known for row in codes[:, columns]], dtype=bool)
 
 
 def _expected_gains(means: Array, spreads: Array) -> Array:
