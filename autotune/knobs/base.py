@@ -118,11 +118,12 @@ class Knob:
         is_before_torch: whether the knob takes effect before torch is imported, other than through an environment variable.
         is_unknown: whether it is unknown if the knob changes results; if so, losses are compared before a value may win.
         is_costly: whether each value costs a compilation; tried only on the best configuration of the other knobs.
-        is_ladder: whether each of the choices does what the one before it does, and more; they stand in the order of their cost.
         start_costs: value -> seconds that its compilation takes, relative to the cheapest; 1 for values that are not named.
         usual_gain: what the expert's value, or any but the default if experts have none, usually brings, as a logarithm of the
             rate: where a search starts from until its own trials say otherwise.
         usual_spread: by how much the logarithm of the rate usually varies with its values: what a first trial of it may show.
+        step_spread: the same from one choice to the next, if they are a ladder: all but the first do much the same, and each
+            more than the one before; None if they are not.
         brief: a few words for the overview; with key and tier, a line fits in 80 columns.
         phrase: format of a value in a list of changes, "batch {}"; "" for the last part of the key and the value.
         off_phrase: text for the value "off" in such a list, "fp32".
@@ -148,10 +149,10 @@ class Knob:
     is_before_torch: bool = False
     is_unknown: bool = False
     is_costly: bool = False
-    is_ladder: bool = False
     start_costs: Mapping[KnobValue, float] = field(default_factory=dict)
     usual_gain: float = 0.0
     usual_spread: float = 0.3
+    step_spread: float | None = None
     brief: str
     phrase: str = ""
     off_phrase: str = ""

@@ -62,7 +62,11 @@ def inform(
         costly={key: space.reference[key] for _, key, _ in space.costly()},
         gains={key: gains for key, one in knobs.items() if (gains := _usual_gains(one, session))},
         spreads={key: one.usual_spread / USUAL_SPREAD for key, one in knobs.items()},
-        ladders={key: one.choices for key, one in knobs.items() if one.is_ladder},
+        ladders={
+            key: (one.choices, one.step_spread / one.usual_spread)
+            for key, one in knobs.items()
+            if one.step_spread is not None
+        },
     )
     sampler.options = SamplerOptions(
         decomposition=search.decomposition, memory=search.memory_model, cost=search.cost_aware, stop=search.stop

@@ -27,7 +27,6 @@ NUM_RANGE_LEVELS = 9  # of a range that lists no values
 BATCH = "loader.batch_size"
 HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)  # in samples: a step takes t0 + t1 b, so the rate is half of its limit at b = t0/t1
 STEP_VARIANCE = 1 / 3  # of a doubling, relative to 1 for a switch: three doublings may change as much as a switch
-LADDER_VARIANCES = np.array([1.0, 0.4])  # of the first step of a ladder, and of the others
 BATCH_STEP_VARIANCE = 0.05  # the curves above explain most of it
 
 
@@ -75,19 +74,19 @@ class Levelled:
         key: its name.
         values: its levels, ascending if they are numbers.
         is_ordered: whether they are numbers.
-        is_ladder: whether each of the values, which are no numbers, includes the one before.
+        step: of a ladder, in which each value includes the one before: prior spread from one to the next, relative to the first.
     """
 
     key: str
     values: tuple[Any, ...]
     is_ordered: bool
-    is_ladder: bool = False
+    step: float | None = None
 
     def columns(self) -> tuple[Array, Array]:
         """Returns the columns of each level, with a last row for absence, and the prior variance of each column's weight."""
         count = len(self.values)
-        if self.is_ladder:
-            return _steps(count), LADDER_VARIANCES[np.minimum(np.arange(count - 1), 1)]
+        if self.step is not None:
+            return _steps(count), np.array([1.0, *[self.step**2] * (count - 2)])[: count - 1]
         if not self.is_ordered:
             return np.vstack([np.eye(count)[:, 1:], np.zeros((1, count - 1))]), np.ones(count - 1)
         at = np.array([_place(value) for value in self.values])
@@ -114,20 +113,20 @@ class Coding:
     Args:
         distributions: the search space, by knob.
         seen: other configurations, whose values inside a range become levels, too.
-        ladders: values of knobs in an order in which each includes the one before, see `Levelled`.
+        ladders: values of knobs in an order in which each includes the one before, and `Levelled.step`.
     """
 
     def __init__(
         self,
         distributions: Mapping[str, BaseDistribution],
         seen: Iterable[Mapping[str, Any]] = (),
-        ladders: Mapping[str, Sequence[Any]] | None = None,
+        ladders: Mapping[str, tuple[Sequence[Any], float]] | None = None,
     ) -> None:
         met: dict[str, set[Any]] = {key: set() for key in distributions}
         for params in seen:
             for key in params.keys() & met.keys():
                 met[key].add(params[key])
-        self.knobs = [_levelled(key, found, met[key], (ladders or {}).get(key, ())) for key, found in distributions.items()]
+        self.knobs = [_levelled(key, found, met[key], (ladders or {}).get(key)) for key, found in distributions.items()]
         self._places = [{_same(value): n for n, value in enumerate(knob.values)} for knob in self.knobs]
 
     @cached_property
@@ -194,11 +193,11 @@ def _steps(count: int) -> Array:
     return np.vstack([np.tril(np.ones((count, count)))[:, 1:], np.zeros((1, count - 1))])
 
 
-def _levelled(key: str, found: BaseDistribution, met: set[Any], ladder: Sequence[Any]) -> Levelled:
+def _levelled(key: str, found: BaseDistribution, met: set[Any], ladder: tuple[Sequence[Any], float] | None) -> Levelled:
     if isinstance(found, CategoricalDistribution):
         is_ordered = all(isinstance(value, int | float) and not isinstance(value, bool) for value in found.choices)
-        if ladder and set(found.choices) <= set(ladder):
-            return Levelled(key, tuple(value for value in ladder if value in found.choices), False, is_ladder=True)
+        if ladder and set(found.choices) <= set(ladder[0]):
+            return Levelled(key, tuple(value for value in ladder[0] if value in found.choices), False, step=ladder[1])
         return Levelled(key, tuple(sorted(found.choices) if is_ordered else found.choices), is_ordered)
     inside = {value for value in met if found._contains(found.to_internal_repr(value))}
     return Levelled(key, tuple(sorted({*_along(found), *inside})), True)

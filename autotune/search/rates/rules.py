@@ -31,7 +31,7 @@ class Rules:
         costly: knobs whose values cost a compilation -> the value that does not.
         gains: what values usually bring, as logarithms of a rate, by knob; 0 for those that are not named.
         spreads: by how much that usually varies, by knob, relative to `model.USUAL`; 1 for those that are not named.
-        ladders: values of knobs in an order in which each does what the one before does, and more.
+        ladders: values of knobs in an order in which each does what the one before does, and more; and `Levelled.step`.
     """
 
     active: Callable[[Params], Params] = lambda params: params
@@ -41,4 +41,4 @@ class Rules:
     costly: Mapping[str, Any] = field(default_factory=dict)
     gains: Mapping[str, Mapping[Any, float]] = field(default_factory=dict)
     spreads: Mapping[str, float] = field(default_factory=dict)
-    ladders: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    ladders: Mapping[str, tuple[tuple[Any, ...], float]] = field(default_factory=dict)
