@@ -212,6 +212,7 @@ def _print_calibration(found: Sequence[Forecasts]) -> None:
 def _print_own_time() -> int:
     """Prints the CPU seconds of one proposal in a large space."""
     import optuna
+    from threadpoolctl import threadpool_limits
 
     from autotune.search import begin_study, make_sampler
     from autotune.search.rates import MEASURED, Machine
@@ -219,7 +220,8 @@ def _print_own_time() -> int:
     one = machine(11)
     points = [knobs for _, knobs in ranked(11)]
     distributions = {key: optuna.distributions.CategoricalDistribution(values) for key, values in one.domains.items()}
-    print(f"{one.name}: {one.size:,} configurations, {len(one.domains)} knobs; median of 5 proposals, CPU time of one process")
+    print(f"{one.name}: {one.size:,} configurations, {len(one.domains)} knobs; median of 5 proposals, on one core")
+    threadpool_limits(1)
     for num in (100, 300, 1000, 3000):
         sampler = make_sampler("rates", seed=0, distributions=distributions)
         facts = Machine(num_cores=16, memory_bytes=one.device.memory_bytes)

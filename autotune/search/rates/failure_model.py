@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Value = tuple[str, str]  # knob and value
+Value = tuple[str, type, Any]  # knob and value; True is not 1
 
 
 class FailureModel:
@@ -20,7 +20,7 @@ class FailureModel:
     """
 
     def __init__(self, worked: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> None:
-        self._cleared = {value for params in worked for value in _values(params)}
+        self._cleared = {value for params in worked for value in _values(params)} if failed else set()
         left = [[value for value in _values(params) if value not in self._cleared] for params in failed]
         sets = [frozenset(_values(params)).difference(_values(worked[0]) if worked else ()) for params in failed]
         only = {values[0] for values in left if len(values) == 1}
@@ -39,15 +39,15 @@ class FailureModel:
 
     def failing(self, params: Mapping[str, Any]) -> list[str]:
         """Returns the knobs of a configuration whose values are known to fail."""
-        return [key for key, value in params.items() if (key, repr(value)) in self._failing]
+        return [key for key, value in params.items() if (key, type(value), value) in self._failing]
 
     def suspected(self, params: Mapping[str, Any]) -> list[str]:
         """Returns the knobs that may have made a configuration fail, the most blamed first; [] once the cause is known."""
         if self.failing(params):
             return []
-        blame = {key: self._blame.get((key, repr(value)), 0.0) for key, value in params.items()}
+        blame = {key: self._blame.get((key, type(value), value), 0.0) for key, value in params.items()}
         return sorted((key for key in blame if blame[key]), key=lambda key: -blame[key])
 
 
 def _values(params: Mapping[str, Any]) -> list[Value]:
-    return [(key, repr(value)) for key, value in params.items()]
+    return [(key, type(value), value) for key, value in params.items()]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.rates.memory import Peak
@@ -56,22 +57,34 @@ class Seen:
         return Peak(params=self.params, peak_bytes=self.peak_bytes, is_out=self.is_out)
 
 
-def seen(trials: Sequence[FrozenTrial], *, without: int | None = None) -> list[Seen]:
-    """Returns the informative trials: finished ones except FAIL, and running ones.
+class History:
+    """Reads the trials of a study; finished ones only once, since they do not change."""
 
-    Args:
-        trials: of the study.
-        without: number of the trial that is being proposed.
-    """
-    found = []
-    for trial in trials:
-        if trial.number == without or not trial.params:
-            continue
-        if trial.state is TrialState.COMPLETE:
-            found.append(_finished(trial))
-        elif trial.state is TrialState.RUNNING:
-            found.append(Seen(params=trial.params, is_running=True))
-    return found
+    def __init__(self) -> None:
+        self._study = ""
+        self._finished: dict[int, Seen] = {}
+
+    def seen(self, study: optuna.Study, *, without: int | None = None) -> list[Seen]:
+        """Returns the informative trials: finished ones except FAIL, and running ones.
+
+        Args:
+            study: the study.
+            without: number of the trial that is being proposed.
+        """
+        if study.study_name != self._study:
+            self._study, self._finished = study.study_name, {}
+        found = []
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING)):
+            if trial.number in self._finished:
+                found.append(self._finished[trial.number])
+            elif trial.number == without or not trial.params:
+                continue
+            elif trial.state is TrialState.COMPLETE:
+                self._finished[trial.number] = _finished(trial)
+                found.append(self._finished[trial.number])
+            else:
+                found.append(Seen(params=trial.params, is_running=True))
+        return found
 
 
 def thinned(known: Sequence[Seen], *, most: int) -> list[Seen]:

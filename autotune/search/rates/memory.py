@@ -39,8 +39,8 @@ FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # prior share of a trial's own memory that 
 CLASS_SPREAD = 0.3  # of the logarithm of the bytes of a sample, by one value, besides the expected savings
 CLASS_FIXED_SPREAD = 0.1  # of a trial's own memory: the same for the part that does not grow
 # GROWING: the part of the largest trial that grows with the batch; a priori all scales are equally probable.
-MOST_PEAKS = 200  # that are fitted
-NUM_STEPS = 6  # of Gauss and Newton: the factors of knobs multiply
+MOST_PEAKS = 100  # that are fitted
+NUM_STEPS = 5  # of Gauss and Newton: the factors of knobs multiply
 MAX_FACTOR = 1.5  # of the logarithm of a factor in one step
 GROWING = np.geomspace(0.001, 1.2, 40)
 
@@ -76,6 +76,7 @@ class MemoryModel:
         self._is_cpu = is_cpu
         self._out = _distinct([peak for peak in peaks if peak.is_out])
         self._in = _distinct([peak for peak in peaks if peak.peak_bytes and not peak.is_out and BATCH in peak.params])
+        self._in_of, self._out_of = self._by_class(self._in), self._by_class(self._out)
         self._chances: dict[tuple[Any, ...], float] = {}
         values = {value for peak in peaks for value in self._class_of(peak.params)}
         self._values = sorted({*SPARED, *values})
@@ -138,7 +139,7 @@ class MemoryModel:
 
     def is_known_out(self, params: Mapping[str, Any]) -> bool:
         """Whether a trial of the same class ran out of memory with no larger a batch."""
-        return any(self._takes_no_less(params, out.params) for out in self._out)
+        return any(params.get(BATCH, 0) >= batch for batch, _ in self._out_of.get(tuple(self._class_of(params)), ()))
 
     def _computed(self, configurations: Sequence[Mapping[str, Any]]) -> list[float]:
         below = self._below(configurations, FITS_FRAC) if self._is_known else np.ones(len(configurations))
@@ -152,21 +153,26 @@ class MemoryModel:
         ]
 
     def _is_known_in(self, params: Mapping[str, Any]) -> bool:
-        """Whether a trial of the same class fitted with no smaller a batch."""
-        return any(self._takes_no_less(one.params, params) and self._has_threads_of(one.params, params) for one in self._in)
+        """Whether a trial of the same class fitted with no smaller a batch and, on a CPU, no fewer threads.
+
+        There each thread takes a little memory.
+        """
+        batch, threads = params.get(BATCH, 0), params.get(THREADS, 0) if self._is_cpu else 0
+        known = self._in_of.get(tuple(self._class_of(params)), ())
+        return any(own >= batch and (not self._is_cpu or of_own >= threads) for own, of_own in known)
+
+    def _by_class(self, peaks: Sequence[Peak]) -> dict[tuple[tuple[str, str], ...], set[tuple[float, float]]]:
+        """Returns class -> batch and threads of its trials."""
+        found: dict[tuple[tuple[str, str], ...], set[tuple[float, float]]] = {}
+        for peak in peaks:
+            entry = (peak.params.get(BATCH, 0), peak.params.get(THREADS, 0))
+            found.setdefault(tuple(self._class_of(peak.params)), set()).add(entry)
+        return found
 
     def _below(self, configurations: Sequence[Mapping[str, Any]], frac: float) -> Array:
         """Returns the probability that each configuration takes at most a share of the memory."""
         means, variances = self._shares([params if BATCH in params else {**params, BATCH: 0} for params in configurations])
         return np.asarray(self._belief @ ndtr((frac - means) / np.sqrt(variances)))
-
-    def _takes_no_less(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        """Whether both configurations are of the same class and `one` takes at least the memory of `other`."""
-        return self._class_of(one) == self._class_of(other) and one.get(BATCH, 0) >= other.get(BATCH, 0)
-
-    def _has_threads_of(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        """Whether `one` has at least as many threads as `other`: on a CPU, each takes a little memory."""
-        return not self._is_cpu or one.get(THREADS, 0) >= other.get(THREADS, 0)
 
     def _class_of(self, params: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Returns the class of a configuration: its values that change the bytes of a sample or of the model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,15 @@ class Pool:
     def __init__(self, coding: Coding, active: Callable[[Params], Params]) -> None:
         self._coding, self._active = coding, active
         self._known: dict[bytes, Codes] = {}
+        self._encoded: dict[tuple[tuple[str, Any], ...], Codes] = {}
         self._listed = self.distinct(coding.all_codes()) if coding.size <= MAX_LISTED else None
+
+    def encode(self, configurations: Sequence[Params]) -> Codes:
+        """Returns the codes of configurations; of each only once, since the trials of a study are asked for again and again."""
+        keys = [tuple(params.items()) for params in configurations]
+        new = {key: params for key, params in zip(keys, configurations, strict=True) if key not in self._encoded}
+        self._encoded.update(zip(new, self._coding.encode(list(new.values())), strict=True))
+        return np.array([self._encoded[key] for key in keys], dtype=np.int64).reshape(len(keys), len(self._coding.knobs))
 
     def candidates(self, best: Codes, rng: np.random.Generator) -> Codes:
         """Returns distinct configurations.
@@ -48,11 +56,6 @@ class Pool:
             own = self._known[key]
             found[own.tobytes()] = own
         return np.array(list(found.values()), dtype=np.int64).reshape(len(found), codes.shape[1])
-
-
-def configuration_key(params: Params) -> frozenset[Any]:
-    """Returns the identity of a configuration."""
-    return frozenset((key, isinstance(value, bool), value) for key, value in params.items())
 
 
 def _near(coding: Coding, best: Codes, rng: np.random.Generator) -> Codes:

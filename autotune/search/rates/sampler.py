@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.rates.coding import Coding
 from autotune.search.rates.forecast import Forecast
-from autotune.search.rates.history import Seen, seen, thinned
+from autotune.search.rates.history import History, Seen, thinned
 from autotune.search.rates.memory import MemoryModel
 from autotune.search.rates.model import Scales
 from autotune.search.rates.pool import Pool
@@ -87,6 +87,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._shared_space = IntersectionSearchSpace()
         self._proposed: dict[int, Proposed] = {}
         self._num_unpromising = 0
+        self._history = History()
         self._levels: tuple[Any, ...] = ()
         self._scales: dict[str, Scales] = {}  # of the models, found when there were so many trials:
         self._num_scaled = 0
@@ -109,7 +110,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     def may_fit(self, study: optuna.Study, params: Params) -> bool:
         """Whether a configuration is likely enough to fit the memory, judging by the study's trials."""
-        return not self.options.memory or self._memory(seen(study.get_trials(deepcopy=False)), self._machine(study)).fits(
+        return not self.options.memory or self._memory(self._history.seen(study), self._machine(study)).fits(
             params
         )
 
@@ -117,7 +118,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         """Returns the batch size that fills the memory, see `MemoryModel.fills`; None if memory is no limit, or unknown."""
         if not self.options.memory:
             return None
-        return self._memory(seen(study.get_trials(deepcopy=False)), self._machine(study)).fills(params, larger)
+        return self._memory(self._history.seen(study), self._machine(study)).fills(params, larger)
 
     # Interface to Optuna --------------------------------------------------------------------------------------------------
 
@@ -163,7 +164,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         """Returns why this sampler cannot help; "" if it can."""
         if len(study.directions) > 1:
             return "several objectives"
-        trials = [one for one in seen(study.get_trials(deepcopy=False)) if one.rate is not None]
+        trials = [one for one in self._history.seen(study) if one.rate is not None]
         if not trials or study.direction is not StudyDirection.MAXIMIZE:
             return "no rates are known"
         ratios = [one.score / one.rate for one in trials if one.score and one.rate]
@@ -172,7 +173,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return ""
 
     def _propose(self, study: optuna.Study, trial: FrozenTrial, distributions: Mapping[str, BaseDistribution]) -> Proposed:
-        known = seen(study.get_trials(deepcopy=False), without=trial.number)
+        known = self._history.seen(study, without=trial.number)
         known = [one for one in known if one.params.keys() <= distributions.keys()]
         machine = self._machine(study)
         coding = self._coding(distributions, known)
@@ -200,7 +201,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     def forecasts(self, study: optuna.Study, configurations: Sequence[Params]) -> list[Forecasted]:
         """Returns what is forecast for configurations, from the study's finished trials."""
-        known = [one for one in seen(study.get_trials(deepcopy=False)) if not one.is_running]
+        known = [one for one in self._history.seen(study) if not one.is_running]
         machine, coding = self._machine(study), self._coding(self._distributions or {}, known)
         codes = coding.encode(configurations)
         expected = self._forecast(coding, known, machine).expected(codes, codes[:1])

@@ -22,6 +22,7 @@ NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest ex
 NUM_OPEN = 60  # candidates with the largest expected gains for their time that are looked at closely
 NUM_BEST_TO_COMPILE = 3  # best configurations, costly knobs aside, to which a costly value may be added
 NEAR_FRAC = 0.7  # of the largest expected gain for its time, from which fewer changes count more
+MOST_WINNERS = 30  # fastest trials of which one is taken for the best: the one with the highest forecast
 FIT_POWER = 2.0  # exponent of the chance to fit: running out of memory costs a trial and yields no rate
 COST_POWER = 0.5  # exponent of the seconds that divide a gain; with 1, compilations come too late for the budget
 POSSIBLE_Z = 1.2816  # of the possible gain that is shown as "up to": one in ten such changes exceeds it
@@ -77,8 +78,9 @@ class Step:
         self._rules, self._options, self._rng = rules, options, rng
         winners = [one for one in known if one.may_win and rules.may_win(one.params)]
         winners = winners or [one for one in known if one.rate is not None]
-        self._winners = np.unique(coding.encode([one.params for one in winners]), axis=0)
-        self._tried = {row.tobytes() for row in coding.encode([one.params for one in known])}
+        winners = sorted(winners, key=lambda one: -(one.rate or 0.0))[:MOST_WINNERS]
+        self._winners = np.unique(pool.encode([one.params for one in winners]), axis=0)
+        self._tried = {row.tobytes() for row in pool.encode([one.params for one in known])}
         over = [one for one in known if not one.is_running]
         worked = [one.params for one in over if one.rate is not None]
         self._failure_model = FailureModel(worked, [one.suspected for one in over if one.rate is None and not one.is_out])
