@@ -8,9 +8,11 @@ round, so drift of the machine from round to round favours none of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
 
 from autotune import stats
 from autotune.compare.decision import LIKELY_CONFIDENCE
@@ -32,6 +34,9 @@ NARROW_FRAC = 0.25  # of the gain: an effect is known well enough once half its 
 # with one change worth 30 % and three without an effect, at 5 % noise: one of the three stays in 16 % of the studies, not in 2
 # %.
 MAX_LOSS_FRAC = 0.02
+MOST_LOST_FRAC = 0.08  # upper end of an estimate's LIKELY_CONFIDENCE interval up to which its change may be left out
+FAR = 3.0  # standard errors by which single trials must differ to overrule an estimate
+UNKNOWN_SPREAD = 0.03  # of one measurement, where nothing was measured twice
 FEW_ROUNDS = 4  # with fewer, an effect that the rounds leave open is told by its estimate if that is more precise
 MAX_FAILURES = 2  # after so many failures a part cannot be measured: the knob is needed
 
@@ -120,7 +125,7 @@ class AblationResults:
         trials: attribution trials of this winner, by number.
         estimates: knob -> its effect estimated from all trials; see `effects.estimated`.
         noise: spread of one measurement, from other rounds.
-        measured: configurations that any trial has measured.
+        measured: configuration -> its scores in all trials.
     """
 
     def __init__(
@@ -130,9 +135,9 @@ class AblationResults:
         trials: Sequence[TrialRecord],
         estimates: Mapping[str, stats.Ratio] | None = None,
         noise: stats.Noise | None = None,
-        measured: Collection[ConfigurationKey] = (),
+        measured: Mapping[ConfigurationKey, Sequence[float]] | None = None,
     ) -> None:
-        self._space, self._winner, self._estimates, self._known = space, winner, estimates or {}, measured
+        self._space, self._winner, self._estimates, self._known = space, winner, estimates or {}, measured or {}
         self.parts = {key: part_of(space, winner, [key]) for key in winner.changed}
         self._failed: dict[ConfigurationKey, list[TrialRecord]] = {}
         rounds: dict[int, dict[ConfigurationKey, float]] = {}
@@ -145,7 +150,7 @@ class AblationResults:
         self.num_rounds = len(rounds)
         found = stats.compare_rounds(list(rounds.values()), configuration_key(winner.changed), noise=noise)
         known = stats.pooled([found.noise, noise])
-        self._ratios = found.ratios
+        self._ratios, self._spread = found.ratios, known.spread if known else UNKNOWN_SPREAD
         self.margin = max(stats.MARGIN_FRAC, known.spread if known else 0.0)  # no less than the machine's own spread
         self.loss_frac = min(self.margin, MAX_LOSS_FRAC)
 
@@ -269,9 +274,19 @@ class AblationResults:
             return False
         likely = stats.at_confidence(found, LIKELY_CONFIDENCE)
         is_unlikely = found.ratio <= 1 + stats.MARGIN_FRAC or likely is None or likely[0] < 1
-        # On a noisy machine estimates shrink towards no effect, so they do not overrule a measured gain.
-        is_contested = measured is not None and measured.ratio > 1 + stats.MARGIN_FRAC
-        return found.ratio <= 1 + ESTIMATED_FRAC and is_unlikely and not is_contested
+        # Estimates shrink towards no effect where little is known: a vague one is no reason to leave out a change.
+        is_vague = likely is not None and likely[1] > 1 + MOST_LOST_FRAC
+        # Nor do they overrule a measured gain.
+        is_contested = (measured is not None and measured.ratio > 1 + stats.MARGIN_FRAC) or self._is_far_slower(knob)
+        return found.ratio <= 1 + ESTIMATED_FRAC and is_unlikely and not is_vague and not is_contested
+
+    def _is_far_slower(self, knob: str) -> bool:
+        """Whether the winner without a change was slower in all trials together, by more than noise explains."""
+        own, other = (self._known.get(key, ()) for key in (configuration_key(self._winner.changed), self.parts[knob].key))
+        if not own or not other:
+            return False
+        gain = float(np.mean(np.log(own)) - np.mean(np.log(other)))
+        return gain > FAR * self._spread * math.sqrt(1 / len(own) + 1 / len(other))
 
     def wanted(self, knobs: Sequence[str]) -> list[Part]:
         """Returns the parts to compare with the winner in the next round; none once everything is decided.

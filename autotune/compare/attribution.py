@@ -33,7 +33,7 @@ from autotune.compare.noise import noise_of, rounds_of
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Knobs, TrialRecord
 from autotune.trials.budget import finals_rules
-from autotune.trials.session import Session, attribution_of, configuration_key
+from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 
 UNTIMED_ROUNDS = 8  # without a time budget: at most as many as the finals have pairs ...
 UNTIMED_FRAC = 1 / 3  # ... and at most this share of the seconds that the search took
@@ -213,7 +213,10 @@ class Attributor:
         key = (winner.number, len(others), len(trials))
         if key not in self._estimates:
             self._estimates[key] = estimated(winner.changed, lost, [*others, *trials], noise)
-        measured = {configuration_key(one.changed) for one in [*others, *trials] if one.score and one.outcome.may_win}
+        measured: dict[ConfigurationKey, list[float]] = {}
+        for one in [*others, *trials]:
+            if one.score and one.outcome.may_win:
+                measured.setdefault(configuration_key(one.changed), []).append(one.score)
         return AblationResults(session.resolved, winner, trials, self._estimates[key], noise, measured)
 
     def _trials(self, winner: TrialRecord) -> list[TrialRecord]:

@@ -80,7 +80,8 @@ class MemoryModel:
         self._chances: dict[tuple[Any, ...], float] = {}
         values = {value for peak in peaks for value in self._class_of(peak.params)}
         self._values = sorted({*SPARED, *values})
-        self._fixed = sorted({value for peak in peaks for value in _values(peak.params, FIXED_KNOBS)})
+        self._fixed_knobs = (*FIXED_KNOBS, THREADS) if is_cpu else FIXED_KNOBS  # each thread takes a little memory
+        self._fixed = sorted({value for peak in peaks for value in _values(peak.params, self._fixed_knobs)})
         self._is_known = bool(self._in) and capacity_bytes is not None
         if not self._is_known or capacity_bytes is None:
             return
@@ -138,8 +139,10 @@ class MemoryModel:
         return self._is_known and BATCH in params and self.fits(params) and self._below([params], SAFE_FRAC)[0] >= 1 / 2
 
     def is_known_out(self, params: Mapping[str, Any]) -> bool:
-        """Whether a trial of the same class ran out of memory with no larger a batch."""
-        return any(params.get(BATCH, 0) >= batch for batch, _ in self._out_of.get(tuple(self._class_of(params)), ()))
+        """Whether a trial of the same class ran out of memory with no larger a batch and, on a CPU, no more threads."""
+        threads = params.get(THREADS, 0)
+        known = self._out_of.get(tuple(self._class_of(params)), ())
+        return any(params.get(BATCH, 0) >= batch and (not self._is_cpu or threads >= own) for batch, own in known)
 
     def _computed(self, configurations: Sequence[Mapping[str, Any]]) -> list[float]:
         below = self._below(configurations, FITS_FRAC) if self._is_known else np.ones(len(configurations))
@@ -153,10 +156,7 @@ class MemoryModel:
         ]
 
     def _is_known_in(self, params: Mapping[str, Any]) -> bool:
-        """Whether a trial of the same class fitted with no smaller a batch and, on a CPU, no fewer threads.
-
-        There each thread takes a little memory.
-        """
+        """Whether a trial of the same class fitted with no smaller a batch and, on a CPU, no fewer threads."""
         batch, threads = params.get(BATCH, 0), params.get(THREADS, 0) if self._is_cpu else 0
         known = self._in_of.get(tuple(self._class_of(params)), ())
         return any(own >= batch and (not self._is_cpu or of_own >= threads) for own, of_own in known)
@@ -184,7 +184,7 @@ class MemoryModel:
     def _marks(self, configurations: Sequence[Mapping[str, Any]]) -> tuple[Array, Array, Array]:
         """Returns which values of the classes, and which others, each configuration has, and its batch in units."""
         own = [set(self._class_of(params)) for params in configurations]
-        others = [set(_values(params, FIXED_KNOBS)) for params in configurations]
+        others = [set(_values(params, self._fixed_knobs)) for params in configurations]
         marks = np.array([[value in one for value in self._values] for one in own], dtype=float).reshape(len(own), -1)
         fixed = np.array([[value in one for value in self._fixed] for one in others], dtype=float).reshape(len(own), -1)
         return marks, fixed, np.array([float(params[BATCH]) for params in configurations]) / self._unit

@@ -23,6 +23,8 @@ NUM_OPEN = 60  # candidates with the largest expected gains for their time that 
 NUM_BEST_TO_COMPILE = 3  # best configurations, costly knobs aside, to which a costly value may be added
 NEAR_FRAC = 0.7  # of the largest expected gain for its time, from which fewer changes count more
 MOST_WINNERS = 30  # fastest trials of which one is taken for the best: the one with the highest forecast
+SURE_CHANCE = 0.9  # chance to fit below which ...
+RISK_GAIN = 0.02  # ... so much has to be expected if it fits
 FIT_POWER = 2.0  # exponent of the chance to fit: running out of memory costs a trial and yields no rate
 COST_POWER = 0.5  # exponent of the seconds that divide a gain; with 1, compilations come too late for the budget
 POSSIBLE_Z = 1.2816  # of the possible gain that is shown as "up to": one in ten such changes exceeds it
@@ -101,7 +103,10 @@ class Step:
         codes, works, fits = codes[kept], works[kept], fits[kept]
         expected = self._forecast.expected(codes, reference)
         means = expected.mean - tried.mean[order[0]]
-        gains = _expected_gains(means, expected.spread) * works * fits**FIT_POWER
+        if_fitting = _expected_gains(means, expected.spread) * works
+        is_worth_the_risk = (fits >= SURE_CHANCE) | (if_fitting >= RISK_GAIN)
+        self.is_held_back |= not is_worth_the_risk.all()
+        gains = np.where(is_worth_the_risk, if_fitting * fits**FIT_POWER, -1.0)
         places = self._open(codes, gains)
         if not places:
             return None
@@ -132,6 +137,8 @@ class Step:
         """Returns the places of the open candidates with the largest expected gains."""
         found: list[int] = []
         for place in np.argsort(-gains).tolist():
+            if gains[place] < 0:
+                break
             if self._rules.is_open(self._coding.decode(codes[place].tolist())):
                 found.append(place)
                 if len(found) >= NUM_OPEN:
