@@ -38,6 +38,7 @@ PROCESS_SPREAD, MOST_PROCESS_FRAC = 0.1, 0.95  # its relative spread; its larges
 FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # prior share of a trial's own memory that does not grow with the batch
 CLASS_SPREAD = 0.3  # of the logarithm of the bytes of a sample, by one value, besides the expected savings
 CLASS_FIXED_SPREAD = 0.1  # of a trial's own memory: the same for the part that does not grow
+THREADS_BYTES = 40e6  # spread of what a number of threads adds on a CPU: stacks, and buffers of the kernels
 # GROWING: the part of the largest trial that grows with the batch; a priori all scales are equally probable.
 MOST_PEAKS = 100  # that are fitted
 NUM_STEPS = 5  # of Gauss and Newton: the factors of knobs multiply
@@ -87,7 +88,7 @@ class MemoryModel:
             return
         self._process_frac = PROCESS_BYTES / capacity_bytes if is_cpu else 0.0
         self._unit = max(float(peak.params[BATCH]) for peak in self._in)
-        self._fit(np.array([peak.peak_bytes for peak in self._in], dtype=float) / capacity_bytes)
+        self._fit(np.array([peak.peak_bytes for peak in self._in], dtype=float) / capacity_bytes, capacity_bytes)
 
     def fraction(self, params: Mapping[str, Any]) -> tuple[float, float]:
         """Returns the share of the memory that a configuration is expected to take, and its standard deviation.
@@ -212,7 +213,7 @@ class MemoryModel:
         variances = variances + unseen * ((CLASS_SPREAD * growing) ** 2 + self._class_fixed**2) + NOISE_FRAC**2
         return means, variances
 
-    def _fit(self, shares: Array) -> None:
+    def _fit(self, shares: Array, capacity_bytes: float) -> None:
         """Fits the weights for each scale of the growing part, and computes each scale's probability."""
         level = float(np.max(shares))
         process = min(self._process_frac, MOST_PROCESS_FRAC * float(np.min(shares)))
@@ -223,9 +224,9 @@ class MemoryModel:
         spared = np.log1p([-SPARED.get(value, 0.0) for value in self._values])
         expected = np.concatenate([[process + FIXED_FRAC * of_trial], np.zeros(num + num_fixed), spared])
         fixed_spread = FIXED_SPREAD * of_trial + PROCESS_SPREAD * process
-        spreads = np.concatenate(
-            [[fixed_spread], np.full(num + num_fixed, self._class_fixed), np.full(num, CLASS_SPREAD)]
-        )
+        of_threads = max(self._class_fixed, THREADS_BYTES / capacity_bytes)
+        of_fixed = [of_threads if key == THREADS else self._class_fixed for key, _ in self._fixed]
+        spreads = np.concatenate([[fixed_spread], np.full(num, self._class_fixed), of_fixed, np.full(num, CLASS_SPREAD)])
         out = [peak for peak in self._out if BATCH in peak.params]
         marks, fixed, batches = self._marks([peak.params for peak in (*self._in, *out)])
         is_out = np.array([False] * len(self._in) + [True] * len(out))

@@ -24,7 +24,7 @@ NUM_BEST_TO_COMPILE = 3  # best configurations, costly knobs aside, to which a c
 NEAR_FRAC = 0.7  # of the largest expected gain for its time, from which fewer changes count more
 MOST_WINNERS = 30  # fastest trials of which one is taken for the best: the one with the highest forecast
 SURE_CHANCE = 0.9  # chance to fit below which ...
-RISK_GAIN = 0.02  # ... so much has to be expected if it fits
+RISK_GAIN = 0.02  # ... so much has to be expected
 FIT_POWER = 2.0  # exponent of the chance to fit: running out of memory costs a trial and yields no rate
 COST_POWER = 0.5  # exponent of the seconds that divide a gain; with 1, compilations come too late for the budget
 POSSIBLE_Z = 1.2816  # of the possible gain that is shown as "up to": one in ten such changes exceeds it
@@ -104,7 +104,7 @@ class Step:
         expected = self._forecast.expected(codes, reference)
         means = expected.mean - tried.mean[order[0]]
         if_fitting = _expected_gains(means, expected.spread) * works
-        is_worth_the_risk = (fits >= SURE_CHANCE) | (if_fitting >= RISK_GAIN)
+        is_worth_the_risk = (fits >= SURE_CHANCE) | (if_fitting * fits >= RISK_GAIN)
         self.is_held_back |= not is_worth_the_risk.all()
         gains = np.where(is_worth_the_risk, if_fitting * fits**FIT_POWER, -1.0)
         places = self._open(codes, gains)
