@@ -318,7 +318,9 @@ class AblationResults:
         basis: Basis = "" if failure or worth == "not measured" else "measured"
         estimate = self._estimates.get(knob)
         # All trials together often tell more than two rounds. The widths decide, not the values, so neither is favoured.
-        is_vague = worth == "ambiguous" and ratio is not None and ratio.num_rounds < FEW_ROUNDS and _width(estimate) < _width(ratio)
+        is_vague = (
+            worth == "ambiguous" and ratio is not None and ratio.num_rounds < FEW_ROUNDS and _width(estimate) < _width(ratio)
+        )
         if estimate and (worth == "not measured" or is_vague):
             basis, worth, ratio = "estimated", self._judged(estimate), estimate
         untold = "no time" if is_kept else "only together with the others"

@@ -172,9 +172,7 @@ def config_of(table: Table, strategy: Strategy) -> StudyConfig:
     return config
 
 
-def replay(
-    table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: Limits, world: World | None = None
-) -> Replayed:
+def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: Limits, world: World | None = None) -> Replayed:
     """Replays one study on a table.
 
     Args:

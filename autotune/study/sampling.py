@@ -63,9 +63,7 @@ def inform(
         gains={key: gains for key, one in knobs.items() if (gains := _usual_gains(one, session))},
         spreads={key: one.usual_spread / USUAL_SPREAD for key, one in knobs.items()},
         ladders={
-            key: (one.choices, one.step_spread / one.usual_spread)
-            for key, one in knobs.items()
-            if one.step_spread is not None
+            key: (one.choices, one.step_spread / one.usual_spread) for key, one in knobs.items() if one.step_spread is not None
         },
     )
     sampler.options = SamplerOptions(

@@ -85,7 +85,7 @@ class Session:
     space: ResolvedSpace | None = None
     host_context: HostContext | None = None
     target: list[dict[str, Any]] | None = None
-    costs: Costs = field(default_factory=lambda: Costs(frozenset()))
+    costs: Costs = field(default_factory=lambda: Costs({}))
     memory_capacity_bytes: int | None = None
     earlier_noise: Noise | None = None
 

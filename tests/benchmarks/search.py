@@ -74,9 +74,7 @@ def study_of(job: Job) -> tuple[Replayed, Forecasts]:
     one = machine(job.machine)
     world = SimulatedWorld(one, seed=job.seed)
     limits, found = Limits(trials=job.trials, minutes=job.minutes), Forecasts()
-    run = functools.partial(
-        replay, one.table(), one.grid(), strategy(job.strategy), seed=job.seed, limits=limits, world=world
-    )
+    run = functools.partial(replay, one.table(), one.grid(), strategy(job.strategy), seed=job.seed, limits=limits, world=world)
     made = _asking(run, world, found, job.seed) if job.is_asked else run()
     if "no improvement is expected" in made.reason:
         found.regret = 1 - made.steps[-1].fraction
@@ -94,9 +92,7 @@ def _asking(run: Callable[[], Replayed], world: SimulatedWorld, found: Forecasts
         if made.is_fallback:
             return made
         num += 1
-        drawn = [
-            {key: values[int(rng.integers(len(values)))] for key, values in one.domains.items()} for _ in range(NUM_ASKED)
-        ]
+        drawn = [{key: values[int(rng.integers(len(values)))] for key, values in one.domains.items()} for _ in range(NUM_ASKED)]
         asked_of = [dict(made.params), *(drawn if num in ASKED_AT else [])]
         asked_of = [dict(self.rules.active(params)) for params in asked_of]
         for place, (params, forecast) in enumerate(zip(asked_of, self.forecasts(study, asked_of), strict=True)):
@@ -201,9 +197,14 @@ def _print_calibration(found: Sequence[Forecasts]) -> None:
         inside = [fits for chance, fits in chances if low <= chance < high]
         share = f"{100 * statistics.mean(inside):5.1f} %" if inside else "    -"
         print(f"  {low:4.2f} to {min(high, 1.0):4.2f}  {share}  of {len(inside):,}")
-    for name, z in (("proposals", [z for one in found for z in one.proposed]), ("others", [z for one in found for z in one.rates])):
+    for name, z in (
+        ("proposals", [z for one in found for z in one.proposed]),
+        ("others", [z for one in found for z in one.rates]),
+    ):
         share = statistics.mean(abs(value) <= INTERVAL_Z for value in z)
-        print(f"90 % intervals of the rate of {name}: {100 * share:.1f} % hold the truth, of {len(z):,}; median z {_median(z):+.2f}")
+        print(
+            f"90 % intervals of the rate of {name}: {100 * share:.1f} % hold the truth, of {len(z):,}; median z {_median(z):+.2f}"
+        )
     regrets = [one.regret for one in found if one.regret is not None]
     small = statistics.mean(regret <= 0.01 for regret in regrets) if regrets else math.nan
     print(f"stopped for want of improvement: {len(regrets)} of {len(found)} studies; regret at most 1 % in {100 * small:.0f} %")

@@ -60,7 +60,11 @@ class Device:
 
 DEVICES = {
     "V100": Device(
-        memory_bytes=16 * GB, bytes_per_s=0.75e12, flops={"fp32": 11e12, "fp16": 55e12}, capability=(7, 0), link_bytes_per_s=12e9
+        memory_bytes=16 * GB,
+        bytes_per_s=0.75e12,
+        flops={"fp32": 11e12, "fp16": 55e12},
+        capability=(7, 0),
+        link_bytes_per_s=12e9,
     ),
     "A100": Device(
         memory_bytes=40 * GB,

@@ -3,8 +3,9 @@
 A knob's levels are its listed values, or a few along its range. All columns of an absent (inactive) knob are 0. Numeric levels
 are coded cumulatively: each column is the step from one level to the next, so that neighbours are similar whatever the shape.
 So are the modes of a ladder such as compile.mode, where each does what the one before it does, and more. Other values have a
-column each, except the first. Any two knobs also have the products of their columns, so that the model can learn pairs of values
-that help or hinder each other. There are thousands of those, and a model needs only their inner products, which `Features` gives.
+column each, except the first. Any two knobs also have the products of their columns, so that the model can learn pairs of
+values that help or hinder each other. There are thousands of those, and a model needs only their inner products, which
+`Features` gives.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Levelled:
         key: its name.
         values: its levels, ascending if they are numbers.
         is_ordered: whether they are numbers.
-        step: of a ladder, in which each value includes the one before: prior spread from one to the next, relative to the first.
+        step: of a ladder, where each value includes the one before: prior spread from one to the next, relative to the first.
     """
 
     key: str
@@ -176,7 +177,11 @@ class Coding:
             rows, weight = codes[:, place], (weights or {}).get(self.knobs[place].key, 1.0)
             parts.append((effects[rows] * weight, knobs[rows] * weight, squares[rows] * weight**2))
         empty = np.zeros((len(codes), 0))
-        return Features(*(np.hstack([empty, *columns]) for columns in zip(*parts, strict=True))) if parts else Features(*3 * [empty])
+        return (
+            Features(*(np.hstack([empty, *columns]) for columns in zip(*parts, strict=True)))
+            if parts
+            else Features(*3 * [empty])
+        )
 
     @cached_property
     def _tables(self) -> list[tuple[Array, Array, Array]]:

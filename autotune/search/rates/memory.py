@@ -1,4 +1,4 @@
-"""Predicts whether a configuration fits the memory: linear in the batch size, with a factor for each knob, and by past failures."""
+"""Predicts whether a configuration fits the memory: linear in the batch size, with factors of knobs, and by past failures."""
 
 from __future__ import annotations
 
@@ -148,11 +148,7 @@ class MemoryModel:
     def _computed(self, configurations: Sequence[Mapping[str, Any]]) -> list[float]:
         below = self._below(configurations, FITS_FRAC) if self._is_known else np.ones(len(configurations))
         return [
-            0.0
-            if self.is_known_out(params)
-            else 1.0
-            if BATCH not in params or self._is_known_in(params)
-            else float(chance)
+            0.0 if self.is_known_out(params) else 1.0 if BATCH not in params or self._is_known_in(params) else float(chance)
             for params, chance in zip(configurations, below, strict=True)
         ]
 
@@ -200,7 +196,9 @@ class MemoryModel:
         level, added, others, factors = np.split(weights, [1, 1 + num, 1 + num + fixed.shape[1]], axis=1)
         growing = self._growing[:, None] * batches * np.exp(np.clip(factors @ marks.T, -4.0, 4.0))
         shares = level + added @ marks.T + others @ fixed.T + growing
-        ones = np.broadcast_to(np.hstack([np.ones((len(batches), 1)), marks, fixed]), (len(weights), len(batches), 1 + num + fixed.shape[1]))
+        ones = np.broadcast_to(
+            np.hstack([np.ones((len(batches), 1)), marks, fixed]), (len(weights), len(batches), 1 + num + fixed.shape[1])
+        )
         return shares, np.concatenate([ones, growing[:, :, None] * marks], axis=2)
 
     def _shares(self, configurations: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:

@@ -87,4 +87,3 @@ def _with(row: Codes, column: int, level: int) -> Codes:
     changed = row.copy()
     changed[column] = level
     return changed
-

@@ -110,9 +110,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
     def may_fit(self, study: optuna.Study, params: Params) -> bool:
         """Whether a configuration is likely enough to fit the memory, judging by the study's trials."""
-        return not self.options.memory or self._memory(self._history.seen(study), self._machine(study)).fits(
-            params
-        )
+        return not self.options.memory or self._memory(self._history.seen(study), self._machine(study)).fits(params)
 
     def filling_batch(self, study: optuna.Study, params: Params, larger: Sequence[int]) -> int | None:
         """Returns the batch size that fills the memory, see `MemoryModel.fills`; None if memory is no limit, or unknown."""

@@ -21,7 +21,7 @@ from autotune.search.rates.rules import Params, Rules, SamplerOptions
 NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest expected gains
 NUM_OPEN = 60  # candidates with the largest expected gains for their time that are looked at closely
 NUM_BEST_TO_COMPILE = 3  # best configurations, costly knobs aside, to which a costly value may be added
-NEAR_FRAC = 0.6  # of the largest expected gain for its time, from which fewer changes count more
+NEAR_FRAC = 0.5  # of the largest expected gain for its time, from which fewer changes count more
 MOST_WINNERS = 30  # fastest trials of which one is taken for the best: the one with the highest forecast
 SURE_CHANCE = 0.9  # chance to fit below which ...
 RISK_GAIN = 0.02  # ... so much has to be expected
@@ -170,7 +170,11 @@ class Step:
         plain = self._coding.encode([dict(self._rules.costly)])[0]
         is_plain = np.all([(codes[:, place] == plain[place]) | (codes[:, place] < 0) for place in costly] or [[True]], axis=0)
         others = [place for place in range(codes.shape[1]) if place not in costly]
-        return is_plain | _are_among(codes, best[:NUM_BEST_TO_COMPILE], costly) | _are_among(codes, best[:NUM_BEST_TO_COMPILE], others)
+        return (
+            is_plain
+            | _are_among(codes, best[:NUM_BEST_TO_COMPILE], costly)
+            | _are_among(codes, best[:NUM_BEST_TO_COMPILE], others)
+        )
 
     def _lead(self, params: Params, best: Params, tried: Expected, place: int) -> str:
         """Returns what a proposal addresses, in words."""

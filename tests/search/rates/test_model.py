@@ -107,7 +107,9 @@ def test_inner_products_of_pairs_are_those_of_all_products_of_two_knobs_columns(
 
 def test_modes_of_a_ladder_are_as_alike_as_they_are_near():
     modes = ("off", "default", "reduce-overhead", "max-autotune")
-    coding = Coding({"compile.mode": CategoricalDistribution(["max-autotune", "off", "default"])}, ladders={"compile.mode": (modes, 0.6)})
+    coding = Coding(
+        {"compile.mode": CategoricalDistribution(["max-autotune", "off", "default"])}, ladders={"compile.mode": (modes, 0.6)}
+    )
     assert coding.knobs[0].values == ("off", "default", "max-autotune")
     model = LinearModel(coding.features(np.array([[0], [1]])), np.array([0.0, -0.3]))
     assert model.mean(coding.features(np.array([[2]])))[0] < -0.2, "what compiling costs, max-autotune costs, too"

@@ -124,7 +124,7 @@ def test_device_bound_program_is_changed_on_the_device_side():
     for params, told in zip(fast, slow_device, strict=True):
         add(study, params, **told)
     _, found = proposal(study)
-    assert found.why.startswith("device-bound: ")
+    assert "fp32 -> bf16" in found.why
     assert "workers" not in found.why
 
 
