@@ -161,8 +161,8 @@ HEAD = (
 
 def _print_tables(by: dict[tuple[int, str], list[Replayed]], seeds: Sequence[int], names: Sequence[str]) -> None:
     print(f"median fraction of the optimum after 10, 20, 40 trials, p10 after 20; after the seconds of as many trials of "
-          f"{MEAN_TRIAL_S:.0f} s; handed over;\ntrials at the stop; share out of memory of the first 20; share of studies that end at "
-          f"{NEAR} or more; own CPU seconds; seconds of trials\n")  # fmt: skip
+          f"{MEAN_TRIAL_S:.0f} s; handed over;\ntrials at the stop; share out of memory of the first 20; share of studies "
+          f"that end at {NEAR} or more; own CPU seconds; seconds of trials\n")  # fmt: skip
     print(HEAD)
     for seed in seeds:
         one = machine(seed)
@@ -203,7 +203,8 @@ def _print_calibration(found: Sequence[Forecasts]) -> None:
     ):
         share = statistics.mean(abs(value) <= INTERVAL_Z for value in z)
         print(
-            f"90 % intervals of the rate of {name}: {100 * share:.1f} % hold the truth, of {len(z):,}; median z {_median(z):+.2f}"
+            f"90 % intervals of the rate of {name}: {100 * share:.1f} % hold the truth, of {len(z):,}; "
+            f"median z {_median(z):+.2f}"
         )
     regrets = [one.regret for one in found if one.regret is not None]
     small = statistics.mean(regret <= 0.01 for regret in regrets) if regrets else math.nan

@@ -477,7 +477,9 @@ class Machine:
         """Returns a table with the baseline only: the rest is served by a `SimulatedWorld`."""
         gpu = {"name": self.kind, "memory_bytes": int(self.device.memory_bytes)}
         host = {
-            "num_cores": self.num_cores, "memory_bytes": int(128 * GB if self.is_gpu else self.device.memory_bytes), "isa": ["avx2", "avx512_bf16", "amx_bf16"],
+            "num_cores": self.num_cores,
+            "memory_bytes": int(128 * GB if self.is_gpu else self.device.memory_bytes),
+            "isa": ["avx2", "avx512_bf16", "amx_bf16"],
             "has_compiler": True, "gpus": [gpu] * self.num_ranks if self.is_gpu else [],
         }  # fmt: skip
         domains = {key: {"choice": values} for key, values in self.domains.items()}

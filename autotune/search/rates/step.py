@@ -131,7 +131,7 @@ class Step:
         """Returns the candidates that are new and worth a compilation, if they need one."""
         codes = self._pool.candidates(best, self._rng)
         is_new = np.array([row.tobytes() not in self._tried for row in codes], dtype=bool)
-        return codes[is_new & self._is_worth_compiling(codes, best) & (self._chances_to_work(codes) > 0)]
+        return np.asarray(codes[is_new & self._is_worth_compiling(codes, best) & (self._chances_to_work(codes) > 0)])
 
     def _open(self, codes: Codes, gains: Array) -> list[int]:
         """Returns the places of the open candidates with the largest expected gains."""
@@ -170,11 +170,8 @@ class Step:
         plain = self._coding.encode([dict(self._rules.costly)])[0]
         is_plain = np.all([(codes[:, place] == plain[place]) | (codes[:, place] < 0) for place in costly] or [[True]], axis=0)
         others = [place for place in range(codes.shape[1]) if place not in costly]
-        return (
-            is_plain
-            | _are_among(codes, best[:NUM_BEST_TO_COMPILE], costly)
-            | _are_among(codes, best[:NUM_BEST_TO_COMPILE], others)
-        )
+        top = best[:NUM_BEST_TO_COMPILE]
+        return np.asarray(is_plain | _are_among(codes, top, costly) | _are_among(codes, top, others))
 
     def _lead(self, params: Params, best: Params, tried: Expected, place: int) -> str:
         """Returns what a proposal addresses, in words."""
