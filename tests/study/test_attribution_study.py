@@ -196,7 +196,8 @@ def test_lower_tiers_are_measured_claims_where_there_is_time(bench, tmp_path):
     assert "from the search" not in text
 
 
-def test_without_a_time_limit_it_ends_after_as_many_rounds_as_the_finals_have_pairs(planted):
-    study = planted(0.02, "study.budget.minutes=null")
+def test_without_a_time_limit_it_takes_a_third_of_the_search_s_seconds_at_most(planted):
+    study = planted(0.02, "study.budget.minutes=null", "study.budget.trials=25", is_found=False)
     assert study.run()["status"] == "complete"
-    assert max(trial.round for trial in attributed(study)) == 8
+    searched_s = sum(trial.seconds for trial in study.trials if trial.kind is Kind.search)
+    assert 0 < sum(trial.seconds for trial in attributed(study)) <= searched_s / 3

@@ -177,7 +177,7 @@ def test_without_ablation_rounds_changes_that_estimates_call_idle_are_dropped_on
     untried = AblationResults(SPACE, WINNER, [], effects)
     assert untried.idle().keys == {PREFETCH, PIN}
     assert untried.minimal() is None, "what is handed over has been measured"
-    assert AblationResults(SPACE, WINNER, [], effects, measured={rest.key}).minimal().keys == {PREFETCH, PIN}
+    assert AblationResults(SPACE, WINNER, [], effects, measured={rest.key: [100.0]}).minimal().keys == {PREFETCH, PIN}
 
 
 def test_idle_changes_that_together_would_cost_more_than_the_limit_stay():
@@ -204,7 +204,7 @@ def test_a_change_that_is_idle_by_its_estimate_goes_together_with_one_that_was_m
     effects = estimates(workers=1.3, prefetch=0.99, amp=1.6, pin=1.0)
     rest = part_of(SPACE, WINNER, [PREFETCH, PIN])
     assert AblationResults(SPACE, WINNER, trials, effects).minimal().keys == {PIN}
-    assert AblationResults(SPACE, WINNER, trials, effects, measured={rest.key}).minimal().keys == {PREFETCH, PIN}
+    assert AblationResults(SPACE, WINNER, trials, effects, measured={rest.key: [100.0]}).minimal().keys == {PREFETCH, PIN}
 
 
 def test_an_estimate_is_as_vague_as_its_interval_is_wide():

@@ -1,7 +1,9 @@
-"""Models failures other than out of memory: each failure is assumed to be caused by one of the configuration's values."""
+"""Models failures other than out of memory: each is assumed to be caused by one value of a configuration, or by a pair."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,10 +11,12 @@ Value = tuple[str, type, Any]  # knob and value; True is not 1
 
 
 class FailureModel:
-    """Blames failures on values that no trial ever worked with.
+    """Blames failures on values that no trial ever worked with, or on pairs of values that never worked together.
 
     A failed trial blames all its unproven values equally. If only one is left, and no other value was present in every failure
-    with it, it is the cause, and those failures blame no other value; otherwise the two may just not work together.
+    with it, it is the cause, and those failures blame no other value; otherwise the two may just not work together. If every
+    value of a failed trial has worked in another trial, it blames all its unproven pairs equally. A single pair that explains
+    several such failures is the cause.
 
     Args:
         worked: configurations with a measurement, the baseline first if all knobs are given.
@@ -22,16 +26,31 @@ class FailureModel:
     def __init__(self, worked: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> None:
         self._cleared = {value for params in worked for value in _values(params)} if failed else set()
         left = [[value for value in _values(params) if value not in self._cleared] for params in failed]
-        sets = [frozenset(_values(params)).difference(_values(worked[0]) if worked else ()) for params in failed]
+        usual = frozenset(_values(worked[0]) if worked else ())
+        sets = [frozenset(_values(params)) - usual for params in failed]
         only = {values[0] for values in left if len(values) == 1}
         self._failing = {value for value in only if len(frozenset.intersection(*(one for one in sets if value in one))) == 1}
         self._blame: dict[Value, float] = {}
         for values in left:
             for value in values if self._failing.isdisjoint(values) else ():
                 self._blame[value] = self._blame.get(value, 0.0) + 1 / len(values)
+        self._pairs: dict[frozenset[Value], float] = {}
+        unexplained = [changed for changed, unproven in zip(sets, left, strict=True) if not unproven]
+        proven = {pair for params in worked for pair in _pairs_of(frozenset(_values(params)) - usual)} if unexplained else set()
+        suspected = [_pairs_of(changed) - proven for changed in unexplained]
+        for pairs in suspected:
+            for pair in pairs:
+                self._pairs[pair] = self._pairs.get(pair, 0.0) + 1 / len(pairs)
+        if len(suspected) > 1 and len(common := set.intersection(*suspected)) == 1:
+            self._pairs = dict.fromkeys(common, math.inf)
+
+    @property
+    def pairs(self) -> Mapping[frozenset[Value], float]:
+        """Pairs of values that may not work together -> the chance that they do."""
+        return {pair: 1 / (1 + blame) for pair, blame in self._pairs.items()}
 
     def chance(self, params: Mapping[str, Any]) -> float:
-        """Returns the probability that a configuration works; 0 if one of its values is known to fail."""
+        """Returns the probability that a configuration works, pairs aside; 0 if one of its values is known to fail."""
         chance = 1.0
         for value in _values(params):
             chance *= 0.0 if value in self._failing else 1 / (1 + self._blame.get(value, 0.0))
@@ -51,3 +70,7 @@ class FailureModel:
 
 def _values(params: Mapping[str, Any]) -> list[Value]:
     return [(key, type(value), value) for key, value in params.items()]
+
+
+def _pairs_of(values: frozenset[Value]) -> set[frozenset[Value]]:
+    return {frozenset(pair) for pair in itertools.combinations(values, 2)}

@@ -157,6 +157,8 @@ class Step:
         for place, knob in enumerate(self._coding.knobs):
             of_values = [self._failure_model.chance({knob.key: value}) for value in knob.values]
             chances *= np.array([*of_values, 1.0])[codes[:, place]]
+        for pair, chance in self._failure_model.pairs.items():
+            chances[np.all([self._coding.has(key, value, codes) for key, _, value in pair], axis=0)] *= chance
         return chances
 
     def _chances_to_fit(self, codes: Codes) -> Array:

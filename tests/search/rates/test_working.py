@@ -49,5 +49,26 @@ def test_what_failed_more_often_is_suspected_first():
     assert FailureModel([], [one, other]).suspected(one) == ["b", "a"]
 
 
-def test_failure_of_values_that_all_worked_elsewhere_blames_none():
-    assert FailureModel([AMP, LAYOUT], [BOTH]).chance(AMP) == 1.0
+def test_failure_of_values_that_all_worked_elsewhere_blames_them_together_only():
+    suspects = FailureModel([BASE, AMP, LAYOUT], [BOTH])
+    assert suspects.chance(AMP) == 1.0
+    assert suspects.suspected(BOTH) == []
+    assert {frozenset(key for key, _, _ in pair): chance for pair, chance in suspects.pairs.items()} == {
+        frozenset(BOTH): pytest.approx(1 / 2)
+    }
+
+
+def test_a_pair_that_worked_together_is_not_blamed():
+    three, threads = {**BOTH, "threads.intra": 1}, {**BASE, "threads.intra": 1}
+    suspects = FailureModel([BASE, BOTH, threads], [three])
+    assert {frozenset(key for key, _, _ in pair): chance for pair, chance in suspects.pairs.items()} == {
+        frozenset({"precision.amp", "threads.intra"}): pytest.approx(2 / 3),
+        frozenset({"layout.channels_last", "threads.intra"}): pytest.approx(2 / 3),
+    }
+
+
+def test_the_one_pair_that_explains_several_failures_is_the_cause():
+    first, second = {**BOTH, "threads.intra": 1}, {**BOTH, "loader.num_workers": 4}
+    alone = [{**BASE, "threads.intra": 1}, {**BASE, "loader.num_workers": 4}]
+    suspects = FailureModel([BASE, AMP, LAYOUT, *alone], [first, second])
+    assert {frozenset(key for key, _, _ in pair): chance for pair, chance in suspects.pairs.items()} == {frozenset(BOTH): 0.0}
