@@ -13,7 +13,7 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     warm_server.py            a separate program: imports torch once and forks trials that may start that way
     applied.py, sites.py      a real run with a file's knobs: reports what took effect, then leaves the program alone
     session.py                one per process: makes the parts and follows the steps
-    phases.py                 what the process is doing, timed; the progress lines
+    phases.py                 times what the process is doing; writes the progress lines
     window.py                 warm-up and the measured window: feeds the meter
     last_step.py, ending.py   after which step all ranks leave; how a process ends and writes its result
     report.py                 assembles the result from what was seen

@@ -40,11 +40,12 @@ def _keep_mlflow_in_scratch(utils: Any) -> None:
     def scratch(tracking_uri: Any = None) -> Any:
         return own
 
-    if own.startswith("file:"):  # else the user has asked for another store in trials, too
+    if own.startswith("file:"):  # otherwise the user has chosen this store for trials as well
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 
-# Libraries that record runs in an account or on a server -> what keeps a trial's runs out, called when they are imported.
+# Module of a library that records runs in an account or on a server -> function that keeps a trial's runs out of there. It is
+# called once the module is imported.
 KEEP_RECORDS_AWAY: Dict[str, Callable[[Any], None]] = {
     "wandb": _keep_wandb_offline,
     "mlflow.tracking._tracking_service.utils": _keep_mlflow_in_scratch,
@@ -90,7 +91,7 @@ def stand_in(kind: Any, delayed: Any) -> Optional[Any]:
         delayed: the class that stands for plain tensors.
     """
     if f"{kind.__module__}.{kind.__qualname__}" not in IMAGE_CLASSES or not hasattr(kind, "wrap"):
-        return None  # without `wrap`, older versions would construct the stand-in's class
+        return None  # older versions have no `wrap` and would construct the stand-in's class
 
     @classmethod  # type: ignore[misc]
     def wrap(cls: Any, tensor: Any, like: Any, **_: Any) -> Any:
@@ -105,9 +106,10 @@ class MetricReader(NamedTuple):
     Attributes:
         kind: name of the class.
         method: its method that begins to train.
-        interval: returns the least steps between two readings by an instance's settings; None where it reads none.
-        seldom: makes an instance read at most once every so many steps; longer intervals stay.
-        why_not: returns why an instance cannot be set; "" when it can.
+        interval: returns the smallest number of steps between two readings that an instance's settings allow; None if it never
+            reads.
+        seldom: makes an instance read at most once in a given number of steps; a longer interval is kept.
+        why_not: returns why an instance's interval cannot be set; "" if it can.
     """
 
     kind: str
@@ -165,7 +167,7 @@ def _why_not_of_lightning(trainer: Any) -> str:
     return f"the program's progress bar ({type(bar).__name__}) reads its metrics at every batch" if is_fixed else ""
 
 
-_LIGHTNING = MetricReader(  # `_run` is below all methods that a CLI inspects
+_LIGHTNING = MetricReader(  # not `fit` and the like, whose signatures a CLI inspects: all of them call `_run`
     "Trainer", "_run", _interval_of_lightning, _seldom_of_lightning, _why_not_of_lightning
 )
 METRIC_READERS: Dict[str, MetricReader] = {  # by the module that defines the class

@@ -36,7 +36,7 @@ class Applied:
         self._watch_first_backward()
 
     def _watch_first_backward(self) -> None:
-        # Only a process that calls it trains, and reports at its end if no step was seen.
+        # A process that calls backward trains. If no step was seen in it, it reports at its end.
         from torch import Tensor
 
         def around(backward: Any) -> Any:
@@ -50,7 +50,7 @@ class Applied:
         patch = patches.install(Tensor, "backward", around)
 
     def step_done(self) -> None:
-        """Called after each counted step, until the optimizers are left alone."""
+        """Called after each counted step, until the optimizers' hooks are removed."""
         context = self._context
         if not context.loaders.is_uninstalled:
             context.loaders.take_step(0.0, context.modules.unit)
@@ -63,7 +63,7 @@ class Applied:
             context.optimizers.uninstall()
 
     def at_exit(self) -> None:
-        """Called as the program ends: reports what took effect if no step was seen that would have triggered it."""
+        """Called as the program ends: reports what took effect, unless a step has already triggered the report."""
         has_failed = getattr(sys, "last_value", None) is not None  # then the exception is the message
         if self._is_told or has_failed or not (self._has_trained or self._is_called):
             return
@@ -73,7 +73,7 @@ class Applied:
         self._tell([hint])
 
     def _tell(self, lines: List[str]) -> None:
-        """Reports, once per job, what is in effect and what is not, and how torch or the device differs."""
+        """Reports, once per job, what is in effect and what is not, and whether torch or the device differs from the file's."""
         self._is_told = True
         if _rank() != 0 or not self._asked:
             return

@@ -19,7 +19,7 @@ _environment: Dict[str, str] = {}  # when the harness started in this process
 
 
 def note_start() -> None:
-    """Saves the environment: what the program changes before it imports torch, a fork that has imported it would lack."""
+    """Saves the environment, to find what the program changes in it before importing torch: a warm start lacks that."""
     state.startup["is_first"] = False  # until it has signed in
     _environment.update(os.environ)
 
@@ -30,7 +30,7 @@ def _note_changes() -> None:
 
 
 def sign_in(spec_path: str) -> None:
-    """Writes the trial's first progress line: the harness was loaded, even if the program never imports torch."""
+    """Writes the trial's first progress line, which shows that the harness was loaded even if torch is never imported."""
     line = {"time_s": time.monotonic(), "phase": protocol.PHASES[0], "step": 0, "rate_per_s": None}
     try:
         if protocol.read_spec(spec_path).mode == "apply":
@@ -78,7 +78,7 @@ def wait_for_torch(spec_path: str) -> None:
 def keep_records_away() -> None:
     """Keeps what a trial logs away from the user's account and tracking server, even if the program's code selects them.
 
-    The environment of a trial already asks for that (offline, a store of its own); this covers programs that override it.
+    The environment of a trial already does so (offline mode, a store of its own); this covers programs that override it.
     """
     for name, keep_away in adapters.KEEP_RECORDS_AWAY.items():
 

@@ -1,8 +1,8 @@
-"""Checkpoints activations of a module's repeated blocks: their forward is run again in the backward pass, nothing is kept.
+"""Checkpoints activations of a module's repeated blocks: the backward pass runs their forward again, so none are kept.
 
-The blocks are the outermost modules with children that stand directly in a plain Sequential or ModuleList; of these, the most
-frequent class, if there are at least two. If a library has its own switch, that is used instead: it knows what else must change
-(key-value caches).
+A block is an outermost module that has children and is directly in a plain Sequential or ModuleList. Only blocks of the most
+frequent class are checkpointed, and only if there are at least two. If a library has its own switch, that is used instead,
+because it also changes whatever else checkpointing requires (key-value caches).
 """
 
 from __future__ import annotations

@@ -37,12 +37,12 @@ class TrialContext:
     """The trial in this process.
 
     Attributes:
-        spec: what was asked.
+        spec: the trial as the tuner defines it.
         pid: of this process.
         started_s: when the harness began, monotonic clock.
         is_applying: whether this is a real run (mode "apply"): nothing is measured or written.
         is_active: whether this process has made a training step.
-        is_over: whether nothing more is to be done here.
+        is_over: whether the harness has nothing more to do in this process.
         is_child: whether another process of the program started this one.
         rank, world_size: among the processes that train together.
         num_steps: optimizer steps so far.
@@ -107,7 +107,7 @@ class TrialContext:
         raise NotImplementedError
 
     def plain_step_hook(self, otherwise: Any) -> Any:
-        """Returns the short hook after plain steps, for an optimizer without the other hooks; others go to `otherwise`."""
+        """Returns a short post-step hook that replaces an optimizer's other hooks; it passes unusual steps to `otherwise`."""
         raise NotImplementedError
 
 

@@ -1,8 +1,8 @@
 """Finds cycles of steps that alternate with something else: rollouts between updates, a validation, logging. Pure.
 
-A window that holds one and a half cycles has a biased rate: for 200 steps of 10 ms and a pause of a second it came out between
-5 % too low and 15 % too high, whatever the blocks' spread. What lies between steps shows as a gap, a step that took many times
-as long as the others. Recurring gaps make cycles, and a window then holds whole ones, from one gap's end to another's.
+A window that holds one and a half cycles has a biased rate. For 200 steps of 10 ms and a pause of a second, the rate came out
+between 5 % too low and 15 % too high, whatever the blocks' spread. A pause shows as a gap: a step that took many times as long
+as the others. Recurring gaps make cycles. The window then holds whole cycles, from one gap's end to another's.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 GAP_TIMES = 8.0  # a gap takes at least this many times the mean of the steps before it
-LEAST_STEPS = 3  # for that mean
-# A gap shorter than this share of the time since its end affects the rate so little that the next one is not awaited.
+LEAST_STEPS = 3  # steps that this mean needs
+# Once the last gap is shorter than this share of the time since its end, it hardly affects the rate: stop waiting for the next.
 NOTICEABLE_FRAC = 0.02
-SAME_KIND = 3.0  # gaps up to this many times shorter than the longest are of its kind; logging is not of a validation's kind
-FREQUENT = 10.0  # this many in the shortest window are simply averaged: a loader's bursts, short epochs
+SAME_KIND = 3.0  # a gap this many times shorter than the longest is of another kind, as logging is beside validation
+FREQUENT = 10.0  # with this many gaps in the shortest window, they are averaged: a loader's bursts, short epochs
 PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0  # wait for a gap this long, or this many times the longest distance so far
-LIKE, LIKE_FRAC = 1.5, 0.6  # this share of distances is within this factor of the median: a loader's stalls come at random
-TOLD_TIMES, TOLD_STEPS_TIMES = 3.0, 1.5  # of the baseline's cycle: later, this trial has no cycles, or shorter ones
+# Gaps make cycles only if LIKE_FRAC of their distances are within this factor of the median: a loader's stalls come at random.
+LIKE, LIKE_FRAC = 1.5, 0.6
+# How many times the baseline's cycle to wait, in seconds and in steps; after that, this trial has no cycles, or shorter ones.
+TOLD_TIMES, TOLD_STEPS_TIMES = 3.0, 1.5
 MAX_GAPS = 64  # more are of no use
 
 
@@ -44,7 +46,8 @@ class Cycles:
     Args:
         width: the loader's workers, or 1: gaps every `width` steps are its bursts.
         frequent_s: gaps closer together than this make no cycles.
-        told: `Spec.cycle`. If the baseline had no cycles, evaluations make none here: they are left out, as they were there.
+        told: the baseline's cycle, `Spec.cycle`. If it had none, evaluations make no cycles here: they are left out, as in the
+            baseline.
     """
 
     def __init__(self, width: int, frequent_s: float, *, told: Optional[Dict[str, float]] = None) -> None:
@@ -52,7 +55,7 @@ class Cycles:
         self._has_told_none = told == {}
         self._told_s, self._told_steps = (told["seconds"], told["steps"]) if told else (0.0, 0.0)
         self._gaps: List[Gap] = []
-        self._from_steps, self._from_s = 0, 0.0  # where the steps begin whose mean is the reference
+        self._from_steps, self._from_s = 0, 0.0  # where the steps of the reference mean begin
         self._typical_s: Optional[float] = None
 
     @property
@@ -61,7 +64,7 @@ class Cycles:
         return not self._gaps and not self._told_s
 
     def begin_after(self, steps: int, end_s: float) -> None:
-        """Starts the mean anew after a step that must not count: something was compiled in it, say."""
+        """Starts the mean anew after a step that must not count, for example because something was compiled in it."""
         self._from_steps, self._from_s = steps, end_s
 
     def note(self, step_s: float, *, steps: int, end_s: float, samples: float, is_evaluation: bool = False) -> bool:

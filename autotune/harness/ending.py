@@ -1,4 +1,4 @@
-"""Ends a process of a trial: it is measured, cannot be measured, ends by itself, raises, or the harness fails."""
+"""Ends a process of a trial, whether it is measured, cannot be measured, ends by itself, raises, or the harness fails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Ending:
         self.error: Optional[Dict[str, str]] = None
         self.failed_s: Optional[float] = None
         self._spare = -1
-        if not context.is_applying:  # closed at exit: the program may have used up all others
+        if not context.is_applying:  # closed at exit to write the result: the program may have used up all other descriptors
             self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def leave(self, status: str) -> None:
@@ -72,13 +72,13 @@ class Ending:
             os._exit(0)
 
     def broke(self, doing: str) -> None:
-        """See `Session.broke`."""
+        """See `TrialContext.broke`."""
         context = self._context
         if context.is_applying:
             if not context.is_over:
                 state.stand_aside(doing)
             context.is_over = True
-            with contextlib.suppress(Exception):  # it may have failed before these existed
+            with contextlib.suppress(Exception):  # the harness may have failed before these existed
                 context.modules.is_looking = False
                 context.modules.uninstall()
             return
@@ -134,7 +134,7 @@ class Ending:
         context.is_over = True
 
     def _tell_error(self) -> None:
-        # Nothing trained in this process, but an exception ended it: before training, or re-raised from a rank that it started.
+        # This process did not train, but an exception ended it: raised before training, or re-raised from a rank it started.
         from . import report
 
         path = self._path()

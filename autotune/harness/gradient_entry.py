@@ -42,7 +42,7 @@ def before_steps(watch: Any, kind: Any) -> None:
                 return own(self, *args, **kwargs)
             return watch.step(own, self, args, kwargs)
 
-        step.hooked = True  # type: ignore[attr-defined]  # torch's own hooks are inside
+        step.hooked = True  # type: ignore[attr-defined]  # torch need not wrap it: `own` already runs torch's hooks
         step.is_autotunes_own = True  # type: ignore[attr-defined]
         step._torchdynamo_disable = True  # type: ignore[attr-defined]
         return step

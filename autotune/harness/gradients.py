@@ -3,8 +3,8 @@
 Accumulation: of every k calls of `step()` only the last one steps, `zero_grad()` clears only before the first, and each
 backward pass contributes 1/k of its gradients. Under DistributedDataParallel, ranks average the sum once, in the k-th pass
 (`no_sync`), as soon as the program has been seen to leave its gradients alone. Loss scaling for float16: backward passes start
-from the scale as gradient, and the step goes through a GradScaler. Clipping comes between the two: it is done in the last call
-only, on unscaled gradients.
+from the scale as gradient, and the step goes through a GradScaler. Clipping, which comes before the step, is done only in the
+last call, on unscaled gradients.
 
 A program that handles its gradients differently (clears or clips them by hand, discards them, has several optimizers) cannot
 be driven like that. It is detected in the first steps, by inspecting the gradients, and left alone from then on.
@@ -25,7 +25,7 @@ from .context import TrialContext
 from .knobs import module as module_knobs
 from .knobs import step as step_knobs
 
-CHECKED_CYCLES = 2  # in which the gradients themselves are inspected, which waits for the device
+CHECKED_CYCLES = 2  # gradients themselves are inspected only in these cycles, because that waits for the device
 MAX_DISCARDED = 4  # consecutive discarded cycles, after which the program is taken to discard at each step
 
 

@@ -1,9 +1,9 @@
 """Keeps the user's checkpoints from being saved over, renamed over or removed by a trial.
 
 The tuner's keeper (launchers/keeper.py) guards them against writes into the file, where the file system supports leases; a
-lease does not protect a name. So `torch.save`, and the functions of `os` with which Python programs, their libraries, `shutil`
-and `pathlib` change names, leave the files listed in protocol.KEPT_FILE alone, and do everything else as before. To the
-program they seem to succeed: what it saved there lies in the trial's folder.
+lease does not protect a name. So this module replaces `torch.save` and the functions of `os` that change names (`shutil` and
+`pathlib` call them, too). The replacements leave the files listed in protocol.KEPT_FILE alone and do everything else as before.
+To the program they seem to succeed; what it saves in place of such a file goes to the trial's folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def keep(folder: str) -> None:
 
 
 def torch_is_there() -> None:
-    """Also replaces `torch.save`."""
+    """Replaces `torch.save` as well; called once torch is imported."""
     if kept is not None:
         torch: Any = sys.modules["torch"]
         for module in (torch, torch.serialization):
@@ -57,9 +57,9 @@ def _put(name: str, around: Callable[[Call], Call]) -> None:
 
 
 class Function:
-    """A callable that, like built-in functions, does not bind to a class that holds it: pathlib of Python 3.9 holds some."""
+    """A callable that, like a built-in, does not bind to a class that holds it: in Python 3.9, pathlib's classes hold some."""
 
-    __module__ = "os"  # by which it is pickled
+    __module__ = "os"  # where pickle looks it up
 
     def __init__(self, call: Call) -> None:
         self._call = call

@@ -32,7 +32,7 @@ class LastStep:
         return bool(context.num_steps >= INSPECT_STEPS if context.spec.mode == "inspect" else context.window.is_full)
 
     def is_reached(self) -> bool:
-        """Whether the step just made was the last one; called after every step that is looked at."""
+        """Whether the step just made was the last one; called at each look (session.py)."""
         context = self._context
         if context.peers.is_joint:
             return bool(context.peers.is_over())

@@ -52,7 +52,7 @@ class Loader:
         self.total_samples = self.total_wait_s = self.total_batches = 0.0
 
     def renew(self, arguments: Dict[str, Any]) -> None:
-        """Notes what it is made from; called when it is made, and each time it is made anew."""
+        """Notes what the loader is made from; called each time the program makes it, for example in each epoch."""
         self._dataset = _weakly(arguments.get("dataset"))
         self._given_batch_sampler = _weakly(arguments.get("batch_sampler"))
 
@@ -80,7 +80,7 @@ class Loader:
         self._made = _weakly(loader)
 
     def parts(self) -> Dict[str, Any]:
-        """Returns what a worker would be sent, in the program's version; only the data set if the loader is gone."""
+        """Returns what a worker would be sent, without the harness's changes; only the data set if the loader is gone."""
         names = ("dataset", "collate_fn", "worker_init_fn")
         loader = self._made()
         return {"dataset": self.dataset} if loader is None else {name: members.attribute(loader, name) for name in names}
@@ -95,7 +95,7 @@ class Loader:
     def is_shared_out(self) -> bool:
         """Whether workers divide the data instead of each yielding all of it; a stream must ask which worker it is in.
 
-        If the program itself uses several workers, its author has seen to it; one worker proves nothing.
+        A program that itself uses several workers is assumed to divide the data; one worker proves nothing.
         """
         if not self.is_stream or self.has_asked_worker_info or (self.num_workers > 1 and not self.is_target):
             return True
@@ -104,7 +104,8 @@ class Loader:
     def is_rebuilt_as(self, other: "Loader") -> bool:
         """Whether `other` is this loader made anew (each epoch, say), after it has trained: same site and arguments.
 
-        The data set must be the same, or the calls must be, with the old data set gone or of the same length.
+        The data set must be the same too. Otherwise the whole call stack must be the same, and the old data set must be gone or
+        of the same length.
         """
         if self.site != other.site or self.num_steps_fed == 0:
             return False

@@ -78,7 +78,7 @@ class LoaderWatch:
 
         def around_start(start: Any) -> Any:
             def __init__(self: Any, loader: Any) -> None:
-                process_knobs.share(knobs)  # again: the program may have set its own since
+                process_knobs.share(knobs)  # again: the program may have changed it since
                 self._autotune = watch._current = info = loader.__dict__.get("_autotune")
                 if info is not None:
                     info.begins()
@@ -256,7 +256,7 @@ class LoaderWatch:
         if not self._is_measuring:
             return self._sites.is_target(info, arguments, is_chained=self._is_chained(info, arguments))
         if self._spec.target is None:
-            return True  # the training loader is not known yet: the user's pins hold for all
+            return True  # the training loader is not known yet: pinned knobs apply to all loaders
         return self._chosen(info) is not None
 
     def _chosen(self, info: Loader) -> Optional[Dict[str, Any]]:
@@ -303,8 +303,8 @@ class LoaderWatch:
         """Returns (samples, seconds waited for input, whether a foreign loader ran) of the step that just ended.
 
         Samples are those that the training loader delivered. This includes accumulated batches, and counts a GAN's several
-        forward calls and an LBFGS closure's repetitions once. A program that fetches one batch ahead has one step without.
-        Without a loader they are read from the inputs of the forward calls; without either, the step itself is counted.
+        forward calls and an LBFGS closure's repetitions once. A program that fetches one batch ahead has one step without
+        samples. Without a loader, samples are read from the inputs of the forward calls. Without either, steps are counted.
         """
         num_steps = self._context.num_steps
         self._choose_training()

@@ -32,8 +32,8 @@ def seed_everything(seed: int) -> None:
 class LossWatch:
     """Keeps the first losses that `backward()` was called on, and the last one, without waiting for the device.
 
-    It records the first losses one by one, then one now and then, doubling the interval each time. That is enough, since a NaN
-    loss stays NaN, and a wrapper around every call costs a microsecond of cold code. The wrapper must not come and go often:
+    It records the first losses one by one, then single losses at intervals that double each time. That is enough, since a NaN
+    loss stays NaN. A wrapper around every call would cost a microsecond of cold code. The wrapper must not come and go often:
     each change of a torch class invalidates the interpreter's caches for it, and a thousand do so for good (CPython 3.13).
 
     A loss that a GradScaler has multiplied is kept unscaled, since the scale changes during training.

@@ -117,7 +117,7 @@ class ModuleWatch:
         """Searches for roots again; called when an optimizer is made, whose modules may not be known yet."""
         self._look_until = self._context.num_steps + DISCOVERY_STEPS
         if self.nesting.depth:
-            self.is_looking = True  # starts when the root's call is over
+            self.is_looking = True  # the search starts when the root's call is over
         else:
             self.look()
 

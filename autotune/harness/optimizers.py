@@ -17,7 +17,7 @@ from .context import TrialContext
 from .gradient_state import parameters_of
 from .patches import patches
 
-SILENT_STEPS = 64  # steps of another optimizer without a step of the clock: the program has switched to that one
+SILENT_STEPS = 64  # after so many steps of another optimizer and none of the clock, the program has switched to the other
 
 
 class OptimizerWatch:
@@ -113,8 +113,11 @@ class OptimizerWatch:
     def settle(self, *, is_uninstalled: bool) -> None:
         """Installs or removes the short hook on the clock; called at each look.
 
-        With the short hook, the hook before a step is removed. It is needed only to prepare an optimizer once, and to recognise
-        a closure's forward calls while forward calls are counted.
+        The short hook replaces the hook after a step. The hook before a step is removed: it is needed only to prepare an
+        optimizer once, and to recognise a closure's forward calls while forward calls are counted.
+
+        Args:
+            is_uninstalled: True replaces the full hooks by the short one, False restores them.
         """
         optimizer = self.clock()
         if is_uninstalled == (self._short is not None):
@@ -163,7 +166,7 @@ class OptimizerWatch:
         self._steps_of_others += 1
         if self._steps_of_others >= SILENT_STEPS or self._clock() is None:
             self.settle(is_uninstalled=False)
-            self._clock = weakref.ref(optimizer)  # rebuilt in the meantime, though the program still holds the old one
+            self._clock = weakref.ref(optimizer)  # the program has built a new optimizer, though it may still hold the old one
 
     def _is_wrapper_of_clock(self, optimizer: Any) -> bool:
         inner = members.attribute(optimizer, "optimizer")

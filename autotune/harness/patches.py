@@ -2,7 +2,7 @@
 
 `patches.install(owner, name, wrap)` replaces an attribute of a class, a module or an object by `wrap(original)`. Several
 patches of one attribute are stacked, and each can be removed, also from below another. If the program or a library has patched
-the attribute on top of ours, ours stays below, and its `is_active` is False so that it does nothing.
+the attribute on top of ours, ours cannot be removed. It then stays below, and its `is_active` is False so that it does nothing.
 """
 
 from __future__ import annotations

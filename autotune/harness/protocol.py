@@ -12,7 +12,7 @@ stored document carries `schema`. History of the schema: 1, the first.
     peer<K>.json          process -> process exchanged by processes that train without torch.distributed, see peers.py
     loader<K>.bin         worker -> harness  counters of each worker of the K-th DataLoader, see worker.py
     kept.txt              keeper -> harness  NUL-terminated paths of the user's files that no trial may replace or remove
-    spared.txt            harness -> keeper  those of them that the program would have changed, in the same format
+    spared.txt            harness -> keeper  those of kept.txt that the program would have changed, in the same format
     made.txt              harness -> keeper  files that the program starts to save where none existed, in the same format
 """
 
@@ -40,7 +40,7 @@ STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
 # is a real-time signal, because programs do not use those; None where the system has none.
 STACK_SIGNAL: Optional[int] = int(signal.SIGRTMAX) - 3 if hasattr(signal, "SIGRTMAX") else None
 
-# Phases of a trial, in order. "steady" may not be reached. When the window restarts, the phases from "compile" on repeat.
+# Phases of a trial, in order. "steady" may never be reached. When the window restarts, the phases from "compile" on repeat.
 PHASES = ("spawn", "import", "init", "first_batch", "compile", "warmup", "steady", "exit")
 
 SEPARATE, SHARED = "separate", "shared"  # whether a loader's workers have cores to themselves
@@ -127,8 +127,8 @@ class Spec:
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None for never.
         promote_above_per_s: best rate so far. If the rate of all ranks may reach it, the window continues until its interval
             is as narrow as `MeasureRules.promoted_half_width_frac`. None for never.
-        cycle: {"steps", "seconds"} of a cycle of the baseline, for which windows wait; {} if its steps do not come in cycles,
-            None in the baseline itself.
+        cycle: {"steps", "seconds"} of a cycle in the baseline; windows wait for a cycle like that. {} if the baseline's steps
+            do not come in cycles, None in the baseline itself.
         end_s: time on the machine's monotonic clock at which the window ends even if not full; None for no deadline.
         tokens_per_sample: tokens of each sample, to count tokens instead of samples; None if not known.
         origin: in mode "apply", the file that the knobs come from, as named by the user.
@@ -227,8 +227,8 @@ class RankResult:
         window: the measured window; None if none was reached.
         throughput_per_s: the rank's throughput: the consumed rate, less what came from a queue that was filled earlier.
         regime: "separate" or "shared": whether the loader's workers have cores to themselves; "" without workers.
-        device_rate_per_s: D, the device's rate if the loader cost nothing; None if unknown and in the "shared" regime, where
-            the workers slow the device's steps down.
+        device_rate_per_s: D, the device's rate if the loader cost nothing; None if unknown. It is unknown in the "shared"
+            regime, where the workers slow the device's steps down.
         loader_rate_per_s: L, the rate that the loader can sustain; None without a loader.
         memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}, unknown = None.
             The allocator's retries are those since the window opened.
@@ -247,7 +247,8 @@ class RankResult:
         compiled: {"graphs", "cached" (graphs found in the study's compile cache), "recompile_limit_hit", "seconds"}.
         communication: {"exposed_s" (per step), "num_steps" (observed), "gradient_bytes", "bandwidth_bytes_per_s" (None if
             unknown)}, see ranks.py; {} if not known.
-        is_at_own_pace: whether it does not wait for the other ranks (peers.py). Then rates add up over the common time span.
+        is_at_own_pace: whether this process does not wait for the other ranks (peers.py). Then rates add up over the common
+            time span.
     """
 
     trial: int

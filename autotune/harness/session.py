@@ -21,7 +21,7 @@ from .phases import Phases
 from .window import Window
 
 EAGER_STEPS = 8  # steps that are looked at one by one
-LOOK_S = 0.1  # after that, between two looks: the length of two blocks, as each look costs extra because its code is cold
+LOOK_S = 0.1  # between two looks after that: the length of two blocks, because a look runs cold code, which costs extra
 
 
 class Session(TrialContext):
@@ -168,7 +168,7 @@ class Session(TrialContext):
         if self.modules.is_evaluated:
             is_foreign = self.modules.take_evaluated() or is_foreign
         now_s = self.clock.mark(samples, wait_s, is_foreign)
-        # Short steps are looked at several at once: running cold code at every step would cost far more.
+        # One look processes several short steps: running cold code at every step would cost far more.
         if now_s >= self._next_look_s or self.num_steps <= self._eager_steps or self.world_size > 1:
             self._next_look_s = now_s + LOOK_S
             self._look(now_s)

@@ -98,7 +98,7 @@ class TargetSites:
     def __init__(self, target: Optional[List[Dict[str, Any]]]) -> None:
         self._target = target
         self._made: Dict[str, int] = {}  # code -> index of the last loader that it constructed
-        self._period: Dict[str, int] = {}  # code -> loaders constructed when training began, which is what an epoch may repeat
+        self._period: Dict[str, int] = {}  # code -> loaders it constructed before training began; an epoch may repeat these
         self._is_training = False
         self._batch_samplers: List[Any] = []  # weak references to the batch samplers of targets
 
@@ -134,7 +134,7 @@ class TargetSites:
             return False
         if not self._is_training:
             return bool(target["nth"] == info.nth)
-        # Made for an epoch: by its position within the epoch, as the same code may make evaluation loaders.
+        # Made for a later epoch: compare its position within the epoch, as the same code may make evaluation loaders.
         return code.endswith(SHUFFLED) or bool(target["nth"] == info.nth % self._period.get(code, 1))
 
     # --- once training is under way ---

@@ -1,7 +1,7 @@
 """Gives one module its own class: a subclass of its class that overrides some methods.
 
-deepcopy, pickle and `state_dict` work, because they see the program's class. Setting `forward` on the instance instead would
-not: a deepcopy then ran the original's weights.
+deepcopy, pickle and `state_dict` still work, because they see the program's class. Setting `forward` on the instance instead
+would break deepcopy: the copy would run with the original's weights.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _CLASS: Any = object.__dict__["__class__"]  # the real slot, even if a class ove
 
 
 class _NoSubclassHook:
-    """Precedes the program's class in the MRO, so that its `__init_subclass__` (for example a registry) is not called.
+    """Precedes the program's class in the MRO, so that the latter's `__init_subclass__` (for example a registry) is not called.
 
     It has no `__slots__`, because an object's class can only be replaced by one of the same layout.
     """

@@ -19,10 +19,10 @@ from . import worker
 from .cores import num_cores
 from .protocol import SEPARATE, SHARED
 
-FALL_FRAC = 0.02  # a queue that loses less than this share of the batches taken is stable; the error is as small
+FALL_FRAC = 0.02  # a queue that loses less than this share of the batches taken counts as stable; the error is no larger
 LOOK_BACK_S = 1.0  # span over which warm-up judges whether the queue falls
 GLANCE_S = 0.1  # least time between two readings within a window, because ranks of a group look at every step
-SHARED_FRAC, SHARED_CORES = 0.05, 0.1  # demand beyond the cores (share of them, least number) that means they are shared
+SHARED_FRAC, SHARED_CORES = 0.05, 0.1  # cores are shared if demand exceeds them by more than this share and number
 
 
 class Reading(NamedTuple):
@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 
     @property
     def stock(self) -> float:
-        """Batches made and not yet taken; only differences matter, as some of an epoch cut short are never taken."""
+        """Batches made and not yet taken; only differences matter, as some are never taken if an epoch is cut short."""
         return self.made - self.taken
 
 
@@ -86,7 +86,7 @@ class Supply:
     # --- warm-up ---
 
     def drains_within(self, most_s: float) -> bool:
-        """Returns whether the queue is falling and empty within so many seconds; called at each look during warm-up."""
+        """Returns whether the queue is falling and will be empty within so many seconds; called at each look during warm-up."""
         now = self._glance()
         if now is None:
             return False

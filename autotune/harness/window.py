@@ -15,7 +15,7 @@ PARITY_STEPS = 8  # least steps of a parity run, however slow they are
 
 
 class Window:
-    """Feeds finished steps to the meter, and notifies all that count from the window's opening on.
+    """Feeds finished steps to the meter, and notifies the parts that count from the window's opening on.
 
     Attributes:
         meter: the meter; None before the first step.
@@ -81,7 +81,7 @@ class Window:
         if context.spec.mode == "parity":
             self.is_full = self._is_parity_over()
             return
-        # Foreign steps contain an evaluation and are not training time; without a loader, it may be what makes the samples.
+        # Foreign steps contain an evaluation and are not training time. Without a loader, it may be a rollout, which counts.
         may_feed = context.loaders.unit_source != "loader"
         while may_feed and (number := _next_evaluated(steps)) is not None:
             self._feed(meter, [step for step in steps[:number] if not step.is_foreign])
@@ -106,7 +106,7 @@ class Window:
             self._measure(meter, steps)
 
     def _ahead_s(self, step_s: float) -> float:
-        # The window's end is noticed one step later; with several ranks, by as many more as it is announced ahead.
+        # The window's end is noticed one step later; with several ranks, the steps by which it is announced ahead are added.
         context = self._context
         return step_s * (1 if context.world_size == 1 else 1 + ANNOUNCE_AHEAD + context.clock.run_ahead)
 

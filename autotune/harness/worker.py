@@ -1,9 +1,9 @@
 """Runs inside a DataLoader worker: counts batches and seconds in a file that the training process reads.
 
 A short trial cannot measure a loader's sustainable rate from outside: while the first step compiles, the workers prepare
-workers x prefetch batches, which then seem to cost nothing. So the workers measure it: a worker's capacity is its batches per
-busy second. The counters are in a memory-mapped file in the trial's folder, which works for fork, forkserver and spawn alike
-and takes no space in /dev/shm.
+workers x prefetch batches, which then seem to cost nothing. So each worker measures its own capacity: its batches per busy
+second. The counters are in a memory-mapped file in the trial's folder, which works for fork, forkserver and spawn alike and
+takes no space in /dev/shm.
 """
 
 from __future__ import annotations

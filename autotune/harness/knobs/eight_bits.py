@@ -17,8 +17,8 @@ KEY = "loader.uint8_transfer"
 MARK = "_autotune_is_of_bytes"
 NUM_LEVELS = 256  # values of a byte
 MAX_CHANNELS = 16  # a tensor with more is not an image
-MAX_TENSORS, MAX_VALUES = 8, 2**18  # examined of the first batch, and of a sample in it; takes milliseconds
-MIN_SHARE = 0.5  # share of the batches up to which the knob counts as not applied
+MAX_TENSORS, MAX_VALUES = 8, 2**18  # tensors examined of the first batch, values examined of a sample; takes milliseconds
+MIN_SHARE = 0.5  # the knob counts as applied if more than this share of the batches is uint8
 NO_IMAGES = (
     "the training batches hold no images of eight bits a value: no float32 tensor of three dimensions or more with at most "
     f"{NUM_LEVELS} different values in a channel"

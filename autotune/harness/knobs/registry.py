@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Handlers(NamedTuple):
     """The handlers of a process, in the order in which they are called. If several report a knob, the first one counts."""
 
-    transfer: TransferKnobs  # patches the same methods as the watch on loaders, below it, and stays when that is removed
+    transfer: TransferKnobs  # first: its patches lie below those of LoaderWatch, and stay when those are removed
     eight_bits: EightBitKnobs
     loader: LoaderKnobs
     memory: MemoryKnobs
