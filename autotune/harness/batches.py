@@ -43,7 +43,7 @@ class BatchSizeProbe:
 
 
 class ProbedSampler:
-    """A loader's batch sampler with a probe; torch restarts it for each pass over persistent workers."""
+    """A loader's batch sampler with a probe. With persistent workers, torch iterates over it anew in each epoch."""
 
     def __init__(self, sampler: Any, probe: BatchSizeProbe) -> None:
         self._sampler, self._probe = sampler, probe
@@ -73,7 +73,7 @@ class Sizes:
     """Counts the samples in the batches of one loader."""
 
     def __init__(self) -> None:
-        self._dimensions: Optional[List[int]] = None  # that agreed with the sampler so far
+        self._dimensions: Optional[List[int]] = None  # whose sizes have agreed with the sampler so far
         self._num_compared = 0
         self.dimension: Optional[int] = None  # of the first tensor, known to count samples
         self._is_packed: Optional[bool] = None  # whether batches are rows of tokens; only without a sampler
@@ -100,7 +100,7 @@ class Sizes:
         if self.dimension is not None and self.dimension < len(shape):
             return shape[self.dimension]
         if not asked:
-            return self._unheard(batch, shape, batch_size)
+            return self._without_sampler(batch, shape, batch_size)
         return self._compared(shape, asked)
 
     def _compared(self, shape: Tuple[int, ...], asked: int) -> float:
@@ -116,7 +116,7 @@ class Sizes:
             self.dimension = self._dimensions[0]
         return asked
 
-    def _unheard(self, batch: Any, shape: Tuple[int, ...], batch_size: Optional[int]) -> float:
+    def _without_sampler(self, batch: Any, shape: Tuple[int, ...], batch_size: Optional[int]) -> float:
         leading = shape[0] if shape else 0
         if batch_size is not None:
             return num_samples(batch, leading, batch_size)
@@ -128,7 +128,8 @@ class Sizes:
 def num_samples(batch: Any, leading: float, batch_size: int) -> float:
     """Returns how many samples a batch holds by its shape: its leading dimension, if that is at most the batch size.
 
-    Otherwise it is the batch size. A list of single images, whose first tensor has channels first, counts by its length.
+    Otherwise it is the batch size. A list of single images counts by its length: the first image's leading dimension is its
+    channels.
     """
     if leading == batch_size:
         return leading
@@ -170,7 +171,8 @@ class CallSizes:
     """Counts the samples that a module is called with, where no loader gives their number.
 
     If the command line carries a batch size, the dimension of the first input that equals it counts samples. Otherwise an
-    integer matrix is taken for token ids, whichever dimension is the batch, and anything else counts by its leading dimension.
+    integer matrix counts as token ids, so it does not matter which dimension is the batch. Anything else counts by its leading
+    dimension.
 
     Args:
         asked: the batch size that the command line carries; None for none.

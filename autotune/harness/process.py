@@ -154,8 +154,8 @@ def facts(device: str) -> Dict[str, Any]:
 
 def num_nodes(environment: Mapping[str, str]) -> int:
     """Returns the number of machines that train together, from the launcher's variables; 1 without them."""
-    for everybody, here in WORLD_SIZES:
-        sizes = [environment.get(name, "") for name in (everybody, here)]
+    for total, local in WORLD_SIZES:
+        sizes = [environment.get(name, "") for name in (total, local)]
         if all(size.isdigit() and int(size) for size in sizes):
             return -(-int(sizes[0]) // int(sizes[1]))
     nodes = environment.get("SLURM_STEP_NUM_NODES", "")
